@@ -1,0 +1,169 @@
+"""Keyed crops and flips: the same sample gets the same view whoever computes it.
+
+Boxes come from the hash in float64 on the CPU (logarithms and roots differ by
+device) and are drawn for a whole batch at once, since the cost of a hash in NumPy
+is one of calls, not of numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from mae_vit.keyed import Stream, derive_key, uniform, words
+
+# torchvision's RandomResizedCrop tries ten boxes before it falls back.
+_TRIES = 10
+
+
+@dataclass(frozen=True)
+class View:
+    """How a batch of images is seen.
+
+    Attributes:
+        boxes: int64 (B, 4): top, left, height, width in pixels; top and left may be
+            negative, then zeros fill what lies outside.
+        flips: bool (B,).
+    """
+
+    boxes: np.ndarray
+    flips: np.ndarray
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Crop, resize to `img_size`, flip.
+
+    Attributes:
+        img_size: (H, W) of the result.
+        crop: "none" takes the largest centered box of the result's aspect ratio;
+            "pad" the image shifted by up to `pad_px` (Krizhevsky 2009's CIFAR
+            augmentation as ResNet Sec. 4.2 uses it); "random_resized" a box of random
+            area and aspect ratio (MAE Sec. A.1), drawn as torchvision draws it.
+        pad_px: largest shift of "pad".
+        scale: share of the area, low and high.
+        ratio: width over height, low and high.
+        flip: mirror half of the images.
+    """
+
+    img_size: tuple[int, int]
+    crop: Literal["none", "pad", "random_resized"] = "none"
+    pad_px: int = 4
+    scale: tuple[float, float] = (0.2, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = False
+
+    def draw(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> View:
+        """Draws the views of a batch.
+
+        Args:
+            seed: the run's seed.
+            epoch: of these samples.
+            index: sample indices (B,).
+            sizes: int64 (B, 2), height and width of each image.
+        """
+        flips = np.zeros(len(index), bool)
+        if self.flip:
+            flips = (words(derive_key(seed, Stream.FLIP, epoch), index, 1)[0][:, 0] & 1).astype(bool)
+        if self.crop == "none":
+            return View(_center_boxes(sizes, self.img_size), flips)
+        key = derive_key(seed, Stream.CROP, epoch)
+        if self.crop == "pad":
+            drawn = words(key, index, 2)[0].astype(np.uint64)
+            shifts = ((drawn * np.uint64(2 * self.pad_px + 1)) >> np.uint64(32)).astype(np.int64) - self.pad_px
+            return View(np.concatenate([shifts, sizes], axis=1), flips)
+        return View(self._random_boxes(uniform(key, index, 2 * _TRIES + 2), sizes), flips)
+
+    def _random_boxes(self, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Boxes of random area and aspect ratio; the first of ten tries that fits."""
+        height, width = sizes[:, :1].astype(np.float64), sizes[:, 1:].astype(np.float64)
+        area = height * width * (self.scale[0] + numbers[:, :_TRIES] * (self.scale[1] - self.scale[0]))
+        low, high = np.log(self.ratio[0]), np.log(self.ratio[1])
+        ratio = np.exp(low + numbers[:, _TRIES : 2 * _TRIES] * (high - low))
+        widths = np.rint(np.sqrt(area * ratio))
+        heights = np.rint(np.sqrt(area / ratio))
+        fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+        first = fits.argmax(axis=1)
+        rows = np.arange(len(sizes))
+        box = np.stack([heights[rows, first], widths[rows, first]], axis=1).astype(np.int64)
+        room = sizes - box + 1
+        corner = np.floor(numbers[:, 2 * _TRIES :] * room).astype(np.int64)
+        boxes = np.concatenate([corner, box], axis=1)
+        none = ~fits.any(axis=1)
+        boxes[none] = _fallback_boxes(sizes[none], self.ratio)
+        return boxes
+
+    def apply(self, image: np.ndarray, box: np.ndarray, flip: bool) -> np.ndarray:
+        """Cuts one view.
+
+        Args:
+            image: uint8 (C, H, W).
+            box: int64 (4,): top, left, height, width.
+            flip: mirror it.
+
+        Returns:
+            uint8 (C, *img_size).
+
+        Raises:
+            ValueError: if "pad" meets an image that is not `img_size`.
+        """
+        if self.crop == "pad":
+            cut = self._shift(image[None], box[None])[0]
+        else:
+            top, left, height, width = (int(number) for number in box)
+            cut = image[:, top : top + height, left : left + width]
+            if cut.shape[1:] != self.img_size:
+                # Bicubic with antialiasing on uint8: PIL's resize to within 0.03 of 255.
+                pixels = torch.from_numpy(np.ascontiguousarray(cut))[None]
+                cut = F.interpolate(pixels, self.img_size, mode="bicubic", antialias=True)[0].numpy()
+        return cut[..., ::-1] if flip else cut
+
+    def apply_batch(self, images: np.ndarray, view: View) -> np.ndarray:
+        """Cuts the views of equal-size images: uint8 (B, C, H, W) -> (B, C, *img_size)."""
+        equal = images.shape[2:] == self.img_size
+        if self.crop == "random_resized" or not equal:
+            cuts = [
+                self.apply(image, box, flip)
+                for image, box, flip in zip(images, view.boxes, view.flips, strict=True)
+            ]
+            return np.stack(cuts)
+        if self.crop == "pad":
+            images = self._shift(images, view.boxes)
+        return np.where(view.flips[:, None, None, None], images[..., ::-1], images)
+
+    def _shift(self, images: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+        if images.shape[2:] != self.img_size:
+            raise ValueError(
+                f'data.augment.crop="pad" needs images of {self.img_size}, not {images.shape[2:]}: '
+                'use "random_resized", or prepare the data with that size'
+            )
+        pad = self.pad_px
+        padded = np.pad(images, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+        rows = boxes[:, :1] + pad + np.arange(self.img_size[0])
+        columns = boxes[:, 1:2] + pad + np.arange(self.img_size[1])
+        batch = np.arange(len(images))[:, None, None]
+        cut = padded[batch, :, rows[:, :, None], columns[:, None, :]]
+        return cut.transpose(0, 3, 1, 2)
+
+
+def _center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
+    """The largest centered boxes with the aspect ratio of `img_size`."""
+    scale = np.minimum(sizes[:, 0] / img_size[0], sizes[:, 1] / img_size[1])[:, None]
+    box = np.maximum(np.rint(scale * np.array(img_size)), 1).astype(np.int64)
+    box = np.minimum(box, sizes)
+    return np.concatenate([(sizes - box) // 2, box], axis=1)
+
+
+def _fallback_boxes(sizes: np.ndarray, ratio: tuple[float, float]) -> np.ndarray:
+    """The whole image, cut at the center to an allowed aspect ratio (as torchvision does)."""
+    box = sizes.copy()
+    shape = sizes[:, 1] / np.maximum(sizes[:, 0], 1)
+    narrow, wide = shape < ratio[0], shape > ratio[1]
+    box[narrow, 0] = np.maximum(np.rint(sizes[narrow, 1] / ratio[0]), 1)
+    box[wide, 1] = np.maximum(np.rint(sizes[wide, 0] * ratio[1]), 1)
+    box = np.minimum(box, sizes)
+    return np.concatenate([(sizes - box) // 2, box], axis=1)

@@ -1,0 +1,124 @@
+"""Batches of one rank, from any step on, on any number of workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.forkserver
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from mae_vit.batch import Batch
+from mae_vit.data.order import GlobalOrder, Share, micro_batches
+from mae_vit.data.reading import Source
+from mae_vit.keyed import SampleKeys
+
+# What workers need, imported once in the server they are forked from.
+_PRELOAD = ["mae_vit.data.loader"]
+
+
+def start_worker_server() -> None:
+    """Starts the process that data workers are forked from; call before CUDA or NCCL start.
+
+    It and all workers ignore SIGTERM and SIGUSR1: schedulers send them to every
+    process of a job, and the trainer still needs its workers to finish the step.
+    The dispositions are inherited, so they hold from the first moment.
+    """
+    multiprocessing.set_forkserver_preload(_PRELOAD)
+    held = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+
+
+class _Batches(Dataset[Any]):
+    """Computes whole micro-batches, keyed by (epoch, sample indices)."""
+
+    def __init__(self, source: Source, seed: int) -> None:
+        self._source = source
+        self._seed = seed
+
+    def __getitems__(self, position: tuple[int, np.ndarray]) -> tuple[Tensor, Tensor, Tensor, int]:
+        epoch, index = position
+        images = torch.from_numpy(np.ascontiguousarray(self._source.images(self._seed, epoch, index)))
+        labels = torch.from_numpy(self._source.labels[index].astype(np.int64))
+        return images, labels, torch.from_numpy(index), epoch
+
+    def __getitem__(self, position: Any) -> Any:
+        return self.__getitems__(position)
+
+
+class _Positions:
+    """The batch sampler: positions rather than single samples, restartable."""
+
+    def __init__(self, order: GlobalOrder, share: Share, start_step: int, stop_step: int) -> None:
+        self._arguments = (order, share, start_step, stop_step)
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        order, share, start_step, stop_step = self._arguments
+        return micro_batches(order, share, start_step=start_step, stop_step=stop_step)
+
+    def __len__(self) -> int:
+        _, share, start_step, stop_step = self._arguments
+        return (stop_step - start_step) * share.accumulation
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def load_batches(
+    source: Source,
+    order: GlobalOrder,
+    share: Share,
+    *,
+    start_step: int,
+    stop_step: int,
+    workers: int = 0,
+    pin_memory: bool = False,
+) -> Iterator[Batch]:
+    """Yields a rank's micro-batches of steps start_step..stop_step-1, in order.
+
+    There is no loader state: what comes is a function of the arguments alone, and
+    the same for any `workers`.
+
+    Args:
+        source: where images come from.
+        order: of the samples in each epoch.
+        share: which slice of each step this rank takes.
+        start_step: first optimizer step.
+        stop_step: one past the last.
+        workers: data processes; 0 decodes in this one.
+        pin_memory: put batches in page-locked memory, for copies that do not block.
+    """
+    loader = DataLoader(
+        _Batches(source, order.seed),
+        batch_sampler=_Positions(order, share, start_step, stop_step),  # type: ignore[arg-type]
+        num_workers=workers,
+        collate_fn=_unchanged,
+        pin_memory=pin_memory,
+        multiprocessing_context="forkserver" if workers else None,
+        # Its own generator: DataLoader draws a seed for its workers, which must
+        # not touch the framework's.
+        generator=torch.Generator(),
+    )
+    for images, labels, index, epoch in loader:
+        yield Batch(images, labels, SampleKeys(order.seed, epoch, index))
+
+
+def fixed_batches(
+    source: Source, samples: np.ndarray, *, seed: int, batch_size: int
+) -> Iterator[Batch]:
+    """Yields given samples in order, keyed as of epoch 0: the same images and masks every time."""
+    for start in range(0, len(samples), batch_size):
+        index = samples[start : start + batch_size]
+        images = torch.from_numpy(np.ascontiguousarray(source.images(seed, 0, index)))
+        labels = torch.from_numpy(source.labels[index].astype(np.int64))
+        yield Batch(images, labels, SampleKeys(seed, 0, torch.from_numpy(index)))

@@ -1,0 +1,119 @@
+"""The order of samples: a keyed permutation, computed at any position on its own.
+
+Position -> sample is a Feistel network over a rectangle a x b >= N with cycle
+walking: O(1) memory at any N, no array, no state. A step is a slice of the
+epoch's order; a rank's share is a slice of the step, so the samples of a global
+batch do not depend on how many ranks or workers there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mae_vit.keyed import MAX_INDEX, Stream, derive_key, threefry2x32
+
+# Four rounds of a random function make a pseudo-random permutation (Luby and
+# Rackoff 1988); small domains want more.
+_ROUNDS = 8
+
+
+def permute(positions: np.ndarray, num_samples: int, key: tuple[int, int]) -> np.ndarray:
+    """Maps positions to samples, a bijection on 0..N-1.
+
+    Args:
+        positions: integers (n,) in [0, N).
+        num_samples: N, at most 2**32.
+        key: from `derive_key`.
+
+    Returns:
+        int64 (n,) sample indices.
+
+    Raises:
+        ValueError: if N is 0 or larger than 2**32.
+    """
+    if not 0 < num_samples <= MAX_INDEX:
+        raise ValueError(f"a permutation needs 1 to 2**32 samples, not {num_samples}")
+    rows = math.isqrt(num_samples - 1) + 1
+    columns = -(-num_samples // rows)
+    walked = _feistel(np.asarray(positions, np.int64), rows, columns, key)
+    # The rectangle exceeds N by less than one row, so few walk, and soon return.
+    outside = np.flatnonzero(walked >= num_samples)
+    while outside.size:
+        walked[outside] = _feistel(walked[outside], rows, columns, key)
+        outside = outside[walked[outside] >= num_samples]
+    return walked
+
+
+def _feistel(numbers: np.ndarray, rows: int, columns: int, key: tuple[int, int]) -> np.ndarray:
+    left, right = numbers // columns, numbers % columns
+    for round_number in range(_ROUNDS):
+        source, size = (right, rows) if round_number % 2 == 0 else (left, columns)
+        drawn, _ = threefry2x32(key, source.astype(np.uint32), np.full(len(source), round_number, np.uint32))
+        # Multiply-and-shift maps a word to 0..size-1.
+        shift = ((drawn.astype(np.uint64) * np.uint64(size)) >> np.uint64(32)).astype(np.int64)
+        if round_number % 2 == 0:
+            left = (left + shift) % rows
+        else:
+            right = (right + shift) % columns
+    return left * columns + right
+
+
+@dataclass(frozen=True)
+class GlobalOrder:
+    """The order mode `global`: each epoch a fresh permutation of all samples.
+
+    Attributes:
+        num_samples: N.
+        effective_batch_size: samples of a step over all ranks.
+        seed: the run's seed.
+    """
+
+    num_samples: int
+    effective_batch_size: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches; the remainder of each epoch is dropped (another one each epoch)."""
+        return self.num_samples // self.effective_batch_size
+
+    def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """Returns the samples at positions start..stop-1 of an epoch's order, int64."""
+        key = derive_key(self.seed, Stream.ORDER, epoch)
+        return permute(np.arange(start, stop), self.num_samples, key)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The slice of every global batch that one rank computes, in micro-batches.
+
+    Attributes:
+        rank: this process's rank.
+        world_size: number of ranks; divides the effective batch.
+        accumulation: micro-batches per step.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    accumulation: int = 1
+
+
+def micro_batches(
+    order: GlobalOrder, share: Share, *, start_step: int, stop_step: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (epoch, sample indices) of a rank's micro-batches, from any step on.
+
+    The rank's slice of a step is contiguous, and so is each micro-batch in it.
+    """
+    per_rank = order.effective_batch_size // share.world_size
+    micro = per_rank // share.accumulation
+    for step in range(start_step, stop_step):
+        epoch, step_in_epoch = divmod(step, order.steps_per_epoch)
+        start = step_in_epoch * order.effective_batch_size + share.rank * per_rank
+        samples = order.samples(epoch, start, start + per_rank)
+        for number in range(share.accumulation):
+            yield epoch, samples[number * micro : (number + 1) * micro]

@@ -1,0 +1,195 @@
+"""The shared encoder: timm's VisionTransformer, plus the two masked entries.
+
+Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible
+patches, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+PositionKind = Literal["learnable", "sincos"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Width and depth of an encoder; patch and image size are chosen apart."""
+
+    embed_dim: int
+    depth: int
+    num_heads: int
+
+
+# ViT Table 1 (B, L, H); DeiT Table 1 (Ti, S); "tiny-cifar" is the 1.2 M parameter
+# network of small-data CIFAR experiments (32 px, patch 4).
+SIZES = {
+    "tiny-cifar": Size(128, 6, 4),
+    "Ti": Size(192, 12, 3),
+    "S": Size(384, 12, 6),
+    "B": Size(768, 12, 12),
+    "L": Size(1024, 24, 16),
+    "H": Size(1280, 32, 16),
+}
+
+
+def sincos_position_table(grid_size: tuple[int, int], embed_dim: int) -> Tensor:
+    """Builds the fixed 2-D table of the official MAE code.
+
+    The first half of the channels encodes the column, the second the row, each as
+    sines then cosines; a zero row for [CLS] stands in front.
+
+    Args:
+        grid_size: (rows, columns) of patches.
+        embed_dim: D, divisible by 4.
+
+    Returns:
+        float32 (1, 1 + N, D).
+
+    Raises:
+        ValueError: if `embed_dim` is not divisible by 4.
+    """
+    if embed_dim % 4:
+        raise ValueError(f"sincos positions need a width divisible by 4, not {embed_dim}")
+    frequencies = 1.0 / 10000 ** (np.arange(embed_dim // 4, dtype=np.float64) / (embed_dim / 4))
+    rows, columns = np.meshgrid(np.arange(grid_size[0]), np.arange(grid_size[1]), indexing="ij")
+    halves = []
+    for places in (columns, rows):
+        angles = places.reshape(-1, 1).astype(np.float64) * frequencies
+        halves += [np.sin(angles), np.cos(angles)]
+    table = np.concatenate(halves, axis=1)
+    table = np.concatenate([np.zeros((1, embed_dim)), table])
+    return torch.from_numpy(table).float()[None]
+
+
+def init_transformer(module: nn.Module) -> None:
+    """Initializes one layer as the official MAE code does: apply with `Module.apply`."""
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.ones_(module.weight)
+        nn.init.zeros_(module.bias)
+
+
+class ViTEncoder(VisionTransformer):
+    """timm's VisionTransformer without a head, with entries for masked images.
+
+    Its state dict is timm's, so it loads strictly into `timm.create_model` of the
+    same geometry. Initialization follows the official MAE code: xavier-uniform
+    linear layers (the patch projection as a linear layer), [CLS] and learnable
+    positions normal with std 0.02.
+    """
+
+    def __init__(
+        self,
+        *,
+        img_size: tuple[int, int],
+        patch_size: int,
+        in_chans: int = 3,
+        embed_dim: int,
+        depth: int,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        pos_embed: PositionKind = "learnable",
+    ) -> None:
+        """Builds the encoder.
+
+        Args:
+            img_size: (H, W) in pixels, both divisible by `patch_size`.
+            patch_size: P.
+            in_chans: C.
+            embed_dim: D.
+            depth: number of blocks.
+            num_heads: attention heads; divides D.
+            mlp_ratio: hidden width of the MLP over D.
+            pos_embed: "learnable" 1-D (ViT Sec. 3.1) or fixed 2-D "sincos" (MAE Sec. 3).
+        """
+        super().__init__(
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=0,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            weight_init="skip",
+        )
+        self.img_size = img_size
+        self.patch_size = patch_size
+        self.grid_size: tuple[int, int] = (img_size[0] // patch_size, img_size[1] // patch_size)
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+        self._init_weights(pos_embed)
+
+    def _init_weights(self, pos_embed: PositionKind) -> None:
+        self.apply(init_transformer)
+        projection = self.patch_embed.proj
+        nn.init.xavier_uniform_(projection.weight.view(projection.weight.shape[0], -1))
+        nn.init.zeros_(projection.bias)
+        nn.init.normal_(self.cls_token, std=0.02)
+        if pos_embed == "sincos":
+            self.pos_embed.data.copy_(sincos_position_table(self.grid_size, self.embed_dim))
+            self.pos_embed.requires_grad_(False)
+        else:
+            nn.init.normal_(self.pos_embed, std=0.02)
+
+    def embed_patches(self, images: Tensor) -> Tensor:
+        """Projects patches, without positions: (B, C, H, W) -> (B, N, D)."""
+        return self.patch_embed(images)
+
+    def encode(self, patch_tokens: Tensor) -> Tensor:
+        """Runs [CLS] and the given patch tokens through all blocks and the final norm.
+
+        Args:
+            patch_tokens: (B, n, D), positions added.
+
+        Returns:
+            (B, 1 + n, D), [CLS] first.
+        """
+        cls_token = self.cls_token + self.pos_embed[:, :1]
+        tokens = torch.cat([cls_token.expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)
+        return self.norm(self.blocks(tokens))
+
+    def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
+        """Encodes the visible patches only (MAE Sec. 3, "MAE encoder").
+
+        Args:
+            images: (B, C, H, W), normalized.
+            ids_keep: int64 (B, N_keep), patch numbers in the order wanted.
+
+        Returns:
+            (B, 1 + N_keep, D).
+        """
+        tokens = self.embed_patches(images) + self.pos_embed[:, 1:]
+        ids = ids_keep[..., None].expand(-1, -1, tokens.shape[-1])
+        return self.encode(tokens.gather(1, ids))
+
+    def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
+        """Encodes patch embeddings of which some were replaced (ViT App. B.1.2).
+
+        Args:
+            patch_tokens: (B, N, D), from `embed_patches` with replacements made;
+                positions are added here.
+
+        Returns:
+            (B, 1 + N, D).
+        """
+        return self.encode(patch_tokens + self.pos_embed[:, 1:])
+
+
+def set_fused_attention(model: nn.Module, fused: bool) -> None:
+    """Chooses PyTorch's fused attention or plain matmul-softmax-matmul, per module.
+
+    Both compute the same function; which is faster depends on device and
+    precision (for MAE's short sequences in bf16 on a CPU, plain is).
+    """
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = fused

@@ -1,0 +1,27 @@
+"""The one exception that means "the user's input is wrong"."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Bad config, command line, data folder or checkpoint.
+
+    Entry points print its message as one line, without a traceback, and exit
+    with code 2. The message names what is wrong, where, and the nearest right
+    thing.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns a hint such as `did you mean "img_size"?`, or the list of known names."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f'did you mean "{close[0]}"?'
+    return f"known: {', '.join(known)}" if known else "none are known"

@@ -1,0 +1,93 @@
+"""What every pretraining objective offers to the training loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mae_vit.batch import Batch
+from mae_vit.config import Section
+from mae_vit.encoder import ViTEncoder
+
+
+@dataclass(frozen=True)
+class ObjectiveOutput:
+    """What a forward pass returns.
+
+    Attributes:
+        loss: scalar float32, the mean over the micro-batch.
+        values: named scalars to log, detached means over the micro-batch.
+    """
+
+    loss: Tensor
+    values: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Picture(NamedTuple):
+    """One labeled row of a picture: images (B, C, H, W) in 0..1."""
+
+    label: str
+    images: Tensor
+
+
+class Objective(nn.Module, ABC):
+    """An encoder with what its pretraining task adds to it.
+
+    Images arrive as raw uint8 and are normalized here, on the device, since some
+    targets need raw pixels.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Holds the encoder and the per-channel normalization (of pixels in 0..1)."""
+        super().__init__()
+        self.encoder = encoder
+        # Not persistent: they belong to the data, and travel in the metadata of
+        # the exported encoder.
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Maps uint8 (B, C, H, W) to float32, zero mean and unit variance over the data."""
+        return (images.float() / 255 - self.mean) / self.std
+
+    def denormalize(self, images: Tensor) -> Tensor:
+        """Maps normalized (B, C, H, W) back to 0..1, clipped."""
+        return (images * self.std + self.mean).clamp(0, 1)
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> ObjectiveOutput:
+        """Computes the training loss of a micro-batch."""
+
+    @abstractmethod
+    def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
+        """Computes sums over the images of a batch, to be added over batches and ranks."""
+
+    @abstractmethod
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Turns total sums into named metrics of held-out images."""
+
+    @abstractmethod
+    def pictures(self, batch: Batch) -> list[Picture]:
+        """Shows masked, predicted, pasted and original, in this order."""
+
+
+class ObjectiveSection(Section, ABC):
+    """The `objective` section of a config: an objective's options, and how to build it."""
+
+    name: str
+
+    @abstractmethod
+    def check(self, *, grid_size: tuple[int, int]) -> None:
+        """Raises ValueError, naming the key, for what only shows together with the model."""
+
+    @abstractmethod
+    def build(self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float]) -> Objective:
+        """Builds the objective around an encoder."""

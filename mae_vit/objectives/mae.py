@@ -1,0 +1,211 @@
+"""Masked autoencoder: pixel reconstruction from 25 % of the patches (arXiv 2111.06377)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from mae_vit.batch import Batch
+from mae_vit.encoder import ViTEncoder, init_transformer, sincos_position_table
+from mae_vit.masking import num_masked_patches, patch_ranks, random_masking, squared_distances
+from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
+from mae_vit.patches import patchify, unpatchify
+
+# LayerNorm epsilon of the official code, everywhere (timm's default as well).
+LAYER_NORM_EPS = 1e-6
+# Added to each patch's variance under norm_pix_loss, as in the official code.
+TARGET_VARIANCE_EPS = 1e-6
+
+
+class MAEConfig(ObjectiveSection):
+    """Options of the `mae` objective; defaults are MAE Sec. 4.1's."""
+
+    name: Literal["mae"]
+    mask_ratio: float = Field(default=0.75, gt=0, lt=1)
+    decoder_embed_dim: int = Field(default=512, gt=0)
+    decoder_depth: int = Field(default=8, gt=0)
+    decoder_num_heads: int = Field(default=16, gt=0)
+    norm_pix_loss: bool = True
+
+    def check(self, *, grid_size: tuple[int, int]) -> None:
+        """Raises ValueError, named by key, for what only shows together with the model."""
+        num_patches = grid_size[0] * grid_size[1]
+        if not 0 < num_masked_patches(num_patches, self.mask_ratio) < num_patches:
+            raise ValueError(f"mask_ratio={self.mask_ratio} masks none or all of {num_patches} patches")
+        if self.decoder_embed_dim % self.decoder_num_heads:
+            raise ValueError(
+                f"decoder_embed_dim={self.decoder_embed_dim} is not divisible by "
+                f"decoder_num_heads={self.decoder_num_heads}"
+            )
+        if self.decoder_embed_dim % 4:
+            raise ValueError(
+                f"decoder_embed_dim={self.decoder_embed_dim} must be divisible by 4 (2-D sin-cos positions)"
+            )
+
+    def build(self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float]) -> MAE:
+        """Builds the objective around an encoder."""
+        return MAE(encoder, self, mean=mean, std=std)
+
+
+class MAE(Objective):
+    """The asymmetric autoencoder of MAE Sec. 3; parameter names are the official code's."""
+
+    def __init__(
+        self, encoder: ViTEncoder, config: MAEConfig, *, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        """Adds the decoder to `encoder`."""
+        super().__init__(encoder, mean=mean, std=std)
+        width = config.decoder_embed_dim
+        self.mask_ratio = config.mask_ratio
+        self.norm_pix_loss = config.norm_pix_loss
+        self.decoder_embed = nn.Linear(encoder.embed_dim, width)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.decoder_pos_embed = nn.Parameter(
+            sincos_position_table(encoder.grid_size, width), requires_grad=False
+        )
+        self.decoder_blocks = nn.Sequential(
+            *[
+                Block(width, config.decoder_num_heads, mlp_ratio=4.0, qkv_bias=True)
+                for _ in range(config.decoder_depth)
+            ]
+        )
+        self.decoder_norm = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
+        self.decoder_pred = nn.Linear(width, encoder.patch_size**2 * encoder.in_chans)
+        for name, module in self.named_children():
+            if name != "encoder":
+                module.apply(init_transformer)
+        nn.init.normal_(self.mask_token, std=0.02)
+
+    def forward(self, batch: Batch) -> ObjectiveOutput:
+        """Computes the reconstruction loss with the masks of the batch's keys."""
+        images = self.normalize(batch.images)
+        prediction, mask = self.reconstruct(images, patch_ranks(batch.keys, self.encoder.num_patches))
+        return ObjectiveOutput(self.loss(images, prediction, mask))
+
+    def reconstruct(self, images: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        """Masks, encodes and decodes.
+
+        Args:
+            images: (B, C, H, W), normalized.
+            ranks: (B, N), distinct numbers; the patches of lowest rank stay visible.
+
+        Returns:
+            Predictions (B, N, P*P*C) for every patch, and the mask float32 (B, N),
+            1 = masked and counted in the loss.
+        """
+        masking = random_masking(ranks, self.mask_ratio)
+        encoded = self.encoder.forward_visible(images, masking.ids_keep)
+        return self.decode(encoded, masking.ids_restore), masking.mask
+
+    def decode(self, encoded: Tensor, ids_restore: Tensor) -> Tensor:
+        """Fills in mask tokens, restores the order and predicts pixels (MAE Sec. 3).
+
+        Args:
+            encoded: (B, 1 + N_keep, D).
+            ids_restore: int64 (B, N).
+
+        Returns:
+            (B, N, P*P*C).
+        """
+        tokens = self.decoder_embed(encoded)
+        num_masked = ids_restore.shape[1] - (tokens.shape[1] - 1)
+        mask_tokens = self.mask_token.to(tokens.dtype).expand(len(tokens), num_masked, -1)
+        patches = torch.cat([tokens[:, 1:], mask_tokens], dim=1)
+        patches = patches.gather(1, ids_restore[..., None].expand(-1, -1, patches.shape[-1]))
+        tokens = torch.cat([tokens[:, :1], patches], dim=1) + self.decoder_pos_embed
+        tokens = self.decoder_norm(self.decoder_blocks(tokens))
+        return self.decoder_pred(tokens)[:, 1:]
+
+    def loss(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
+        """Mean squared error over masked patches only, in float32 (MAE Sec. 3).
+
+        Args:
+            images: (B, C, H, W), normalized.
+            prediction: (B, N, P*P*C).
+            mask: (B, N), 1 = masked and counted.
+        """
+        target, _, _ = self.targets(images)
+        error = (prediction.float() - target).square().mean(dim=-1)
+        return (error * mask).sum() / mask.sum()
+
+    def targets(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what is regressed, and each patch's mean and scale to undo it.
+
+        With norm_pix_loss each patch is normalized by its own mean and unbiased
+        variance (MAE Sec. 4.1, "Reconstruction target").
+
+        Returns:
+            target (B, N, P*P*C), mean (B, N, 1), scale (B, N, 1).
+        """
+        target = patchify(images, self.encoder.patch_size)
+        if not self.norm_pix_loss:
+            return target, torch.zeros_like(target[..., :1]), torch.ones_like(target[..., :1])
+        mean = target.mean(dim=-1, keepdim=True)
+        scale = (target.var(dim=-1, keepdim=True) + TARGET_VARIANCE_EPS).sqrt()
+        return (target - mean) / scale, mean, scale
+
+    def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
+        """Squared errors on masked patches, of the model and of its baseline, in 0..1 pixels."""
+        images = self.normalize(batch.images)
+        prediction, mask = self.reconstruct(images, patch_ranks(batch.keys, self.encoder.num_patches))
+        target, mean, scale = self.targets(images)
+        loss = (prediction.float() - target).square().mean(dim=-1)
+        pixels = prediction.float() * scale + mean
+        baseline = mean.expand_as(pixels) if self.norm_pix_loss else self._local_average(images, mask)
+        original = patchify(images, self.encoder.patch_size)
+        pixel_std = self.std.flatten().repeat(self.encoder.patch_size**2)
+        return {
+            "masked": mask.sum(),
+            "loss": (loss * mask).sum(),
+            "squared_error": (((pixels - original) * pixel_std).square().mean(dim=-1) * mask).sum(),
+            "squared_error_baseline": (((baseline - original) * pixel_std).square().mean(dim=-1) * mask).sum(),
+        }
+
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Loss, PSNR on masked patches in dB, and its gain over the baseline.
+
+        The baseline is what needs no learning: under norm_pix_loss, predicting
+        zero and borrowing the true patch statistics; in raw pixels, a local
+        average of the visible patches.
+        """
+        psnr, baseline = (
+            -10 * torch.tensor(sums[name] / sums["masked"]).log10().item()
+            for name in ("squared_error", "squared_error_baseline")
+        )
+        return {
+            "loss": sums["loss"] / sums["masked"],
+            "psnr_db": psnr,
+            "psnr_baseline_db": baseline,
+            "psnr_gain_db": psnr - baseline,
+        }
+
+    def _local_average(self, images: Tensor, mask: Tensor) -> Tensor:
+        """Predicts each patch as one color: nearby visible patches, weights exp(-d^2 / 2)."""
+        patches = patchify(images, self.encoder.patch_size)
+        colors = patches.unflatten(-1, (-1, self.encoder.in_chans)).mean(dim=-2)
+        weights = (-squared_distances(self.encoder.grid_size, images.device) / 2).exp()
+        weights = weights[None] * (1 - mask[:, None, :])
+        colors = (weights / weights.sum(dim=-1, keepdim=True)) @ colors
+        return colors.repeat(1, 1, self.encoder.patch_size**2)
+
+    def pictures(self, batch: Batch) -> list[Picture]:
+        """Shows masked, predicted, pasted, original; says when true statistics are borrowed."""
+        images = self.normalize(batch.images)
+        prediction, mask = self.reconstruct(images, patch_ranks(batch.keys, self.encoder.num_patches))
+        _, mean, scale = self.targets(images)
+        p, img_size = self.encoder.patch_size, self.encoder.img_size
+        predicted = self.denormalize(unpatchify(prediction.float() * scale + mean, p, img_size))
+        hidden = unpatchify(mask[..., None].expand(-1, -1, p * p), p, img_size)
+        original = batch.images.float() / 255
+        label = "predicted (true patch mean and std)" if self.norm_pix_loss else "predicted"
+        return [
+            Picture("masked", original * (1 - hidden) + 0.5 * hidden),
+            Picture(label, predicted),
+            Picture("pasted", original * (1 - hidden) + predicted * hidden),
+            Picture("original", original),
+        ]

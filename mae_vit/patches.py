@@ -1,0 +1,88 @@
+"""Images as patches, and colours as classes.
+
+Shapes: B batch, C channels, H W pixels, P patch size, N = H*W / P**2 patches.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+COLOR_BITS = 3
+
+
+def patchify(images: Tensor, patch_size: int) -> Tensor:
+    """Cuts images into flattened patches, in raster order.
+
+    Args:
+        images: (B, C, H, W), any dtype; H and W divisible by `patch_size`.
+        patch_size: P.
+
+    Returns:
+        (B, N, P*P*C), each patch ordered row, column, channel as in the official
+        MAE code (MAE Sec. 3).
+    """
+    batch, channels, height, width = images.shape
+    p = patch_size
+    grid = images.reshape(batch, channels, height // p, p, width // p, p)
+    return grid.permute(0, 2, 4, 3, 5, 1).reshape(batch, (height // p) * (width // p), p * p * channels)
+
+
+def unpatchify(patches: Tensor, patch_size: int, img_size: tuple[int, int]) -> Tensor:
+    """Inverts `patchify`.
+
+    Args:
+        patches: (B, N, P*P*C).
+        patch_size: P.
+        img_size: (H, W).
+
+    Returns:
+        (B, C, H, W).
+    """
+    p = patch_size
+    rows, columns = img_size[0] // p, img_size[1] // p
+    grid = patches.reshape(patches.shape[0], rows, columns, p, p, -1)
+    return grid.permute(0, 5, 1, 3, 2, 4).reshape(patches.shape[0], -1, rows * p, columns * p)
+
+
+def mean_color_classes(images: Tensor, patch_size: int) -> Tensor:
+    """Quantizes the mean color of each patch (ViT App. B.1.2).
+
+    The mean is over the raw pixels, per channel; bin = min(7, floor(mean / 32));
+    class = 64 R + 8 G + B. Computed in integers, so it is exact on any device.
+
+    Args:
+        images: uint8 (B, C, H, W), raw 0..255, after crop and flip.
+        patch_size: P.
+
+    Returns:
+        int64 (B, N) in [0, 8**C).
+    """
+    pixels = patch_size * patch_size
+    batch, channels = images.shape[:2]
+    patches = patchify(images, patch_size).reshape(batch, -1, pixels, channels)
+    sums = patches.sum(dim=2, dtype=torch.int64)
+    bins = (sums // (pixels * 32)).clamp_(max=2**COLOR_BITS - 1)
+    weights = torch.tensor([8**c for c in reversed(range(channels))], device=images.device)
+    return (bins * weights).sum(dim=-1)
+
+
+def class_colors(classes: Tensor, channels: int) -> Tensor:
+    """Returns the color at the middle of each class's bins.
+
+    Args:
+        classes: int64 (...), from `mean_color_classes`.
+        channels: C.
+
+    Returns:
+        float32 (..., C) in 0..255.
+    """
+    shifts = torch.tensor([8**c for c in reversed(range(channels))], device=classes.device)
+    bins = (classes[..., None] // shifts) % 8
+    return bins.float() * 32 + 16
+
+
+def constant_patches(colors: Tensor, patch_size: int, img_size: tuple[int, int]) -> Tensor:
+    """Paints each patch with one color: (B, N, C) -> (B, C, H, W)."""
+    pixels = colors.repeat(1, 1, patch_size * patch_size)
+    return unpatchify(pixels, patch_size, img_size)

@@ -1,0 +1,137 @@
+"""What follows from the config: steps, batches and rates. Every duration becomes steps here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mae_vit.config import Config
+from mae_vit.errors import InputError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Derived values of a run; the config itself never changes.
+
+    Attributes:
+        num_samples: images in the split.
+        steps_per_epoch: whole effective batches in an epoch; the rest is dropped.
+        total_steps: optimizer steps of the run.
+        warmup_steps: steps of linear warm-up, at most `total_steps`.
+        effective_batch_size: images per step over all ranks.
+        batch_size_per_device: images per micro-batch of one rank.
+        accumulation: micro-batches per step.
+        lr: peak learning rate.
+        checkpoint_every_steps: steps between saves.
+        evaluate_every_steps: steps between evaluations on held-out images.
+    """
+
+    num_samples: int
+    steps_per_epoch: int
+    total_steps: int
+    warmup_steps: int
+    effective_batch_size: int
+    batch_size_per_device: int
+    accumulation: int
+    lr: float
+    checkpoint_every_steps: int
+    evaluate_every_steps: int
+
+    def position(self, step: int) -> tuple[int, int]:
+        """Returns (epoch, step within the epoch): the whole state of the data order."""
+        return divmod(step, self.steps_per_epoch)
+
+
+def to_steps(
+    *,
+    steps: int | None = None,
+    epochs: float | None = None,
+    samples: int | None = None,
+    steps_per_epoch: int,
+    effective_batch_size: int,
+    default: int = 0,
+) -> int:
+    """Converts a duration, given one way or not at all, to optimizer steps."""
+    if steps is not None:
+        return steps
+    if epochs is not None:
+        return round(epochs * steps_per_epoch)
+    if samples is not None:
+        # Rounded up: "train on at least this many images".
+        return -(-samples // effective_batch_size)
+    return default
+
+
+def make_plan(config: Config, *, num_samples: int, world_size: int) -> Plan:
+    """Derives a run's numbers from its config, data and ranks.
+
+    Raises:
+        InputError: if the batch does not divide over ranks and micro-batches, if the
+            data holds less than one batch, or if the warm-up exceeds the run.
+    """
+    train, optim = config.train, config.optim
+    batch = train.effective_batch_size
+    per_device, accumulation = _split_batch(batch, train.batch_size_per_device, world_size)
+    steps_per_epoch = num_samples // batch
+    if steps_per_epoch == 0:
+        raise InputError(
+            f"train.effective_batch_size={batch} is larger than the data: split "
+            f'"{config.data.split}" of {config.data.path} has {num_samples} images'
+        )
+    sizes = {"steps_per_epoch": steps_per_epoch, "effective_batch_size": batch}
+    total = to_steps(steps=train.steps, epochs=train.epochs, samples=train.samples, **sizes)
+    if total < 1:
+        raise InputError(f"train.epochs={train.epochs} is less than one step of {batch} images")
+    warmup = to_steps(
+        steps=train.warmup_steps, epochs=train.warmup_epochs, samples=train.warmup_samples, **sizes
+    )
+    if warmup > total:
+        raise InputError(f"warm-up of {warmup} steps is longer than the run of {total} steps")
+    save, monitor = config.checkpoint, config.monitor
+    return Plan(
+        num_samples=num_samples,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total,
+        warmup_steps=warmup,
+        effective_batch_size=batch,
+        batch_size_per_device=per_device,
+        accumulation=accumulation,
+        lr=_peak_rate(optim.lr, optim.blr, batch),
+        checkpoint_every_steps=max(
+            1, to_steps(steps=save.every_steps, epochs=save.every_epochs, default=steps_per_epoch, **sizes)
+        ),
+        evaluate_every_steps=max(
+            1,
+            to_steps(
+                steps=monitor.evaluate_every_steps,
+                epochs=monitor.evaluate_every_epochs,
+                default=steps_per_epoch,
+                **sizes,
+            ),
+        ),
+    )
+
+
+def _peak_rate(lr: float | None, blr: float | None, effective_batch_size: int) -> float:
+    if lr is not None:
+        return lr
+    assert blr is not None  # the schema asks for one of the two
+    return blr * effective_batch_size / 256
+
+
+def _split_batch(batch: int, per_device: int | None, world_size: int) -> tuple[int, int]:
+    """Returns (images per micro-batch of a rank, micro-batches per step)."""
+    if batch % world_size:
+        near = max(1, round(batch / world_size)) * world_size
+        raise InputError(
+            f"train.effective_batch_size={batch} does not divide over {world_size} ranks (nearest: {near})"
+        )
+    share = batch // world_size
+    if per_device is None or per_device >= share:
+        return share, 1
+    if share % per_device:
+        near = max(d for d in range(1, per_device + 1) if share % d == 0)
+        raise InputError(
+            f"train.batch_size_per_device={per_device} does not divide the {share} images of each of "
+            f"{world_size} ranks (nearest: {near})"
+        )
+    return per_device, share // per_device

@@ -1,0 +1,1 @@
+"""The training loop, its engines, checkpoints, run folder and monitor."""

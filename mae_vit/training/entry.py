@@ -1,0 +1,92 @@
+"""What all entry points share: the command line, and exit codes.
+
+0 done; 1 failed; 2 bad config or input; 75 stopped by a signal after a save, to be
+run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from mae_vit.errors import InputError
+from mae_vit.training.loop import TrainingFailed
+from mae_vit.training.resume import ResumeMode
+
+EXIT_FAILED = 1
+EXIT_INPUT = 2
+# EX_TEMPFAIL of sysexits.h: the scheduler is to start the same command again.
+EXIT_REQUEUE = 75
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A parsed command line.
+
+    Attributes:
+        config: the YAML file.
+        overrides: `key.path=value`.
+        resume: "auto", "never" or a path.
+        dry_run: print the plan and stop.
+    """
+
+    config: Path
+    overrides: list[str]
+    resume: ResumeMode
+    dry_run: bool
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see --help)")
+
+
+def parse_arguments(argv: Sequence[str] | None, *, description: str, examples: str) -> Arguments:
+    """Parses the command line of a training job.
+
+    Raises:
+        InputError: for anything that does not fit.
+    """
+    parser = _OneLineParser(
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the run, as YAML (see configs/)")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY.PATH=VALUE", help="change one value, e.g. train.epochs=10 run.dir=/tmp/try"
+    )
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="auto (default): go on with this run if it was begun; never: begin again, moving a run of "
+        "this name aside; PATH: begin from that checkpoint or run folder, unless this run was begun itself",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, print the plan and its cost, train nothing"
+    )
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
+    parsed = parser.parse_intermixed_args(argv)
+    resume: ResumeMode = parsed.resume if parsed.resume in ("auto", "never") else Path(parsed.resume)
+    return Arguments(parsed.config, parsed.overrides, resume, parsed.dry_run)
+
+
+def run_to_exit_code(job: Callable[[], int]) -> int:
+    """Runs a job; what the user can mend becomes one line and exit code 2, or 1 for a failed run."""
+    try:
+        return job()
+    except InputError as error:
+        code, message = EXIT_INPUT, str(error)
+    except TrainingFailed as error:
+        code, message = EXIT_FAILED, str(error)
+    # Ranks fail alike: one line for each node is enough.
+    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,121 @@
+"""What a run does beside training: log, evaluate, save, and say how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mae_vit.config import CheckpointSection
+from mae_vit.plan import Plan
+from mae_vit.training.checkpoint import prune_checkpoints, save_checkpoint
+from mae_vit.training.distributed import barrier
+from mae_vit.training.engine import Engine
+from mae_vit.training.evaluate import HeldOut
+from mae_vit.training.monitor import Monitor
+from mae_vit.training.run_folder import RunFolder, Status
+from mae_vit.training.signals import StopRequest
+
+
+class RunHooks:
+    """The loop's hooks; all ranks call them, rank 0 writes."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: RunFolder,
+        plan: Plan,
+        *,
+        checkpoint: CheckpointSection,
+        identity: dict[str, Any],
+        held_out: HeldOut | None,
+        stop: StopRequest,
+        start_step: int,
+        resumed_from: Path | None,
+        config_yaml: str,
+        tensorboard: bool,
+    ) -> None:
+        """Opens the outputs of a run that begins, or goes on, at `start_step`."""
+        self._engine, self._folder, self._plan = engine, folder, plan
+        self._checkpoint, self._identity = checkpoint, identity
+        self._held_out, self._stop = held_out, stop
+        self._last_line: dict[str, Any] = {}
+        self._wall_s_before = 0.0
+        self._monitor: Monitor | None = None
+        if engine.ranks.rank:
+            return
+        if start_step:
+            self._last_line = folder.cut_metrics(start_step) or {}
+            self._wall_s_before = self._last_line.get("wall_s", 0.0)
+        else:
+            folder.metrics.unlink(missing_ok=True)
+        self._monitor = Monitor(
+            folder,
+            start_step=start_step,
+            total_steps=plan.total_steps,
+            tensorboard=tensorboard,
+            config_yaml=config_yaml,
+        )
+        self._summarize("running", start_step)
+        source = f"going on from {resumed_from}" if resumed_from else "starting from scratch"
+        self._monitor.say(f"{folder.path}: {source}, step {start_step} of {plan.total_steps}")
+
+    def stop_requested(self) -> bool:
+        """True once this rank was asked to stop."""
+        return bool(self._stop)
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Measures held-out images and draws the probe images; collective."""
+        if self._held_out is None:
+            return {}
+        metrics = self._held_out.evaluate(self._engine)
+        if self._monitor is not None:
+            self._monitor.show(self._held_out.pictures(self._engine), step)
+        return metrics
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Writes a line of metrics; its wall time counts all sittings of the run."""
+        line["wall_s"] += self._wall_s_before
+        self._last_line = line
+        if self._monitor is not None:
+            self._monitor.log_step(line)
+
+    def advance(self, step: int, loss: float, images_per_s: float) -> None:
+        """Shows progress."""
+        if self._monitor is not None:
+            self._monitor.advance(step, loss, images_per_s)
+
+    def save(self, step: int) -> None:
+        """Gathers the state from all ranks, writes it, and drops old checkpoints."""
+        state = self._engine.gather()
+        if self._monitor is not None:
+            folder = self._folder.checkpoints
+            save_checkpoint(folder, step=step, state=state, identity=self._identity)
+            prune_checkpoints(
+                folder,
+                keep_last=self._checkpoint.keep_last,
+                keep_every=self._checkpoint.keep_every,
+                every_steps=self._plan.checkpoint_every_steps,
+            )
+            self._summarize("running", step)
+        barrier(self._engine.ranks)
+
+    def end(self, status: Status, step: int | None) -> None:
+        """Says how the run ended, and closes its outputs."""
+        if self._monitor is None:
+            return
+        if status == "interrupted":
+            self._monitor.say(f"stopping on {self._stop.reason or 'the request of another rank'}")
+        self._summarize(status, self._last_line.get("step", 0) if step is None else step)
+        self._monitor.close()
+
+    def _summarize(self, status: Status, step: int) -> None:
+        self._folder.write_summary(
+            status,
+            {
+                "steps": step,
+                "total_steps": self._plan.total_steps,
+                "samples": step * self._plan.effective_batch_size,
+                **{name: self._last_line.get(name) for name in ("loss", "images_per_s", "wall_s")},
+                **({"heldout": self._last_line["heldout"]} if "heldout" in self._last_line else {}),
+            },
+        )

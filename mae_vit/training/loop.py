@@ -1,0 +1,208 @@
+"""The training loop: one for all objectives, engines and launchers."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mae_vit.batch import Batch
+from mae_vit.plan import Plan
+from mae_vit.training.engine import Engine
+from mae_vit.training.late import LateReader
+
+
+class TrainingFailed(RuntimeError):
+    """A step was not finite; all ranks raise it together."""
+
+
+class Hooks(Protocol):
+    """What the loop calls, on all ranks alike."""
+
+    def stop_requested(self) -> bool:
+        """True once this rank was asked to stop."""
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Measures held-out images; empty where there are none."""
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Takes a line of metrics."""
+
+    def advance(self, step: int, loss: float, images_per_s: float) -> None:
+        """Shows progress."""
+
+    def save(self, step: int) -> None:
+        """Writes a checkpoint; every step before it has been read as good."""
+
+
+@dataclass
+class Clock:
+    """Where the time of a logging window went; evaluation and saving are not counted."""
+
+    images: int = 0
+    train_s: float = 0.0
+    wait_s: float = 0.0
+    begun: float = field(default_factory=time.monotonic)
+
+    def rates(self) -> dict[str, float]:
+        """Returns images per second, and the share of time spent waiting for data."""
+        seconds = max(self.train_s, 1e-9)
+        return {"images_per_s": self.images / seconds, "data_wait_frac": self.wait_s / seconds}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `train` ended.
+
+    Attributes:
+        step: optimizer steps done over the whole run.
+        finished: False if it was asked to stop before the last.
+        last_line: the last line of metrics of this call, if any.
+    """
+
+    step: int
+    finished: bool
+    last_line: dict[str, Any] | None
+
+
+def train(
+    engine: Engine,
+    batches: Iterator[Batch],
+    hooks: Hooks,
+    *,
+    plan: Plan,
+    rate: Callable[[int], float],
+    start_step: int,
+    log_every_steps: int,
+    flops_per_image: float = 0.0,
+    peak_flops: float | None = None,
+) -> Outcome:
+    """Trains from `start_step` to the end of the plan, or until all ranks agree to stop.
+
+    Loss, gradient norm and stop flags are reduced over ranks on the device at each
+    step and read one step late; only log steps and saves wait for the device.
+
+    Args:
+        engine: takes the steps.
+        batches: this rank's micro-batches from `start_step` on.
+        hooks: logging, evaluation, saving.
+        plan: lengths and batch sizes.
+        rate: learning rate of a step.
+        start_step: steps done before.
+        log_every_steps: steps between lines of metrics.
+        flops_per_image: model FLOPs of one image's step; 0 if unknown.
+        peak_flops: the device's peak for this precision, None if unknown.
+
+    Raises:
+        TrainingFailed: on all ranks, at a non-finite loss or gradient norm.
+    """
+    reader = LateReader()
+    clock, begun, last_line = Clock(), time.monotonic(), None
+    for step in range(start_step, plan.total_steps):
+        step_begun = time.monotonic()
+        lr = rate(step)
+        report = _take_step(engine, batches, plan, lr, hooks.stop_requested(), clock)
+        late = _checked(reader.push(report.packed()), step)
+        done = step + 1
+        clock.images += plan.effective_batch_size
+        clock.train_s += time.monotonic() - step_begun
+
+        stopping = late is not None and late[2] > 0
+        last = done == plan.total_steps
+        evaluating = last or done % plan.evaluate_every_steps == 0
+        saving = last or stopping or done % plan.checkpoint_every_steps == 0
+        logging = evaluating or done % log_every_steps == 0
+        if logging or saving:
+            sync_begun = time.monotonic()
+            now = _checked(reader.flush(), done)
+            clock.train_s += time.monotonic() - sync_begun
+            assert now is not None
+            # A stop asked for in this very step is seen by all ranks here too.
+            stopping = stopping or now[2] > 0
+            hooks.advance(done, now[0] / engine.ranks.world_size, clock.rates()["images_per_s"])
+        if logging:
+            last_line = {
+                "step": done,
+                "epoch": done / plan.steps_per_epoch,
+                "samples": done * plan.effective_batch_size,
+                "loss": now[0] / engine.ranks.world_size,
+                "lr": lr,
+                "grad_norm": now[1],
+                **{
+                    name: value / engine.ranks.world_size
+                    for name, value in zip(report.names, now[3:], strict=True)
+                },
+                **clock.rates(),
+                "peak_memory_gib": peak_memory_gib(engine.device),
+                "wall_s": time.monotonic() - begun,
+            }
+            if peak_flops and flops_per_image:
+                per_rank = last_line["images_per_s"] / engine.ranks.world_size
+                last_line["mfu"] = per_rank * flops_per_image / peak_flops
+            if evaluating and (heldout := hooks.evaluate(done)):
+                last_line["heldout"] = heldout
+            hooks.log(last_line)
+            clock = Clock()
+        if saving or stopping:
+            hooks.save(done)
+        if stopping and not last:
+            return Outcome(done, False, last_line)
+    return Outcome(plan.total_steps, True, last_line)
+
+
+@dataclass(frozen=True)
+class _Report:
+    """A step's loss, gradient norm, stop flag and named values, summed over ranks (the norm is global)."""
+
+    loss: Tensor
+    grad_norm: Tensor
+    stop: Tensor
+    names: list[str]
+    values: list[Tensor]
+
+    def packed(self) -> Tensor:
+        return torch.stack([self.loss, self.grad_norm, self.stop, *self.values])
+
+
+def _take_step(
+    engine: Engine, batches: Iterator[Batch], plan: Plan, lr: float, stop: bool, clock: Clock
+) -> _Report:
+    loss = torch.zeros((), device=engine.device)
+    values: dict[str, Tensor] = {}
+    for _ in range(plan.accumulation):
+        waiting = time.monotonic()
+        batch = next(batches)
+        clock.wait_s += time.monotonic() - waiting
+        output = engine.forward(batch.to(engine.device))
+        engine.backward(output.loss)
+        loss = loss + output.loss.detach().float() / plan.accumulation
+        for name, value in output.values.items():
+            values[name] = values.get(name, 0.0) + value.float() / plan.accumulation
+    grad_norm = engine.step(lr).float()
+    names = sorted(values)
+    flag = torch.tensor(float(stop), device=engine.device)
+    sums = engine.all_reduce_sum(torch.stack([loss, flag, *(values[name] for name in names)]))
+    return _Report(sums[0], grad_norm, sums[1], names, list(sums[2:]))
+
+
+def _checked(values: list[float] | None, step: int) -> list[float] | None:
+    """Passes a step's report on if its loss and gradient norm are finite."""
+    if values is not None and not (math.isfinite(values[0]) and math.isfinite(values[1])):
+        raise TrainingFailed(
+            f"step {step} is not finite (loss {values[0]}, gradient norm {values[1]}); "
+            "the last checkpoint is from before it"
+        )
+    return values
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Peak memory of this rank: the GPU's allocations, or the process's resident set on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,0 +1,125 @@
+"""Where a run starts: own run > explicit checkpoint > from scratch; and what must not change."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from mae_vit.errors import InputError
+from mae_vit.training.checkpoint import (
+    BrokenCheckpoint,
+    Checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+)
+from mae_vit.training.run_folder import RunFolder
+
+ResumeMode = Literal["auto", "never"] | Path
+
+# What may change when a run goes on; all else is refused by name.
+_FREE_SECTIONS = ("monitor", "checkpoint")
+_FREE_KEYS = (
+    "run.name",
+    "run.dir",
+    # Moved data is the same data: its fingerprint is compared instead.
+    "data.path",
+    "data.workers",
+    "data.source",
+    "data.memory_limit_gib",
+    "train.batch_size_per_device",
+    "train.zero_stage",
+    "train.engine",
+)
+
+
+def run_identity(config: Mapping[str, Any], *, data_fingerprint: str) -> dict[str, Any]:
+    """Flattens what must stay the same for a run to be the same run.
+
+    Args:
+        config: the resolved config as plain data.
+        data_fingerprint: of the shards.
+    """
+    flat = {
+        key: value
+        for section, values in config.items()
+        if section not in _FREE_SECTIONS
+        for key, value in _flatten(section, values)
+        if key not in _FREE_KEYS
+    }
+    return {**flat, "data.fingerprint": data_fingerprint}
+
+
+def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [item for key, inner in value.items() for item in _flatten(f"{prefix}.{key}", inner)]
+    return [(prefix, value)]
+
+
+def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
+    """Refuses, by name, to go on with something else than what was begun.
+
+    Raises:
+        InputError: naming each key that differs, with both values.
+    """
+    saved = checkpoint.identity
+    differing = [key for key in {**saved, **identity} if saved.get(key) != identity.get(key)]
+    if differing:
+        shown = [f"{key} was {saved.get(key)!r}, now {identity.get(key)!r}" for key in differing[:4]]
+        raise InputError(
+            f"{checkpoint.path} belongs to another run: {'; '.join(shown)}. "
+            "Take those back, or give this run another run.name"
+        )
+
+
+def find_start(folder: RunFolder, resume: ResumeMode, identity: Mapping[str, Any]) -> Checkpoint | None:
+    """Finds the checkpoint that the run continues from; None for a fresh start.
+
+    Raises:
+        InputError: if an explicit path holds no whole checkpoint, if the checkpoint is
+            another run's, or if none of the run's own is whole.
+    """
+    if resume == "never":
+        return None
+    with warnings.catch_warnings(record=True) as broken:
+        warnings.simplefilter("always")
+        own = newest_checkpoint(folder.checkpoints)
+    for warning in broken:
+        print(f"warning: {warning.message}")
+    found = own or (load_explicit(resume) if isinstance(resume, Path) else None)
+    if found is not None:
+        check_identity(found, identity)
+    return found
+
+
+def load_explicit(path: Path) -> Checkpoint:
+    """Reads a checkpoint folder, or the newest one of a run folder.
+
+    Raises:
+        InputError: if there is none.
+    """
+    if (path / "state.json").exists():
+        try:
+            return load_checkpoint(path)
+        except BrokenCheckpoint as error:
+            raise InputError(f"--resume {error}") from None
+    for folder in (path / "checkpoints", path):
+        if list_checkpoints(folder):
+            found = newest_checkpoint(folder)
+            assert found is not None
+            return found
+    what = "is no folder" if not path.is_dir() else "holds no checkpoint (step-NNNNNNNN with state.json)"
+    raise InputError(f"--resume {path}: {what}")
+
+
+def set_aside(folder: RunFolder) -> Path | None:
+    """Moves an existing run folder to NAME.1, NAME.2, ...; returns where to, None if there is none."""
+    if not folder.path.exists():
+        return None
+    number = 1
+    while (moved := folder.path.with_name(f"{folder.path.name}.{number}")).exists():
+        number += 1
+    folder.path.rename(moved)
+    return moved

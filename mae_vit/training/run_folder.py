@@ -1,0 +1,145 @@
+"""The run folder: what a run leaves behind, readable by scripts and people.
+
+`config.yaml`, `environment.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
+`pictures/`, `encoder.safetensors`, `summary.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from mae_vit.errors import InputError
+from mae_vit.training.files import write_atomically, write_json
+
+Status = Literal["running", "interrupted", "done", "failed"]
+_PACKAGES = ("mae-vit", "torch", "torchvision", "timm", "deepspeed", "webdataset", "numpy", "safetensors")
+
+
+class RunFolder:
+    """Paths and files of one run; only rank 0 writes."""
+
+    def __init__(self, path: Path) -> None:
+        """Names the folder; nothing is created yet."""
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
+        self.pictures = path / "pictures"
+        self.metrics = path / "metrics.jsonl"
+        self.encoder = path / "encoder.safetensors"
+        self.summary = path / "summary.json"
+
+    def check_writable(self) -> None:
+        """Makes sure that the folder can be made and written, leaving nothing behind.
+
+        Raises:
+            InputError: naming the folder.
+        """
+        existing = self.path
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir():
+            raise InputError(f"run folder {self.path}: {existing} is not a folder")
+        probe = existing / f".writable.{os.getpid()}"
+        try:
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"run folder {self.path} cannot be written: {existing}: {reason}") from None
+
+    def create(self, config_yaml: str, environment: dict[str, Any]) -> None:
+        """Makes the folder and describes the run in it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / "config.yaml", config_yaml.encode())
+        write_json(self.path / "environment.json", environment)
+
+    def read_status(self) -> Status | None:
+        """Returns the status in `summary.json`, None where there is no run."""
+        try:
+            status = json.loads(self.summary.read_text())["status"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return status if status in ("running", "interrupted", "done", "failed") else None
+
+    def write_summary(self, status: Status, values: dict[str, Any]) -> None:
+        """Replaces `summary.json`."""
+        write_json(self.summary, {"status": status, **values})
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        """Appends a line to `metrics.jsonl`."""
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def cut_metrics(self, step: int) -> dict[str, Any] | None:
+        """Drops lines after `step` (and a torn last one), so that no step is told twice.
+
+        Returns:
+            The last line kept.
+        """
+        if not self.metrics.exists():
+            return None
+        kept = []
+        for line in self.metrics.read_text().splitlines():
+            try:
+                values = json.loads(line)
+            except ValueError:
+                continue
+            if values["step"] <= step:
+                kept.append(values)
+        text = "".join(json.dumps(values) + "\n" for values in kept)
+        write_atomically(self.metrics, text.encode())
+        return kept[-1] if kept else None
+
+
+def describe_environment(command: list[str], world_size: int) -> dict[str, Any]:
+    """Collects versions, git commit and hardware."""
+    packages = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            packages[name] = "not installed"
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {
+        "command": command,
+        "python": platform.python_version(),
+        "packages": packages,
+        "git_commit": _git_commit(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "gpus": gpus,
+        "world_size": world_size,
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the source tree that runs, with "+changes" if it differs; None elsewhere."""
+    source = Path(__file__).resolve().parent
+    try:
+        ask = ["git", "-C", str(source)]
+        commit = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        if commit.returncode:
+            return None
+        changes = subprocess.run([*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+        return commit.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()

@@ -1,0 +1,70 @@
+"""Being told to stop: signals, and the loss of the launcher."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+import psutil
+
+# Programs, or Python programs, whose death means that nobody waits for their ranks.
+# A shell or a terminal is none: its end must not end a run.
+_LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd", "mpirun")
+_POLL_S = 1.0
+
+
+class StopRequest:
+    """A flag that SIGTERM, SIGUSR1 or the loss of a launcher raises.
+
+    The loop reads it at step boundaries; all ranks agree before any leaves.
+    SIGTERM to the `deepspeed` runner kills the runner alone and would leave its
+    ranks training as orphans, so a thread watches the launchers above this process.
+    """
+
+    def __init__(self) -> None:
+        """Installs the handlers and starts the watch."""
+        self.reason: str | None = None
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._on_signal)
+        launchers = find_launchers()
+        if launchers:
+            threading.Thread(target=self._watch, args=(launchers,), daemon=True, name="launcher-watch").start()
+
+    def __bool__(self) -> bool:
+        """True once a stop was requested."""
+        return self.reason is not None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.reason = self.reason or signal.Signals(number).name
+
+    def _watch(self, launchers: list[psutil.Process]) -> None:
+        # is_running() compares creation times, so a reused pid does not deceive it.
+        while self.reason is None:
+            for launcher in launchers:
+                if not _alive(launcher):
+                    self.reason = self.reason or f"launcher {launcher.pid} ended"
+                    return
+            threading.Event().wait(_POLL_S)
+
+
+def find_launchers() -> list[psutil.Process]:
+    """Returns the unbroken chain of launcher processes above this one, nearest first."""
+    chain = []
+    for ancestor in psutil.Process().parents():
+        try:
+            name, command = ancestor.name(), " ".join(ancestor.cmdline()[:4])
+        except psutil.Error:
+            break
+        is_python = name.startswith("python") and any(word in command for word in _LAUNCHERS)
+        if not is_python and name not in _LAUNCHERS:
+            break
+        chain.append(ancestor)
+    return chain
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,103 @@
+"""Reading and writing encoders: safetensors with timm's keys and what is needed to use them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from mae_vit.encoder import PositionKind, ViTEncoder
+from mae_vit.errors import InputError
+
+# The safetensors header is JSON behind its length; a longer one is not ours.
+_MAX_HEADER_BYTES = 100 << 20
+
+
+@dataclass(frozen=True)
+class EncoderInfo:
+    """What travels with an encoder's weights. No time, path or run name: equal runs give equal bytes.
+
+    Attributes:
+        size: name in `mae_vit.encoder.SIZES` that the geometry started from.
+        img_size: (H, W) in pixels.
+        patch_size: P.
+        in_chans: C.
+        embed_dim: D.
+        depth: blocks.
+        num_heads: attention heads.
+        mlp_ratio: hidden width of the MLP over D.
+        pos_embed: "learnable" or "sincos".
+        mean: per-channel mean of the pixels (in 0..1) that the network was given.
+        std: per-channel standard deviation.
+        objective: name of the pretraining objective.
+        step: optimizer steps of pretraining.
+    """
+
+    size: str
+    img_size: tuple[int, int]
+    patch_size: int
+    in_chans: int
+    embed_dim: int
+    depth: int
+    num_heads: int
+    mlp_ratio: float
+    pos_embed: PositionKind
+    mean: Sequence[float]
+    std: Sequence[float]
+    objective: str
+    step: int
+
+    def build(self) -> ViTEncoder:
+        """Builds an encoder of this geometry, with fresh weights."""
+        return ViTEncoder(
+            img_size=self.img_size,
+            patch_size=self.patch_size,
+            in_chans=self.in_chans,
+            embed_dim=self.embed_dim,
+            depth=self.depth,
+            num_heads=self.num_heads,
+            mlp_ratio=self.mlp_ratio,
+            pos_embed=self.pos_embed,
+        )
+
+
+def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:
+    """Returns the content of an `encoder.safetensors`: timm's keys, float32, metadata."""
+    tensors = {name: value.detach().float().cpu().contiguous() for name, value in encoder.state_dict().items()}
+    return save_tensors(tensors, metadata={"mae_vit": json.dumps(asdict(info), sort_keys=True)})
+
+
+def load_encoder(path: Path) -> tuple[ViTEncoder, EncoderInfo]:
+    """Reads an `encoder.safetensors` of ours.
+
+    Raises:
+        InputError: if the file is missing, damaged or not ours.
+    """
+    try:
+        data = path.read_bytes()
+        info = _read_info(data)
+        tensors = load_tensors(data)
+        encoder = info.build()
+        encoder.load_state_dict(tensors, strict=True)
+    except OSError as error:
+        raise InputError(f"cannot read encoder {path}: {(error.strerror or str(error)).lower()}") from None
+    except Exception as error:  # any malformed content of an untrusted file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{path} is not an encoder of mae-vit: {reason}") from None
+    return encoder, info
+
+
+def _read_info(data: bytes) -> EncoderInfo:
+    (length,) = struct.unpack("<Q", data[:8])
+    if length > min(_MAX_HEADER_BYTES, len(data)):
+        raise ValueError("not a safetensors file")
+    header: dict[str, Any] = json.loads(data[8 : 8 + length])
+    values = json.loads(header["__metadata__"]["mae_vit"])
+    values["img_size"] = tuple(values["img_size"])
+    return EncoderInfo(**values)

@@ -1,0 +1,1 @@
+"""Puts pretraining jobs together."""

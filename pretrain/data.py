@@ -1,0 +1,200 @@
+"""Opens the data of a pretraining job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mae_vit.batch import Batch
+from mae_vit.config import Config
+from mae_vit.data.augment import Augment
+from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
+from mae_vit.data.order import GlobalOrder, Share, permute
+from mae_vit.data.reading import MemorySource, Source, open_source
+from mae_vit.data.shards import Dataset
+from mae_vit.errors import InputError
+from mae_vit.keyed import Stream, derive_key
+from mae_vit.plan import Plan
+from mae_vit.training.distributed import Ranks, available_cores
+from mae_vit.training.evaluate import HeldOut
+
+# Channel statistics of ImageNet, as torchvision's models and the official MAE code use.
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+# Where held-out images are looked for, best first.
+_HELD_OUT_SPLITS = ("val", "test")
+# Not the run's seed: runs of all seeds are measured on the same images and masks.
+_HELD_OUT_SEED = 0
+_MAX_AUTO_WORKERS = 16
+
+
+@dataclass(frozen=True)
+class Data:
+    """The images of a run.
+
+    Attributes:
+        index: of the training split.
+        source: its augmented images.
+        order: of its samples.
+        workers: data processes of this rank.
+        mean: per-channel mean that images are normalized by (of pixels in 0..1).
+        std: per-channel standard deviation.
+        held_out_index: of the held-out split, None where there is none.
+        held_out_source: its images without augmentation.
+        pin_memory: for copies to a GPU.
+    """
+
+    index: ShardIndex
+    source: Source
+    order: GlobalOrder
+    workers: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    held_out_index: ShardIndex | None
+    held_out_source: Source | None
+    pin_memory: bool
+
+    @property
+    def num_samples(self) -> int:
+        """Images in the training split."""
+        return len(self.index)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when any image of the training split does."""
+        return self.index.fingerprint
+
+    def batches(self, ranks: Ranks, plan: Plan, start_step: int) -> Iterator[Batch]:
+        """Yields this rank's micro-batches from `start_step` to the end of the run."""
+        return load_batches(
+            self.source,
+            self.order,
+            Share(ranks.rank, ranks.world_size, plan.accumulation),
+            start_step=start_step,
+            stop_step=plan.total_steps,
+            workers=self.workers,
+            pin_memory=self.pin_memory,
+        )
+
+    def held_out(self, ranks: Ranks, *, images: int, probe_images: int, batch_size: int) -> HeldOut | None:
+        """Loads fixed held-out images, this rank's part of them; None where there is no such split."""
+        if self.held_out_index is None or self.held_out_source is None:
+            return None
+        total = len(self.held_out_index)
+        key = derive_key(_HELD_OUT_SEED, Stream.ORDER, 0)
+        chosen = permute(np.arange(min(max(images, ranks.world_size), total)), total, key)
+        mine = chosen[ranks.rank :: ranks.world_size]
+        source, probe = self.held_out_source, chosen[:probe_images]
+        return HeldOut(
+            list(fixed_batches(source, mine, seed=_HELD_OUT_SEED, batch_size=batch_size)),
+            next(fixed_batches(source, probe, seed=_HELD_OUT_SEED, batch_size=len(probe))),
+        )
+
+
+def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
+    """Opens the splits and chooses source and workers.
+
+    Raises:
+        InputError: for a missing, empty or damaged data folder, an unknown split, or
+            settings that do not fit the images.
+    """
+    section, img_size = config.data, config.model.image_hw
+    index = open_index(Path(section.path), section.split)
+    augment = section.augment
+    _check_pad(augment.crop, index, img_size)
+    source = open_source(
+        index,
+        section.source,
+        channels=config.model.in_chans,
+        augment=Augment(
+            img_size=img_size,
+            crop=augment.crop,
+            pad_px=augment.pad_px,
+            scale=(augment.scale[0], augment.scale[1]),
+            ratio=(augment.ratio[0], augment.ratio[1]),
+            flip=augment.flip,
+        ),
+        memory_limit_gib=section.memory_limit_gib,
+    )
+    workers = section.workers if isinstance(section.workers, int) else _auto_workers(source, ranks, device)
+    if workers:
+        start_worker_server()
+    mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
+    held_out = _held_out_index(config, index)
+    return Data(
+        index=index,
+        source=source,
+        order=GlobalOrder(len(index), config.train.effective_batch_size, config.run.seed),
+        workers=workers,
+        mean=mean,
+        std=std,
+        held_out_index=held_out,
+        held_out_source=held_out
+        and open_source(
+            held_out,
+            "auto",
+            channels=config.model.in_chans,
+            augment=Augment(img_size=img_size),
+            memory_limit_gib=section.memory_limit_gib,
+        ),
+        pin_memory=device.type == "cuda",
+    )
+
+
+def _auto_workers(source: Source, ranks: Ranks, device: torch.device) -> int:
+    """Processes per rank: none where images lie in memory; else this rank's cores but one."""
+    if isinstance(source, MemorySource):
+        return 0
+    spare = available_cores() // ranks.local_world_size - 1
+    # On a CPU the trainer keeps all cores busy itself.
+    return min(_MAX_AUTO_WORKERS, max(1, spare)) if device.type == "cuda" else min(_MAX_AUTO_WORKERS, max(0, spare))
+
+
+def _check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
+    split = index.split_info
+    stored = (split.height[0], split.width[0])
+    if crop == "pad" and (stored != img_size or (split.height[1], split.width[1]) != img_size):
+        raise InputError(
+            f'data.augment.crop="pad" needs images of model.img_size={list(img_size)}, but split '
+            f'"{index.split}" holds {split.height[0]}-{split.height[1]} x {split.width[0]}-{split.width[1]} px: '
+            'use crop="random_resized"'
+        )
+
+
+def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
+    """Opens the split that is measured but not trained on."""
+    path, wanted = Path(config.data.path), config.monitor.evaluate_split
+    if wanted is not None:
+        return open_index(path, wanted)
+    present = [name for name in _HELD_OUT_SPLITS if name in index.dataset.splits and name != config.data.split]
+    return open_index(path, present[0]) if present else None
+
+
+def normalization(
+    choice: str | list[list[float]], dataset: Dataset, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Resolves `data.normalize` to per-channel mean and std of pixels in 0..1.
+
+    Raises:
+        InputError: if the statistics do not fit the channels.
+    """
+    if choice == "half":
+        return (0.5,) * channels, (0.5,) * channels
+    if isinstance(choice, list):
+        if len(choice) != 2 or any(len(part) != channels for part in choice) or min(choice[1]) <= 0:
+            raise InputError(f"data.normalize={choice}: give [[{channels} means], [{channels} stds above 0]]")
+        return tuple(choice[0]), tuple(choice[1])
+    mean, std = _IMAGENET if choice == "imagenet" else (tuple(dataset.mean), tuple(dataset.std))
+    if len(mean) == 1 and channels == 3:
+        mean, std = mean * 3, std * 3
+    if len(mean) != channels:
+        raise InputError(
+            f'data.normalize="{choice}" has {len(mean)} channels, model.in_chans={channels}: '
+            'use "half" or [[mean], [std]]'
+        )
+    # A channel of one value would divide by zero.
+    return mean, tuple(max(value, 1e-3) for value in std)

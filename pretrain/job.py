@@ -1,0 +1,266 @@
+"""Puts a pretraining job together: config, data, objective, engine, resume, loop."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mae_vit.config import Config, dump_config, load_config
+from mae_vit.encoder import SIZES
+from mae_vit.errors import InputError
+from mae_vit.objectives import Objective, ObjectiveConfig
+from mae_vit.plan import Plan, make_plan
+from mae_vit.training.checkpoint import Checkpoint
+from mae_vit.training.distributed import Ranks, barrier, find_device, find_ranks
+from mae_vit.training.engine import Engine, StepOptions, TorchEngine
+from mae_vit.training.entry import EXIT_REQUEUE, Arguments, parse_arguments, run_to_exit_code
+from mae_vit.training.estimate import estimate, peak_flops
+from mae_vit.training.files import write_atomically
+from mae_vit.training.hooks import RunHooks
+from mae_vit.training.loop import train
+from mae_vit.training.resume import find_start, run_identity, set_aside
+from mae_vit.training.run_folder import RunFolder, describe_environment
+from mae_vit.training.schedule import cosine_rate
+from mae_vit.training.signals import StopRequest
+from mae_vit.weights import EncoderInfo, encoder_bytes
+from pretrain.data import Data, open_data
+from pretrain.report import describe_plan
+
+EXAMPLES = """examples:
+  python pretrain/run.py --config configs/mae_digits.yaml
+  deepspeed --num_accelerators 2 pretrain/run.py --config configs/mae_cifar_tiny.yaml data.path=.data/cifar10
+  python pretrain/run.py --config configs/mae_cifar_tiny.yaml --dry-run
+Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command goes on.
+"""
+
+
+class PretrainConfig(Config):
+    """A pretraining run: the common sections and an objective."""
+
+    objective: ObjectiveConfig
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+
+    def job() -> int:
+        arguments = parse_arguments(
+            argv, description="Pretrain a Vision Transformer without labels.", examples=EXAMPLES
+        )
+        return pretrain(arguments)
+
+    return run_to_exit_code(job)
+
+
+def pretrain(arguments: Arguments) -> int:
+    """Checks everything, then trains; returns the exit code.
+
+    Raises:
+        InputError: before anything is written, for whatever the user can mend.
+    """
+    config = load_config(PretrainConfig, arguments.config, arguments.overrides)
+    ranks = find_ranks()
+    if config.train.engine == "torch" and ranks.world_size > 1:
+        raise InputError(f'train.engine="torch" runs on one process, not {ranks.world_size}: use "deepspeed"')
+    device = find_device(ranks)
+    data = open_data(config, ranks, device)
+    plan = make_plan(config, num_samples=data.num_samples, world_size=ranks.world_size)
+    info = describe_encoder(config, data)
+    objective = build_objective(config, info)
+    folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
+    folder.check_writable()
+    identity = run_identity(config.model_dump(mode="json"), data_fingerprint=data.fingerprint)
+    if arguments.dry_run:
+        start = find_start(folder, arguments.resume, identity)
+        if ranks.rank == 0:
+            costs = estimate(objective, batch_size_per_device=plan.batch_size_per_device)
+            print(describe_plan(config, plan, ranks, device, data, costs, folder, start))
+        return 0
+
+    if config.run.deterministic:
+        torch.use_deterministic_algorithms(True)
+    connect(config, device)
+    # Rank 0 moves an old run aside before any other looks for its checkpoints.
+    if arguments.resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
+        print(f"moved the earlier run {folder.path} to {moved}")
+    barrier(ranks)
+    start = find_start(folder, arguments.resume, identity)
+    if start is not None and start.step >= plan.total_steps and folder.read_status() == "done":
+        if ranks.rank == 0:
+            print(f"{folder.path} is finished ({start.step} steps); encoder: {folder.encoder}")
+        return 0
+    engine = build_engine(config, plan, objective, ranks, device)
+    return Job(config, plan, data, info, engine, folder, identity).run(start)
+
+
+def connect(config: PretrainConfig, device: torch.device) -> None:
+    """Joins the ranks, where the engine needs it."""
+    if config.train.engine == "deepspeed":
+        # DeepSpeed takes seconds to import: not before the input was checked.
+        from mae_vit.training.deepspeed_engine import init_process_group
+
+        init_process_group(device)
+
+
+def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
+    """Resolves the geometry of the encoder.
+
+    Raises:
+        InputError: if width and heads do not fit.
+    """
+    model = config.model
+    size = SIZES[model.name]
+    embed_dim, num_heads = model.embed_dim or size.embed_dim, model.num_heads or size.num_heads
+    if embed_dim % num_heads:
+        raise InputError(f"model.embed_dim={embed_dim} is not divisible by model.num_heads={num_heads}")
+    if model.pos_embed == "sincos" and embed_dim % 4:
+        raise InputError(f'model.embed_dim={embed_dim} must be divisible by 4 for pos_embed="sincos"')
+    return EncoderInfo(
+        size=model.name,
+        img_size=model.image_hw,
+        patch_size=model.patch_size,
+        in_chans=model.in_chans,
+        embed_dim=embed_dim,
+        depth=model.depth or size.depth,
+        num_heads=num_heads,
+        mlp_ratio=model.mlp_ratio,
+        pos_embed=model.pos_embed,
+        mean=data.mean,
+        std=data.std,
+        objective=config.objective.name,
+        step=0,
+    )
+
+
+def build_objective(config: PretrainConfig, info: EncoderInfo) -> Objective:
+    """Builds encoder and objective, initialized from the run's seed.
+
+    Raises:
+        InputError: if objective and model do not fit.
+    """
+    grid_size = (info.img_size[0] // info.patch_size, info.img_size[1] // info.patch_size)
+    try:
+        config.objective.check(grid_size=grid_size)
+    except ValueError as error:
+        raise InputError(f"objective.{error}") from None
+    torch.manual_seed(config.run.seed)
+    return config.objective.build(info.build(), mean=info.mean, std=info.std)
+
+
+def build_engine(
+    config: PretrainConfig, plan: Plan, objective: Objective, ranks: Ranks, device: torch.device
+) -> Engine:
+    """Builds the engine that the config asks for."""
+    options = StepOptions(
+        betas=(config.optim.betas[0], config.optim.betas[1]),
+        eps=config.optim.eps,
+        weight_decay=config.optim.weight_decay,
+        clip_grad=config.optim.clip_grad,
+        precision=config.train.precision,
+        batch_size_per_device=plan.batch_size_per_device,
+        accumulation=plan.accumulation,
+        zero_stage=config.train.zero_stage,
+    )
+    if config.train.engine == "torch":
+        return TorchEngine(objective, options, ranks, device)
+    from mae_vit.training.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(objective, options, ranks, device)
+
+
+@dataclass
+class Job:
+    """A run whose parts are all there."""
+
+    config: PretrainConfig
+    plan: Plan
+    data: Data
+    info: EncoderInfo
+    engine: Engine
+    folder: RunFolder
+    identity: dict[str, Any]
+
+    def run(self, start: Checkpoint | None) -> int:
+        """Trains from `start` to the end or to a signal; returns the exit code."""
+        begun = time.monotonic()
+        start_step = start.step if start else 0
+        config_yaml = dump_config(self.config)
+        if self.engine.ranks.rank == 0:
+            self.folder.create(config_yaml, describe_environment(sys.argv, self.engine.ranks.world_size))
+        if start:
+            self.engine.restore(start.state)
+        costs = estimate(self.engine.objective, batch_size_per_device=self.plan.batch_size_per_device)
+        monitor = self.config.monitor
+        hooks = RunHooks(
+            self.engine,
+            self.folder,
+            self.plan,
+            checkpoint=self.config.checkpoint,
+            identity=self.identity,
+            held_out=self.data.held_out(
+                self.engine.ranks,
+                images=monitor.evaluate_images,
+                probe_images=monitor.probe_images,
+                batch_size=self.plan.batch_size_per_device,
+            ),
+            stop=StopRequest(),
+            start_step=start_step,
+            resumed_from=start.path if start else None,
+            config_yaml=config_yaml,
+            tensorboard=monitor.tensorboard,
+        )
+        try:
+            outcome = train(
+                self.engine,
+                self.data.batches(self.engine.ranks, self.plan, start_step),
+                hooks,
+                plan=self.plan,
+                rate=partial(
+                    cosine_rate,
+                    peak=self.plan.lr,
+                    warmup_steps=self.plan.warmup_steps,
+                    total_steps=self.plan.total_steps,
+                    min_rate=self.config.optim.min_lr,
+                ),
+                start_step=start_step,
+                log_every_steps=monitor.log_every_steps,
+                flops_per_image=costs.flops_per_image,
+                peak_flops=peak_flops(self.engine.device, self.config.train.precision),
+            )
+            if outcome.finished:
+                self.export(outcome.step)
+            hooks.end("done" if outcome.finished else "interrupted", outcome.step)
+        except BaseException:
+            hooks.end("failed", None)
+            raise
+        # All ranks leave together: a launcher that sees one exit would kill the
+        # others in whatever they still write.
+        barrier(self.engine.ranks)
+        if self.engine.ranks.rank == 0:
+            self._say_farewell(outcome.finished, outcome.step, time.monotonic() - begun)
+        return 0 if outcome.finished else EXIT_REQUEUE
+
+    def export(self, step: int) -> None:
+        """Writes `encoder.safetensors`."""
+        if self.engine.ranks.rank == 0:
+            info = EncoderInfo(**{**self.info.__dict__, "step": step})
+            write_atomically(self.folder.encoder, encoder_bytes(self.engine.objective.encoder, info))
+
+    def _say_farewell(self, finished: bool, step: int, seconds: float) -> None:
+        if not finished:
+            print(f"stopped at step {step}/{self.plan.total_steps} after saving; the same command goes on")
+            return
+        print(f"done: {step} steps in {seconds:.0f} s here")
+        print(f"  encoder   {self.folder.encoder}")
+        if pictures := sorted(self.folder.pictures.glob("step-*.png")):
+            print(f"  pictures  {pictures[-1]}")
+        print(f"  metrics   {self.folder.metrics}")
+        if self.config.monitor.tensorboard:
+            print(f"  watch     tensorboard --logdir {self.folder.path.parent}")
