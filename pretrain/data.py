@@ -16,7 +16,7 @@ from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
 from mae_vit.data.order import GlobalOrder, Share, permute
 from mae_vit.data.reading import MemorySource, Source, open_source
-from mae_vit.data.shards import Dataset
+from mae_vit.data.dataset import Dataset
 from mae_vit.errors import InputError
 from mae_vit.keyed import Stream, derive_key
 from mae_vit.plan import Plan

@@ -149,16 +149,19 @@ def _decoded_array(index: ShardIndex, channels: int) -> Path:
     size = _one_size(index)
     assert size is not None
     shape = (len(index), channels, *size)
-    if path.exists() and np.load(path, mmap_mode="r").shape == shape:
-        return path
+    with index.locked():
+        if not (path.exists() and np.load(path, mmap_mode="r").shape == shape):
+            _decode_all(index, channels, shape, path)
+    return path
+
+
+def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: Path) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
         for sample in tqdm(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
             array[sample] = decode_sample(index, sample, channels)
         array.flush()
-        del array
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    return path

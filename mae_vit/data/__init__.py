@@ -1,0 +1,1 @@
+"""Images as webdataset shards: prepare, check, index, order, decode, augment, load."""

@@ -1,0 +1,79 @@
+"""Verifies shards against `dataset.json`, and names what is damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from tqdm import tqdm
+
+from mae_vit.data.dataset import Shard, read_dataset
+from mae_vit.data.decode import DecodeError, decode
+from mae_vit.data.index import IMAGE_EXTENSIONS, index_shard, split_key
+from mae_vit.data.tarwalk import DamagedTar, walk_tar
+
+_NAMED = 5
+
+
+def check(folder: Path, *, decode_all: bool = False) -> list[str]:
+    """Reads every shard: presence, size, checksum, structure; samples too where one is damaged.
+
+    Args:
+        folder: the data folder.
+        decode_all: decode every image, also of shards whose checksum is right.
+
+    Returns:
+        A line for each problem; none if all is well.
+
+    Raises:
+        InputError: if the folder is no data folder.
+    """
+    dataset = read_dataset(folder)
+    shards = [shard for split in dataset.splits.values() for shard in split.shards]
+    problems = []
+    with tqdm(total=sum(s.bytes for s in shards), desc="checking", unit="B", unit_scale=True) as bar:
+        for shard in shards:
+            problems += _check_shard(folder / shard.file, shard, decode_all)
+            bar.update(shard.bytes)
+    return problems
+
+
+def _check_shard(path: Path, shard: Shard, decode_all: bool) -> list[str]:
+    try:
+        size = path.stat().st_size
+        data_digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                data_digest.update(block)
+    except OSError as error:
+        return [f"{shard.file}: {(error.strerror or str(error)).lower()}"]
+    problems = []
+    if size != shard.bytes:
+        problems.append(f"{shard.file}: {size} bytes instead of {shard.bytes}")
+    elif data_digest.hexdigest() != shard.sha256:
+        problems.append(f"{shard.file}: checksum differs: its bytes were changed")
+    try:
+        found = len(index_shard(path, 0))
+        if found != shard.samples:
+            problems.append(f"{shard.file}: {found} samples instead of {shard.samples}")
+        if problems or decode_all:
+            problems += _undecodable(path)
+    except (DamagedTar, OSError) as error:
+        problems.append(f"{shard.file}: {error}")
+    return problems
+
+
+def _undecodable(path: Path) -> list[str]:
+    """Names the samples of a shard that do not decode."""
+    bad = []
+    with path.open("rb") as file:
+        for member in walk_tar(path):
+            key, extension = split_key(member.name)
+            if extension in IMAGE_EXTENSIONS:
+                try:
+                    decode(os.pread(file.fileno(), member.size, member.offset), 3)
+                except DecodeError as error:
+                    bad.append(f"{path.name}: {key}.{extension} at offset {member.offset}: {error}")
+    more = [f"{path.name}: {len(bad) - _NAMED} more samples do not decode"] if len(bad) > _NAMED else []
+    return bad[:_NAMED] + more

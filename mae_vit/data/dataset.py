@@ -1,0 +1,100 @@
+"""`dataset.json`: what a folder of shards holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mae_vit.errors import InputError
+
+FORMAT = 1
+FILE_NAME = "dataset.json"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Shard(_Strict):
+    """One tar file."""
+
+    file: str = Field(pattern=r"^[^/\\]+\.tar$")
+    samples: int = Field(gt=0)
+    bytes: int = Field(gt=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Split(_Strict):
+    """One split: its shards, and what its images are like.
+
+    Attributes:
+        samples: images.
+        shards: in order.
+        source: what it was prepared from.
+        height: smallest and largest, in pixels.
+        width: smallest and largest.
+        formats: images by file name extension.
+        class_counts: images by class, in the order of the dataset's classes.
+    """
+
+    samples: int = Field(gt=0)
+    shards: list[Shard] = Field(min_length=1)
+    source: str
+    height: tuple[int, int]
+    width: tuple[int, int]
+    formats: dict[str, int]
+    class_counts: list[int]
+
+
+class Dataset(_Strict):
+    """A folder of shards.
+
+    Attributes:
+        format: version of this file's layout.
+        tool: what wrote it.
+        classes: names; a sample's `.cls` is its place here.
+        channels: 1 if all images are grey, else 3.
+        mean: per-channel mean of train's pixels in 0..1.
+        std: per-channel standard deviation.
+        statistics_images: how many images mean and std are from.
+        splits: by name.
+    """
+
+    format: int
+    tool: str
+    classes: list[str]
+    channels: int
+    mean: list[float]
+    std: list[float]
+    statistics_images: int
+    splits: dict[str, Split]
+
+
+def read_dataset(folder: Path) -> Dataset:
+    """Reads a data folder's description.
+
+    Raises:
+        InputError: if the folder is missing, empty, or not ours.
+    """
+    if not folder.is_dir():
+        raise InputError(f"data folder {folder} does not exist: make it with `mae-vit prepare SRC {folder}`")
+    path = folder / FILE_NAME
+    if not path.exists():
+        tars = len(list(folder.glob("*.tar")))
+        what = f"holds {tars} tar files but no {FILE_NAME}" if tars else f"holds no shards ({FILE_NAME} is missing)"
+        raise InputError(f"data folder {folder} {what}: make it with `mae-vit prepare SRC {folder}`")
+    try:
+        dataset = Dataset.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise InputError(f"{path} is damaged: {where}: {problem['msg']}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+    if dataset.format != FORMAT:
+        raise InputError(f"{path} has format {dataset.format}; this version reads {FORMAT}")
+    if not dataset.splits:
+        raise InputError(f"data folder {folder} holds no split")
+    return dataset
