@@ -50,6 +50,8 @@ class DeepSpeedEngine(Engine):
             config=deepspeed_config(options),
             dist_init_required=False,
         )
+        if options.zero_stage:
+            self._make_moments()
 
     def forward(self, batch: Batch) -> ObjectiveOutput:  # noqa: D102
         return self._engine(batch)
@@ -75,11 +77,11 @@ class DeepSpeedEngine(Engine):
         # safe_get_* returns None, and safe_set_* does nothing, at ZeRO 0.
         if not self.options.zero_stage:
             return gather_local(self, self._optimizer)
-        step = self._inner_step()
+        step = int(self._optimizer.state[self._flat_partitions()[0]]["step"])
         state = TrainState(self.copy_parameters(), {}, {}, step)
         for name, parameter in self.trainable().items():
             for key, values in (("exp_avg", state.exp_avg), ("exp_avg_sq", state.exp_avg_sq)):
-                full = safe_get_full_optimizer_state(parameter, key) if step else torch.zeros_like(parameter)
+                full = safe_get_full_optimizer_state(parameter, key)
                 values[name] = full.detach().to("cpu", torch.float32, copy=True).contiguous()
         return state
 
@@ -88,36 +90,31 @@ class DeepSpeedEngine(Engine):
             restore_local(self, self._optimizer, state)
             return
         self.load_parameters(state.parameters)
-        self._make_moments(state.optimizer_step)
+        for flat in self._flat_partitions():
+            # AdamW's step counter is reachable by none of DeepSpeed's safe_* calls.
+            self._optimizer.state[flat]["step"].fill_(float(state.optimizer_step))
         for name, parameter in self.trainable().items():
             safe_set_full_fp32_param(parameter, state.parameters[name].to(self.device))
-            if state.optimizer_step:
-                safe_set_full_optimizer_state(parameter, state.exp_avg[name].to(self.device), "exp_avg")
-                safe_set_full_optimizer_state(parameter, state.exp_avg_sq[name].to(self.device), "exp_avg_sq")
+            safe_set_full_optimizer_state(parameter, state.exp_avg[name].to(self.device), "exp_avg")
+            safe_set_full_optimizer_state(parameter, state.exp_avg_sq[name].to(self.device), "exp_avg_sq")
 
     def _flat_partitions(self) -> list[Tensor]:
         """ZeRO's own parameters: this rank's flat part of each group."""
         return [group["params"][0] for group in self._optimizer.param_groups]
 
-    def _inner_step(self) -> int:
-        states = [self._optimizer.state.get(flat) for flat in self._flat_partitions()]
-        return int(states[0]["step"]) if states[0] else 0
+    def _make_moments(self) -> None:
+        """Creates the state that AdamW would make at its first step, and links it to parameters.
 
-    def _make_moments(self, step: int) -> None:
-        """Creates the optimizer state that AdamW makes at its first step, and links it to parameters.
-
-        AdamW's step counter is reachable by none of DeepSpeed's safe_* calls.
+        DeepSpeed 0.19 links all groups once the first group has stepped, when the others
+        have no state yet: with several groups, safe_get_full_optimizer_state then fails
+        for all but the first. With the state there beforehand the link is complete.
         """
-        if step == 0:
-            self._optimizer.state.clear()
-            self._wrapped._hp_optimizer_states_linked = False
-            return
         for flat in self._flat_partitions():
-            moments: dict[str, Any] = self._optimizer.state[flat]
-            moments["step"] = torch.tensor(float(step), device=self.device)
-            for key in ("exp_avg", "exp_avg_sq"):
-                if key not in moments:
-                    moments[key] = torch.zeros_like(flat)
+            self._optimizer.state[flat] = {
+                "step": torch.zeros((), device=flat.device),
+                "exp_avg": torch.zeros_like(flat),
+                "exp_avg_sq": torch.zeros_like(flat),
+            }
         self._wrapped._lazy_init_hp_params_optimizer_state()
 
 
