@@ -9,7 +9,7 @@ rate, steps) live in `mae_vit.plan`.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -81,29 +81,41 @@ class ModelSection(Section):
         return self.img_size[0], self.img_size[1]
 
 
+# MAE Sec. A.1 crops 20 to 100 % of the area; torchvision's shapes; CIFAR's usual shift.
+_CROP_OPTIONS: dict[str, dict[str, Any]] = {
+    "pad": {"pad_px": 4},
+    "random_resized": {"scale": [0.2, 1.0], "ratio": [3 / 4, 4 / 3]},
+}
+
+
 class AugmentSection(Section):
     """Keyed augmentation; the same sample gets the same crop whoever computes it."""
 
     crop: Literal["none", "pad", "random_resized"] = "none"
-    pad_px: int = Field(default=4, gt=0)
-    scale: list[float] = Field(default=[0.2, 1.0], min_length=2, max_length=2)
-    ratio: list[float] = Field(default=[3 / 4, 4 / 3], min_length=2, max_length=2)
+    pad_px: int | None = Field(default=None, gt=0)
+    scale: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    ratio: list[float] | None = Field(default=None, min_length=2, max_length=2)
     flip: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, raw: Any) -> Any:
+        """Each crop has its own options; those of the others stay unset."""
+        if not isinstance(raw, dict):
+            return raw
+        defaults = _CROP_OPTIONS.get(str(raw.get("crop")), {})
+        return {**raw, **{name: value for name, value in defaults.items() if raw.get(name) is None}}
 
     @model_validator(mode="after")
     def _check(self) -> AugmentSection:
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+        for crop, options in _CROP_OPTIONS.items():
+            for name in options:
+                if crop != self.crop and getattr(self, name) is not None:
+                    raise ValueError(f'{name} has no effect with crop="{self.crop}"; it belongs to crop="{crop}"')
+        if self.scale and not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"scale={self.scale}: needs 0 < low <= high <= 1 (shares of the image's area)")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
+        if self.ratio and not 0 < self.ratio[0] <= self.ratio[1]:
             raise ValueError(f"ratio={self.ratio}: needs 0 < low <= high (width over height)")
-        given = self.model_fields_set
-        if self.crop != "pad" and "pad_px" in given:
-            raise ValueError(f'pad_px has no effect with crop="{self.crop}"; it belongs to crop="pad"')
-        for name in ("scale", "ratio"):
-            if self.crop != "random_resized" and name in given:
-                raise ValueError(
-                    f'{name} has no effect with crop="{self.crop}"; it belongs to crop="random_resized"'
-                )
         return self
 
 
@@ -250,7 +262,9 @@ def validate(schema: type[ConfigType], raw: dict[str, Any], *, where: str) -> Co
     try:
         return schema.model_validate(raw)
     except ValidationError as error:
-        problems = [_explain(schema, raw, problem) for problem in error.errors()]
+        # Unknown keys first: they are mostly what makes others missing.
+        found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+        problems = _merge(_explain(schema, raw, problem) for problem in found)
         raise InputError(f"{where}: {'; '.join(problems[:5])}") from None
     except RecursionError:
         raise InputError(f"{where}: nested too deeply") from None
@@ -259,8 +273,8 @@ def validate(schema: type[ConfigType], raw: dict[str, Any], *, where: str) -> Co
 def dump_config(config: Config) -> str:
     """Returns the resolved config as YAML."""
     yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = None
-    yaml.width = 110
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     stream = io.StringIO()
     yaml.dump(config.model_dump(mode="json"), stream)
     return stream.getvalue()
@@ -291,6 +305,15 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
     node[path[-1]] = _parse_yaml(text, f'override "{override}"')
 
 
+def _merge(problems: Iterable[str]) -> list[str]:
+    """Joins what each branch of a union has to say of one value."""
+    merged: dict[str, list[str]] = {}
+    for problem in problems:
+        key, _, message = problem.partition(": ")
+        merged.setdefault(key, []).append(message)
+    return [": ".join([key, " or ".join(messages)]) if messages != [""] else key for key, messages in merged.items()]
+
+
 def _explain(schema: type[BaseModel], raw: dict[str, Any], problem: Any) -> str:
     """Writes one pydantic problem as: key, what is wrong, nearest right thing."""
     location = [str(part) for part in problem["loc"]]
@@ -304,10 +327,13 @@ def _explain(schema: type[BaseModel], raw: dict[str, Any], problem: Any) -> str:
     if kind == "value_error":
         message = str(problem["ctx"]["error"])
         return f"{key}: {message}" if key else message
+    if kind == "union_tag_invalid":
+        tag, tags = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].replace("'", "").split(", ")
+        return f'{key}.name="{tag}": {nearest(tag, tags)}'
     message = problem["msg"][:1].lower() + problem["msg"][1:]
     value = problem["input"]
     shown = repr(value) if len(repr(value)) <= 80 else f"{type(value).__name__} of {len(repr(value))} characters"
-    choices = problem.get("ctx", {}).get("expected_tags") or problem.get("ctx", {}).get("expected")
+    choices = problem.get("ctx", {}).get("expected")
     hint = ""
     if isinstance(value, str) and isinstance(choices, str):
         hint = f"; {nearest(value, choices.replace(' or ', ', ').replace(chr(39), '').split(', '))}"

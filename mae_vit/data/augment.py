@@ -52,10 +52,16 @@ class Augment:
 
     img_size: tuple[int, int]
     crop: Literal["none", "pad", "random_resized"] = "none"
-    pad_px: int = 4
-    scale: tuple[float, float] = (0.2, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    pad_px: int | None = None
+    scale: tuple[float, float] | None = None
+    ratio: tuple[float, float] | None = None
     flip: bool = False
+
+    def __post_init__(self) -> None:
+        if self.crop == "pad":
+            assert self.pad_px is not None
+        if self.crop == "random_resized":
+            assert self.scale is not None and self.ratio is not None
 
     def draw(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> View:
         """Draws the views of a batch.

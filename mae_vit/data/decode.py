@@ -87,7 +87,7 @@ def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
         if image.mode.startswith("I"):
             grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
             return np.repeat(grey[None], channels, axis=0)
-        pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+        pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 
 

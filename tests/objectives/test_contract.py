@@ -1,0 +1,109 @@
+"""What every objective promises; a new line in the dictionary is tested without new tests."""
+
+import math
+
+import pytest
+import torch
+
+from mae_vit.batch import Batch
+from mae_vit.encoder import ViTEncoder
+from mae_vit.keyed import SampleKeys
+from mae_vit.objectives import OBJECTIVES, Objective
+
+OPTIONS = {
+    "mae": {"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2},
+    "masked_patch": {},
+}
+ENCODERS = {
+    "tiny": {"img_size": (16, 16), "in_chans": 3, "pos_embed": "learnable"},
+    "non-square": {"img_size": (8, 24), "in_chans": 3, "pos_embed": "learnable"},
+    "one channel": {"img_size": (16, 16), "in_chans": 1, "pos_embed": "learnable"},
+    "sincos": {"img_size": (16, 16), "in_chans": 3, "pos_embed": "sincos"},
+}
+
+
+def build(name: str, encoder_name: str, **changes) -> Objective:
+    torch.manual_seed(0)
+    options = ENCODERS[encoder_name]
+    encoder = ViTEncoder(patch_size=4, embed_dim=32, depth=2, num_heads=2, **options)
+    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS[name], **changes})
+    channels = options["in_chans"]
+    return section.build(encoder, mean=[0.4] * channels, std=[0.2] * channels)
+
+
+def batch_of(objective: Objective, start: int = 0, stop: int = 8) -> Batch:
+    channels, (height, width) = objective.encoder.in_chans, objective.encoder.img_size
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (8, channels, height, width), dtype=torch.uint8, generator=generator)
+    index = torch.arange(100, 108)[start:stop]
+    return Batch(images[start:stop], torch.zeros(stop - start, dtype=torch.int64), SampleKeys(3, 1, index))
+
+
+@pytest.fixture(params=[(name, encoder) for name in OBJECTIVES for encoder in ENCODERS], ids=": ".join)
+def objective(request) -> Objective:
+    return build(*request.param)
+
+
+def test_loss_is_finite_and_every_trainable_parameter_learns(objective):
+    output = objective(batch_of(objective))
+    assert output.loss.ndim == 0
+    assert output.loss.dtype == torch.float32
+    assert torch.isfinite(output.loss)
+    output.loss.backward()
+    for name, parameter in objective.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, name
+            assert torch.isfinite(parameter.grad).all(), name
+            assert parameter.grad.abs().sum() > 0, name
+    for value in output.values.values():
+        assert torch.isfinite(value)
+        assert not value.requires_grad
+
+
+def test_same_keys_same_loss_other_keys_another(objective):
+    batch = batch_of(objective)
+    assert objective(batch).loss == objective(batch).loss
+    other = Batch(batch.images, batch.labels, SampleKeys(3, 2, batch.keys.index))
+    assert objective(batch).loss != objective(other).loss
+
+
+def test_mean_over_any_split_is_the_mean_over_the_batch(objective):
+    whole = objective(batch_of(objective)).loss
+    for parts in ([(0, 4), (4, 8)], [(0, 2), (2, 4), (4, 6), (6, 8)]):
+        mean = sum(objective(batch_of(objective, *part)).loss for part in parts) / len(parts)
+        assert mean.item() == pytest.approx(whole.item(), rel=1e-6)
+
+
+def test_state_round_trip(objective):
+    expected = objective(batch_of(objective)).loss
+    state = {name: value.clone() for name, value in objective.state_dict().items()}
+    with torch.no_grad():
+        for parameter in objective.parameters():
+            parameter.add_(1.0)
+    assert objective(batch_of(objective)).loss != expected
+    objective.load_state_dict(state, strict=True)
+    assert objective(batch_of(objective)).loss == expected
+
+
+def test_evaluation_adds_up_over_batches(objective):
+    objective.eval()
+    with torch.no_grad():
+        whole = objective.evaluation_sums(batch_of(objective))
+        parts = [objective.evaluation_sums(batch_of(objective, *part)) for part in ((0, 3), (3, 8))]
+    for name, value in whole.items():
+        assert float(parts[0][name] + parts[1][name]) == pytest.approx(float(value), rel=1e-5), name
+    metrics = objective.evaluation_metrics({name: float(value) for name, value in whole.items()})
+    assert "loss" in metrics
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_pictures_are_four_labeled_rows(objective):
+    with torch.no_grad():
+        rows = objective.pictures(batch_of(objective))
+    assert len(rows) == 4
+    assert rows[0].label == "masked"
+    assert rows[-1].label == "original"
+    for row in rows:
+        assert row.images.shape == batch_of(objective).images.shape
+        assert 0 <= row.images.min() <= row.images.max() <= 1
+    torch.testing.assert_close(rows[-1].images, batch_of(objective).images.float() / 255)

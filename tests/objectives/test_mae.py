@@ -1,0 +1,79 @@
+"""MAE: what the loss sees, and what its numbers mean."""
+
+import math
+
+import pytest
+import torch
+from test_contract import batch_of, build
+
+from mae_vit.masking import patch_ranks
+from mae_vit.patches import patchify
+
+
+def test_loss_ignores_targets_of_visible_patches():
+    objective = build("mae", "tiny", norm_pix_loss=False)
+    images = torch.randn(2, 3, 16, 16)
+    prediction, mask = objective.reconstruct(images, patch_ranks(batch_of(objective, 0, 2).keys, 16))
+    hidden = mask.reshape(2, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    loss = objective.loss(images, prediction, mask)
+    assert torch.equal(objective.loss(images + 5 * (1 - hidden), prediction, mask), loss)
+    assert objective.loss(images + 5 * hidden, prediction, mask) != loss
+
+
+def test_loss_by_hand():
+    objective = build("mae", "tiny", norm_pix_loss=True)
+    images = torch.randn(2, 3, 16, 16)
+    prediction, mask = torch.randn(2, 16, 48), torch.zeros(2, 16)
+    mask[0, 3] = mask[1, 7] = 1
+    expected = 0.0
+    for sample, patch in ((0, 3), (1, 7)):
+        pixels = patchify(images, 4)[sample, patch].double()
+        target = (pixels - pixels.mean()) / (pixels.var() + 1e-6).sqrt()
+        expected += (prediction[sample, patch] - target).square().mean().item() / 2
+    assert objective.loss(images, prediction, mask).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("norm_pix_loss", [True, False])
+def test_psnr_and_its_baseline(norm_pix_loss):
+    """PSNR against a plain computation on 0..1 pixels."""
+    objective = build("mae", "tiny", norm_pix_loss=norm_pix_loss).eval()
+    batch = batch_of(objective)
+    with torch.no_grad():
+        sums = objective.evaluation_sums(batch)
+        images = objective.normalize(batch.images)
+        prediction, mask = objective.reconstruct(images, patch_ranks(batch.keys, 16))
+    pixels = patchify(batch.images.double() / 255, 4)
+    if norm_pix_loss:
+        # Statistics in 0..1 pixels: channels share mean 0.4 and std 0.2 here, so scaling commutes.
+        mean, std = pixels.mean(-1, keepdim=True), (pixels.var(-1, keepdim=True) + 1e-6 * 0.04).sqrt()
+        shown, baseline = prediction * std + mean, mean.expand_as(pixels)
+        expected = -10 * math.log10((baseline - pixels)[mask == 1].square().mean().item())
+    else:
+        shown = prediction * 0.2 + 0.4
+        expected = None
+    metrics = objective.evaluation_metrics({name: float(value) for name, value in sums.items()})
+    mse = (shown - pixels)[mask == 1].square().mean().item()
+    assert metrics["psnr_db"] == pytest.approx(-10 * math.log10(mse), abs=1e-3)
+    if expected is not None:
+        assert metrics["psnr_baseline_db"] == pytest.approx(expected, abs=1e-3)
+    assert metrics["psnr_gain_db"] == pytest.approx(metrics["psnr_db"] - metrics["psnr_baseline_db"])
+
+
+def test_raw_baseline_is_a_local_average_of_visible_colors():
+    objective = build("mae", "tiny", norm_pix_loss=False)
+    images = torch.zeros(1, 3, 16, 16)
+    images[:, :, :, :4] = 1.0  # the first column of patches
+    mask = torch.ones(1, 16)
+    mask[0, 4] = mask[0, 7] = 0  # row 1, columns 0 and 3 are visible
+    found = objective._local_average(images, mask)[0, 5]  # row 1, column 1
+    expected = math.exp(-0.5) / (math.exp(-0.5) + math.exp(-2))
+    torch.testing.assert_close(found, torch.full_like(found, expected))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"mask_ratio": 0.5}, {"decoder_depth": 2}, {"decoder_embed_dim": 64}, {"decoder_num_heads": 4}, {"norm_pix_loss": False}],
+)
+def test_every_option_has_an_effect(changes):
+    first, second = build("mae", "tiny"), build("mae", "tiny", **changes)
+    assert first(batch_of(first)).loss != second(batch_of(second)).loss

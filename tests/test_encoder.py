@@ -1,0 +1,124 @@
+"""The encoder is timm's VisionTransformer: counts, names, features."""
+
+import pytest
+import timm
+import torch
+
+from mae_vit.encoder import SIZES, ViTEncoder, set_fused_attention
+from mae_vit.masking import random_masking
+from mae_vit.weights import EncoderInfo, encoder_bytes, load_encoder
+
+# REFERENCE 1: parameters at 224 px with num_classes=0.
+COUNTS = {
+    ("Ti", 16): 5_524_416,
+    ("S", 16): 21_665_664,
+    ("B", 16): 85_798_656,
+    ("B", 32): 87_455_232,
+    ("L", 16): 303_301_632,
+    ("L", 32): 305_510_400,
+    ("H", 14): 630_764_800,
+}
+
+
+def build(name: str, img_size: tuple[int, int], patch_size: int, **options) -> ViTEncoder:
+    size = SIZES[name]
+    return ViTEncoder(
+        img_size=img_size,
+        patch_size=patch_size,
+        embed_dim=size.embed_dim,
+        depth=size.depth,
+        num_heads=size.num_heads,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(("name", "patch_size"), COUNTS)
+def test_parameter_counts(name, patch_size):
+    with torch.device("meta"):
+        size = SIZES[name]
+        model = timm.models.VisionTransformer(
+            img_size=224,
+            patch_size=patch_size,
+            num_classes=0,
+            embed_dim=size.embed_dim,
+            depth=size.depth,
+            num_heads=size.num_heads,
+        )
+    assert sum(p.numel() for p in model.parameters()) == COUNTS[name, patch_size]
+    if name in ("Ti", "S"):
+        ours = build(name, (224, 224), patch_size)
+        assert sum(p.numel() for p in ours.parameters()) == COUNTS[name, patch_size]
+
+
+def test_tiny_cifar_count_with_a_ten_way_head():
+    encoder = build("tiny-cifar", (32, 32), 4)
+    assert sum(p.numel() for p in encoder.parameters()) + 128 * 10 + 10 == 1_205_898
+
+
+@pytest.mark.parametrize("pos_embed", ["learnable", "sincos"])
+@pytest.mark.parametrize(("img_size", "patch_size", "in_chans"), [((32, 32), 4, 3), ((24, 40), 8, 1)])
+def test_saved_encoder_loads_strictly_into_timm_with_the_same_features(
+    tmp_path, img_size, patch_size, in_chans, pos_embed
+):
+    torch.manual_seed(1)
+    encoder = build("tiny-cifar", img_size, patch_size, in_chans=in_chans, pos_embed=pos_embed).eval()
+    info = EncoderInfo(
+        "tiny-cifar", img_size, patch_size, in_chans, 128, 6, 4, 4.0, pos_embed, (0.5,), (0.25,), "mae", 7
+    )
+    path = tmp_path / "encoder.safetensors"
+    path.write_bytes(encoder_bytes(encoder, info))
+    model = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=img_size,
+        patch_size=patch_size,
+        in_chans=in_chans,
+        embed_dim=128,
+        depth=6,
+        num_heads=4,
+        num_classes=0,
+    ).eval()
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(path), strict=True)
+    images = torch.randn(2, in_chans, *img_size)
+    again, read = load_encoder(path)
+    with torch.no_grad():
+        expected = encoder.forward_features(images)
+        torch.testing.assert_close(model.forward_features(images), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(again.eval().forward_features(images), expected, atol=0, rtol=0)
+    assert expected.std() > 0.1
+    assert (read.step, read.img_size, read.pos_embed) == (7, img_size, pos_embed)
+
+
+def test_seeing_all_patches_equals_the_plain_forward():
+    encoder = build("tiny-cifar", (32, 32), 4).eval()
+    images = torch.randn(2, 3, 32, 32)
+    ids = torch.arange(64).expand(2, -1)
+    with torch.no_grad():
+        expected = encoder.forward_features(images)
+        torch.testing.assert_close(encoder.forward_visible(images, ids), expected, atol=1e-6, rtol=0)
+        replaced = encoder.forward_replaced(encoder.embed_patches(images))
+        torch.testing.assert_close(replaced, expected, atol=1e-6, rtol=0)
+
+
+def test_hidden_patches_do_not_reach_the_encoder():
+    encoder = build("tiny-cifar", (32, 32), 4).eval()
+    images = torch.randn(2, 3, 32, 32)
+    masking = random_masking(torch.rand(2, 64).argsort(dim=1), 0.75)
+    hidden = masking.mask.reshape(2, 1, 8, 8).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    with torch.no_grad():
+        first = encoder.forward_visible(images, masking.ids_keep)
+        second = encoder.forward_visible(images + 10 * hidden, masking.ids_keep)
+    assert torch.equal(first, second)
+
+
+def test_attention_kinds_agree_and_the_switch_reaches_every_block():
+    encoder = build("tiny-cifar", (32, 32), 4).eval()
+    images = torch.randn(2, 3, 32, 32)
+    outputs = []
+    for fused in (True, False):
+        set_fused_attention(encoder, fused)
+        assert [block.attn.fused_attn for block in encoder.blocks] == [fused] * 6
+        with torch.no_grad():
+            outputs.append(encoder.forward_features(images))
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)

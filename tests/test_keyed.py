@@ -1,0 +1,62 @@
+"""Threefry against its published vectors, and NumPy against torch."""
+
+import numpy as np
+import pytest
+import torch
+
+from mae_vit.keyed import SampleKeys, Stream, derive_key, threefry2x32, uniform, words
+
+# Random123's kat_vectors, threefry 2x32 with 20 rounds: counter, key, result.
+KNOWN = [
+    ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x6B200159, 0x99BA4EFE)),
+    ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+    ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xC4923A9C, 0x483DF7A0)),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
+def test_known_answers(counter, key, expected):
+    in_numpy = threefry2x32(key, *(np.array([word], np.uint32) for word in counter))
+    in_torch = threefry2x32(key, *(torch.tensor([word]) for word in counter))
+    assert tuple(int(word[0]) for word in in_numpy) == expected
+    assert tuple(int(word[0]) for word in in_torch) == expected
+
+
+def test_numpy_and_torch_agree():
+    key = derive_key(2**40 + 17, Stream.MASK, 3)
+    index = np.array([0, 1, 77, 2**31, 2**32 - 1])
+    for in_numpy, in_torch in zip(words(key, index, 9), words(key, torch.from_numpy(index), 9), strict=True):
+        np.testing.assert_array_equal(in_numpy.astype(np.int64), in_torch.numpy())
+
+
+@pytest.mark.gpu
+def test_cuda_agrees():
+    key, index = derive_key(5, Stream.MASK, 1), torch.arange(1000)
+    for host, device in zip(words(key, index, 64), words(key, index.cuda(), 64), strict=True):
+        assert torch.equal(host, device.cpu())
+
+
+def test_a_draw_depends_on_its_sample_alone():
+    keys = SampleKeys(1, 2, torch.arange(100))
+    alone = SampleKeys(1, 2, torch.tensor([42]))
+    assert torch.equal(keys.words(Stream.MASK, 7)[42], alone.words(Stream.MASK, 7)[0])
+
+
+@pytest.mark.parametrize("change", [{"seed": 2**33}, {"stream": Stream.FLIP}, {"epoch": 1}])
+def test_seed_stream_and_epoch_each_matter(change):
+    base = {"seed": 0, "stream": Stream.CROP, "epoch": 0}
+    index = np.arange(50)
+    first = words(derive_key(**base), index, 2)[0]
+    second = words(derive_key(**{**base, **change}), index, 2)[0]
+    assert (first != second).mean() > 0.9
+
+
+def test_uniform_numbers_are_uniform():
+    numbers = uniform(derive_key(0, Stream.CROP, 0), np.arange(20_000), 3)
+    assert numbers.dtype == np.float64
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    counts, _ = np.histogram(numbers, bins=20, range=(0, 1))
+    # 60,000 draws in 20 bins: 3,000 each, standard deviation 53.
+    assert abs(counts - 3000).max() < 5 * 53
+    assert abs(np.corrcoef(numbers.T) - np.eye(3)).max() < 0.03

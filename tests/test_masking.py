@@ -1,0 +1,97 @@
+"""Masks and corruption: counts, shares, and the facts that parity rests on."""
+
+import pytest
+import torch
+
+from mae_vit.keyed import SampleKeys
+from mae_vit.masking import (
+    KIND_MASK,
+    KIND_RANDOM,
+    KIND_UNCHANGED,
+    corrupt,
+    nearest_visible,
+    num_masked_patches,
+    patch_ranks,
+    random_masking,
+)
+
+KEYS = SampleKeys(0, 0, torch.arange(500))
+
+
+@pytest.mark.parametrize(("patches", "ratio", "masked"), [(64, 0.75, 48), (196, 0.75, 147), (16, 0.5, 8), (10, 0.75, 8)])
+def test_number_of_masked_patches_rounds_as_the_official_code(patches, ratio, masked):
+    assert num_masked_patches(patches, ratio) == masked == patches - int(patches * (1 - ratio))
+
+
+def test_masking_is_a_permutation_and_mask_matches_ids():
+    masking = random_masking(patch_ranks(KEYS, 64), 0.75)
+    assert masking.ids_keep.shape == (500, 16)
+    assert (masking.mask.sum(dim=1) == 48).all()
+    assert torch.equal(masking.ids_restore.sort(dim=1).values, torch.arange(64).expand(500, -1))
+    assert masking.mask.gather(1, masking.ids_keep).sum() == 0
+    # Restoring [kept, then masked] puts each kept patch back in its place.
+    places = masking.ids_restore.gather(1, masking.ids_keep)
+    assert torch.equal(places, torch.arange(16).expand(500, -1))
+
+
+def test_every_patch_is_masked_equally_often():
+    share = random_masking(patch_ranks(SampleKeys(0, 0, torch.arange(20_000)), 64), 0.75).mask.mean(dim=0)
+    # Standard deviation sqrt(.75 * .25 / 20000) = 0.003.
+    assert (share - 0.75).abs().max() < 5 * 0.0031
+
+
+def test_masks_do_not_depend_on_the_batch():
+    whole = random_masking(patch_ranks(KEYS, 64), 0.75).mask
+    part = random_masking(patch_ranks(SampleKeys(0, 0, torch.arange(100, 103)), 64), 0.75).mask
+    assert torch.equal(whole[100:103], part)
+    other_epoch = random_masking(patch_ranks(SampleKeys(0, 1, torch.arange(100, 103)), 64), 0.75).mask
+    assert not torch.equal(part, other_epoch)
+
+
+def corruption(num_samples: int = 500, **changes):
+    shares = {"corrupt_ratio": 0.5, "mask_share": 0.8, "random_share": 0.1} | changes
+    return corrupt(SampleKeys(0, 0, torch.arange(num_samples)), 64, **shares)
+
+
+def test_corruption_counts_and_shares():
+    drawn = corruption(5000)
+    assert drawn.ids.shape == (5000, 32)
+    assert (drawn.mask.sum(dim=1) == 32).all()
+    assert (drawn.mask.gather(1, drawn.ids) == 1).all()
+    for kind, share in ((KIND_MASK, 0.8), (KIND_RANDOM, 0.1), (KIND_UNCHANGED, 0.1)):
+        found = (drawn.kind == kind).float().mean().item()
+        # 160,000 draws: standard deviation at most 0.001.
+        assert found == pytest.approx(share, abs=0.005)
+
+
+def test_a_random_source_is_another_patch_and_any_other():
+    drawn = corruption(5000)
+    assert (drawn.source != drawn.ids).all()
+    assert drawn.source.min() >= 0
+    assert drawn.source.max() < 64
+    distance = (drawn.source - drawn.ids) % 64
+    counts = torch.bincount(distance.flatten(), minlength=64)
+    assert counts[0] == 0
+    expected = distance.numel() / 63
+    assert ((counts[1:] - expected).abs() < 5 * expected**0.5).all()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"corrupt_ratio": 0.15}, {"mask_share": 0.5}, {"mask_share": 0.5, "random_share": 0.5}]
+)
+def test_corruption_options_have_an_effect(changes):
+    first, second = corruption(), corruption(**changes)
+    assert first.kind.shape != second.kind.shape or not torch.equal(first.kind, second.kind)
+
+
+def test_nearest_visible_against_brute_force():
+    mask = corruption(20).mask
+    found = nearest_visible(mask, (8, 8))
+    for sample in range(20):
+        for patch in range(64):
+            candidates = [
+                ((patch // 8 - other // 8) ** 2 + (patch % 8 - other % 8) ** 2, other)
+                for other in range(64)
+                if mask[sample, other] == 0
+            ]
+            assert found[sample, patch] == min(candidates)[1]

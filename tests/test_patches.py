@@ -1,0 +1,50 @@
+"""Patches against slicing, colors against values worked out by hand."""
+
+import pytest
+import torch
+
+from mae_vit.encoder import ViTEncoder
+from mae_vit.patches import class_colors, constant_patches, mean_color_classes, patchify, unpatchify
+
+
+@pytest.mark.parametrize(("shape", "patch"), [((2, 3, 8, 12), 4), ((1, 1, 6, 6), 2), ((2, 3, 14, 7), 7)])
+def test_patchify_matches_slicing_and_inverts(shape, patch):
+    images = torch.randn(shape)
+    patches = patchify(images, patch)
+    columns = shape[3] // patch
+    for number in range(patches.shape[1]):
+        row, column = divmod(number, columns)
+        cut = images[:, :, row * patch : (row + 1) * patch, column * patch : (column + 1) * patch]
+        assert torch.equal(patches[:, number], cut.permute(0, 2, 3, 1).flatten(1))
+    assert torch.equal(unpatchify(patches, patch, shape[2:]), images)
+
+
+def test_patch_embedding_is_the_linear_projection_of_flattened_patches():
+    encoder = ViTEncoder(img_size=(12, 8), patch_size=4, embed_dim=16, depth=1, num_heads=2)
+    images = torch.randn(2, 3, 12, 8)
+    weight = encoder.patch_embed.proj.weight  # (D, C, P, P)
+    flat = patchify(images, 4).unflatten(-1, (4, 4, 3)).permute(0, 1, 4, 2, 3).flatten(2)
+    expected = flat @ weight.flatten(1).T + encoder.patch_embed.proj.bias
+    torch.testing.assert_close(encoder.embed_patches(images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_mean_color_classes_by_hand():
+    image = torch.zeros(1, 3, 2, 4, dtype=torch.uint8)
+    # Left patch: R mean (0+10+255+255)/4 = 130 -> bin 4; G mean 31.75 -> bin 0; B 32 -> bin 1.
+    image[0, 0, :, :2] = torch.tensor([[0, 10], [255, 255]])
+    image[0, 1, :, :2] = torch.tensor([[31, 32], [32, 32]])
+    image[0, 2, :, :2] = 32
+    # Right patch: 255 -> 7; 224 -> 7; 223 -> 6.
+    image[0, 0, :, 2:], image[0, 1, :, 2:], image[0, 2, :, 2:] = 255, 224, 223
+    assert mean_color_classes(image, 2).tolist() == [[64 * 4 + 8 * 0 + 1, 64 * 7 + 8 * 7 + 6]]
+
+
+def test_mean_color_of_grey_images_has_eight_classes():
+    image = torch.full((1, 1, 2, 2), 100, dtype=torch.uint8)
+    assert mean_color_classes(image, 2).tolist() == [[3]]
+
+
+def test_class_colors_lie_in_their_class():
+    classes = torch.arange(512)[None]
+    painted = constant_patches(class_colors(classes, 3), 2, (32, 64)).byte()
+    assert torch.equal(mean_color_classes(painted, 2), classes)
