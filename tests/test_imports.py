@@ -1,0 +1,66 @@
+"""Who may import whom."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A module's part of the library -> the parts that it may import. Longest prefix wins.
+ALLOWED = {
+    "mae_vit.errors": (),
+    "mae_vit.keyed": (),
+    "mae_vit.batch": ("keyed",),
+    "mae_vit.config": ("errors",),
+    "mae_vit.plan": ("config", "errors"),
+    "mae_vit.patches": (),
+    "mae_vit.masking": ("keyed",),
+    "mae_vit.encoder": (),
+    "mae_vit.weights": ("encoder", "errors"),
+    "mae_vit.objectives": ("batch", "config", "encoder", "masking", "patches", "objectives"),
+    "mae_vit.data": ("batch", "keyed", "errors", "data", "__version__"),
+    "mae_vit.training": ("batch", "config", "encoder", "errors", "keyed", "objectives.base", "plan", "training"),
+    "mae_vit.cli": ("data", "errors", "__version__"),
+}
+ONLY_IN = {
+    "deepspeed": {"mae_vit/training/deepspeed_engine.py"},
+    "torch.utils.tensorboard": {"mae_vit/training/monitor.py"},
+    "webdataset": {"mae_vit/data/prepare.py"},
+}
+FILES = sorted([*ROOT.glob("mae_vit/**/*.py"), *ROOT.glob("pretrain/*.py")])
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module
+            found |= {f"{node.module}.{name.name}" for name in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_arrows_point_one_way(path):
+    name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+    imported = imports_of(path)
+    for package, places in ONLY_IN.items():
+        if any(module == package or module.startswith(package + ".") for module in imported):
+            assert path.relative_to(ROOT).as_posix() in places, f"{package} is imported in {path}"
+    ours = {module for module in imported if module.split(".")[0] in ("mae_vit", "pretrain", "finetune")}
+    if name.startswith("pretrain"):
+        assert not any(module.startswith("finetune") for module in ours)
+        return
+    assert not any(module.startswith(("pretrain", "finetune")) for module in ours)
+    keys = [key for key in ALLOWED if name == key or name.startswith(key + ".")]
+    allowed = ALLOWED[max(keys, key=len)] if keys else ()
+    for module in ours:
+        part = module.removeprefix("mae_vit.")
+        assert any(part == one or part.startswith(one + ".") for one in allowed), f"{name} imports {module}"
+
+
+def test_the_whole_tree_is_covered():
+    assert len(FILES) > 25
