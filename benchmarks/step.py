@@ -68,7 +68,7 @@ def our_step(batch_size: int, precision: str) -> Callable[[int], None]:
 
 
 def their_step(batch_size: int, precision: str, attention: str) -> Callable[[int], None]:
-    """transformers' ViTMAE with the same AdamW kernel; images arrive normalized, masks by its own noise."""
+    """Transformers' ViTMAE with the same AdamW kernel; images arrive normalized, masks by its own noise."""
     torch.manual_seed(0)
     config = ViTMAEConfig(
         hidden_size=WIDTH,
@@ -86,7 +86,9 @@ def their_step(batch_size: int, precision: str, attention: str) -> Callable[[int
         attn_implementation=attention,
     )
     model = ViTMAEForPreTraining(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05, fused=True
+    )
     images = torch.randn(batch_size, 3, PIXELS, PIXELS)
 
     def step(number: int) -> None:
@@ -114,7 +116,9 @@ def measure(contenders: dict[str, Callable[[int], None]], rounds: int, steps: in
 
 def main() -> None:
     """Measures both precisions and prints the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=5)

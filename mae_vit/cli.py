@@ -69,12 +69,18 @@ def _add_prepare(commands: argparse._SubParsersAction[_OneLineParser]) -> None:
         "paths",
         nargs="+",
         metavar="SRC... OUT",
-        help="sources (digits, cifar10, a folder of class folders, or a .tar, .tar.gz of one), then the output folder",
+        help="sources (digits, cifar10, a folder of class folders, a .tar or .tar.gz of one), then the output",
     )
-    parser.add_argument("--root", type=Path, help="where torchvision's copy of cifar10 is, or is downloaded to")
-    parser.add_argument("--split", default="train", help="split of images outside of train/, val/, test/ (train)")
+    parser.add_argument(
+        "--root", type=Path, help="where torchvision's copy of cifar10 is, or is downloaded to"
+    )
+    parser.add_argument(
+        "--split", default="train", help="split of images outside of train/, val/, test/ (train)"
+    )
     parser.add_argument("--shard-mib", type=int, default=256, metavar="N", help="largest shard, in MiB (256)")
-    parser.add_argument("--shard-samples", type=int, default=10_000, metavar="N", help="most samples in one (10000)")
+    parser.add_argument(
+        "--shard-samples", type=int, default=10_000, metavar="N", help="most samples in one (10000)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace splits that exist")
     parser.set_defaults(run=_prepare)
 
@@ -94,9 +100,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
         raise InputError(f'--split "{arguments.split}": letters, digits and _ only')
     begun, out = time.monotonic(), Path(out_text)
     try:
-        sources = [
-            open_source(spec, out=out, split=arguments.split, root=arguments.root) for spec in specs
-        ]
+        sources = [open_source(spec, out=out, split=arguments.split, root=arguments.root) for spec in specs]
         report = prepare(
             sources,
             out,

@@ -111,7 +111,9 @@ class AugmentSection(Section):
         for crop, options in _CROP_OPTIONS.items():
             for name in options:
                 if crop != self.crop and getattr(self, name) is not None:
-                    raise ValueError(f'{name} has no effect with crop="{self.crop}"; it belongs to crop="{crop}"')
+                    raise ValueError(
+                        f'{name} has no effect with crop="{self.crop}"; it belongs to crop="{crop}"'
+                    )
         if self.scale and not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"scale={self.scale}: needs 0 < low <= high <= 1 (shares of the image's area)")
         if self.ratio and not 0 < self.ratio[0] <= self.ratio[1]:
@@ -311,7 +313,10 @@ def _merge(problems: Iterable[str]) -> list[str]:
     for problem in problems:
         key, _, message = problem.partition(": ")
         merged.setdefault(key, []).append(message)
-    return [": ".join([key, " or ".join(messages)]) if messages != [""] else key for key, messages in merged.items()]
+    return [
+        ": ".join([key, " or ".join(messages)]) if messages != [""] else key
+        for key, messages in merged.items()
+    ]
 
 
 def _explain(schema: type[BaseModel], raw: dict[str, Any], problem: Any) -> str:
@@ -332,7 +337,9 @@ def _explain(schema: type[BaseModel], raw: dict[str, Any], problem: Any) -> str:
         return f'{key}.name="{tag}": {nearest(tag, tags)}'
     message = problem["msg"][:1].lower() + problem["msg"][1:]
     value = problem["input"]
-    shown = repr(value) if len(repr(value)) <= 80 else f"{type(value).__name__} of {len(repr(value))} characters"
+    shown = (
+        repr(value) if len(repr(value)) <= 80 else f"{type(value).__name__} of {len(repr(value))} characters"
+    )
     choices = problem.get("ctx", {}).get("expected")
     hint = ""
     if isinstance(value, str) and isinstance(choices, str):

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -191,5 +192,5 @@ def set_fused_attention(model: nn.Module, fused: bool) -> None:
     precision (for MAE's short sequences in bf16 on a CPU, plain is).
     """
     for module in model.modules():
-        if hasattr(module, "fused_attn"):
+        if isinstance(module, Attention):
             module.fused_attn = fused

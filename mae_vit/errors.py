@@ -15,6 +15,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
+        """Makes one line of `message`."""
         super().__init__(" ".join(message.split()))
 
 

@@ -69,7 +69,9 @@ class EncoderInfo:
 
 def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:
     """Returns the content of an `encoder.safetensors`: timm's keys, float32, metadata."""
-    tensors = {name: value.detach().float().cpu().contiguous() for name, value in encoder.state_dict().items()}
+    tensors = {
+        name: value.detach().float().cpu().contiguous() for name, value in encoder.state_dict().items()
+    }
     return save_tensors(tensors, metadata={"mae_vit": json.dumps(asdict(info), sort_keys=True)})
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from mae_vit.batch import Batch
-from mae_vit.config import Config
+from mae_vit.config import AugmentSection, Config
 from mae_vit.data.augment import Augment
+from mae_vit.data.dataset import Dataset
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
 from mae_vit.data.order import GlobalOrder, Share, permute
 from mae_vit.data.reading import MemorySource, Source, open_source
-from mae_vit.data.dataset import Dataset
 from mae_vit.errors import InputError
 from mae_vit.keyed import Stream, derive_key
 from mae_vit.plan import Plan
@@ -113,10 +114,8 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         augment=Augment(
             img_size=img_size,
             crop=augment.crop,
-            pad_px=augment.pad_px,
-            scale=augment.scale and (augment.scale[0], augment.scale[1]),
-            ratio=augment.ratio and (augment.ratio[0], augment.ratio[1]),
             flip=augment.flip,
+            **crop_options(augment),
         ),
         memory_limit_gib=section.memory_limit_gib,
     )
@@ -133,16 +132,28 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         mean=mean,
         std=std,
         held_out_index=held_out,
-        held_out_source=held_out
-        and open_source(
+        held_out_source=open_source(
             held_out,
             "auto",
             channels=config.model.in_chans,
             augment=Augment(img_size=img_size),
             memory_limit_gib=section.memory_limit_gib,
-        ),
+        )
+        if held_out
+        else None,
         pin_memory=device.type == "cuda",
     )
+
+
+def crop_options(augment: AugmentSection) -> dict[str, Any]:
+    """The options of the chosen crop; those of the others are unset."""
+    options: dict[str, Any] = {}
+    if augment.pad_px is not None:
+        options["pad_px"] = augment.pad_px
+    if augment.scale is not None and augment.ratio is not None:
+        options["scale"] = (augment.scale[0], augment.scale[1])
+        options["ratio"] = (augment.ratio[0], augment.ratio[1])
+    return options
 
 
 def _auto_workers(source: Source, ranks: Ranks, device: torch.device) -> int:
@@ -151,7 +162,11 @@ def _auto_workers(source: Source, ranks: Ranks, device: torch.device) -> int:
         return 0
     spare = available_cores() // ranks.local_world_size - 1
     # On a CPU the trainer keeps all cores busy itself.
-    return min(_MAX_AUTO_WORKERS, max(1, spare)) if device.type == "cuda" else min(_MAX_AUTO_WORKERS, max(0, spare))
+    return (
+        min(_MAX_AUTO_WORKERS, max(1, spare))
+        if device.type == "cuda"
+        else min(_MAX_AUTO_WORKERS, max(0, spare))
+    )
 
 
 def _check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
@@ -170,7 +185,9 @@ def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
     path, wanted = Path(config.data.path), config.monitor.evaluate_split
     if wanted is not None:
         return open_index(path, wanted)
-    present = [name for name in _HELD_OUT_SPLITS if name in index.dataset.splits and name != config.data.split]
+    present = [
+        name for name in _HELD_OUT_SPLITS if name in index.dataset.splits and name != config.data.split
+    ]
     return open_index(path, present[0]) if present else None
 
 

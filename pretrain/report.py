@@ -52,14 +52,16 @@ def describe_plan(
         "data": f'{config.data.path}, split "{config.data.split}": {plan.num_samples:,} images in {shards} shards, '
         f"source {source}, {data.workers} workers for each of {ranks.world_size} ranks",
         "held out": held_out,
-        "batch": f"{plan.effective_batch_size:,} = {ranks.world_size} ranks x {plan.accumulation} micro-batches "
-        f"x {plan.batch_size_per_device}",
+        "batch": f"{plan.effective_batch_size:,} = {ranks.world_size} ranks x {plan.accumulation} micro-batches x "
+        f"{plan.batch_size_per_device}",
         "length": f"{plan.total_steps:,} steps = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
         f"{plan.steps_per_epoch:,} ({plan.num_samples % plan.effective_batch_size:,} images of each dropped)",
-        "rate": f"{plan.lr:.3e} peak after {plan.warmup_steps:,} steps of warm-up, cosine to {config.optim.min_lr:g}",
+        "rate": f"{plan.lr:.3e} peak after {plan.warmup_steps:,} steps of warm-up, cosine to "
+        f"{config.optim.min_lr:g}",
         "engine": f"{train.engine}, ZeRO {train.zero_stage}, {train.precision}, {device}",
         "memory": f"{memory:.2f} GiB for each rank, about (states and float32 activations)",
-        "disk": f"{disk / 2**20:,.0f} MiB for {kept} checkpoints of {costs.checkpoint_bytes / 2**20:,.1f} MiB "
+        "disk": f"{disk / 2**20:,.0f} MiB for {kept} checkpoints of "
+        f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
         f"every {plan.checkpoint_every_steps:,} steps; free: {_free_bytes(folder.path) / 2**30:,.0f} GiB",
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]

@@ -21,12 +21,22 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def no_launcher_environment():
-    """Tests stand for a plain shell, also inside a Slurm job."""
+@pytest.fixture(autouse=True)
+def no_launcher_environment(monkeypatch):
+    """Each test stands for a plain shell, also inside a Slurm job or after another test."""
     for name in list(os.environ):
-        if name.startswith("SLURM_") or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-            del os.environ[name]
+        if name.startswith("SLURM_") or name in (
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        ):
+            monkeypatch.delenv(name)
+    # find_ranks() sets these for DeepSpeed: recorded here, so that they are taken back.
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session")

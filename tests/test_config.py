@@ -101,7 +101,9 @@ def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
 
 
 def plan(*overrides: str, num_samples: int = 1534, world_size: int = 1):
-    return make_plan(load_config(PretrainConfig, CONFIG, overrides), num_samples=num_samples, world_size=world_size)
+    return make_plan(
+        load_config(PretrainConfig, CONFIG, overrides), num_samples=num_samples, world_size=world_size
+    )
 
 
 def test_durations_become_steps():
@@ -129,7 +131,11 @@ def test_batches_are_split_over_ranks_and_micro_batches():
     ("overrides", "world_size", "expected"),
     [
         ([], 3, "train.effective_batch_size=128 does not divide over 3 ranks (nearest: 129)"),
-        (["train.batch_size_per_device=48"], 1, "does not divide the 128 images of each of 1 ranks (nearest: 32)"),
+        (
+            ["train.batch_size_per_device=48"],
+            1,
+            "does not divide the 128 images of each of 1 ranks (nearest: 32)",
+        ),
         (["train.effective_batch_size=2000"], 1, "larger than the data"),
         (["train.warmup_epochs=31"], 1, "warm-up of 341 steps is longer than the run of 330 steps"),
         (["train.epochs=0.01", "train.warmup_epochs=0"], 1, "less than one step"),

@@ -20,7 +20,16 @@ ALLOWED = {
     "mae_vit.weights": ("encoder", "errors"),
     "mae_vit.objectives": ("batch", "config", "encoder", "masking", "patches", "objectives"),
     "mae_vit.data": ("batch", "keyed", "errors", "data", "__version__"),
-    "mae_vit.training": ("batch", "config", "encoder", "errors", "keyed", "objectives.base", "plan", "training"),
+    "mae_vit.training": (
+        "batch",
+        "config",
+        "encoder",
+        "errors",
+        "keyed",
+        "objectives.base",
+        "plan",
+        "training",
+    ),
     "mae_vit.cli": ("data", "errors", "__version__"),
 }
 ONLY_IN = {

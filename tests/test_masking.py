@@ -18,7 +18,9 @@ from mae_vit.masking import (
 KEYS = SampleKeys(0, 0, torch.arange(500))
 
 
-@pytest.mark.parametrize(("patches", "ratio", "masked"), [(64, 0.75, 48), (196, 0.75, 147), (16, 0.5, 8), (10, 0.75, 8)])
+@pytest.mark.parametrize(
+    ("patches", "ratio", "masked"), [(64, 0.75, 48), (196, 0.75, 147), (16, 0.5, 8), (10, 0.75, 8)]
+)
 def test_number_of_masked_patches_rounds_as_the_official_code(patches, ratio, masked):
     assert num_masked_patches(patches, ratio) == masked == patches - int(patches * (1 - ratio))
 

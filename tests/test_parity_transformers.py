@@ -7,8 +7,8 @@ import torch
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
 from mae_vit.encoder import ViTEncoder
-from mae_vit.masking import patch_ranks
 from mae_vit.keyed import SampleKeys
+from mae_vit.masking import patch_ranks
 from mae_vit.objectives.mae import MAE, MAEConfig
 
 

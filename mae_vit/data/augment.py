@@ -52,16 +52,10 @@ class Augment:
 
     img_size: tuple[int, int]
     crop: Literal["none", "pad", "random_resized"] = "none"
-    pad_px: int | None = None
-    scale: tuple[float, float] | None = None
-    ratio: tuple[float, float] | None = None
+    pad_px: int = 0
+    scale: tuple[float, float] = (1.0, 1.0)
+    ratio: tuple[float, float] = (1.0, 1.0)
     flip: bool = False
-
-    def __post_init__(self) -> None:
-        if self.crop == "pad":
-            assert self.pad_px is not None
-        if self.crop == "random_resized":
-            assert self.scale is not None and self.ratio is not None
 
     def draw(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> View:
         """Draws the views of a batch.
@@ -80,7 +74,9 @@ class Augment:
         key = derive_key(seed, Stream.CROP, epoch)
         if self.crop == "pad":
             drawn = words(key, index, 2)[0].astype(np.uint64)
-            shifts = ((drawn * np.uint64(2 * self.pad_px + 1)) >> np.uint64(32)).astype(np.int64) - self.pad_px
+            shifts = ((drawn * np.uint64(2 * self.pad_px + 1)) >> np.uint64(32)).astype(
+                np.int64
+            ) - self.pad_px
             return View(np.concatenate([shifts, sizes], axis=1), flips)
         return View(self._random_boxes(uniform(key, index, 2 * _TRIES + 2), sizes), flips)
 

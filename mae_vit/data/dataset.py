@@ -83,7 +83,11 @@ def read_dataset(folder: Path) -> Dataset:
     path = folder / FILE_NAME
     if not path.exists():
         tars = len(list(folder.glob("*.tar")))
-        what = f"holds {tars} tar files but no {FILE_NAME}" if tars else f"holds no shards ({FILE_NAME} is missing)"
+        what = (
+            f"holds {tars} tar files but no {FILE_NAME}"
+            if tars
+            else f"holds no shards ({FILE_NAME} is missing)"
+        )
         raise InputError(f"data folder {folder} {what}: make it with `mae-vit prepare SRC {folder}`")
     try:
         dataset = Dataset.model_validate(json.loads(path.read_text(encoding="utf-8")))

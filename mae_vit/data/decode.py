@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import simplejpeg
@@ -41,7 +43,9 @@ def decode(data: bytes, channels: int) -> np.ndarray:
             # CMYK goes to Pillow, whose conversion others compare with.
             if height * width <= MAX_PIXELS and colorspace != "CMYK":
                 # strict: libjpeg fills truncated images with grey silently.
-                pixels = simplejpeg.decode_jpeg(data, colorspace="GRAY" if channels == 1 else "RGB", strict=True)
+                pixels = simplejpeg.decode_jpeg(
+                    data, colorspace="GRAY" if channels == 1 else "RGB", strict=True
+                )
                 return np.ascontiguousarray(pixels.transpose(2, 0, 1))
         except ValueError:
             pass  # refused, or damaged: Pillow decides which
@@ -91,16 +95,15 @@ def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 
 
-class _pillow_errors(warnings.catch_warnings):  # noqa: N801  (reads as a statement)
+@contextmanager
+def _pillow_errors() -> Iterator[None]:
     """Turns whatever Pillow's parsers raise on damaged bytes into a DecodeError."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        warnings.simplefilter("ignore")
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        super().__exit__(kind, error, trace)
-        if isinstance(error, Exception) and not isinstance(error, DecodeError):
-            text = str(error).splitlines()
-            reason = "not an image" if "cannot identify" in str(error) else (text[0] if text else type(error).__name__)
-            raise DecodeError(reason) from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except DecodeError:
+        raise
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise DecodeError("not an image" if "cannot identify" in lines[0] else lines[0]) from None

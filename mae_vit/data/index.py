@@ -12,7 +12,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +131,9 @@ def open_index(folder: Path, split: str) -> ShardIndex:
     index = ShardIndex(folder, split, dataset, array_path)
     if len(index) != info.samples:
         array_path.unlink()
-        raise InputError(f"the index of {folder} was damaged and is now removed: start again to build it anew")
+        raise InputError(
+            f"the index of {folder} was damaged and is now removed: start again to build it anew"
+        )
     return index
 
 
@@ -191,7 +193,9 @@ def _build(folder: Path, info: Split, array_path: Path) -> None:
         except (DamagedTar, OSError) as error:
             raise InputError(f"shard {shard.file} cannot be used: {error}") from None
         if len(rows) != shard.samples:
-            raise InputError(f"shard {shard.file} holds {len(rows)} samples, dataset.json says {shard.samples}")
+            raise InputError(
+                f"shard {shard.file} holds {len(rows)} samples, dataset.json says {shard.samples}"
+            )
         parts.append(rows)
     partial = array_path.with_name(f".{array_path.name}.{os.getpid()}")
     with partial.open("wb") as file:
@@ -210,7 +214,7 @@ def _check_shards(folder: Path, info: Split) -> None:
             raise InputError(f"shard {path} is missing: run `mae-vit check {folder}`") from None
         if size != shard.bytes:
             raise InputError(
-                f"shard {path} has {size} bytes, dataset.json says {shard.bytes}: run `mae-vit check {folder}`"
+                f"shard {path} has {size} bytes, dataset.json says {shard.bytes}: see `mae-vit check {folder}`"
             )
 
 
@@ -233,7 +237,9 @@ def _cache_folder(folder: Path) -> Path:
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"no place for the index: neither {beside} nor {cache} can be written: {error}") from None
+        raise InputError(
+            f"no place for the index: neither {beside} nor {cache} can be written: {error}"
+        ) from None
     return cache
 
 
@@ -241,15 +247,16 @@ def _drop_old(cache: Path, split: str, keep: Path) -> None:
     """Removes what was derived from earlier shards of this split."""
     for path in cache.glob(f"{split}-*"):
         # "train-*" finds the files of a split "train-more" as well.
-        if re.match(rf"{re.escape(split)}-[0-9a-f]{{16}}[.-]", path.name) and not path.name.startswith(keep.stem):
+        if re.match(rf"{re.escape(split)}-[0-9a-f]{{16}}[.-]", path.name) and not path.name.startswith(
+            keep.stem
+        ):
             path.unlink(missing_ok=True)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        try:
+        # On a file system without locks several may build; each replaces the file whole.
+        with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: several may build, each replaces the file whole
         yield

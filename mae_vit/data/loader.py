@@ -113,9 +113,7 @@ def load_batches(
         yield Batch(images, labels, SampleKeys(order.seed, epoch, index))
 
 
-def fixed_batches(
-    source: Source, samples: np.ndarray, *, seed: int, batch_size: int
-) -> Iterator[Batch]:
+def fixed_batches(source: Source, samples: np.ndarray, *, seed: int, batch_size: int) -> Iterator[Batch]:
     """Yields given samples in order, keyed as of epoch 0: the same images and masks every time."""
     for start in range(0, len(samples), batch_size):
         index = samples[start : start + batch_size]

@@ -55,7 +55,9 @@ class Statistics:
         mean = self.total / self.pixels / 255
         variance = np.maximum(self.squares / self.pixels / 255**2 - mean**2, 0)
         channels = 1 if self.all_grey else 3
-        return [round(float(v), 6) for v in mean[:channels]], [round(float(v), 6) for v in variance[:channels] ** 0.5]
+        return [round(float(v), 6) for v in mean[:channels]], [
+            round(float(v), 6) for v in variance[:channels] ** 0.5
+        ]
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,9 @@ def _write_split(
                 formats[entry.extension] += 1
                 counts[label] += 1
         if not heights:
-            raise InputError(f'no image of split "{split}" can be read: {failed[0] if failed else "it is empty"}')
+            raise InputError(
+                f'no image of split "{split}" can be read: {failed[0] if failed else "it is empty"}'
+            )
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -262,7 +266,11 @@ class ShardWriter:
         path = Path(self._file.name)
         self._file.close()
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+            digest = (
+                hashlib.file_digest(file, "sha256").hexdigest()
+                if hasattr(hashlib, "file_digest")
+                else _digest(file)
+            )
         self.shards.append(
             Shard(file=path.name, samples=self._samples, bytes=path.stat().st_size, sha256=digest)
         )
@@ -304,7 +312,11 @@ def _publish(
     else:
         described = dataset.model_dump(include={"mean", "std", "statistics_images", "channels"})
     dataset = Dataset(
-        format=FORMAT, tool=f"mae-vit {__version__}", classes=classes, splits=dict(sorted(splits.items())), **described
+        format=FORMAT,
+        tool=f"mae-vit {__version__}",
+        classes=classes,
+        splits=dict(sorted(splits.items())),
+        **described,
     )
     _write_description(out, dataset)
     return dataset

@@ -27,7 +27,9 @@ class SampleError(RuntimeError):
 class Source(Protocol):
     """Where batches come from."""
 
-    labels: np.ndarray
+    @property
+    def labels(self) -> np.ndarray:
+        """Int (N,), -1 where there is none."""
 
     def images(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
         """Returns augmented images of samples `index` (B,): uint8 (B, C, H, W)."""
@@ -56,7 +58,7 @@ class TarSource:
 
     @property
     def labels(self) -> np.ndarray:
-        """int (N,), -1 where there is none."""
+        """Int (N,), -1 where there is none."""
         return self._index.labels
 
     def images(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
@@ -85,7 +87,7 @@ class MemorySource:
 
     @property
     def labels(self) -> np.ndarray:
-        """int (N,), -1 where there is none."""
+        """Int (N,), -1 where there is none."""
         return self._index.labels
 
     def images(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:

@@ -153,7 +153,9 @@ def _archive(path: Path, out: Path, split: str) -> ImageSource:
     for member in members:
         parts = PurePosixPath(member.name).parts
         if member.name.startswith("/") or ".." in parts:
-            raise InputError(f'archive {path} holds the path "{member.name}", which leaves its folder: refused')
+            raise InputError(
+                f'archive {path} holds the path "{member.name}", which leaves its folder: refused'
+            )
     members.sort(key=lambda member: member.name)
     descriptor = os.open(plain, os.O_RDONLY)
     if plain != path:

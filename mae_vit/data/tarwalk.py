@@ -91,7 +91,11 @@ def _number(field: bytes) -> int:
 
 def _short_name(header: bytes) -> str:
     name = header[:100].split(b"\0", 1)[0]
-    prefix = header[345:500].split(b"\0", 1)[0] if header[257:262] == b"ustar" and header[263:265] == b"00" else b""
+    prefix = (
+        header[345:500].split(b"\0", 1)[0]
+        if header[257:262] == b"ustar" and header[263:265] == b"00"
+        else b""
+    )
     return (prefix + b"/" + name if prefix else name).decode("utf-8", "surrogateescape")
 
 

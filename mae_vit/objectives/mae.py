@@ -35,8 +35,11 @@ class MAEConfig(ObjectiveSection):
     def check(self, *, grid_size: tuple[int, int]) -> None:
         """Raises ValueError, named by key, for what only shows together with the model."""
         num_patches = grid_size[0] * grid_size[1]
-        if not 0 < num_masked_patches(num_patches, self.mask_ratio) < num_patches:
-            raise ValueError(f"mask_ratio={self.mask_ratio} masks none or all of {num_patches} patches")
+        if num_masked_patches(num_patches, self.mask_ratio) == num_patches:
+            most = 1 - 1 / num_patches
+            raise ValueError(
+                f"mask_ratio={self.mask_ratio} leaves none of {num_patches} patches visible (most: {most:.3g})"
+            )
         if self.decoder_embed_dim % self.decoder_num_heads:
             raise ValueError(
                 f"decoder_embed_dim={self.decoder_embed_dim} is not divisible by "
@@ -163,7 +166,9 @@ class MAE(Objective):
             "masked": mask.sum(),
             "loss": (loss * mask).sum(),
             "squared_error": (((pixels - original) * pixel_std).square().mean(dim=-1) * mask).sum(),
-            "squared_error_baseline": (((baseline - original) * pixel_std).square().mean(dim=-1) * mask).sum(),
+            "squared_error_baseline": (
+                ((baseline - original) * pixel_std).square().mean(dim=-1) * mask
+            ).sum(),
         }
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:

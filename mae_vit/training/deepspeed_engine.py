@@ -11,7 +11,11 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.utils import safe_get_full_optimizer_state, safe_set_full_fp32_param, safe_set_full_optimizer_state
+from deepspeed.utils import (
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+)
 from torch import Tensor
 
 from mae_vit.batch import Batch
@@ -40,7 +44,9 @@ def init_process_group(device: torch.device) -> None:
 class DeepSpeedEngine(Engine):
     """Steps through `deepspeed.initialize`."""
 
-    def __init__(self, objective: Objective, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
+    def __init__(
+        self, objective: Objective, options: StepOptions, ranks: Ranks, device: torch.device
+    ) -> None:
         """Wraps `objective`; the process group must exist."""
         super().__init__(objective, options, ranks, device)
         self._optimizer = self.make_optimizer()

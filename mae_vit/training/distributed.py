@@ -33,7 +33,10 @@ class Ranks:
 # which sees SLURM_PROCID too.
 _LAUNCHERS = (
     ("RANK", ("RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))),
-    ("SLURM_STEP_ID", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_STEP_TASKS_PER_NODE",))),
+    (
+        "SLURM_STEP_ID",
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_STEP_TASKS_PER_NODE",)),
+    ),
 )
 
 
@@ -68,12 +71,14 @@ def _read_environment() -> Ranks:
         if marker not in os.environ:
             continue
         try:
-            numbers = [int(os.environ[name]) for name in (rank, world_size, local_rank)]
+            place, total, local_place = (int(os.environ[name]) for name in (rank, world_size, local_rank))
             local = next((os.environ[name] for name in local_world_sizes if name in os.environ), "1")
             # Slurm writes "2(x3)" for three nodes of two tasks each.
-            return Ranks(*numbers, local_world_size=int(local.split("(")[0].split(",")[0]))
+            return Ranks(place, total, local_place, int(local.split("(")[0].split(",")[0]))
         except (KeyError, ValueError) as error:
-            raise InputError(f"{marker} is set, but the launcher's environment is incomplete: {error}") from None
+            raise InputError(
+                f"{marker} is set, but the launcher's environment is incomplete: {error}"
+            ) from None
     return Ranks()
 
 

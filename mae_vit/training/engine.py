@@ -90,7 +90,9 @@ class Autocast(nn.Module):
 class Engine(ABC):
     """One way of taking optimizer steps; all collective calls are made by all ranks."""
 
-    def __init__(self, objective: Objective, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
+    def __init__(
+        self, objective: Objective, options: StepOptions, ranks: Ranks, device: torch.device
+    ) -> None:
         """Moves `objective` to `device` and prepares to train it."""
         self.objective = objective.to(device)
         self.options = options
@@ -152,10 +154,13 @@ class Engine(ABC):
 class TorchEngine(Engine):
     """One process, plain PyTorch: for small runs, and the oracle of the DeepSpeed engine."""
 
-    def __init__(self, objective: Objective, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
+    def __init__(
+        self, objective: Objective, options: StepOptions, ranks: Ranks, device: torch.device
+    ) -> None:
         """Prepares a single-process run."""
         super().__init__(objective, options, ranks, device)
-        assert ranks.world_size == 1 and options.zero_stage == 0
+        assert ranks.world_size == 1
+        assert options.zero_stage == 0
         self._optimizer = self.make_optimizer()
 
     def forward(self, batch: Batch) -> ObjectiveOutput:  # noqa: D102

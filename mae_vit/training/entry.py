@@ -58,9 +58,14 @@ def parse_arguments(argv: Sequence[str] | None, *, description: str, examples: s
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the run, as YAML (see configs/)")
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY.PATH=VALUE", help="change one value, e.g. train.epochs=10 run.dir=/tmp/try"
+        "--config", type=Path, required=True, metavar="FILE", help="the run, as YAML (see configs/)"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY.PATH=VALUE",
+        help="change one value, e.g. train.epochs=10 run.dir=/tmp/try",
     )
     parser.add_argument(
         "--resume",

@@ -70,7 +70,10 @@ def estimate(objective: Objective, *, batch_size_per_device: int) -> Estimate:
         batch_size_per_device, encoder.in_chans, height, width, dtype=torch.uint8, device="meta"
     )
     index = torch.empty(batch_size_per_device, dtype=torch.int64, device="meta")
-    with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+    ):
         kept = model(Batch(images, index, SampleKeys(0, 0, index)))
     del kept
     parameters = list(model.parameters())

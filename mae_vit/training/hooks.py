@@ -79,11 +79,6 @@ class RunHooks:
         if self._monitor is not None:
             self._monitor.log_step(line)
 
-    def advance(self, step: int, loss: float, images_per_s: float) -> None:
-        """Shows progress."""
-        if self._monitor is not None:
-            self._monitor.advance(step, loss, images_per_s)
-
     def save(self, step: int) -> None:
         """Gathers the state from all ranks, writes it, and drops old checkpoints."""
         state = self._engine.gather()

@@ -34,9 +34,6 @@ class Hooks(Protocol):
     def log(self, line: dict[str, Any]) -> None:
         """Takes a line of metrics."""
 
-    def advance(self, step: int, loss: float, images_per_s: float) -> None:
-        """Shows progress."""
-
     def save(self, step: int) -> None:
         """Writes a checkpoint; every step before it has been read as good."""
 
@@ -103,7 +100,8 @@ def train(
         TrainingFailed: on all ranks, at a non-finite loss or gradient norm.
     """
     reader = LateReader()
-    clock, begun, last_line = Clock(), time.monotonic(), None
+    clock, begun = Clock(), time.monotonic()
+    last_line: dict[str, Any] | None = None
     for step in range(start_step, plan.total_steps):
         step_begun = time.monotonic()
         lr = rate(step)
@@ -118,42 +116,44 @@ def train(
         evaluating = last or done % plan.evaluate_every_steps == 0
         saving = last or stopping or done % plan.checkpoint_every_steps == 0
         logging = evaluating or done % log_every_steps == 0
-        if logging or saving:
-            sync_begun = time.monotonic()
-            now = _checked(reader.flush(), done)
-            clock.train_s += time.monotonic() - sync_begun
-            assert now is not None
-            # A stop asked for in this very step is seen by all ranks here too.
-            stopping = stopping or now[2] > 0
-            hooks.advance(done, now[0] / engine.ranks.world_size, clock.rates()["images_per_s"])
+        if not (logging or saving):
+            continue
+        now = _read_now(reader, clock, done)
+        # A stop asked for in this very step is seen by all ranks here too.
+        stopping = stopping or now[2] > 0
         if logging:
-            last_line = {
+            line: dict[str, Any] = {
                 "step": done,
                 "epoch": done / plan.steps_per_epoch,
                 "samples": done * plan.effective_batch_size,
                 "loss": now[0] / engine.ranks.world_size,
                 "lr": lr,
                 "grad_norm": now[1],
-                **{
-                    name: value / engine.ranks.world_size
-                    for name, value in zip(report.names, now[3:], strict=True)
-                },
+                **{n: v / engine.ranks.world_size for n, v in zip(report.names, now[3:], strict=True)},
                 **clock.rates(),
                 "peak_memory_gib": peak_memory_gib(engine.device),
-                "wall_s": time.monotonic() - begun,
             }
             if peak_flops and flops_per_image:
-                per_rank = last_line["images_per_s"] / engine.ranks.world_size
-                last_line["mfu"] = per_rank * flops_per_image / peak_flops
+                line["mfu"] = line["images_per_s"] * flops_per_image / peak_flops / engine.ranks.world_size
             if evaluating and (heldout := hooks.evaluate(done)):
-                last_line["heldout"] = heldout
-            hooks.log(last_line)
-            clock = Clock()
+                line["heldout"] = heldout
+            line["wall_s"] = time.monotonic() - begun
+            hooks.log(line)
+            last_line, clock = line, Clock()
         if saving or stopping:
             hooks.save(done)
         if stopping and not last:
             return Outcome(done, False, last_line)
     return Outcome(plan.total_steps, True, last_line)
+
+
+def _read_now(reader: LateReader, clock: Clock, done: int) -> list[float]:
+    """Waits for the step just taken and returns its report, checked."""
+    begun = time.monotonic()
+    values = _checked(reader.flush(), done)
+    clock.train_s += time.monotonic() - begun
+    assert values is not None
+    return values
 
 
 @dataclass(frozen=True)

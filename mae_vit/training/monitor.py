@@ -51,7 +51,11 @@ class Monitor:
             self._scalars("heldout", line["heldout"], line["step"])
             shown = ", ".join(f"{name} {value:.4f}" for name, value in line["heldout"].items())
             self.say(f"step {line['step']} held-out images: {shown}")
-        if self._bar is None:
+        if self._bar is not None:
+            shown = f"loss {line['loss']:.4f}, {line['images_per_s']:.0f} images/s"
+            self._bar.set_postfix_str(shown, refresh=False)
+            self._bar.update(line["step"] - self._bar.n)
+        else:
             images_left = line["samples"] / line["step"] * (self._total_steps - line["step"])
             left = images_left / line["images_per_s"]
             print(
@@ -60,12 +64,6 @@ class Monitor:
                 file=sys.stderr,
                 flush=True,
             )
-
-    def advance(self, step: int, loss: float, images_per_s: float) -> None:
-        """Moves the progress bar."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.4f}, {images_per_s:.0f} images/s", refresh=False)
-            self._bar.update(step - self._bar.n)
 
     def show(self, rows: Sequence[Picture], step: int) -> Path:
         """Writes labeled rows of images as a PNG and to TensorBoard."""

@@ -129,7 +129,9 @@ def _git_commit() -> str | None:
         commit = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
         if commit.returncode:
             return None
-        changes = subprocess.run([*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+        changes = subprocess.run(
+            [*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
+        )
         return commit.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
     except (OSError, subprocess.TimeoutExpired):
         return None

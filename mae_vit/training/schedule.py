@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 
-def cosine_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int, min_rate: float = 0.0) -> float:
+def cosine_rate(
+    step: int, *, peak: float, warmup_steps: int, total_steps: int, min_rate: float = 0.0
+) -> float:
     """Linear warm-up from 0, then half a cosine down to `min_rate` (MAE Sec. A.1).
 
     Args:

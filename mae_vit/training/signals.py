@@ -29,7 +29,9 @@ class StopRequest:
             signal.signal(number, self._on_signal)
         launchers = find_launchers()
         if launchers:
-            threading.Thread(target=self._watch, args=(launchers,), daemon=True, name="launcher-watch").start()
+            threading.Thread(
+                target=self._watch, args=(launchers,), daemon=True, name="launcher-watch"
+            ).start()
 
     def __bool__(self) -> bool:
         """True once a stop was requested."""

@@ -42,7 +42,11 @@ def test_random_boxes_follow_torchvision_in_distribution():
     torch.manual_seed(0)
     image = torch.empty(1, 300, 500)
     theirs = np.array([RandomResizedCrop.get_params(image, [0.2, 1.0], [0.75, 4 / 3]) for _ in range(4000)])
-    ours = Augment(img_size=(32, 32), crop="random_resized", **BOX).draw(0, 0, np.arange(4000), sizes(300, 500, 4000)).boxes
+    ours = (
+        Augment(img_size=(32, 32), crop="random_resized", **BOX)
+        .draw(0, 0, np.arange(4000), sizes(300, 500, 4000))
+        .boxes
+    )
     for column in range(4):
         # Two samples of 4,000: the standard error of the difference is at most 2 % of the spread.
         spread = theirs[:, column].std()
@@ -58,7 +62,9 @@ def test_an_image_too_narrow_falls_back_to_its_center():
 
 def test_resize_is_bicubic_as_pillow_does_it():
     rng = np.random.default_rng(0)
-    smooth = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((160, 120), Image.BICUBIC)
+    smooth = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize(
+        (160, 120), Image.BICUBIC
+    )
     pixels = np.asarray(smooth).transpose(2, 0, 1)
     box = np.array([10, 20, 90, 100])
     ours = Augment(img_size=(32, 32), crop="random_resized", **BOX).apply(pixels, box, False)

@@ -67,7 +67,9 @@ def test_epochs_differ_and_each_holds_every_sample_once():
 
 def digest_of_global_batches(digits, source_name, world_size, workers, steps, accumulation=1):
     """For each step: ids, pixel bytes, masks and corruption of the global batch, in order."""
-    augment = Augment(img_size=(8, 8), crop="random_resized", scale=(0.2, 1.0), ratio=(0.75, 4 / 3), flip=True)
+    augment = Augment(
+        img_size=(8, 8), crop="random_resized", scale=(0.2, 1.0), ratio=(0.75, 4 / 3), flip=True
+    )
     index = open_index(digits, "train")
     order = GlobalOrder(len(index), BATCH, seed=7)
     parts = []
@@ -91,7 +93,8 @@ def digest_of_global_batches(digits, source_name, world_size, workers, steps, ac
         content.append(torch.cat([random_masking(patch_ranks(b.keys, 16), 0.75).mask for b in micro]))
         for name in ("ids", "kind", "source"):
             drawn = [
-                getattr(corrupt(b.keys, 16, corrupt_ratio=0.5, mask_share=0.8, random_share=0.1), name) for b in micro
+                getattr(corrupt(b.keys, 16, corrupt_ratio=0.5, mask_share=0.8, random_share=0.1), name)
+                for b in micro
             ]
             content.append(torch.cat(drawn))
         assert {b.keys.epoch for b in micro} == {(steps.start + number) // order.steps_per_epoch}

@@ -72,7 +72,13 @@ def test_raw_baseline_is_a_local_average_of_visible_colors():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"mask_ratio": 0.5}, {"decoder_depth": 2}, {"decoder_embed_dim": 64}, {"decoder_num_heads": 4}, {"norm_pix_loss": False}],
+    [
+        {"mask_ratio": 0.5},
+        {"decoder_depth": 2},
+        {"decoder_embed_dim": 64},
+        {"decoder_num_heads": 4},
+        {"norm_pix_loss": False},
+    ],
 )
 def test_every_option_has_an_effect(changes):
     first, second = build("mae", "tiny"), build("mae", "tiny", **changes)

@@ -96,7 +96,9 @@ def test_accuracy_counts_mask_positions_alone():
     assert metrics["loss"] == pytest.approx(math.log(511 + math.e) - 1, rel=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"corrupt_ratio": 0.25}, {"mask_share": 0.2}, {"random_share": 0.0, "mask_share": 0.5}])
+@pytest.mark.parametrize(
+    "changes", [{"corrupt_ratio": 0.25}, {"mask_share": 0.2}, {"random_share": 0.0, "mask_share": 0.5}]
+)
 def test_every_option_has_an_effect(changes):
     first, second = build("masked_patch", "tiny"), build("masked_patch", "tiny", **changes)
     assert first(batch_of(first)).loss != second(batch_of(second)).loss

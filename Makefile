@@ -1,0 +1,48 @@
+# Everything works from a machine that has only python3, make and g++.
+#   make demo       install, then pretrain on embedded images, and look
+#   make test       install, then the tests (minutes)
+#   make test-all   all tests, the slow ones too
+#   make lint       format, lint and type checks
+#   make bench      the benchmarks that fit a laptop
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUNS ?= runs
+STAMP := $(VENV)/.installed
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test test-all lint bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+data/digits/dataset.json: | setup
+	$(BIN)/mae-vit prepare digits data/digits
+
+demo: setup data/digits/dataset.json
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash demo.sh $(RUNS)
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow and not slurm"
+
+test-all: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck demo.sh slurm/*.sh .ci/run
+
+bench: setup
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Pretrains both objectives on scikit-learn's digits, on two CPU ranks. `make demo` runs it.
+set -euo pipefail
+runs=${1:-runs}
+
+for objective in mae masked_patch; do
+  echo "== $objective on the digits"
+  # Its own port: two launches on one machine collide on DeepSpeed's default.
+  port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  deepspeed --log_level error --num_accelerators 2 --master_port "$port" \
+    pretrain/run.py --config "configs/${objective}_digits.yaml" "run.dir=$runs/${objective}_digits"
+done
+
+echo
+echo "Reconstructions of held-out digits (masked / predicted / pasted / original):"
+for objective in mae masked_patch; do
+  find "$runs/${objective}_digits/pictures" -name 'step-*.png' | sort | tail -n 1
+done
+echo "Watch the runs:  $(dirname "$(command -v python)")/tensorboard --logdir $runs"

@@ -1,0 +1,141 @@
+"""Starts runs the way people do, kills them, and reads what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def command(launcher: str, ranks: int, arguments: list[str]) -> list[str]:
+    """The command line of `python`, `deepspeed` or `torchrun` on this machine."""
+    scripts = Path(sys.executable).parent
+    script = ["pretrain/run.py", *arguments]
+    port = str(free_port())
+    return {
+        "python": [sys.executable, *script],
+        "deepspeed": [
+            sys.executable,
+            str(scripts / "deepspeed"),
+            "--num_accelerators",
+            str(ranks),
+            "--master_port",
+            port,
+            *script,
+        ],
+        "torchrun": [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={ranks}",
+            f"--master-port={port}",
+            *script,
+        ],
+    }[launcher]
+
+
+class Run:
+    """A run in its own session; every process of it is found again by its marker."""
+
+    def __init__(self, folder: Path, launcher: str, ranks: int, arguments: list[str]) -> None:
+        self.folder = folder
+        self.marker = f"run.dir={folder}"
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        self.log = (folder.parent / f"{folder.name}.log").open("a")
+        self.process = subprocess.Popen(
+            command(launcher, ranks, [*arguments, self.marker]),
+            cwd=ROOT,
+            env=environment,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that has this run's folder in its command line."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if self.marker in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def ranks(self) -> list[psutil.Process]:
+        """The rank processes, lowest rank first."""
+        ranks = []
+        for process in self.processes():
+            try:
+                environment = process.environ()
+                words = process.cmdline()
+            except psutil.Error:
+                continue
+            if "RANK" in environment and any(word.endswith("pretrain/run.py") for word in words[:4]):
+                ranks.append((int(environment["RANK"]), process))
+        return [process for _, process in sorted(ranks, key=lambda pair: pair[0])]
+
+    def step(self) -> int:
+        """The last step told in metrics.jsonl."""
+        try:
+            lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+            return json.loads(lines[-1])["step"]
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def wait_for_step(self, step: int, timeout: float = 90) -> None:
+        deadline = time.monotonic() + timeout
+        while self.step() < step:
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.05)
+
+    def wait(self, timeout: float = 120) -> int:
+        return self.process.wait(timeout)
+
+    def wait_until_gone(self, timeout: float = 60) -> None:
+        """No process of the run is left, orphans included."""
+        deadline = time.monotonic() + timeout
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"still there: {left}\n{self.output()}"
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """SIGKILL to everything at once: a power cut."""
+        for process in self.processes():
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.Error:
+                continue
+        self.process.wait(30)
+        self.wait_until_gone()
+
+    def output(self) -> str:
+        self.log.flush()
+        return Path(self.log.name).read_text()[-4000:]
+
+    def status(self) -> str:
+        return json.loads((self.folder / "summary.json").read_text())["status"]
+
+
+def steps_told(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,74 @@
+"""A power cut at any moment loses nothing beyond the last save, and changes nothing."""
+
+import random
+import time
+
+import pytest
+from launching import Run, steps_told
+
+pytestmark = pytest.mark.distributed
+
+
+def arguments(digits, source: str) -> list[str]:
+    return [
+        "--config",
+        "configs/mae_digits.yaml",
+        f"data.path={digits}",
+        f"data.source={source}",
+        "data.augment.crop=random_resized",
+        "data.augment.flip=true",
+        "data.workers=" + ("1" if source == "tar" else "0"),
+        "model.embed_dim=32",
+        "model.depth=2",
+        "objective.decoder_embed_dim=32",
+        "objective.decoder_depth=1",
+        "train.epochs=20",
+        "train.warmup_epochs=1",
+        "monitor.log_every_steps=1",
+        "monitor.evaluate_every_epochs=4",
+        "monitor.evaluate_images=64",
+        "checkpoint.every_steps=4",
+    ]
+
+
+def finish(run: Run) -> bytes:
+    assert run.wait(300) == 0, run.output()
+    run.wait_until_gone()
+    assert run.status() == "done"
+    assert steps_told(run.folder) == list(range(1, 221))
+    return (run.folder / "encoder.safetensors").read_bytes()
+
+
+def kill_and_restart(digits, tmp_path, ranks: int, source: str, kills: int, zero: int = 0) -> None:
+    launcher = "python" if ranks == 1 else "deepspeed"
+    options = [*arguments(digits, source), f"train.zero_stage={zero}"]
+    straight = Run(tmp_path / "straight", launcher, ranks, options)
+    expected = finish(straight)
+    chance = random.Random(f"{ranks}{source}{zero}")
+    while True:
+        run = Run(tmp_path / "killed", launcher, ranks, options)
+        if kills == 0:
+            break
+        try:
+            # Mostly while it trains and saves; at times while it starts.
+            if chance.random() < 0.8:
+                run.wait_for_step(min(run.step() + chance.randint(1, 30), 219))
+            time.sleep(chance.random() * (2.0 if kills % 3 == 0 else 0.2))
+            if run.process.poll() is None:
+                kills -= 1
+        finally:
+            run.kill()
+    assert finish(run) == expected
+
+
+@pytest.mark.parametrize(("ranks", "source", "zero"), [(1, "memory", 0), (2, "tar", 1)])
+def test_killed_twice_ends_bit_identical(digits, tmp_path, ranks, source, zero):
+    kill_and_restart(digits, tmp_path, ranks, source, kills=2, zero=zero)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("source", ["memory", "tar"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_ten_times_ends_bit_identical(digits, tmp_path, ranks, source):
+    kill_and_restart(digits, tmp_path, ranks, source, kills=10)

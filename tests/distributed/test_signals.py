@@ -1,0 +1,75 @@
+"""Whoever is told to stop, under whichever launcher: saved, resumable, no orphan."""
+
+import signal
+
+import pytest
+from launching import Run, steps_told
+
+from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
+
+pytestmark = pytest.mark.distributed
+
+CASES = [
+    # launcher, who gets the signal, which, the launcher's own exit code
+    ("python", "rank", signal.SIGTERM, 75),
+    ("python", "rank", signal.SIGUSR1, 75),
+    ("python", "rank", signal.SIGINT, 75),
+    ("deepspeed", "rank", signal.SIGTERM, None),
+    ("deepspeed", "child", signal.SIGTERM, None),
+    ("deepspeed", "runner", signal.SIGTERM, None),
+    ("torchrun", "rank", signal.SIGUSR1, None),
+    ("torchrun", "runner", signal.SIGTERM, None),
+]
+
+
+def arguments(digits) -> list[str]:
+    return [
+        "--config",
+        "configs/mae_digits.yaml",
+        f"data.path={digits}",
+        "model.embed_dim=32",
+        "model.depth=1",
+        "train.epochs=3000",
+        "monitor.log_every_steps=5",
+        "monitor.tensorboard=false",
+        "checkpoint.every_steps=100000",
+    ]
+
+
+@pytest.mark.parametrize(("launcher", "target", "number", "code"), CASES, ids=lambda value: str(value))
+def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launcher, target, number, code):
+    run = Run(tmp_path / "run", launcher, 2, arguments(digits))
+    try:
+        run.wait_for_step(10)
+        ranks = run.ranks()
+        assert len(ranks) == (1 if launcher == "python" else 2)
+        if target == "rank":
+            ranks[-1].send_signal(number)
+        elif target == "child":
+            ranks[0].parent().send_signal(number)
+        else:
+            run.process.send_signal(number)
+        found = run.wait()
+        run.wait_until_gone()
+        if code is not None:
+            assert found == code
+        else:
+            assert found != 0
+        assert run.status() == "interrupted", run.output()
+        saved = list_checkpoints(run.folder / "checkpoints")
+        assert len(saved) == 1
+        step = load_checkpoint(saved[0]).step
+        assert step >= 10
+        assert max(steps_told(run.folder)) <= step
+    finally:
+        run.kill()
+
+    again = Run(tmp_path / "run", launcher, 2, [*arguments(digits), "monitor.log_every_steps=1"])
+    try:
+        again.wait_for_step(step + 1)
+        assert f"going on from {saved[0]}, step {step}" in again.output()
+    finally:
+        again.kill()
+    told = steps_told(again.folder)
+    assert len(told) == len(set(told))
+    assert told == sorted(told)

@@ -1,0 +1,147 @@
+"""Bad input to pretrain/run.py: one line, exit code 2, nothing written."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mae_vit.training.entry import EXIT_INPUT
+from pretrain.job import main
+
+# A config that is accepted by mistake would train on.
+pytestmark = pytest.mark.timeout(30)
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def call(digits, run_dir, *arguments: str) -> int:
+    """In this process: the same code path as the command, without its start-up time."""
+    return main(
+        [
+            "--config",
+            str(ROOT / "configs/mae_digits.yaml"),
+            f"data.path={digits}",
+            f"run.dir={run_dir}",
+            *arguments,
+        ]
+    )
+
+
+def one_line(capsys) -> str:
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+@pytest.fixture
+def damaged(digits, tmp_path) -> Path:
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+    return copy
+
+
+CONFIG_CASES = {
+    "misspelt key": (["objective.mask_ration=0.5"], 'did you mean "mask_ratio"'),
+    "wrong type": (["train.epochs=ten"], "train.epochs='ten'"),
+    "mask ratio 0": (["objective.mask_ratio=0.0"], "objective.mask_ratio=0.0"),
+    "mask ratio 1": (["objective.mask_ratio=1.0"], "objective.mask_ratio=1.0"),
+    "mask ratio that masks all": (["objective.mask_ratio=0.99"], "leaves none of 16 patches visible"),
+    "patch size": (["model.patch_size=3"], "patch_size=3 does not divide img_size=8"),
+    "batch over micro-batches": (["train.batch_size_per_device=50"], "nearest: 32"),
+    "batch larger than the data": (["train.effective_batch_size=5000"], "larger than the data"),
+    "missing folder": (["data.path=nowhere"], "data folder nowhere does not exist"),
+    "unknown split": (["data.split=trian"], 'no split "trian": did you mean "train"?'),
+    "unknown held-out split": (["monitor.evaluate_split=dev"], 'no split "dev"'),
+    "resume from nothing": (["--resume", "nowhere"], "--resume nowhere: is no folder"),
+    "heads": (["model.num_heads=5"], "model.embed_dim=128 is not divisible by model.num_heads=5"),
+    "decoder heads": (["objective.decoder_num_heads=5"], "objective.decoder_embed_dim=96 is not divisible"),
+    "pad of another size": (["data.augment.crop=pad", "model.img_size=16"], 'crop="pad" needs images of'),
+    "statistics": (["model.in_chans=3", "data.normalize=[[0.5], [0.5]]"], "data.normalize="),
+    "memory limit": (["data.source=memory", "data.memory_limit_gib=1e-9"], "over data.memory_limit_gib"),
+    "no config": (["--confg", "x"], "unrecognized arguments: --confg"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIG_CASES)
+def test_config(digits, tmp_path, capsys, name):
+    arguments, expected = CONFIG_CASES[name]
+    assert call(digits, tmp_path / "run", *arguments) == EXIT_INPUT
+    assert expected in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_batch_that_does_not_divide_over_ranks(digits, tmp_path, capsys, monkeypatch):
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert call(digits, tmp_path / "run") == EXIT_INPUT
+    assert "effective_batch_size=128 does not divide over 3 ranks (nearest: 129)" in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_incomplete_launcher_environment(digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    assert call(digits, tmp_path / "run") == EXIT_INPUT
+    assert "launcher's environment is incomplete" in one_line(capsys)
+
+
+def test_empty_folder(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert call(tmp_path / "empty", tmp_path / "run") == EXIT_INPUT
+    assert "holds no shards" in one_line(capsys)
+
+
+def test_missing_shard(damaged, tmp_path, capsys):
+    (damaged / "train-000001.tar").unlink()
+    assert call(damaged, tmp_path / "run") == EXIT_INPUT
+    assert "train-000001.tar is missing" in one_line(capsys)
+
+
+def test_truncated_shard(damaged, tmp_path, capsys):
+    path = damaged / "train-000000.tar"
+    path.write_bytes(path.read_bytes()[:-5000])
+    assert call(damaged, tmp_path / "run") == EXIT_INPUT
+    assert "train-000000.tar has" in one_line(capsys)
+
+
+def test_unusable_shard(damaged, tmp_path, capsys):
+    path = damaged / "train-000000.tar"
+    path.write_bytes(os.urandom(path.stat().st_size))
+    assert call(damaged, tmp_path / "run") == EXIT_INPUT
+    assert "shard train-000000.tar cannot be used" in one_line(capsys)
+
+
+def test_damaged_description(damaged, tmp_path, capsys):
+    described = json.loads((damaged / "dataset.json").read_text())
+    described["splits"]["train"]["shards"][0]["file"] = "../../etc/passwd.tar"
+    (damaged / "dataset.json").write_text(json.dumps(described))
+    assert call(damaged, tmp_path / "run") == EXIT_INPUT
+    assert "dataset.json is damaged: splits.train.shards.0.file" in one_line(capsys)
+
+
+def test_run_folder_that_cannot_be_written(digits, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert call(digits, tmp_path / "file" / "run") == EXIT_INPUT
+    assert "is not a folder" in one_line(capsys)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_run_folder_on_a_read_only_file_system(digits, capsys):
+    assert call(digits, "/proc/run") == EXIT_INPUT
+    assert "cannot be written" in one_line(capsys)
+
+
+def test_resume_from_a_folder_without_checkpoints(digits, tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    assert call(digits, tmp_path / "run", "--resume", str(tmp_path / "other")) == EXIT_INPUT
+    assert "holds no checkpoint" in one_line(capsys)
