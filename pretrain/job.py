@@ -198,6 +198,7 @@ class Job:
             self.engine.restore(start.state)
         costs = estimate(self.engine.objective, batch_size_per_device=self.plan.batch_size_per_device)
         monitor = self.config.monitor
+        stop = StopRequest()
         hooks = RunHooks(
             self.engine,
             self.folder,
@@ -210,7 +211,7 @@ class Job:
                 probe_images=monitor.probe_images,
                 batch_size=self.plan.batch_size_per_device,
             ),
-            stop=StopRequest(),
+            stop=stop,
             start_step=start_step,
             resumed_from=start.path if start else None,
             config_yaml=config_yaml,
@@ -242,6 +243,7 @@ class Job:
             raise
         # All ranks leave together: a launcher that sees one exit would kill the
         # others in whatever they still write.
+        stop.dismiss()
         barrier(self.engine.ranks)
         if self.engine.ranks.rank == 0:
             self._say_farewell(outcome.finished, outcome.step, time.monotonic() - begun)

@@ -15,7 +15,7 @@ _POLL_S = 1.0
 
 
 class StopRequest:
-    """A flag that SIGTERM, SIGUSR1 or the loss of a launcher raises.
+    """A flag that SIGTERM, SIGUSR1, Ctrl-C or the loss of a launcher raises.
 
     The loop reads it at step boundaries; all ranks agree before any leaves.
     SIGTERM to the `deepspeed` runner kills the runner alone and would leave its
@@ -25,7 +25,7 @@ class StopRequest:
     def __init__(self) -> None:
         """Installs the handlers and starts the watch."""
         self.reason: str | None = None
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._on_signal)
         launchers = find_launchers()
         if launchers:
@@ -37,7 +37,20 @@ class StopRequest:
         """True once a stop was requested."""
         return self.reason is not None
 
+    def dismiss(self) -> None:
+        """Ignores further signals, once the run is saved and this rank leaves.
+
+        A launcher that sees one rank leave signals the others; Python gives signals
+        their deadly default back while it shuts down, which would turn this rank's
+        exit code into that of a kill.
+        """
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.reason == "SIGINT":
+            # A second Ctrl-C does not wait for the save.
+            raise KeyboardInterrupt
         self.reason = self.reason or signal.Signals(number).name
 
     def _watch(self, launchers: list[psutil.Process]) -> None:

@@ -90,8 +90,9 @@ class Run:
                 words = process.cmdline()
             except psutil.Error:
                 continue
-            if "RANK" in environment and any(word.endswith("pretrain/run.py") for word in words[:4]):
-                ranks.append((int(environment["RANK"]), process))
+            # `python -u pretrain/run.py`: launchers have other words in front of the script.
+            if any(word.endswith("pretrain/run.py") for word in words[1:3]):
+                ranks.append((int(environment.get("RANK", 0)), process))
         return [process for _, process in sorted(ranks, key=lambda pair: pair[0])]
 
     def step(self) -> int:

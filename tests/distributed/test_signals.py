@@ -36,7 +36,7 @@ def arguments(digits) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("launcher", "target", "number", "code"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("launcher", "target", "number", "code"), CASES, ids=str)
 def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launcher, target, number, code):
     run = Run(tmp_path / "run", launcher, 2, arguments(digits))
     try:
