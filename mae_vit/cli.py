@@ -33,7 +33,13 @@ class _OneLineParser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns 0, 1 (damage found) or 2 (bad input)."""
     try:
-        arguments = _parser().parse_args(argv)
+        parser = _parser()
+        arguments, rest = parser.parse_known_args(argv)
+        # Options may stand between the paths, which argparse cannot take in one go.
+        if rest and hasattr(arguments, "paths") and not any(word.startswith("-") for word in rest):
+            arguments.paths += rest
+        elif rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
         code: int = arguments.run(arguments)
         return code
     except InputError as error:

@@ -1,0 +1,60 @@
+"""check: every damage is found and named."""
+
+import shutil
+
+import pytest
+
+from mae_vit.cli import main
+from mae_vit.data.index import open_index
+
+
+@pytest.fixture
+def copy(digits, tmp_path):
+    out = tmp_path / "data"
+    shutil.copytree(digits, out)
+    return out
+
+
+def test_whole_data_passes(copy, capsys):
+    assert main(["check", str(copy), "--decode"]) == 0
+    assert "all shards are as described" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("where", [0.2, 0.5, 0.9])
+def test_one_flipped_byte_is_found_and_its_shard_named(copy, capsys, where):
+    path = copy / "train-000002.tar"
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * where)] ^= 1
+    path.write_bytes(data)
+    assert main(["check", str(copy)]) == 1
+    output = capsys.readouterr().out
+    assert "damaged: train-000002.tar: checksum differs" in output
+    assert "train-000001" not in output
+
+
+def test_a_damaged_image_is_named_by_its_key(copy, capsys):
+    index = open_index(copy, "train")
+    row = index._rows[0]
+    path = copy / index.split_info.shards[int(row["shard"])].file
+    data = bytearray(path.read_bytes())
+    data[int(row["offset"]) : int(row["offset"]) + 30] = bytes(30)
+    path.write_bytes(data)
+    assert main(["check", str(copy)]) == 1
+    key = index.describe(0).split("key ")[1].split(",")[0]
+    assert f"{key}.png at offset {row['offset']}: not an image" in capsys.readouterr().out
+
+
+def test_missing_and_truncated_shards(copy, capsys):
+    (copy / "train-000000.tar").unlink()
+    path = copy / "test-000000.tar"
+    path.write_bytes(path.read_bytes()[:-4000])
+    assert main(["check", str(copy)]) == 1
+    output = capsys.readouterr().out
+    assert "train-000000.tar: no such file" in output
+    assert "test-000000.tar: " in output
+    assert "bytes instead of" in output
+
+
+def test_no_data_folder(tmp_path, capsys):
+    assert main(["check", str(tmp_path / "nothing")]) == 2
+    assert "does not exist" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""Pixels: as Pillow gives them, and an error of one type for all that is broken."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mae_vit.data import decode as module
+from mae_vit.data.decode import DecodeError, decode, image_size
+
+
+def smooth(mode: str = "RGB") -> Image.Image:
+    rng = np.random.default_rng(0)
+    return Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((40, 30)).convert(mode)
+
+
+def encoded(image: Image.Image, kind: str, **options) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["png", "bmp"])
+@pytest.mark.parametrize(("channels", "mode"), [(3, "RGB"), (1, "L")])
+def test_lossless_formats_are_exact(kind, channels, mode):
+    pixels = decode(encoded(smooth(), kind), channels)
+    expected = np.asarray(smooth().convert(mode)).reshape(30, 40, channels).transpose(2, 0, 1)
+    np.testing.assert_array_equal(pixels, expected)
+    assert pixels.dtype == np.uint8
+    assert pixels.flags.c_contiguous
+    assert pixels.flags.writeable
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_jpeg_is_as_pillow_decodes_it(mode, options):
+    data = encoded(smooth(mode), "jpeg", quality=90, **options)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).transpose(2, 0, 1).astype(int)
+    difference = np.abs(decode(data, 3) - expected)
+    assert difference.max() <= 3
+    assert image_size(data) == (30, 40)
+
+
+def test_palette_transparency_animation_and_16_bit():
+    for mode in ("P", "RGBA", "LA", "1"):
+        assert decode(encoded(smooth(mode), "png"), 3).shape == (3, 30, 40)
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    data = encoded(frames[0], "webp", save_all=True, append_images=frames[1:], lossless=True)
+    assert decode(data, 3)[:, 0, 0].tolist() == [255, 0, 0]
+    deep = Image.fromarray((np.arange(64, dtype=np.uint16) * 1000).reshape(8, 8))
+    np.testing.assert_array_equal(decode(encoded(deep, "png"), 1)[0].ravel(), np.arange(64) * 1000 >> 8)
+
+
+def test_format_is_told_from_the_bytes():
+    assert decode(encoded(smooth(), "png"), 3).shape == (3, 30, 40)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff\xd8\xff", b"GIF89a", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, b"plain text", bytes(1000)],
+)
+def test_what_is_no_image_raises_one_type(data):
+    for call in (lambda: decode(data, 3), lambda: image_size(data)):
+        with pytest.raises(DecodeError):
+            call()
+
+
+def test_truncated_images_raise_at_every_length():
+    for kind in ("jpeg", "png"):
+        data = encoded(smooth(), kind)
+        for keep in range(0, len(data) - 20, 37):
+            with pytest.raises(DecodeError):
+                decode(data[:keep], 3)
+
+
+def test_random_damage_never_raises_another_type():
+    rng = np.random.default_rng(0)
+    for kind in ("jpeg", "png", "webp"):
+        data = encoded(smooth(), kind)
+        for _ in range(100):
+            broken = bytearray(data)
+            for place in rng.integers(0, len(data), 3):
+                broken[place] = rng.integers(256)
+            try:
+                assert decode(bytes(broken), 3).dtype == np.uint8
+            except DecodeError:
+                pass
+
+
+def test_size_bound_is_read_from_the_header(monkeypatch):
+    monkeypatch.setattr(module, "MAX_PIXELS", 40 * 30 - 1)
+    for kind in ("jpeg", "png"):
+        with pytest.raises(DecodeError, match="over the bound"):
+            decode(encoded(smooth(), kind), 3)

@@ -1,0 +1,146 @@
+"""The index: the same samples as webdataset sees, from any kind of tar, safely."""
+
+import io
+import json
+import pickle
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+
+from mae_vit.data.dataset import read_dataset
+from mae_vit.data.index import index_shard, open_index, split_key
+from mae_vit.data.tarwalk import DamagedTar, walk_tar
+from mae_vit.errors import InputError
+
+
+def write_tar(path, members, **options):
+    with tarfile.open(path, "w", **options) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+LONG = "a/" + "long" * 60 + "/x.y"
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_members_as_tarfile_sees_them(tmp_path, kind):
+    name = LONG if kind != tarfile.USTAR_FORMAT else "d" * 120 + "/" + "n" * 80 + ".jpg"
+    members = [("a/1.jpg", b"x" * 700), (name, b"y" * 512), ("ü/2.cls", b"3"), ("empty.jpg", b"")]
+    write_tar(tmp_path / "t.tar", members, format=kind)
+    with tarfile.open(tmp_path / "t.tar") as tar:
+        expected = [(m.name, m.offset_data, m.size) for m in tar.getmembers()]
+    assert [(m.name, m.offset, m.size) for m in walk_tar(tmp_path / "t.tar")] == expected
+
+
+def test_links_and_folders_are_no_members(tmp_path):
+    with tarfile.open(tmp_path / "t.tar", "w") as tar:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE):
+            info = tarfile.TarInfo(f"cat/{kind!r}.jpg")
+            info.type, info.linkname = kind, "/etc/passwd"
+            tar.addfile(info)
+    assert list(walk_tar(tmp_path / "t.tar")) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda data: data[:1200], "passes the end|truncated"),
+        (lambda data: data[:100] + b"\xff" + data[101:], "bad header checksum at offset 0"),
+        (lambda data: b"\x1f\x8b" + data[2:], "compressed tars have no random access"),
+        (lambda data: b"", "empty file"),
+    ],
+)
+def test_damage_is_an_error_with_its_place(tmp_path, change, expected):
+    write_tar(tmp_path / "t.tar", [("a/1.jpg", b"x" * 2000)])
+    (tmp_path / "t.tar").write_bytes(change((tmp_path / "t.tar").read_bytes()))
+    with pytest.raises(DamagedTar, match=expected):
+        list(walk_tar(tmp_path / "t.tar"))
+
+
+def test_keys_split_as_webdataset_splits_them():
+    assert split_key("a.b/c.d.jpg") == ("a.b/c", "d.jpg")
+    assert split_key("x/001.JPG") == ("x/001", "jpg")
+
+
+def test_samples_are_grouped_by_key(tmp_path):
+    members = [("a.jpg", b"1"), ("a.cls", b"4"), ("b.txt", b"no image"), ("c.cls", b"7"), ("c.png", b"33")]
+    write_tar(tmp_path / "t.tar", members)
+    rows = index_shard(tmp_path / "t.tar", 5)
+    assert rows["label"].tolist() == [4, 7]
+    assert rows["length"].tolist() == [1, 2]
+    assert rows["shard"].tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("text", [b"cat", b"-1", b"99999999999"])
+def test_a_label_that_is_no_number_is_refused(tmp_path, text):
+    write_tar(tmp_path / "t.tar", [("a.jpg", b"1"), ("a.cls", text)])
+    with pytest.raises(DamagedTar, match="no class number"):
+        index_shard(tmp_path / "t.tar", 0)
+
+
+def test_reads_what_tarfile_reads(digits):
+    index = open_index(digits, "train")
+    with tarfile.open(digits / index.split_info.shards[1].file) as tar:
+        images = [m for m in tar.getmembers() if m.name.endswith(".png")]
+        labels = {m.name: int(tar.extractfile(m).read()) for m in tar.getmembers() if m.name.endswith(".cls")}
+        first = index.split_info.shards[0].samples
+        for number, member in enumerate(images[:20]):
+            assert index.read(first + number) == tar.extractfile(member).read()
+            assert index.labels[first + number] == labels[member.name.replace(".png", ".cls")]
+        assert index.describe(first) == (
+            f"shard {index.split_info.shards[1].file}, key {images[0].name[:-4]}, offset {images[0].offset_data}"
+        )
+
+
+def test_pickles_small_and_reads_on(digits):
+    index = open_index(digits, "train")
+    expected = index.read(7)
+    data = pickle.dumps(index)
+    assert len(data) < 5000
+    assert pickle.loads(data).read(7) == expected
+
+
+def test_is_rebuilt_when_the_shards_are_others(digits, tmp_path):
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy)
+    before = open_index(copy, "train")
+    assert open_index(copy, "train").fingerprint == before.fingerprint
+    described = json.loads((copy / "dataset.json").read_text())
+    dropped = described["splits"]["train"]["shards"].pop()
+    described["splits"]["train"]["samples"] -= dropped["samples"]
+    (copy / "dataset.json").write_text(json.dumps(described))
+    after = open_index(copy, "train")
+    assert after.fingerprint != before.fingerprint
+    assert len(after) == len(before) - dropped["samples"]
+    np.testing.assert_array_equal(after.labels, before.labels[: len(after)])
+    assert len(list((copy / ".index").glob("train-*.npy"))) == 1
+
+
+def test_read_only_data_is_indexed_elsewhere(digits, tmp_path, monkeypatch):
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+    (copy / ".index").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert len(open_index(copy, "train")) == read_dataset(copy).splits["train"].samples
+    assert list((tmp_path / "cache").rglob("train-*.npy"))
+
+
+def test_descriptors_are_bounded(digits, monkeypatch):
+    monkeypatch.setattr("mae_vit.data.index._MAX_OPEN_SHARDS", 2)
+    index = open_index(digits, "train")
+    for sample in range(0, len(index), 100):
+        assert index.read(sample)
+    assert len(index._open) <= 2
+
+
+def test_errors_name_what_is_there(digits, tmp_path):
+    with pytest.raises(InputError, match='no split "tset": did you mean "test"'):
+        open_index(digits, "tset")
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "x.tar").touch()
+    with pytest.raises(InputError, match=r"holds 1 tar files but no dataset\.json"):
+        open_index(tmp_path / "some", "train")
