@@ -1,8 +1,8 @@
 """Forward + backward + AdamW of `mae_cifar_tiny`, against transformers' ViTMAE.
 
 Same model, batch, threads and precision; transformers in the better of its attention
-settings (eager, sdpa); alternating in one process, so that ratios hold where absolute
-times drift. Prints JSON.
+settings (eager, sdpa). Each contender runs in a process of its own, as its users run
+it, and they take turns, so that ratios hold where absolute times drift. Prints JSON.
 
     python benchmarks/step.py [--batch 128] [--rounds 7] [--threads 2] [--out FILE]
 """
@@ -11,33 +11,40 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
 from importlib import metadata
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
 from mae_vit.batch import Batch
-from mae_vit.encoder import ViTEncoder
+from mae_vit.encoder import SIZES, ViTEncoder
 from mae_vit.keyed import SampleKeys
 from mae_vit.objectives.mae import MAEConfig
-from mae_vit.training.distributed import Ranks
+from mae_vit.training.distributed import Ranks, find_device
 from mae_vit.training.engine import StepOptions, TorchEngine
 from mae_vit.training.run_folder import describe_environment
 
-WIDTH, DEPTH, HEADS, PATCH, PIXELS = 128, 6, 4, 4, 32
+SIZE, PATCH, PIXELS = SIZES["tiny-cifar"], 4, 32
 DECODER_WIDTH, DECODER_DEPTH, DECODER_HEADS = 96, 2, 4
+CONTENDERS = ("ours", "transformers eager", "transformers sdpa")
 
 
-def our_step(batch_size: int, precision: str) -> Callable[[int], None]:
+def our_step(batch_size: int, precision: str, threads: int) -> Callable[[int], None]:
     """Ours, through the torch engine: uint8 images, masks drawn by key, as in a run."""
-    torch.manual_seed(0)
+    device = find_device(Ranks())
+    torch.set_num_threads(threads)
     encoder = ViTEncoder(
-        img_size=(PIXELS, PIXELS), patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS
+        img_size=(PIXELS, PIXELS),
+        patch_size=PATCH,
+        embed_dim=SIZE.embed_dim,
+        depth=SIZE.depth,
+        num_heads=SIZE.num_heads,
     )
     config = MAEConfig(
         name="mae",
@@ -54,8 +61,7 @@ def our_step(batch_size: int, precision: str) -> Callable[[int], None]:
         batch_size_per_device=batch_size,
         accumulation=1,
     )
-    objective = config.build(encoder, mean=[0.5] * 3, std=[0.25] * 3)
-    engine = TorchEngine(objective, options, Ranks(), torch.device("cpu"))
+    engine = TorchEngine(config.build(encoder, mean=[0.5] * 3, std=[0.25] * 3), options, Ranks(), device)
     images = torch.randint(0, 256, (batch_size, 3, PIXELS, PIXELS), dtype=torch.uint8)
     labels = torch.zeros(batch_size, dtype=torch.int64)
 
@@ -67,14 +73,16 @@ def our_step(batch_size: int, precision: str) -> Callable[[int], None]:
     return step
 
 
-def their_step(batch_size: int, precision: str, attention: str) -> Callable[[int], None]:
-    """Transformers' ViTMAE with the same AdamW kernel; images arrive normalized, masks by its own noise."""
-    torch.manual_seed(0)
+def their_step(batch_size: int, precision: str, threads: int, attention: str) -> Callable[[int], None]:
+    """ViTMAE of transformers with the same AdamW kernel; images arrive normalized, masks by its own noise."""
+    from transformers import ViTMAEConfig, ViTMAEForPreTraining
+
+    torch.set_num_threads(threads)
     config = ViTMAEConfig(
-        hidden_size=WIDTH,
-        num_hidden_layers=DEPTH,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * WIDTH,
+        hidden_size=SIZE.embed_dim,
+        num_hidden_layers=SIZE.depth,
+        num_attention_heads=SIZE.num_heads,
+        intermediate_size=4 * SIZE.embed_dim,
         decoder_hidden_size=DECODER_WIDTH,
         decoder_num_hidden_layers=DECODER_DEPTH,
         decoder_num_attention_heads=DECODER_HEADS,
@@ -101,17 +109,55 @@ def their_step(batch_size: int, precision: str, attention: str) -> Callable[[int
     return step
 
 
-def measure(contenders: dict[str, Callable[[int], None]], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Times `steps` steps of each contender in turn, `rounds` times: ms per step."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for round_number in range(rounds + 1):
-        for name, step in contenders.items():
-            begun = time.perf_counter()
-            for number in range(steps):
-                step(number)
+def contend(name: str, pipe: Connection, batch_size: int, precision: str, threads: int) -> None:
+    """The life of a contender: takes as many steps as it is told, answers in ms per step."""
+    torch.manual_seed(0)
+    if name == "ours":
+        step = our_step(batch_size, precision, threads)
+    else:
+        step = their_step(batch_size, precision, threads, name.split()[1])
+    while steps := pipe.recv():
+        begun = time.perf_counter()
+        for number in range(steps):
+            step(number)
+        pipe.send((time.perf_counter() - begun) / steps * 1e3)
+
+
+def measure(precision: str, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """Times all contenders in turn, round after round: ms per step."""
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = {}, []
+    for name in CONTENDERS:
+        pipes[name], theirs = context.Pipe()
+        work = (name, theirs, arguments.batch, precision, arguments.threads)
+        processes.append(context.Process(target=contend, args=work, daemon=True))
+        processes[-1].start()
+    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for round_number in range(arguments.rounds + 1):
+        for name, pipe in pipes.items():
+            pipe.send(arguments.steps)
+            milliseconds = pipe.recv()
             if round_number:  # the first warms up
-                times[name].append((time.perf_counter() - begun) / steps * 1e3)
+                times[name].append(milliseconds)
+    for pipe in pipes.values():
+        pipe.send(0)
+    for process in processes:
+        process.join()
     return times
+
+
+def compare(times: dict[str, list[float]], batch_size: int) -> dict[str, Any]:
+    """Medians, and the speed-up over the better of the peers, round by round."""
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    best = min((name for name in CONTENDERS if name != "ours"), key=medians.__getitem__)
+    ratios = [theirs / ours for theirs, ours in zip(times[best], times["ours"], strict=True)]
+    return {
+        "ms_per_step": {name: round(ms, 1) for name, ms in medians.items()},
+        "images_per_s": {name: round(batch_size / ms * 1e3) for name, ms in medians.items()},
+        "best_peer": best,
+        "speedup": round(statistics.median(ratios), 3),
+        "speedup_range": [round(min(ratios), 3), round(max(ratios), 3)],
+    }
 
 
 def main() -> None:
@@ -125,38 +171,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    results = {}
-    for precision in ("fp32", "bf16"):
-        times = measure(
-            {
-                "ours": our_step(arguments.batch, precision),
-                "transformers eager": their_step(arguments.batch, precision, "eager"),
-                "transformers sdpa": their_step(arguments.batch, precision, "sdpa"),
-            },
-            arguments.rounds,
-            arguments.steps,
-        )
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        best = min(("transformers eager", "transformers sdpa"), key=medians.__getitem__)
-        ratios = [theirs / ours for theirs, ours in zip(times[best], times["ours"], strict=True)]
-        results[precision] = {
-            "ms_per_step": medians,
-            "images_per_s": {name: arguments.batch / ms * 1e3 for name, ms in medians.items()},
-            "speedup_over_best": statistics.median(ratios),
-            "speedup_range": [min(ratios), max(ratios)],
-            "best_peer": best,
-        }
     report = {
         "benchmark": "step",
         "model": "mae_cifar_tiny",
         "batch": arguments.batch,
         "threads": arguments.threads,
         "rounds": arguments.rounds,
-        "results": results,
+        "results": {p: compare(measure(p, arguments), arguments.batch) for p in ("fp32", "bf16")},
         "transformers": metadata.version("transformers"),
-        "environment": describe_environment([], 1) | {"command": "benchmarks/step.py"},
-        "machine": platform.machine(),
+        "environment": describe_environment(["benchmarks/step.py"], 1),
     }
     text = json.dumps(report, indent=2)
     print(text)

@@ -29,6 +29,16 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+# Ways of giving one thing; an override takes the place of the file's way.
+_ALTERNATIVES = (
+    ("train.steps", "train.epochs", "train.samples"),
+    ("train.warmup_steps", "train.warmup_epochs", "train.warmup_samples"),
+    ("optim.lr", "optim.blr"),
+    ("checkpoint.every_steps", "checkpoint.every_epochs"),
+    ("monitor.evaluate_every_steps", "monitor.evaluate_every_epochs"),
+)
+
+
 def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> None:
     """Raises ValueError unless exactly one (or, if not required, at most one) is given."""
     given = [name for name in names if getattr(section, name) is not None]
@@ -251,6 +261,7 @@ def load_config(schema: type[ConfigType], path: Path, overrides: Sequence[str] =
     raw = _parse_yaml(text, str(path))
     if not isinstance(raw, dict):
         raise InputError(f"{path}: a config is a mapping of sections, not {type(raw).__name__}")
+    _drop_alternatives(raw, {override.partition("=")[0] for override in overrides})
     for override in overrides:
         _apply_override(raw, override)
     run = raw.setdefault("run", {})
@@ -292,6 +303,16 @@ def _parse_yaml(text: str, where: str) -> Any:
         raise InputError(f"{where}{place}: not valid YAML: {problem}") from None
     except (RecursionError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise InputError(f"{where}: not valid YAML: {_reason(error)}") from None
+
+
+def _drop_alternatives(raw: dict[str, Any], overridden: set[str]) -> None:
+    """Takes out of the file what an override gives in another way."""
+    for group in _ALTERNATIVES:
+        if overridden & set(group):
+            for key in group:
+                section, _, name = key.partition(".")
+                if isinstance(raw.get(section), dict):
+                    raw[section].pop(name, None)
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> None:

@@ -25,9 +25,9 @@ BAD = {
     "model.name=tiny-cifer": 'did you mean "tiny-cifar"?',
     "model.patch_size=3": "patch_size=3 does not divide img_size=8 (nearest side that fits: 9)",
     "model.img_size=[8, 8, 8]": "give one number or [height, width]",
-    "optim.blr=1e-4": "give one of blr, lr, not blr and lr",
+    "optim.blr=1e-4 optim.lr=1e-4": "give one of blr, lr, not blr and lr",
     "optim.lr=": "give one of blr, lr",
-    "train.steps=5": "give one of steps, epochs, samples, not steps and epochs",
+    "train.steps=5 train.epochs=5": "give one of steps, epochs, samples, not steps and epochs",
     "train.precision=fp8": "train.precision='fp8'",
     "data.augment.pad_px=2": 'pad_px has no effect with crop="none"',
     "data.augment.scale=[0.1, 0.5]": 'scale has no effect with crop="none"',
@@ -43,7 +43,7 @@ BAD = {
 @pytest.mark.parametrize("override", BAD)
 def test_bad_override_is_one_readable_line(override):
     with pytest.raises(InputError) as caught:
-        load_config(PretrainConfig, CONFIG, [override])
+        load_config(PretrainConfig, CONFIG, override.split(" ") if override.count("=") > 1 else [override])
     message = str(caught.value)
     assert BAD[override] in message, message
     assert "\n" not in message
@@ -78,6 +78,15 @@ def test_a_missing_file_is_named(tmp_path):
         load_config(PretrainConfig, tmp_path / "nothing.yaml")
 
 
+def test_an_override_takes_the_place_of_the_files_way():
+    config = load_config(
+        PretrainConfig, CONFIG, ["train.steps=5", "optim.blr=1e-4", "train.warmup_samples=7"]
+    )
+    assert (config.train.steps, config.train.epochs) == (5, None)
+    assert (config.optim.blr, config.optim.lr) == (1e-4, None)
+    assert (config.train.warmup_samples, config.train.warmup_epochs) == (7, None)
+
+
 def test_yaml_1_2_numbers_and_words(tmp_path):
     config = load_config(PretrainConfig, CONFIG, ["optim.lr=1e-3", "run.name=no", "data.path=on"])
     assert config.optim.lr == 1e-3
@@ -108,17 +117,17 @@ def plan(*overrides: str, num_samples: int = 1534, world_size: int = 1):
 
 def test_durations_become_steps():
     assert plan("train.epochs=30").total_steps == 30 * 11
-    assert plan("train.epochs=", "train.warmup_epochs=0", "train.steps=70").total_steps == 70
-    assert plan("train.epochs=", "train.warmup_epochs=0", "train.samples=1281").total_steps == 11
+    assert plan("train.warmup_epochs=0", "train.steps=70").total_steps == 70
+    assert plan("train.warmup_epochs=0", "train.samples=1281").total_steps == 11
     assert plan("train.warmup_epochs=2").warmup_steps == 22
-    assert plan("train.warmup_epochs=", "train.warmup_steps=5").warmup_steps == 5
-    assert plan("train.warmup_epochs=", "train.warmup_samples=129").warmup_steps == 2
+    assert plan("train.warmup_steps=5").warmup_steps == 5
+    assert plan("train.warmup_samples=129").warmup_steps == 2
     assert plan("checkpoint.every_steps=7").checkpoint_every_steps == 7
     assert plan("monitor.evaluate_every_epochs=2").evaluate_every_steps == 22
 
 
 def test_base_rate_is_per_256_samples():
-    assert plan("optim.lr=", "optim.blr=1.5e-4", "train.effective_batch_size=512").lr == pytest.approx(3e-4)
+    assert plan("optim.blr=1.5e-4", "train.effective_batch_size=512").lr == pytest.approx(3e-4)
 
 
 def test_batches_are_split_over_ranks_and_micro_batches():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from mae_vit.errors import InputError
+from mae_vit.training.allocator import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def find_device(ranks: Ranks) -> torch.device:
             raise InputError(f"local rank {ranks.local_rank} has no GPU: this node shows {count}")
         torch.cuda.set_device(place)
         return torch.device("cuda", place)
+    keep_freed_memory()
     torch.set_num_threads(max(1, available_cores() // ranks.local_world_size))
     return torch.device("cpu")
 

@@ -35,7 +35,9 @@ def tree(tmp_path) -> dict[str, bytes]:
     for split, count in (("train", 7), ("test", 3)):
         for number, name in enumerate(("cat", "dog.wild", "eel")):
             for image in range(count):
-                files[f"{split}/{name}/{image:03d}.v1.jpg"] = jpeg(100 * number + image + (50 if split == "test" else 0))
+                files[f"{split}/{name}/{image:03d}.v1.jpg"] = jpeg(
+                    100 * number + image + (50 if split == "test" else 0)
+                )
     files["train/cat/000.v1.png"] = png_bytes()  # the same stem as a jpg
     for path, data in files.items():
         target = tmp_path / "src" / path
@@ -75,7 +77,9 @@ def test_webdataset_reads_the_same_bytes_and_classes(tree, tmp_path, capsys):
     assert dataset.classes == ["cat", "dog.wild", "eel"]
     for split in ("train", "test"):
         expected = sorted(
-            (data, dataset.classes.index(path.split("/")[1])) for path, data in tree.items() if path.startswith(split)
+            (data, dataset.classes.index(path.split("/")[1]))
+            for path, data in tree.items()
+            if path.startswith(split)
         )
         found = read_back(out, split)
         assert sorted(found.values()) == expected
@@ -209,8 +213,7 @@ def test_a_kill_leaves_what_dataset_json_says(tmp_path):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(jpeg(number, (200, 200)))
     command = [sys.executable, "-m", "mae_vit.cli", "prepare", str(tmp_path / "src"), str(out)]
-    killed = 0
-    for _ in range(3):
+    for killed in range(3):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
         while not (out / ".val.partial").exists() and time.monotonic() < deadline:
@@ -218,7 +221,6 @@ def test_a_kill_leaves_what_dataset_json_says(tmp_path):
         time.sleep(0.05 * killed)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        killed += 1
         if (out / "dataset.json").read_bytes() != before:
             break
         assert main(["check", str(out)]) == 0

@@ -1,0 +1,101 @@
+"""Collects runs into what the README shows: curves, last pictures, and a JSON of numbers.
+
+    python docs/collect_results.py runs/mae_cifar_tiny runs/masked_patch_cifar_tiny
+
+Writes docs/results/curves.png, docs/results/NAME.png and docs/results/pretraining.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+OUT = Path(__file__).resolve().parent / "results"
+# What held-out curves show: metric, its baseline, how the axis is called.
+HELD_OUT = {
+    "mae": ("psnr_db", "psnr_baseline_db", "PSNR on masked patches, dB"),
+    "masked_patch": ("accuracy_on_mask", "accuracy_nearest_visible", "accuracy on [mask] positions"),
+}
+NAMES = {
+    "psnr_baseline_db": "true patch statistics, no content",
+    "accuracy_nearest_visible": "copy of the nearest visible patch",
+}
+
+
+def read(run: Path) -> dict[str, Any]:
+    """Reads a finished run: metrics, summary, environment, and the objective's name."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    objective = "mae" if any("psnr_db" in line.get("heldout", {}) for line in lines) else "masked_patch"
+    return {
+        "name": run.name,
+        "objective": objective,
+        "lines": lines,
+        "summary": json.loads((run / "summary.json").read_text()),
+        "environment": json.loads((run / "environment.json").read_text()),
+    }
+
+
+def draw(runs: list[dict[str, Any]], path: Path) -> None:
+    """Draws training loss and the held-out metric with its baseline, a row for each run."""
+    figure, axes = plt.subplots(
+        len(runs), 2, figsize=(8, 2.6 * len(runs)), squeeze=False, layout="constrained"
+    )
+    for row, run in zip(axes, runs, strict=True):
+        row[0].plot([line["epoch"] for line in run["lines"]], [line["loss"] for line in run["lines"]])
+        row[0].set(title=run["name"], xlabel="epoch", ylabel="training loss")
+        metric, baseline, label = HELD_OUT[run["objective"]]
+        told = [line for line in run["lines"] if "heldout" in line]
+        epochs = [line["epoch"] for line in told]
+        row[1].plot(epochs, [line["heldout"][metric] for line in told], label="model")
+        row[1].plot(epochs, [line["heldout"][baseline] for line in told], "--", label=NAMES[baseline])
+        row[1].set(title="held-out images", xlabel="epoch", ylabel=label)
+        row[1].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def numbers(run: dict[str, Any]) -> dict[str, Any]:
+    """The figures worth keeping, with what they rest on."""
+    environment = run["environment"]
+    return {
+        "steps": run["summary"]["steps"],
+        "samples": run["summary"]["samples"],
+        "wall_s": round(run["summary"]["wall_s"]),
+        "loss": run["summary"]["loss"],
+        "heldout": run["summary"]["heldout"],
+        "images_per_s_median": round(median(line["images_per_s"] for line in run["lines"])),
+        "data_wait_frac_median": round(median(line["data_wait_frac"] for line in run["lines"]), 4),
+        "command": " ".join(environment["command"]),
+        "git_commit": environment["git_commit"],
+        "world_size": environment["world_size"],
+        "processor": environment["processor"],
+        "packages": environment["packages"],
+    }
+
+
+def main() -> None:
+    """Collects the runs named on the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", type=Path)
+    runs = [read(path) for path in parser.parse_args().runs]
+    OUT.mkdir(exist_ok=True)
+    draw(runs, OUT / "curves.png")
+    for run, path in zip(runs, parser.parse_args().runs, strict=True):
+        shutil.copy(max((path / "pictures").glob("step-*.png")), OUT / f"{run['name']}.png")
+    results = {run["name"]: numbers(run) for run in runs}
+    (OUT / "pretraining.json").write_text(json.dumps(results, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""Whole runs in this process, on the torch engine: resume, refusal, failure, options."""
+
+import json
+import math
+import signal
+from pathlib import Path
+
+import pytest
+
+from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
+from pretrain.job import main
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = [
+    "train.engine=torch",
+    "model.embed_dim=16",
+    "model.depth=1",
+    "model.num_heads=2",
+    "objective.decoder_embed_dim=16",
+    "objective.decoder_depth=1",
+    "objective.decoder_num_heads=2",
+    "train.steps=6",
+    "train.warmup_steps=1",
+    "monitor.log_every_steps=1",
+    "monitor.evaluate_every_steps=3",
+    "monitor.evaluate_images=32",
+    "monitor.tensorboard=false",
+    "checkpoint.every_steps=2",
+]
+
+
+# The encoder of the unchanged config, made once for the tests that compare with it.
+UNCHANGED: list[bytes] = []
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before():
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    held = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in held.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def call(digits, tmp_path):
+    def run(*arguments: str, name: str = "run") -> int:
+        config = str(ROOT / "configs" / "mae_digits.yaml")
+        options = [*SMALL, f"data.path={digits}", f"run.dir={tmp_path / name}", f"run.name={name}"]
+        return main(["--config", config, *options, *arguments])
+
+    return run
+
+
+def lines_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def summary_of(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_a_run_leaves_what_it_promises(call, tmp_path, capsys):
+    assert call("monitor.tensorboard=true") == 0
+    folder = tmp_path / "run"
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "pictures",
+        "encoder.safetensors",
+        "summary.json",
+    }
+    lines = lines_of(folder)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    for line in lines:
+        for name in (
+            "epoch",
+            "samples",
+            "loss",
+            "lr",
+            "grad_norm",
+            "images_per_s",
+            "data_wait_frac",
+            "peak_memory_gib",
+        ):
+            assert math.isfinite(line[name]), name
+        assert 0 <= line["data_wait_frac"] <= 1
+    assert [line["step"] for line in lines if "heldout" in line] == [3, 6]
+    assert [path.name for path in sorted((folder / "pictures").iterdir())] == [
+        "step-00000003.png",
+        "step-00000006.png",
+    ]
+    summary = summary_of(folder)
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("done", 6, 6 * 128)
+    assert summary["heldout"] == lines[-1]["heldout"]
+    assert str(folder / "encoder.safetensors") in capsys.readouterr().out
+
+
+def test_stopping_half_way_changes_nothing(call, tmp_path):
+    assert call(name="straight") == 0
+    assert call("train.steps=6", name="cut") == 0
+    cut = tmp_path / "cut"
+    # As after a power cut between step 4's save and the end.
+    (cut / "encoder.safetensors").unlink()
+    for path in list_checkpoints(cut / "checkpoints")[-1].iterdir():
+        path.unlink()
+    list_checkpoints(cut / "checkpoints")[-1].rmdir()
+    summary = summary_of(cut) | {"status": "running"}
+    (cut / "summary.json").write_text(json.dumps(summary))
+    assert call(name="cut") == 0
+    straight = tmp_path / "straight"
+    assert (cut / "encoder.safetensors").read_bytes() == (straight / "encoder.safetensors").read_bytes()
+    kept = ("step", "loss", "lr", "grad_norm", "heldout")
+    assert [[line.get(k) for k in kept] for line in lines_of(cut)] == [
+        [line.get(k) for k in kept] for line in lines_of(straight)
+    ]
+
+
+def test_a_finished_run_says_so(call, tmp_path, capsys):
+    assert call() == 0
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    assert call() == 0
+    assert "is finished (6 steps)" in capsys.readouterr().out
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("run.seed=1", "run.seed"),
+        ("objective.mask_ratio=0.5", "objective.mask_ratio"),
+        ("model.depth=2", "model.depth"),
+        ("train.effective_batch_size=64", "train.effective_batch_size"),
+        ("train.steps=8", "train.steps"),
+        ("optim.lr=1e-4", "optim.lr"),
+        ("data.augment.flip=true", "data.augment.flip"),
+        ("data.split=test", "data.split"),
+    ],
+)
+def test_another_run_is_refused_by_name(call, tmp_path, capsys, change, key):
+    assert call() == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert call(change) == 2
+    error = capsys.readouterr().err
+    assert len(error.strip().splitlines()) == 1
+    assert f"{key} was " in error
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_what_may_change_may_change(call, tmp_path, capsys):
+    assert call("checkpoint.keep_last=5") == 0
+    folder = tmp_path / "run"
+    for path in list_checkpoints(folder / "checkpoints")[1:]:
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    (folder / "summary.json").unlink()
+    changes = [
+        "data.source=tar",
+        "train.batch_size_per_device=64",
+        "monitor.log_every_steps=2",
+        "checkpoint.keep_last=1",
+    ]
+    assert call(*changes) == 0
+    assert "going on from" in capsys.readouterr().err
+    assert [line["step"] for line in lines_of(folder)] == [1, 2, 3, 4, 6]
+    assert len(list_checkpoints(folder / "checkpoints")) == 1
+
+
+def test_never_begins_again_and_keeps_the_old_run(call, tmp_path):
+    assert call() == 0
+    assert call("--resume", "never", "run.seed=3") == 0
+    assert summary_of(tmp_path / "run.1")["status"] == "done"
+    encoders = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("run", "run.1")]
+    assert encoders[0] != encoders[1]
+
+
+def test_resume_from_another_folder(call, tmp_path, capsys):
+    assert call(name="first") == 0
+    first = list_checkpoints(tmp_path / "first" / "checkpoints")[0]
+    assert load_checkpoint(first).step == 4
+    capsys.readouterr()
+    assert call("--resume", str(first), name="second") == 0
+    assert f"going on from {first}, step 4 of 6" in capsys.readouterr().err
+    encoders = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("first", "second")]
+    assert encoders[0] == encoders[1]
+
+
+def test_a_broken_newest_checkpoint_is_skipped_and_only_broken_ones_are_an_error(call, tmp_path, capsys):
+    assert call() == 0
+    folder = tmp_path / "run" / "checkpoints"
+    (tmp_path / "run" / "summary.json").unlink()
+    older, newest = list_checkpoints(folder)
+    data = bytearray((newest / "exp_avg.safetensors").read_bytes())
+    data[-1] ^= 1
+    (newest / "exp_avg.safetensors").write_bytes(data)
+    capsys.readouterr()
+    assert call() == 0
+    captured = capsys.readouterr()
+    assert "skipping broken checkpoint" in captured.out + captured.err
+    assert "exp_avg.safetensors is damaged" in captured.out + captured.err
+    assert f"going on from {older}" in captured.err
+    for path in list_checkpoints(folder):
+        (path / "state.json").write_text("{}")
+    assert call() == 2
+    assert "are broken; --resume never starts over" in capsys.readouterr().err
+
+
+def test_an_infinite_loss_fails_before_it_is_saved(call, tmp_path, capsys):
+    assert call("optim.lr=1e30") == 1
+    error = capsys.readouterr().err
+    assert "is not finite" in error
+    folder = tmp_path / "run"
+    assert summary_of(folder)["status"] == "failed"
+    assert not (folder / "encoder.safetensors").exists()
+    for path in list_checkpoints(folder / "checkpoints"):
+        for tensor in load_checkpoint(path).state.parameters.values():
+            assert tensor.isfinite().all()
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(call, tmp_path, capsys):
+    assert call("--dry-run") == 0
+    output = capsys.readouterr().out
+    for word in (
+        "parameters",
+        "16 tokens",
+        "GFLOP per image",
+        "6 steps",
+        "1,534 images",
+        "rate",
+        "memory",
+        "disk",
+    ):
+        assert word in output, word
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "run.seed=5",
+        "optim.lr=2e-3",
+        "optim.betas=[0.8, 0.9]",
+        "optim.eps=1e-3",
+        "optim.weight_decay=0.9",
+        "optim.clip_grad=0.01",
+        "optim.min_lr=5e-4",
+        "train.warmup_steps=2",
+        "train.effective_batch_size=64",
+        "train.precision=bf16",
+        "data.normalize=half",
+        "data.augment.flip=true",
+        "data.augment.crop=pad",
+        "data.augment.crop=random_resized",
+        "data.split=test",
+        "model.mlp_ratio=2.0",
+        "model.pos_embed=sincos",
+        "model.patch_size=4",
+        "objective.mask_ratio=0.5",
+    ],
+)
+def test_every_training_option_changes_the_encoder(call, tmp_path, change):
+    base = ["train.steps=3", "monitor.evaluate_every_steps=3"]
+    if not UNCHANGED:
+        assert call(*base, name="base") == 0
+        UNCHANGED.append((tmp_path / "base" / "encoder.safetensors").read_bytes())
+    assert call(*base, change, name="changed") == 0
+    assert (tmp_path / "changed" / "encoder.safetensors").read_bytes() != UNCHANGED[0]
+
+
+def test_a_run_is_a_function_of_its_config(call, tmp_path):
+    for name in ("one", "two"):
+        assert call("train.steps=3", "monitor.evaluate_every_steps=3", name=name) == 0
+    encoders = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("one", "two")]
+    assert encoders[0] == encoders[1]
+
+
+def test_retention_keeps_the_last_and_every_mth(call, tmp_path):
+    options = [
+        "train.steps=12",
+        "checkpoint.every_steps=2",
+        "checkpoint.keep_last=1",
+        "checkpoint.keep_every=2",
+    ]
+    assert call(*options) == 0
+    steps = [load_checkpoint(path).step for path in list_checkpoints(tmp_path / "run" / "checkpoints")]
+    assert steps == [4, 8, 12]
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step-00000012\n"
+
+
+def test_held_out_options(call, tmp_path):
+    assert call("monitor.probe_images=3", "monitor.evaluate_images=7", "monitor.evaluate_split=train") == 0
+    from PIL import Image
+
+    assert Image.open(tmp_path / "run" / "pictures" / "step-00000006.png").width == 3 * (8 * 8 + 2)
