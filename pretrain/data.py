@@ -82,10 +82,12 @@ class Data:
         )
 
     def held_out(self, ranks: Ranks, *, images: int, probe_images: int, batch_size: int) -> HeldOut | None:
-        """Loads fixed held-out images, this rank's part of them; None where there is no such split."""
+        """Loads fixed held-out images, this rank's part of them; None where there are none, or fewer than ranks."""
         if self.held_out_index is None or self.held_out_source is None:
             return None
         total = len(self.held_out_index)
+        if total < ranks.world_size:
+            return None  # a rank without images could not take part
         key = derive_key(_HELD_OUT_SEED, Stream.ORDER, 0)
         chosen = permute(np.arange(min(max(images, ranks.world_size), total)), total, key)
         mine = chosen[ranks.rank :: ranks.world_size]

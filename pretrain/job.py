@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks, barrier, find_device, find_ranks
 from mae_vit.training.engine import Engine, StepOptions, TorchEngine
 from mae_vit.training.entry import EXIT_REQUEUE, Arguments, parse_arguments, run_to_exit_code
-from mae_vit.training.estimate import estimate, peak_flops
+from mae_vit.training.estimate import Estimate, estimate, peak_flops
 from mae_vit.training.files import write_atomically
 from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import train
@@ -74,30 +75,34 @@ def pretrain(arguments: Arguments) -> int:
     plan = make_plan(config, num_samples=data.num_samples, world_size=ranks.world_size)
     info = describe_encoder(config, data)
     objective = build_objective(config, info)
+    costs = estimate(partial(build_objective, config, info), batch_size_per_device=plan.batch_size_per_device)
     folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
-    folder.check_writable()
+    if ranks.rank == 0:
+        folder.check_writable()
     identity = run_identity(config.model_dump(mode="json"), data_fingerprint=data.fingerprint)
     if arguments.dry_run:
-        start = find_start(folder, arguments.resume, identity)
+        start = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
         if ranks.rank == 0:
-            costs = estimate(objective, batch_size_per_device=plan.batch_size_per_device)
             print(describe_plan(config, plan, ranks, device, data, costs, folder, start))
         return 0
 
     if config.run.deterministic:
-        torch.use_deterministic_algorithms(True)
+        # cuBLAS asks for this. Only a warning where an operation has no deterministic
+        # kernel: gathers of distinct patches are exact without one.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
     connect(config, device)
     # Rank 0 moves an old run aside before any other looks for its checkpoints.
     if arguments.resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
         print(f"moved the earlier run {folder.path} to {moved}")
     barrier(ranks)
-    start = find_start(folder, arguments.resume, identity)
+    start = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
     if start is not None and start.step >= plan.total_steps and folder.read_status() == "done":
         if ranks.rank == 0:
             print(f"{folder.path} is finished ({start.step} steps); encoder: {folder.encoder}")
         return 0
     engine = build_engine(config, plan, objective, ranks, device)
-    return Job(config, plan, data, info, engine, folder, identity).run(start)
+    return Job(config, plan, data, info, costs, engine, folder, identity).run(start)
 
 
 def connect(config: PretrainConfig, device: torch.device) -> None:
@@ -183,6 +188,7 @@ class Job:
     plan: Plan
     data: Data
     info: EncoderInfo
+    costs: Estimate
     engine: Engine
     folder: RunFolder
     identity: dict[str, Any]
@@ -196,7 +202,6 @@ class Job:
             self.folder.create(config_yaml, describe_environment(sys.argv, self.engine.ranks.world_size))
         if start:
             self.engine.restore(start.state)
-        costs = estimate(self.engine.objective, batch_size_per_device=self.plan.batch_size_per_device)
         monitor = self.config.monitor
         stop = StopRequest()
         hooks = RunHooks(
@@ -232,7 +237,7 @@ class Job:
                 ),
                 start_step=start_step,
                 log_every_steps=monitor.log_every_steps,
-                flops_per_image=costs.flops_per_image,
+                flops_per_image=self.costs.flops_per_image,
                 peak_flops=peak_flops(self.engine.device, self.config.train.precision),
             )
             if outcome.finished:

@@ -49,7 +49,7 @@ while wait "$step"; code=$?; kill -0 "$step" 2>/dev/null; do :; done
 # 75: saved. Above 128 after our signal: a rank that had not yet set its handlers up, or was slow to
 # leave; the last checkpoint stands.
 if [[ -z $cancelled && ($code -eq 75 || (-n $told && $code -gt 128)) ]]; then
-  echo "saved; back into the queue (restart ${SLURM_RESTART_COUNT:-0})"
+  echo "stopped by a signal (exit code $code, restart ${SLURM_RESTART_COUNT:-0}): requeueing"
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
+ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sh"))
-# Taken before the fixtures remove SLURM_*.
+# Taken before a fixture removes SLURM_*.
+SLURM_CONF = os.environ.get("SLURM_CONF")
 ON_CLUSTER = os.environ.get("SLURM_TEST_CLUSTER") == "1" and shutil.which("sbatch") is not None
 
 
@@ -54,7 +55,10 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 240) -> 
 
 @pytest.mark.slurm
 @pytest.mark.skipif(not ON_CLUSTER, reason="needs SLURM_TEST_CLUSTER=1 and a Slurm cluster's sbatch on PATH")
-def test_a_signalled_job_saves_requeues_and_ends_as_if_undisturbed(digits, tmp_path):
+def test_a_signalled_job_saves_requeues_and_ends_as_if_undisturbed(digits, tmp_path, monkeypatch):
+    if SLURM_CONF:
+        monkeypatch.setenv("SLURM_CONF", SLURM_CONF)
+
     def submit(name: str) -> str:
         command = [
             "sbatch",
@@ -97,7 +101,7 @@ def test_a_signalled_job_saves_requeues_and_ends_as_if_undisturbed(digits, tmp_p
         # A line of metrics at step 30 of 330: before the first checkpoint.
         wait_for(lambda: "\nstep 30/" in output("signalled"), "step 30")
         subprocess.run(["scancel", "--batch", "--signal=USR1", jobs[0]], check=True, timeout=60)
-        wait_for(lambda: "back into the queue" in output("signalled"), "the requeue")
+        wait_for(lambda: "): requeueing" in output("signalled"), "the requeue")
         wait_for(lambda: shown(jobs[0], "JobState") in ("COMPLETED", "FAILED"), "the second sitting")
         assert shown(jobs[0], "JobState") == "COMPLETED", output("signalled")
         assert shown(jobs[0], "Restarts") == "1"

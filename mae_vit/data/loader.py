@@ -20,22 +20,30 @@ from mae_vit.keyed import SampleKeys
 
 # What workers need, imported once in the server they are forked from.
 _PRELOAD = ["mae_vit.data.loader"]
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def start_worker_server() -> None:
     """Starts the process that data workers are forked from; call before CUDA or NCCL start.
 
-    It and all workers ignore SIGTERM and SIGUSR1: schedulers send them to every
-    process of a job, and the trainer still needs its workers to finish the step.
-    The dispositions are inherited, so they hold from the first moment.
+    It and all workers ignore SIGTERM, SIGUSR1 and Ctrl-C: schedulers, launchers and
+    terminals send them to every process of a job, and the trainer still needs its
+    workers to finish the step. The dispositions are inherited, so they hold from the
+    first moment.
     """
     multiprocessing.set_forkserver_preload(_PRELOAD)
-    held = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    held = {number: signal.signal(number, signal.SIG_IGN) for number in _STOP_SIGNALS}
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
         for number, handler in held.items():
             signal.signal(number, handler)
+
+
+def _ignore_stop_signals(worker: int) -> None:
+    """Once more in each worker: torch's worker loop sets SIGTERM back to deadly."""
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class _Batches(Dataset[Any]):
@@ -103,6 +111,7 @@ def load_batches(
         batch_sampler=_Positions(order, share, start_step, stop_step),  # type: ignore[arg-type]
         num_workers=workers,
         collate_fn=_unchanged,
+        worker_init_fn=_ignore_stop_signals,
         pin_memory=pin_memory,
         multiprocessing_context="forkserver" if workers else None,
         # Its own generator: DataLoader draws a seed for its workers, which must

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,10 +50,17 @@ class Estimate:
         return 4 * self.parameters + 8 * self.trainable
 
 
-def estimate(objective: Objective, *, batch_size_per_device: int) -> Estimate:
-    """Measures an objective's costs by running it on the meta device."""
-    # The copy keeps plain attention, whose matrix products the counter sees.
-    model = copy.deepcopy(objective).to("meta")
+def estimate(build: Callable[[], Objective], *, batch_size_per_device: int) -> Estimate:
+    """Measures an objective's costs by building and running it on the meta device.
+
+    Args:
+        build: makes the objective.
+        batch_size_per_device: images of a micro-batch.
+    """
+    with torch.device("meta"):
+        model = build()
+    model.to("meta")  # tables computed in NumPy are not there yet
+    # The counter sees the matrix products of plain attention.
     set_fused_attention(model, False)
     encoder = model.encoder
     saved: dict[int, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,8 +75,16 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
         )
 
 
-def find_start(folder: RunFolder, resume: ResumeMode, identity: Mapping[str, Any]) -> Checkpoint | None:
+def find_start(
+    folder: RunFolder, resume: ResumeMode, identity: Mapping[str, Any], *, warn: bool = True
+) -> Checkpoint | None:
     """Finds the checkpoint that the run continues from; None for a fresh start.
+
+    Args:
+        folder: of the run.
+        resume: what the user asked for.
+        identity: what must not have changed, from `run_identity`.
+        warn: say which broken checkpoints are skipped.
 
     Raises:
         InputError: if an explicit path holds no whole checkpoint, if the checkpoint is
@@ -86,8 +95,8 @@ def find_start(folder: RunFolder, resume: ResumeMode, identity: Mapping[str, Any
     with warnings.catch_warnings(record=True) as broken:
         warnings.simplefilter("always")
         own = newest_checkpoint(folder.checkpoints)
-    for warning in broken:
-        print(f"warning: {warning.message}")
+    for warning in broken if warn else ():
+        print(f"warning: {warning.message}", file=sys.stderr)
     found = own or (load_explicit(resume) if isinstance(resume, Path) else None)
     if found is not None:
         check_identity(found, identity)

@@ -50,7 +50,7 @@ class RunFolder:
         probe = existing / f".writable.{os.getpid()}"
         try:
             probe.touch()
-            probe.unlink()
+            probe.unlink(missing_ok=True)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise InputError(f"run folder {self.path} cannot be written: {existing}: {reason}") from None

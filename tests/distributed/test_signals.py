@@ -2,6 +2,7 @@
 
 import signal
 
+import psutil
 import pytest
 from launching import Run, steps_told
 
@@ -12,18 +13,20 @@ pytestmark = pytest.mark.distributed
 CASES = [
     # launcher, who gets the signal, which, the launcher's own exit code
     ("python", "rank", signal.SIGTERM, 75),
-    ("python", "rank", signal.SIGUSR1, 75),
-    ("python", "rank", signal.SIGINT, 75),
-    ("deepspeed", "rank", signal.SIGTERM, None),
+    pytest.param("python", "rank", signal.SIGUSR1, 75, marks=pytest.mark.slow),
+    pytest.param("python", "rank", signal.SIGINT, 75, marks=pytest.mark.slow),
+    pytest.param("deepspeed", "rank", signal.SIGTERM, None, marks=pytest.mark.slow),
     ("deepspeed", "child", signal.SIGTERM, None),
     ("deepspeed", "runner", signal.SIGTERM, None),
-    ("torchrun", "rank", signal.SIGUSR1, None),
+    pytest.param("torchrun", "rank", signal.SIGUSR1, None, marks=pytest.mark.slow),
     ("torchrun", "runner", signal.SIGTERM, None),
 ]
 
 
-def arguments(digits) -> list[str]:
+def arguments(digits, source: str) -> list[str]:
     return [
+        f"data.source={source}",
+        f"data.workers={1 if source == 'tar' else 0}",
         "--config",
         "configs/mae_digits.yaml",
         f"data.path={digits}",
@@ -38,10 +41,14 @@ def arguments(digits) -> list[str]:
 
 @pytest.mark.parametrize(("launcher", "target", "number", "code"), CASES, ids=str)
 def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launcher, target, number, code):
-    run = Run(tmp_path / "run", launcher, 2, arguments(digits))
+    # Data workers must neither die of the signal nor outlive the run.
+    source = "tar" if target in ("child", "rank") and number == signal.SIGTERM else "memory"
+    run = Run(tmp_path / "run", launcher, 2, arguments(digits, source))
     try:
         run.wait_for_step(10)
         ranks = run.ranks()
+        family = [child for rank in ranks for child in rank.children(recursive=True)]
+        assert len(family) >= (2 * len(ranks) if source == "tar" else 0)
         assert len(ranks) == (1 if launcher == "python" else 2)
         if target == "rank":
             ranks[-1].send_signal(number)
@@ -51,6 +58,7 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
             run.process.send_signal(number)
         found = run.wait()
         run.wait_until_gone()
+        assert psutil.wait_procs(family, timeout=20)[1] == []
         if code is not None:
             assert found == code
         else:
@@ -64,7 +72,7 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
     finally:
         run.kill()
 
-    again = Run(tmp_path / "run", launcher, 2, [*arguments(digits), "monitor.log_every_steps=1"])
+    again = Run(tmp_path / "run", launcher, 2, [*arguments(digits, "memory"), "monitor.log_every_steps=1"])
     try:
         again.wait_for_step(step + 1)
         assert f"going on from {saved[0]}, step {step}" in again.output()
