@@ -1,8 +1,9 @@
 """Collects runs into what the README shows: curves, last pictures, and a JSON of numbers.
 
-    python docs/collect_results.py runs/mae_cifar_tiny runs/masked_patch_cifar_tiny
+    PYTHONPATH=. python docs/collect_results.py runs/mae_cifar_tiny runs/masked_patch_cifar_tiny
 
-Writes docs/results/curves.png, docs/results/NAME.png and docs/results/pretraining.json.
+Writes docs/results/curves.png, docs/results/NAME.png and docs/results/pretraining.json. The final
+numbers are measured again on the whole held-out split, from each run's newest checkpoint.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ from statistics import median
 from typing import Any
 
 import matplotlib
+
+from mae_vit.config_file import load_config
+from mae_vit.plan import make_plan
+from mae_vit.training.checkpoint import newest_checkpoint
+from mae_vit.training.distributed import Ranks, find_device
+from pretrain.data import open_data
+from pretrain.job import PretrainConfig, build_engine, build_objective, describe_encoder
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -62,7 +70,27 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def numbers(run: dict[str, Any]) -> dict[str, Any]:
+def evaluate(path: Path, overrides: list[str]) -> dict[str, Any]:
+    """Measures a run's newest checkpoint on all images of its held-out split, fixed masks."""
+    config = load_config(PretrainConfig, path / "config.yaml", [*overrides, "train.engine=torch"])
+    ranks, device = Ranks(), find_device(Ranks())
+    data = open_data(config, ranks, device)
+    plan = make_plan(config, num_samples=data.num_samples, world_size=1)
+    engine = build_engine(
+        config, plan, build_objective(config, describe_encoder(config, data)), ranks, device
+    )
+    checkpoint = newest_checkpoint(path / "checkpoints")
+    assert checkpoint is not None
+    engine.restore(checkpoint.state)
+    assert data.held_out_index is not None
+    images = len(data.held_out_index)
+    held_out = data.held_out(ranks, images=images, probe_images=1, batch_size=250)
+    assert held_out is not None
+    metrics = held_out.evaluate(engine)
+    return {"split": data.held_out_index.split, "images": images, "step": checkpoint.step, **metrics}
+
+
+def numbers(run: dict[str, Any], heldout: dict[str, Any]) -> dict[str, Any]:
     """The figures worth keeping, with what they rest on."""
     environment = run["environment"]
     return {
@@ -70,7 +98,7 @@ def numbers(run: dict[str, Any]) -> dict[str, Any]:
         "samples": run["summary"]["samples"],
         "wall_s": round(run["summary"]["wall_s"]),
         "loss": run["summary"]["loss"],
-        "heldout": run["summary"]["heldout"],
+        "heldout": heldout,
         "images_per_s_median": round(median(line["images_per_s"] for line in run["lines"])),
         "data_wait_frac_median": round(median(line["data_wait_frac"] for line in run["lines"]), 4),
         "command": " ".join(environment["command"]),
@@ -87,12 +115,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", type=Path)
-    runs = [read(path) for path in parser.parse_args().runs]
+    parser.add_argument("--override", action="append", default=[], metavar="KEY.PATH=VALUE")
+    arguments = parser.parse_args()
+    runs = [read(path) for path in arguments.runs]
     OUT.mkdir(exist_ok=True)
     draw(runs, OUT / "curves.png")
-    for run, path in zip(runs, parser.parse_args().runs, strict=True):
+    results = {}
+    for run, path in zip(runs, arguments.runs, strict=True):
         shutil.copy(max((path / "pictures").glob("step-*.png")), OUT / f"{run['name']}.png")
-    results = {run["name"]: numbers(run) for run in runs}
+        results[run["name"]] = numbers(run, evaluate(path, arguments.override))
     (OUT / "pretraining.json").write_text(json.dumps(results, indent=2) + "\n")
     print(json.dumps(results, indent=2))
 

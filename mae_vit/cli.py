@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from mae_vit import __version__
+from mae_vit.commandline import OneLineParser
 from mae_vit.errors import InputError
 
 EXIT_DAMAGED = 1
@@ -23,11 +23,6 @@ EXAMPLES = """examples:
   mae-vit prepare train.tar.gz test.tar.gz data/mine     archives of such folders
   mae-vit check data/mine                                verify every shard
 """
-
-
-class _OneLineParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (see --help)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,20 +46,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _OneLineParser(
+    parser = OneLineParser(
         prog="mae-vit",
         description="Prepare and check image data for self-supervised pretraining.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"mae-vit {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_OneLineParser)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=OneLineParser)
     _add_prepare(commands)
     _add_check(commands)
     return parser
 
 
-def _add_prepare(commands: argparse._SubParsersAction[_OneLineParser]) -> None:
+def _add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "prepare",
         help="images -> webdataset shards",
@@ -128,7 +123,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _add_check(commands: argparse._SubParsersAction[_OneLineParser]) -> None:
+def _add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "check",
         help="verify every shard",

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from mae_vit.config import Config, dump_config, load_config
+from mae_vit.config import Config
+from mae_vit.config_file import dump_config, load_config
 from mae_vit.encoder import SIZES
 from mae_vit.errors import InputError
 from mae_vit.objectives import Objective, ObjectiveConfig

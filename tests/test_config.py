@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mae_vit.config import dump_config, load_config
+from mae_vit.config_file import dump_config, load_config
 from mae_vit.errors import InputError
 from mae_vit.plan import make_plan
 from pretrain.job import PretrainConfig

@@ -12,7 +12,9 @@ ALLOWED = {
     "mae_vit.errors": (),
     "mae_vit.keyed": (),
     "mae_vit.batch": ("keyed",),
-    "mae_vit.config": ("errors",),
+    "mae_vit.config": (),
+    "mae_vit.config_file": ("config", "errors"),
+    "mae_vit.commandline": ("errors",),
     "mae_vit.plan": ("config", "errors"),
     "mae_vit.patches": (),
     "mae_vit.masking": ("keyed",),
@@ -22,6 +24,7 @@ ALLOWED = {
     "mae_vit.data": ("batch", "keyed", "errors", "data", "__version__"),
     "mae_vit.training": (
         "batch",
+        "commandline",
         "config",
         "encoder",
         "errors",
@@ -30,12 +33,12 @@ ALLOWED = {
         "plan",
         "training",
     ),
-    "mae_vit.cli": ("data", "errors", "__version__"),
+    "mae_vit.cli": ("commandline", "data", "errors", "__version__"),
 }
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/deepspeed_engine.py"},
     "torch.utils.tensorboard": {"mae_vit/training/monitor.py"},
-    "webdataset": {"mae_vit/data/prepare.py"},
+    "webdataset": {"mae_vit/data/shard_writer.py"},
 }
 FILES = sorted([*ROOT.glob("mae_vit/**/*.py"), *ROOT.glob("pretrain/*.py")])
 

@@ -73,7 +73,7 @@ def test_a_signalled_job_saves_requeues_and_ends_as_if_undisturbed(digits, tmp_p
             "data.workers=1",
             "model.embed_dim=32",
             "model.depth=1",
-            "train.epochs=30",
+            "train.epochs=15",
             "monitor.log_every_steps=5",
             "monitor.tensorboard=false",
             "checkpoint.every_steps=50",
@@ -98,7 +98,7 @@ def test_a_signalled_job_saves_requeues_and_ends_as_if_undisturbed(digits, tmp_p
     jobs = []
     try:
         jobs.append(submit("signalled"))
-        # A line of metrics at step 30 of 330: before the first checkpoint.
+        # A line of metrics at step 30 of 165: before the first checkpoint.
         wait_for(lambda: "\nstep 30/" in output("signalled"), "step 30")
         subprocess.run(["scancel", "--batch", "--signal=USR1", jobs[0]], check=True, timeout=60)
         wait_for(lambda: "): requeueing" in output("signalled"), "the requeue")

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import webdataset as wds
 from tqdm import tqdm
 
 from mae_vit import __version__
-from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, Shard, Split, read_dataset
+from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, Split, read_dataset
 from mae_vit.data.decode import DecodeError, decode, image_size, is_grey
 from mae_vit.data.order import permute
+from mae_vit.data.shard_writer import ShardWriter
 from mae_vit.data.sources import Entry, ImageSource
 from mae_vit.errors import InputError
 from mae_vit.keyed import Stream, derive_key
@@ -224,66 +222,6 @@ def _unique_key(entry: Entry, keys: set[str]) -> str:
         number += 1
     keys.add(key)
     return key
-
-
-class ShardWriter:
-    """Writes samples to SPLIT-000000.tar, SPLIT-000001.tar, ... through webdataset's writer."""
-
-    def __init__(self, folder: Path, split: str, shard_bytes: int, shard_samples: int) -> None:
-        """Writes into `folder`."""
-        self._folder, self._split = folder, split
-        self._shard_bytes, self._shard_samples = shard_bytes, shard_samples
-        self._writer: Any = None
-        self._file: Any = None
-        self._samples = 0
-        self.shards: list[Shard] = []
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close_shard()
-
-    def write(self, key: str, extension: str, data: bytes, label: int) -> None:
-        """Appends a sample; its bytes are stored unchanged."""
-        if self._file is not None and (
-            self._samples >= self._shard_samples or self._file.tell() + len(data) > self._shard_bytes
-        ):
-            self._close_shard()
-        if self._file is None:
-            self._file = (self._folder / f"{self._split}-{len(self.shards):06d}.tar").open("wb")
-            # No time and no user: equal sources give equal bytes.
-            self._writer = wds.TarWriter(self._file, encoder=False, mtime=0, user="", group="", mode=0o644)
-        self._writer.write({"__key__": key, extension: data, "cls": str(label).encode()})
-        self._samples += 1
-
-    def _close_shard(self) -> None:
-        if self._file is None:
-            return
-        self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        path = Path(self._file.name)
-        self._file.close()
-        with path.open("rb") as file:
-            digest = (
-                hashlib.file_digest(file, "sha256").hexdigest()
-                if hasattr(hashlib, "file_digest")
-                else _digest(file)
-            )
-        self.shards.append(
-            Shard(file=path.name, samples=self._samples, bytes=path.stat().st_size, sha256=digest)
-        )
-        self._writer = self._file = None
-        self._samples = 0
-
-
-def _digest(file: Any) -> str:
-    """hashlib.file_digest for Python 3.10."""
-    digest = hashlib.sha256()
-    while block := file.read(_MIB):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _publish(

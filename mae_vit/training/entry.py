@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+from mae_vit.commandline import OneLineParser
 from mae_vit.errors import InputError
 from mae_vit.training.loop import TrainingFailed
 from mae_vit.training.resume import ResumeMode
@@ -41,18 +41,13 @@ class Arguments:
     dry_run: bool
 
 
-class _OneLineParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (see --help)")
-
-
 def parse_arguments(argv: Sequence[str] | None, *, description: str, examples: str) -> Arguments:
     """Parses the command line of a training job.
 
     Raises:
         InputError: for anything that does not fit.
     """
-    parser = _OneLineParser(
+    parser = OneLineParser(
         description=description,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
