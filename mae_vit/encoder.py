@@ -6,11 +6,13 @@ patches, D width.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -79,6 +81,29 @@ def init_transformer(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
+class PlainOrFusedAttention(Attention):
+    """timm's attention, with a plain path made for short sequences on a CPU.
+
+    Same parameters and function. Queries, keys and values are brought into order by
+    one copy, and in bf16 the softmax stays in bf16 (its sums are float32 inside), where
+    autocast would go through float32 and back.
+    """
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Attends: (B, n, D) -> (B, n, D)."""
+        if self.fused_attn or attn_mask is not None or is_causal:
+            return super().forward(x, attn_mask, is_causal)
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.num_heads, self.head_dim)
+        # Costs are estimated on the meta device, which has no autocast.
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
+            q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous().flatten(1, 2).unbind(0)
+            scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=self.scale)
+            mixed = torch.bmm(scores.softmax(dim=-1), v)
+        heads = mixed.view(batch, self.num_heads, length, self.head_dim)
+        return self.proj(heads.transpose(1, 2).reshape(batch, length, width))
+
+
 class ViTEncoder(VisionTransformer):
     """timm's VisionTransformer without a head, with entries for masked images.
 
@@ -121,6 +146,7 @@ class ViTEncoder(VisionTransformer):
             depth=depth,
             num_heads=num_heads,
             mlp_ratio=mlp_ratio,
+            attn_layer=PlainOrFusedAttention,
             weight_init="skip",
         )
         self.img_size = img_size
@@ -168,9 +194,13 @@ class ViTEncoder(VisionTransformer):
         Returns:
             (B, 1 + N_keep, D).
         """
-        tokens = self.embed_patches(images) + self.pos_embed[:, 1:]
-        ids = ids_keep[..., None].expand(-1, -1, tokens.shape[-1])
-        return self.encode(tokens.gather(1, ids))
+        # Pixels are gathered before they are projected: the same tokens, without
+        # projecting patches that are then thrown away.
+        weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
+        patches = F.unfold(images, self.patch_size, stride=self.patch_size).transpose(1, 2)
+        visible = patches.gather(1, ids_keep[..., None].expand(-1, -1, patches.shape[-1]))
+        tokens = F.linear(visible, weight.flatten(1), bias)
+        return self.encode(tokens + F.embedding(ids_keep, self.pos_embed[0, 1:]))
 
     def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
         """Encodes patch embeddings of which some were replaced (ViT App. B.1.2).

@@ -96,7 +96,7 @@ def test_seeing_all_patches_equals_the_plain_forward():
     ids = torch.arange(64).expand(2, -1)
     with torch.no_grad():
         expected = encoder.forward_features(images)
-        torch.testing.assert_close(encoder.forward_visible(images, ids), expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(encoder.forward_visible(images, ids), expected, atol=1e-5, rtol=0)
         replaced = encoder.forward_replaced(encoder.embed_patches(images))
         torch.testing.assert_close(replaced, expected, atol=1e-6, rtol=0)
 

@@ -11,7 +11,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from mae_vit.batch import Batch
-from mae_vit.encoder import ViTEncoder, init_transformer, sincos_position_table
+from mae_vit.encoder import PlainOrFusedAttention, ViTEncoder, init_transformer, sincos_position_table
 from mae_vit.masking import num_masked_patches, patch_ranks, random_masking, squared_distances
 from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
 from mae_vit.patches import patchify, unpatchify
@@ -73,7 +73,13 @@ class MAE(Objective):
         )
         self.decoder_blocks = nn.Sequential(
             *[
-                Block(width, config.decoder_num_heads, mlp_ratio=4.0, qkv_bias=True)
+                Block(
+                    width,
+                    config.decoder_num_heads,
+                    mlp_ratio=4.0,
+                    qkv_bias=True,
+                    attn_layer=PlainOrFusedAttention,
+                )
                 for _ in range(config.decoder_depth)
             ]
         )

@@ -98,9 +98,10 @@ class Engine(ABC):
         self.options = options
         self.ranks = ranks
         self.device = device
-        # Measured on CPUs with AVX-512: in bf16 PyTorch's fused attention is half as
-        # fast as plain attention at MAE's sequence lengths; in fp32 it is faster.
-        set_fused_attention(objective, fused=device.type != "cpu" or options.precision == "fp32")
+        # Measured on CPUs with AVX-512 at MAE's sequence lengths: PyTorch's fused
+        # attention takes twice the time of plain attention's step in bf16, 10 % more in
+        # fp32 (torch 2.15, benchmarks/step.py).
+        set_fused_attention(objective, fused=device.type != "cpu")
         self.module = Autocast(self.objective, device, options.precision)
 
     @abstractmethod

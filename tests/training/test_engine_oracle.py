@@ -19,7 +19,7 @@ def plain_loop(clip: float = 0.0, precision: str = "fp32") -> tuple[list[float],
     model = build_objective()
     for module in model.modules():
         if hasattr(module, "fused_attn"):
-            module.fused_attn = precision == "fp32"
+            module.fused_attn = False
     trained = [p for p in model.parameters() if p.requires_grad]
     decayed, kept = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     optimizer = torch.optim.AdamW(
