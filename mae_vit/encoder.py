@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 PositionKind = Literal["learnable", "sincos"]
@@ -93,15 +93,48 @@ class PlainOrFusedAttention(Attention):
         """Attends: (B, n, D) -> (B, n, D)."""
         if self.fused_attn or attn_mask is not None or is_causal:
             return super().forward(x, attn_mask, is_causal)
-        batch, length, width = x.shape
+        batch, length, _ = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.num_heads, self.head_dim)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
+        return self._mix(q, k, v)
+
+    def forward_at(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Attends to all tokens, from some: (B, n, D), int64 (B, m) -> (B, m, D)."""
+        batch, length, _ = x.shape
+        size, weight, bias = self.attn_dim, self.qkv.weight, self.qkv.bias
+        q = F.linear(take_tokens(x, ids), weight[:size], bias[:size])
+        q = q.view(batch, -1, self.num_heads, self.head_dim).transpose(1, 2).contiguous()
+        kv = F.linear(x, weight[size:], bias[size:]).view(batch, length, 2, self.num_heads, self.head_dim)
+        k, v = kv.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
+        if self.fused_attn:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+            return self.proj(mixed.transpose(1, 2).flatten(2))
+        return self._mix(q, k, v)
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Plain attention of contiguous (B, heads, length, head width), and the output projection."""
+        batch, heads, length, _ = q.shape
         # Costs are estimated on the meta device, which has no autocast.
-        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
-            q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous().flatten(1, 2).unbind(0)
+        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
+            q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
             scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=self.scale)
             mixed = torch.bmm(scores.softmax(dim=-1), v)
-        heads = mixed.view(batch, self.num_heads, length, self.head_dim)
-        return self.proj(heads.transpose(1, 2).reshape(batch, length, width))
+        return self.proj(mixed.view(batch, heads, length, -1).transpose(1, 2).flatten(2))
+
+
+def take_tokens(tokens: Tensor, ids: Tensor) -> Tensor:
+    """Picks tokens: (B, n, D), int64 (B, m) -> (B, m, D)."""
+    return tokens.gather(1, ids[..., None].expand(-1, -1, tokens.shape[-1]))
+
+
+def block_at(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
+    """Runs a block for some tokens only, all of them attended to: (B, n, D) -> (B, m, D).
+
+    The same numbers as running the block whole and picking afterwards, without the
+    queries and the MLP of what nobody reads. For blocks without drop-path or layer scale.
+    """
+    mixed = take_tokens(tokens, ids) + block.attn.forward_at(block.norm1(tokens), ids)
+    return mixed + block.mlp(block.norm2(mixed))
 
 
 class ViTEncoder(VisionTransformer):
@@ -198,8 +231,7 @@ class ViTEncoder(VisionTransformer):
         # projecting patches that are then thrown away.
         weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
         patches = F.unfold(images, self.patch_size, stride=self.patch_size).transpose(1, 2)
-        visible = patches.gather(1, ids_keep[..., None].expand(-1, -1, patches.shape[-1]))
-        tokens = F.linear(visible, weight.flatten(1), bias)
+        tokens = F.linear(take_tokens(patches, ids_keep), weight.flatten(1), bias)
         return self.encode(tokens + F.embedding(ids_keep, self.pos_embed[0, 1:]))
 
     def forward_replaced(self, patch_tokens: Tensor) -> Tensor:

@@ -38,11 +38,13 @@ class Masking:
 
     Attributes:
         ids_keep: int64 (B, N_keep), the visible patches in shuffled order.
+        ids_masked: int64 (B, N - N_keep), the masked ones, likewise.
         ids_restore: int64 (B, N), where each patch stands in the shuffled order.
         mask: float32 (B, N), 1 = masked, 0 = visible.
     """
 
     ids_keep: Tensor
+    ids_masked: Tensor
     ids_restore: Tensor
     mask: Tensor
 
@@ -61,7 +63,7 @@ def random_masking(ranks: Tensor, mask_ratio: float) -> Masking:
     places = torch.arange(num_patches, device=ranks.device).expand(batch, -1)
     ids_restore.scatter_(1, ids_shuffle, places)
     mask = (ids_restore >= num_keep).float()
-    return Masking(ids_shuffle[:, :num_keep], ids_restore, mask)
+    return Masking(ids_shuffle[:, :num_keep], ids_shuffle[:, num_keep:], ids_restore, mask)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,14 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from mae_vit.batch import Batch
-from mae_vit.encoder import PlainOrFusedAttention, ViTEncoder, init_transformer, sincos_position_table
+from mae_vit.encoder import (
+    PlainOrFusedAttention,
+    ViTEncoder,
+    block_at,
+    init_transformer,
+    sincos_position_table,
+    take_tokens,
+)
 from mae_vit.masking import num_masked_patches, patch_ranks, random_masking, squared_distances
 from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
 from mae_vit.patches import patchify, unpatchify
@@ -93,8 +100,12 @@ class MAE(Objective):
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the reconstruction loss with the masks of the batch's keys."""
         images = self.normalize(batch.images)
-        prediction, mask = self.reconstruct(images, patch_ranks(batch.keys, self.encoder.num_patches))
-        return ObjectiveOutput(self.loss(images, prediction, mask))
+        masking = random_masking(patch_ranks(batch.keys, self.encoder.num_patches), self.mask_ratio)
+        encoded = self.encoder.forward_visible(images, masking.ids_keep)
+        # The same loss as `loss` of `reconstruct`, without predictions that it ignores.
+        prediction = self.decode(encoded, masking.ids_restore, only=masking.ids_masked)
+        target, _, _ = self.targets(images, only=masking.ids_masked)
+        return ObjectiveOutput((prediction.float() - target).square().mean())
 
     def reconstruct(self, images: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
         """Masks, encodes and decodes.
@@ -111,15 +122,16 @@ class MAE(Objective):
         encoded = self.encoder.forward_visible(images, masking.ids_keep)
         return self.decode(encoded, masking.ids_restore), masking.mask
 
-    def decode(self, encoded: Tensor, ids_restore: Tensor) -> Tensor:
+    def decode(self, encoded: Tensor, ids_restore: Tensor, only: Tensor | None = None) -> Tensor:
         """Fills in mask tokens, restores the order and predicts pixels (MAE Sec. 3).
 
         Args:
             encoded: (B, 1 + N_keep, D).
             ids_restore: int64 (B, N).
+            only: int64 (B, M), the patches to predict; all N if not given.
 
         Returns:
-            (B, N, P*P*C).
+            (B, N, P*P*C), or (B, M, P*P*C).
         """
         tokens = self.decoder_embed(encoded)
         num_masked = ids_restore.shape[1] - (tokens.shape[1] - 1)
@@ -127,8 +139,11 @@ class MAE(Objective):
         patches = torch.cat([tokens[:, 1:], mask_tokens], dim=1)
         patches = patches.gather(1, ids_restore[..., None].expand(-1, -1, patches.shape[-1]))
         tokens = torch.cat([tokens[:, :1], patches], dim=1) + self.decoder_pos_embed
-        tokens = self.decoder_norm(self.decoder_blocks(tokens))
-        return self.decoder_pred(tokens)[:, 1:]
+        if only is None:
+            return self.decoder_pred(self.decoder_norm(self.decoder_blocks(tokens)))[:, 1:]
+        tokens = self.decoder_blocks[:-1](tokens)
+        tokens = block_at(self.decoder_blocks[-1], tokens, only + 1)  # [CLS] stands in front
+        return self.decoder_pred(self.decoder_norm(tokens))
 
     def loss(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
         """Mean squared error over masked patches only, in float32 (MAE Sec. 3).
@@ -142,7 +157,7 @@ class MAE(Objective):
         error = (prediction.float() - target).square().mean(dim=-1)
         return (error * mask).sum() / mask.sum()
 
-    def targets(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def targets(self, images: Tensor, only: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns what is regressed, and each patch's mean and scale to undo it.
 
         With norm_pix_loss each patch is normalized by its own mean and unbiased
@@ -152,6 +167,8 @@ class MAE(Objective):
             target (B, N, P*P*C), mean (B, N, 1), scale (B, N, 1).
         """
         target = patchify(images, self.encoder.patch_size)
+        if only is not None:
+            target = take_tokens(target, only)
         if not self.norm_pix_loss:
             return target, torch.zeros_like(target[..., :1]), torch.ones_like(target[..., :1])
         mean = target.mean(dim=-1, keepdim=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_contract import batch_of, build
 
+from mae_vit.encoder import set_fused_attention
 from mae_vit.masking import patch_ranks
 from mae_vit.patches import patchify
 
@@ -18,6 +19,33 @@ def test_loss_ignores_targets_of_visible_patches():
     loss = objective.loss(images, prediction, mask)
     assert torch.equal(objective.loss(images + 5 * (1 - hidden), prediction, mask), loss)
     assert objective.loss(images + 5 * hidden, prediction, mask) != loss
+
+
+@pytest.mark.parametrize("norm_pix_loss", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("decoder_depth", [1, 3])
+def test_training_computes_the_loss_of_the_whole_reconstruction(norm_pix_loss, fused, decoder_depth):
+    """Predicting masked patches alone gives the same loss and the same gradients."""
+    objective = build("mae", "tiny", norm_pix_loss=norm_pix_loss, decoder_depth=decoder_depth)
+    set_fused_attention(objective, fused)
+    batch = batch_of(objective)
+    losses, gradients = [], []
+    for whole in (True, False):
+        if whole:
+            images = objective.normalize(batch.images)
+            prediction, mask = objective.reconstruct(images, patch_ranks(batch.keys, 16))
+            loss = objective.loss(images, prediction, mask)
+        else:
+            loss = objective(batch).loss
+        objective.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(
+            {name: p.grad.clone() for name, p in objective.named_parameters() if p.requires_grad}
+        )
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
 
 
 def test_loss_by_hand():
