@@ -15,6 +15,7 @@ from mae_vit.errors import InputError
 EXIT_DAMAGED = 1
 EXIT_INPUT = 2
 EXIT_INTERRUPTED = 130
+_NAMED = 5
 
 EXAMPLES = """examples:
   mae-vit prepare digits data/digits                     handwritten digits, embedded: no network
@@ -116,7 +117,11 @@ def _prepare(arguments: argparse.Namespace) -> int:
         info = dataset.splits[split]
         print(f"{split}: {info.samples:,} images in {len(info.shards)} shards")
     if report.unreadable:
-        print(f"left out {len(report.unreadable)} unreadable images, such as {report.unreadable[0]}")
+        print(f"left out {len(report.unreadable)} unreadable images:")
+        for line in report.unreadable[:_NAMED]:
+            print(f"  {line}")
+        if len(report.unreadable) > _NAMED:
+            print(f"  and {len(report.unreadable) - _NAMED} more")
     if report.ignored:
         print(f"ignored {report.ignored} files that are no images")
     print(f"{out}: {len(dataset.classes)} classes, {time.monotonic() - begun:.1f} s")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mae_vit.data.dataset import Shard, read_dataset
+from mae_vit.data.dataset import FILE_NAME, Shard, read_dataset
 from mae_vit.data.decode import DecodeError, decode
 from mae_vit.data.index import IMAGE_EXTENSIONS, index_shard, split_key
 from mae_vit.data.tarwalk import DamagedTar, walk_tar
@@ -31,7 +31,11 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
     """
     dataset = read_dataset(folder)
     shards = [shard for split in dataset.splits.values() for shard in split.shards]
-    problems = []
+    problems = [
+        f"{FILE_NAME}: split {name} says {split.samples} samples, its shards {described}"
+        for name, split in dataset.splits.items()
+        if split.samples != (described := sum(shard.samples for shard in split.shards))
+    ]
     with tqdm(total=sum(s.bytes for s in shards), desc="checking", unit="B", unit_scale=True) as bar:
         for shard in shards:
             problems += _check_shard(folder / shard.file, shard, decode_all)

@@ -78,6 +78,8 @@ def read_dataset(folder: Path) -> Dataset:
     Raises:
         InputError: if the folder is missing, empty, or not ours.
     """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"data folder {folder} is a file: give the folder that holds {FILE_NAME}")
     if not folder.is_dir():
         raise InputError(f"data folder {folder} does not exist: make it with `mae-vit prepare SRC {folder}`")
     path = folder / FILE_NAME

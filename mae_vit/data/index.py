@@ -22,8 +22,13 @@ from mae_vit.data.dataset import Dataset, Split, read_dataset
 from mae_vit.data.tarwalk import DamagedTar, walk_tar
 from mae_vit.errors import InputError, nearest
 
+# webdataset's own pattern (tariterators.base_plus_ext); files that it does not match
+# belong to no sample, nor do those that webdataset takes for metadata.
+_KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_METADATA = re.compile(r"__[^/]*__($|/)")
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp")
 _ROW = np.dtype([("offset", "<i8"), ("length", "<i4"), ("shard", "<i4"), ("label", "<i4")])
+_MAX_IMAGE_BYTES = 2**31 - 1  # what the column holds
 _MAX_OPEN_SHARDS = 256
 _MAX_STATTED_SHARDS = 64
 
@@ -125,23 +130,19 @@ def open_index(folder: Path, split: str) -> ShardIndex:
     array_path = cache / f"{split}-{_fingerprint(info)[:16]}.npy"
     # All ranks of a node come here at once: one builds, the others wait for it.
     with _locked(cache / f".{split}.lock"):
-        if not array_path.exists():
+        if not _is_whole(array_path, info):
             _build(folder, info, array_path)
             _drop_old(cache, split, array_path)
-    index = ShardIndex(folder, split, dataset, array_path)
-    if len(index) != info.samples:
-        array_path.unlink()
-        raise InputError(
-            f"the index of {folder} was damaged and is now removed: start again to build it anew"
-        )
-    return index
+    return ShardIndex(folder, split, dataset, array_path)
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """Splits a member's path as webdataset does: all after the first dot of the basename is extension."""
-    folder, slash, base = name.rpartition("/")
-    stem, _, extension = base.partition(".")
-    return folder + slash + stem, extension.lower()
+    """Splits a member's path as webdataset does: all after the first dot of the basename is extension.
+
+    A file that belongs to no sample has the key "".
+    """
+    found = None if _METADATA.match(name) else _KEY.match(name)
+    return (found[1], found[2].lower()) if found else ("", "")
 
 
 def index_shard(path: Path, shard: int) -> np.ndarray:
@@ -162,12 +163,16 @@ def index_shard(path: Path, shard: int) -> np.ndarray:
     with path.open("rb") as file:
         for member in walk_tar(path):
             key, extension = split_key(member.name)
+            if not key:
+                continue
             if key != current:
                 close()
                 current, image, label = key, None, -1
             if extension in IMAGE_EXTENSIONS:
                 if image is not None:
                     raise DamagedTar(f"{path}: two images under the key {key}")
+                if member.size > _MAX_IMAGE_BYTES:
+                    raise DamagedTar(f"{path}: {member.name} has {member.size} bytes: no image is so large")
                 image = (member.offset, member.size)
             elif extension == "cls":
                 label = _read_label(os.pread(file.fileno(), min(member.size, 32), member.offset), path, key)
@@ -185,7 +190,21 @@ def _read_label(data: bytes, path: Path, key: str) -> int:
     return label
 
 
+def _is_whole(array_path: Path, info: Split) -> bool:
+    """Whether the index exists and fits: a crash of the machine may leave an empty file."""
+    try:
+        rows = np.load(array_path, mmap_mode="r")
+    except (OSError, EOFError, ValueError):
+        return False
+    return rows.dtype == _ROW and rows.shape == (info.samples,)
+
+
 def _build(folder: Path, info: Split, array_path: Path) -> None:
+    described = sum(shard.samples for shard in info.shards)
+    if described != info.samples:
+        raise InputError(
+            f"dataset.json of {folder} is damaged: it says {info.samples} samples, its shards {described}"
+        )
     parts = []
     for number, shard in enumerate(tqdm(info.shards, desc="indexing", unit=" shards", delay=2, leave=False)):
         try:
@@ -200,13 +219,16 @@ def _build(folder: Path, info: Split, array_path: Path) -> None:
     partial = array_path.with_name(f".{array_path.name}.{os.getpid()}")
     with partial.open("wb") as file:
         np.save(file, np.concatenate(parts))
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(partial, array_path)
 
 
 def _check_shards(folder: Path, info: Split) -> None:
     """Stats up to 64 evenly spread shards; `mae-vit check` reads them all."""
-    step = max(1, len(info.shards) // _MAX_STATTED_SHARDS)
-    for shard in info.shards[::step]:
+    # First and last among them: copies break off at the end.
+    chosen = np.linspace(0, len(info.shards) - 1, min(len(info.shards), _MAX_STATTED_SHARDS)).astype(int)
+    for shard in (info.shards[number] for number in chosen):
         path = folder / shard.file
         try:
             size = path.stat().st_size

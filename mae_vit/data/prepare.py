@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ _STATISTICS_IMAGES = 50_000
 # A constant: equal sources give equal shards.
 _SEED = 0
 _MIB = 1 << 20
+_SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
 
 
 @dataclass
@@ -101,6 +102,8 @@ def prepare(
     """
     existing = read_dataset(out) if (out / FILE_NAME).exists() else None
     by_split = _group(sources)
+    if not overwrite:
+        _refuse_strangers(by_split, existing, out)
     classes = _agree_on_classes(by_split, existing, out, overwrite)
     written: list[str] = []
     unreadable: list[str] = []
@@ -133,6 +136,23 @@ def _group(sources: Sequence[ImageSource]) -> dict[str, tuple[ImageSource, list[
     return dict(sorted(by_split.items(), key=lambda item: (item[0] != "train", item[0])))
 
 
+def _refuse_strangers(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:
+    """Refuses to replace shards of these names that somebody else put there."""
+    for split in splits:
+        # A hidden folder beside them: ours, of a call that was killed while it moved shards.
+        if (existing is not None and split in existing.splits) or _partial(out, split).exists():
+            continue
+        if strangers := sorted(out.glob(_SHARD_PATTERN.format(split=split))):
+            raise InputError(
+                f"{strangers[0]} is not described by {FILE_NAME}: give another folder, "
+                "or --overwrite to replace it"
+            )
+
+
+def _partial(out: Path, split: str) -> Path:
+    return out / f".{split}.partial"
+
+
 def _agree_on_classes(
     by_split: dict[str, tuple[ImageSource, list[Entry]]], existing: Dataset | None, out: Path, overwrite: bool
 ) -> list[str]:
@@ -163,9 +183,8 @@ def _write_split(
     shard_samples: int,
 ) -> tuple[Split, Statistics, list[str]]:
     """Writes the shards of a split under temporary names, then moves them into place."""
-    partial = out / f".{split}.partial"
+    partial = _partial(out, split)
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     number_of = {name: number for number, name in enumerate(classes)}
     heights, widths = [], []
     formats: Counter[str] = Counter()
@@ -176,6 +195,7 @@ def _write_split(
     # and our own order `blocks`, would else see one class at a time.
     order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, Stream.PREPARE, 0))
     try:
+        partial.mkdir(parents=True)
         with ShardWriter(partial, split, shard_bytes, shard_samples) as writer:
             for number in tqdm(order, desc=f"writing {split}", unit=" images", mininterval=0.5):
                 entry = entries[number]
@@ -237,12 +257,11 @@ def _publish(
             _write_description(out, dataset.model_copy(update={"splits": splits}))
         else:
             (out / FILE_NAME).unlink()
-    for stale in out.glob(f"{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"):
+    for stale in out.glob(_SHARD_PATTERN.format(split=split)):
         stale.unlink()
-    partial = out / f".{split}.partial"
+    partial = _partial(out, split)
     for shard in part.shards:
         os.rename(partial / shard.file, out / shard.file)
-    partial.rmdir()
     splits[split] = part
     if split == "train" or dataset is None or not dataset.splits or list(splits) == [split]:
         mean, std = statistics.mean_std()
@@ -257,6 +276,8 @@ def _publish(
         **described,
     )
     _write_description(out, dataset)
+    # Last: until here it says whose the shards are, should this be killed.
+    partial.rmdir()
     return dataset
 
 

@@ -6,9 +6,12 @@ import gzip
 import io
 import os
 import shutil
+import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -136,7 +139,7 @@ def _folder(path: Path, split: str) -> ImageSource:
     found = []
     for folder, folders, files in os.walk(path):
         folders.sort()
-        found += [Path(folder, name) for name in files if not name.startswith(".")]
+        found += [Path(folder, name) for name in files]
     found.sort()
     names = [file.relative_to(path).as_posix() for file in found]
     entries = _entries(names, split, where=str(path), readers=[file.read_bytes for file in found])
@@ -145,11 +148,13 @@ def _folder(path: Path, split: str) -> ImageSource:
 
 def _archive(path: Path, out: Path, split: str) -> ImageSource:
     """Reads members in place; nothing is unpacked to a path that the archive chose."""
-    plain = path if path.suffix == ".tar" else _decompress(path, out)
+    # The readers below hold the file: it is closed, and a temporary one gone, with the last.
+    file = path.open("rb") if path.name.lower().endswith(".tar") else _decompress(path, out)
+    plain = Path(f"/dev/fd/{file.fileno()}")
     try:
         members = list(walk_tar(plain))
     except DamagedTar as error:
-        raise InputError(f"archive {path} is damaged: {error}") from None
+        raise InputError(f"archive {path} is damaged: {str(error).removeprefix(f'{plain}: ')}") from None
     for member in members:
         parts = PurePosixPath(member.name).parts
         if member.name.startswith("/") or ".." in parts:
@@ -157,29 +162,30 @@ def _archive(path: Path, out: Path, split: str) -> ImageSource:
                 f'archive {path} holds the path "{member.name}", which leaves its folder: refused'
             )
     members.sort(key=lambda member: member.name)
-    descriptor = os.open(plain, os.O_RDONLY)
-    if plain != path:
-        plain.unlink()  # stays readable until it is closed, and leaves nothing behind
 
     def reader(member: Member) -> Callable[[], bytes]:
-        return lambda: os.pread(descriptor, member.size, member.offset)
+        return lambda: os.pread(file.fileno(), member.size, member.offset)
 
     names = [str(PurePosixPath(member.name)) for member in members]
     entries = _entries(names, split, where=str(path), readers=[reader(member) for member in members])
     return ImageSource(path.name, entries, ignored=len(names) - len(entries))
 
 
-def _decompress(path: Path, out: Path) -> Path:
-    """Decompresses to a temporary file in OUT, since a compressed tar has no random access."""
+def _decompress(path: Path, out: Path) -> BinaryIO:
+    """Decompresses to a temporary file in OUT, since a compressed tar has no random access.
+
+    The file has no name, so that not even a kill leaves it behind.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    plain = out / f".{path.name}.{os.getpid()}.tar"
+    file: BinaryIO = tempfile.TemporaryFile(dir=out)  # noqa: SIM115 - the readers outlive this function
     try:
-        with gzip.open(path) as packed, plain.open("wb") as file:
+        with gzip.open(path) as packed:
             shutil.copyfileobj(packed, file, 1 << 20)
-    except (OSError, EOFError) as error:
-        plain.unlink(missing_ok=True)
+        file.flush()
+    except (OSError, EOFError, zlib.error) as error:
+        file.close()
         raise InputError(f"archive {path} cannot be decompressed: {error}") from None
-    return plain
+    return file
 
 
 def _entries(
@@ -190,7 +196,7 @@ def _entries(
         (PurePosixPath(name).parts, read)
         for name, read in zip(names, readers, strict=True)
         if PurePosixPath(name).suffix.lower().lstrip(".") in IMAGE_EXTENSIONS
-        and not PurePosixPath(name).name.startswith(".")
+        and not any(part.startswith(".") for part in PurePosixPath(name).parts)
     ]
     top = _common_top([parts for parts, _ in images])
     entries = []
@@ -204,10 +210,18 @@ def _entries(
                 f'{where}: the image "{"/".join(full_parts)}" lies in no class folder: '
                 "arrange them as CLASS/image or SPLIT/CLASS/image"
             )
+        # Names that are no UTF-8 reach Python as surrogates, which JSON refuses.
+        if _plain_text(parts[0]) != parts[0]:
+            raise InputError(f"{where}: the class folder {_plain_text(parts[0])} is not named in UTF-8")
         stem, _, extension = parts[-1].rpartition(".")
-        stem = "_".join([*parts[1:-1], stem])
+        stem = _plain_text("_".join([*parts[1:-1], stem]))
         entries.append(Entry(own_split or split, parts[0], stem, extension.lower(), read))
     return entries
+
+
+def _plain_text(name: str) -> str:
+    """Writes bytes that are no UTF-8 as backslash escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _common_top(paths: Sequence[Sequence[str]]) -> int:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 _BLOCK = 512
 _REGULAR = (b"0", b"\0", b"7")
+# Links, devices, folders, pipes: no bytes follow, whatever their size field says.
+_BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")
 
 
 class DamagedTar(ValueError):
@@ -53,6 +55,7 @@ def _walk(data: mmap.mmap, path: Path) -> Iterator[Member]:
         raise DamagedTar(f"{path}: compressed tars have no random access; decompress it")
     at, end = 0, len(data)
     long_name: str | None = None
+    shared: dict[str, str] = {}  # of a global header, for all members that follow
     pax: dict[str, str] = {}
     while at + _BLOCK <= end:
         header = data[at : at + _BLOCK]
@@ -63,18 +66,23 @@ def _walk(data: mmap.mmap, path: Path) -> Iterator[Member]:
         kind = header[156:157]
         size = _number(header[124:136])
         if kind in _REGULAR and "size" in pax:
-            size = int(pax["size"])
+            size = _decimal(pax["size"])
+        elif kind in _BODILESS:
+            size = 0
         body = at + _BLOCK
         if size < 0 or body + size > end:
             raise DamagedTar(f"{path}: the member at offset {at} passes the end of the file")
         if kind == b"L":
             long_name = data[body : body + size].rstrip(b"\0").decode("utf-8", "surrogateescape")
         elif kind == b"x":
-            pax = _read_pax(data[body : body + size], path, at)
+            pax = shared | _read_pax(data[body : body + size], path, at)
+        elif kind == b"g":
+            shared |= _read_pax(data[body : body + size], path, at)
+            pax = dict(shared)
         else:
             if kind in _REGULAR:
                 yield Member(pax.get("path") or long_name or _short_name(header), body, size)
-            long_name, pax = None, {}
+            long_name, pax = None, dict(shared)
         at = body + -(-size // _BLOCK) * _BLOCK
     raise DamagedTar(f"{path}: truncated at offset {at} (no end marker)")
 
@@ -85,6 +93,14 @@ def _number(field: bytes) -> int:
         return int.from_bytes(field[1:], "big")
     try:
         return int(field.strip(b" \0") or b"0", 8)
+    except ValueError:
+        return -1
+
+
+def _decimal(text: str) -> int:
+    """Pax's numbers; -1 for none."""
+    try:
+        return int(text)
     except ValueError:
         return -1
 
@@ -105,10 +121,13 @@ def _read_pax(data: bytes, path: Path, at: int) -> dict[str, str]:
     while data:
         try:
             length = int(data[: data.index(b" ")])
-            key, _, value = data[:length].split(b" ", 1)[1].rstrip(b"\n").partition(b"=")
-            records[key.decode()] = value.decode("utf-8", "surrogateescape")
             if not 0 < length <= len(data):
                 raise ValueError
+            record = data[:length].partition(b" ")[2]
+            key, equals, value = record.removesuffix(b"\n").partition(b"=")
+            if not equals:
+                raise ValueError
+            records[key.decode()] = value.decode("utf-8", "surrogateescape")
         except ValueError:
             raise DamagedTar(f"{path}: bad pax record at offset {at}") from None
         data = data[length:]

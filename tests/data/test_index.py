@@ -8,7 +8,10 @@ import tarfile
 
 import numpy as np
 import pytest
+import webdataset as wds
+from webdataset.tariterators import base_plus_ext
 
+from mae_vit.cli import main
 from mae_vit.data.dataset import read_dataset
 from mae_vit.data.index import index_shard, open_index, split_key
 from mae_vit.data.tarwalk import DamagedTar, walk_tar
@@ -61,9 +64,57 @@ def test_damage_is_an_error_with_its_place(tmp_path, change, expected):
         list(walk_tar(tmp_path / "t.tar"))
 
 
+@pytest.mark.parametrize(
+    "record", [b"12 size=abc\n", b"1 path=x\n", b"0 path=x\n", b"-3 path=x\n", b"99 path=x\n", b"8 path\n"]
+)
+def test_bad_pax_records_are_damage(tmp_path, record):
+    header, image = tarfile.TarInfo("x"), tarfile.TarInfo("c/a.png")
+    header.type, header.size, image.size = b"x", len(record), 3
+    blocks = [header.tobuf(tarfile.USTAR_FORMAT), record, image.tobuf(tarfile.USTAR_FORMAT), b"abc"]
+    (tmp_path / "t.tar").write_bytes(b"".join(b + bytes(-len(b) % 512) for b in blocks) + bytes(1024))
+    with pytest.raises(DamagedTar, match="offset"):
+        list(walk_tar(tmp_path / "t.tar"))
+
+
+def test_links_have_no_bytes_and_global_records_hold(tmp_path):
+    with tarfile.open(
+        tmp_path / "t.tar", "w", format=tarfile.PAX_FORMAT, pax_headers={"path": "c/g.jpg"}
+    ) as tar:
+        link = tarfile.TarInfo("c/link.jpg")
+        link.type, link.linkname, link.size = tarfile.LNKTYPE, "c/a.jpg", 700
+        # As some archivers write it: a size in the header, and nothing behind.
+        tar.fileobj.write(link.tobuf(tarfile.USTAR_FORMAT))
+        tar.offset += 512
+        image = tarfile.TarInfo("c/a.jpg")
+        image.size = 3
+        tar.addfile(image, io.BytesIO(b"abc"))
+    with tarfile.open(tmp_path / "t.tar") as tar:
+        expected = [(m.name, m.offset_data, m.size) for m in tar.getmembers() if m.isreg()]
+    assert (
+        [(m.name, m.offset, m.size) for m in walk_tar(tmp_path / "t.tar")]
+        == expected
+        == [("c/g.jpg", 2048, 3)]
+    )
+
+
 def test_keys_split_as_webdataset_splits_them():
     assert split_key("a.b/c.d.jpg") == ("a.b/c", "d.jpg")
     assert split_key("x/001.JPG") == ("x/001", "jpg")
+    for name in ("README", ".jpg", "x/.jpg", "__index__"):
+        key, extension = base_plus_ext(name)
+        own = split_key(name)
+        # webdataset has None where a file belongs to no sample, and skips __names__ before.
+        assert own == ("", "") if key is None or name.startswith("__") else own == (key, extension)
+
+
+def test_files_of_no_sample_do_not_part_one(tmp_path):
+    """An image, a file without extension, its class: one sample to webdataset, and to us."""
+    members = [("a.jpg", b"1"), ("README", b"x"), ("__meta__/b.jpg", b"x"), ("a.cls", b"3"), (".jpg", b"22")]
+    write_tar(tmp_path / "t.tar", members)
+    samples = list(wds.WebDataset(str(tmp_path / "t.tar"), shardshuffle=False))
+    assert [(s["__key__"], s["jpg"], s["cls"]) for s in samples] == [("a", b"1", b"3")]
+    rows = index_shard(tmp_path / "t.tar", 0)
+    assert (rows["label"].tolist(), rows["length"].tolist()) == ([3], [1])
 
 
 def test_samples_are_grouped_by_key(tmp_path):
@@ -118,6 +169,41 @@ def test_is_rebuilt_when_the_shards_are_others(digits, tmp_path):
     assert len(after) == len(before) - dropped["samples"]
     np.testing.assert_array_equal(after.labels, before.labels[: len(after)])
     assert len(list((copy / ".index").glob("train-*.npy"))) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", None])
+def test_a_damaged_index_is_built_anew(digits, tmp_path, content):
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy)
+    expected = open_index(copy, "train").read(3)
+    (path,) = (copy / ".index").glob("train-*.npy")
+    if content is None:
+        np.save(path, np.zeros(7))
+    else:
+        path.write_bytes(content)
+    assert open_index(copy, "train").read(3) == expected
+
+
+def test_a_description_that_contradicts_itself_is_named(digits, tmp_path, capsys):
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+    described = json.loads((copy / "dataset.json").read_text())
+    described["splits"]["train"]["samples"] += 1
+    (copy / "dataset.json").write_text(json.dumps(described))
+    with pytest.raises(InputError, match=r"dataset\.json of .* is damaged: it says \d+ samples, its shards"):
+        open_index(copy, "train")
+    assert main(["check", str(copy)]) == 1
+    assert "damaged: dataset.json: split train says" in capsys.readouterr().out
+
+
+def test_the_last_shard_is_among_those_looked_at(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr("mae_vit.data.index._MAX_STATTED_SHARDS", 2)
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy)
+    last = read_dataset(copy).splits["train"].shards[-1].file
+    (copy / last).unlink()
+    with pytest.raises(InputError, match=f"{last} is missing"):
+        open_index(copy, "train")
 
 
 def test_read_only_data_is_indexed_elsewhere(digits, tmp_path, monkeypatch):

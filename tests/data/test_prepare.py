@@ -1,5 +1,6 @@
 """prepare: what is written, that others can read it, and that nothing is half-written."""
 
+import gzip
 import io
 import json
 import os
@@ -158,6 +159,12 @@ BAD = {
     "one split twice": (["{src}", "{src}"], 'split "test" comes from both'),
     "damaged archive": (["{tmp}/broken.tar"], "is damaged"),
     "damaged gzip": (["{tmp}/broken.tar.gz"], "cannot be decompressed"),
+    "damaged inside of a gzip": (["{tmp}/inside.tar.gz"], "cannot be decompressed: Error -3"),
+    "no tar in a gzip": (
+        ["{tmp}/no_tar.tar.gz"],
+        "no_tar.tar.gz is damaged: bad header checksum at offset 0",
+    ),
+    "folder not in UTF-8": (["{tmp}/latin"], r"the class folder caf\xe9 is not named in UTF-8"),
     "no output": ([], "needs sources and an output folder"),
     "shard size": (["{src}", "--shard-mib", "0"], "--shard-mib 0: at least 1"),
     "no copy of cifar10": (["cifar10", "--root", "{tmp}/none"], "cifar10: no copy under"),
@@ -172,19 +179,28 @@ def test_bad_input_is_one_line_and_writes_nothing(tree, tmp_path, capsys, name, 
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.tar").write_bytes(b"x" * 2000)
     (tmp_path / "broken.tar.gz").write_bytes(b"x" * 2000)
+    # A gzip header, and then no valid block: zlib's error, not gzip's.
+    (tmp_path / "inside.tar.gz").write_bytes(gzip.compress(b"")[:10] + b"\xff" * 2000)
+    (tmp_path / "no_tar.tar.gz").write_bytes(gzip.compress(b"x" * 2000))
+    latin = os.fsencode(tmp_path) + b"/latin/caf\xe9"
+    os.makedirs(latin)
+    with open(latin + b"/1.png", "wb") as file:
+        file.write(png_bytes())
     arguments, expected = BAD[name]
     arguments = [part.format(src=tmp_path / "src", tmp=tmp_path) for part in arguments]
     assert main(["prepare", *arguments, str(tmp_path / "out")]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert expected in lines[-1]
     assert lines[-1].startswith("mae-vit: error: ")
-    assert not list((tmp_path / "out").glob("*")) or name == "no copy of cifar10"
+    left = os.listdir(tmp_path / "out") if (tmp_path / "out").exists() else []
+    assert not left or name == "no copy of cifar10"
 
 
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
 @pytest.mark.parametrize("name", ["../evil/cat/x.jpg", "/abs/cat/x.jpg"])
-def test_archives_that_leave_their_folder_are_refused(tmp_path, capsys, name):
-    archive = tmp_path / "hostile.tar"
-    with tarfile.open(archive, "w") as tar:
+def test_archives_that_leave_their_folder_are_refused(tmp_path, capsys, name, mode):
+    archive = tmp_path / ("hostile.tar" if mode == "w" else "hostile.tar.gz")
+    with tarfile.open(archive, mode) as tar:
         member = tarfile.TarInfo(name)
         data = jpeg(0)
         member.size = len(data)
@@ -192,6 +208,7 @@ def test_archives_that_leave_their_folder_are_refused(tmp_path, capsys, name):
     assert main(["prepare", str(archive), str(tmp_path / "out")]) == 2
     assert "leaves its folder: refused" in capsys.readouterr().err
     assert not (tmp_path / "evil").exists()
+    assert not (tmp_path / "out").exists() or os.listdir(tmp_path / "out") == []
 
 
 def test_unreadable_images_are_left_out_and_named(tree, tmp_path, capsys):
@@ -199,8 +216,47 @@ def test_unreadable_images_are_left_out_and_named(tree, tmp_path, capsys):
     (tmp_path / "src/train/cat/short.jpg").write_bytes(jpeg(1)[:-60])
     assert main(["prepare", str(tmp_path / "src"), str(tmp_path / "out")]) == 0
     output = capsys.readouterr().out
-    assert "left out 2 unreadable images" in output
+    assert "left out 2 unreadable images:" in output
+    assert "  cat/broken.jpg: " in output
+    assert "  cat/short.jpg: " in output
     assert read_dataset(tmp_path / "out").splits["train"].samples == 22
+
+
+def test_shards_of_others_are_not_replaced(tree, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "train-000000.tar").write_bytes(b"precious")
+    assert main(["prepare", str(tmp_path / "src"), str(out)]) == 2
+    assert "train-000000.tar is not described by dataset.json" in capsys.readouterr().err
+    assert (out / "train-000000.tar").read_bytes() == b"precious"
+    assert main(["prepare", str(tmp_path / "src"), str(out), "--overwrite"]) == 0
+
+
+def test_shards_left_by_a_kill_while_moving_are_replaced(tree, tmp_path):
+    out = tmp_path / "out"
+    (out / ".train.partial").mkdir(parents=True)
+    (out / "train-000000.tar").write_bytes(b"half of an earlier call")
+    assert main(["prepare", str(tmp_path / "src"), str(out)]) == 0
+    assert main(["check", str(out)]) == 0
+
+
+def test_hidden_files_and_folders_are_ignored_and_counted(tree, tmp_path, capsys):
+    source = tmp_path / "src" / "train"
+    (source / "cat" / "._000.jpg").write_bytes(jpeg(0))
+    (source / ".thumbnails" / "cat").mkdir(parents=True)
+    (source / ".thumbnails" / "cat" / "1.jpg").write_bytes(jpeg(0))
+    assert main(["prepare", str(source), str(tmp_path / "out")]) == 0
+    assert "ignored 2 files" in capsys.readouterr().out
+    assert read_dataset(tmp_path / "out").classes == ["cat", "dog.wild", "eel"]
+
+
+def test_a_file_not_named_in_utf8_keeps_its_image(tmp_path):
+    folder = tmp_path / "src" / "cat"
+    folder.mkdir(parents=True)
+    with open(os.fsencode(folder) + b"/caf\xe9.png", "wb") as file:
+        file.write(png_bytes())
+    assert main(["prepare", str(tmp_path / "src"), str(tmp_path / "out")]) == 0
+    assert read_back(tmp_path / "out", "train") == {r"cat/caf\xe9": (png_bytes(), 0)}
 
 
 def test_a_kill_leaves_what_dataset_json_says(tmp_path):

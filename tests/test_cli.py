@@ -1,0 +1,94 @@
+"""The command line itself: help, exit codes, one line for bad input, what is said at the end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mae_vit import __version__
+from mae_vit.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "required: COMMAND"),
+        (["prepar"], "choose from"),
+        (["prepare"], "required: SRC... OUT"),
+        (["prepare", "digits"], "needs sources and an output folder"),
+        (["prepare", "digits", "{out}", "--shard-samples", "0"], "--shard-samples 0: at least 1"),
+        (["prepare", "digits", "{out}", "--shard-mib", "many"], "invalid int value: 'many'"),
+        (["prepare", "digits", "{out}", "--split", "../x"], '--split "../x": letters, digits and _ only'),
+        (["prepare", "digits", "{out}", "--overwite"], "unrecognized arguments: --overwite"),
+        (["check"], "required: DIR"),
+        (["check", "{out}"], "does not exist"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(tmp_path, capsys, arguments, expected):
+    out = tmp_path / "out"
+    assert main([part.format(out=out) for part in arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("mae-vit: error: ")
+    assert expected in lines[0]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["prepare", "--help"], ["check", "--help"]])
+def test_help_says_what_there_is(capsys, arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for word in {"--help": ("prepare", "check", "examples:"), "prepare": ("--root", "--split")}.get(
+        arguments[0], ("--decode",)
+    ):
+        assert word in text
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"mae-vit {__version__}\n"
+
+
+def test_options_may_stand_anywhere_and_the_end_says_what_was_done(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["prepare", "--shard-samples", "600", "digits", "--overwrite", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"train: 1,\d\d\d images in 3 shards", text)
+    assert re.search(r"test: \d\d\d images in 1 shards", text)
+    assert re.search(rf"{out}: 10 classes, \d+\.\d s", text)
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
+    (tmp_path / "out").write_text("mine")
+    assert main(["prepare", "digits", str(tmp_path / "out")]) == 2
+    assert "not a directory" in capsys.readouterr().err.splitlines()[-1]
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path):
+    source, out = tmp_path / "src" / "cat", tmp_path / "out"
+    source.mkdir(parents=True)
+    # Reading a pipe that nobody writes to: the command waits in mid-split until it is stopped.
+    os.mkfifo(source / "wait.jpg")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mae_vit.cli", "prepare", str(source.parent), str(out)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not (out / ".train.partial").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.strip().splitlines()[-1].startswith("mae-vit: interrupted")
+    assert "Traceback" not in errors
+    assert os.listdir(out) == []
