@@ -60,7 +60,7 @@ def parse_arguments(argv: Sequence[str] | None, *, description: str, examples: s
         "overrides",
         nargs="*",
         metavar="KEY.PATH=VALUE",
-        help="change one value, e.g. train.epochs=10 run.dir=/tmp/try",
+        help="change one value, e.g. train.epochs=10 run.name=try",
     )
     parser.add_argument(
         "--resume",
