@@ -1,8 +1,9 @@
 """Forward + backward + AdamW of `mae_cifar_tiny`, against transformers' ViTMAE.
 
-Same model, batch, threads and precision; transformers in the better of its attention
-settings (eager, sdpa). Each contender runs in a process of its own, as its users run
-it, and they take turns, so that ratios hold where absolute times drift. Prints JSON.
+Same model, batch, threads and precision; transformers in both of its attention settings
+(eager, sdpa), and both libraries also under torch.compile. Each contender runs in a
+process of its own, as its users run it, and they take turns, so that ratios hold where
+absolute times drift. Prints JSON.
 
     python benchmarks/step.py [--batch 128] [--rounds 7] [--threads 2] [--out FILE]
 """
@@ -32,10 +33,11 @@ from mae_vit.training.run_folder import describe_environment
 
 SIZE, PATCH, PIXELS = SIZES["tiny-cifar"], 4, 32
 DECODER_WIDTH, DECODER_DEPTH, DECODER_HEADS = 96, 2, 4
-CONTENDERS = ("ours", "transformers eager", "transformers sdpa")
+OURS = ("ours", "ours compiled")
+PEERS = ("transformers eager", "transformers sdpa", "transformers eager compiled")
 
 
-def our_step(batch_size: int, precision: str, threads: int) -> Callable[[int], None]:
+def our_step(batch_size: int, precision: str, threads: int, compiled: bool = False) -> Callable[[int], None]:
     """Ours, through the torch engine: uint8 images, masks drawn by key, as in a run."""
     device = find_device(Ranks())
     torch.set_num_threads(threads)
@@ -60,6 +62,7 @@ def our_step(batch_size: int, precision: str, threads: int) -> Callable[[int], N
         precision=precision,  # type: ignore[arg-type]
         batch_size_per_device=batch_size,
         accumulation=1,
+        compile=compiled,
     )
     engine = TorchEngine(config.build(encoder, mean=[0.5] * 3, std=[0.25] * 3), options, Ranks(), device)
     images = torch.randint(0, 256, (batch_size, 3, PIXELS, PIXELS), dtype=torch.uint8)
@@ -73,7 +76,9 @@ def our_step(batch_size: int, precision: str, threads: int) -> Callable[[int], N
     return step
 
 
-def their_step(batch_size: int, precision: str, threads: int, attention: str) -> Callable[[int], None]:
+def their_step(
+    batch_size: int, precision: str, threads: int, attention: str, compiled: bool = False
+) -> Callable[[int], None]:
     """ViTMAE of transformers with the same AdamW kernel; images arrive normalized, masks by its own noise."""
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
@@ -94,6 +99,8 @@ def their_step(batch_size: int, precision: str, threads: int, attention: str) ->
         attn_implementation=attention,
     )
     model = ViTMAEForPreTraining(config).train()
+    if compiled:
+        model.compile(dynamic=False)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05, fused=True
     )
@@ -112,10 +119,11 @@ def their_step(batch_size: int, precision: str, threads: int, attention: str) ->
 def contend(name: str, pipe: Connection, batch_size: int, precision: str, threads: int) -> None:
     """The life of a contender: takes as many steps as it is told, answers in ms per step."""
     torch.manual_seed(0)
-    if name == "ours":
-        step = our_step(batch_size, precision, threads)
+    compiled = name.endswith(" compiled")
+    if name in OURS:
+        step = our_step(batch_size, precision, threads, compiled)
     else:
-        step = their_step(batch_size, precision, threads, name.split()[1])
+        step = their_step(batch_size, precision, threads, name.split()[1], compiled)
     while steps := pipe.recv():
         begun = time.perf_counter()
         for number in range(steps):
@@ -127,12 +135,12 @@ def measure(precision: str, arguments: argparse.Namespace) -> dict[str, list[flo
     """Times all contenders in turn, round after round: ms per step."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = {}, []
-    for name in CONTENDERS:
+    for name in (*OURS, *PEERS):
         pipes[name], theirs = context.Pipe()
         work = (name, theirs, arguments.batch, precision, arguments.threads)
         processes.append(context.Process(target=contend, args=work, daemon=True))
         processes[-1].start()
-    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    times: dict[str, list[float]] = {name: [] for name in pipes}
     for round_number in range(arguments.rounds + 1):
         for name, pipe in pipes.items():
             pipe.send(arguments.steps)
@@ -147,16 +155,21 @@ def measure(precision: str, arguments: argparse.Namespace) -> dict[str, list[flo
 
 
 def compare(times: dict[str, list[float]], batch_size: int) -> dict[str, Any]:
-    """Medians, and the speed-up over the better of the peers, round by round."""
+    """Medians, and speed-ups over the peer in its better attention setting, round by round."""
     medians = {name: statistics.median(values) for name, values in times.items()}
-    best = min((name for name in CONTENDERS if name != "ours"), key=medians.__getitem__)
-    ratios = [theirs / ours for theirs, ours in zip(times[best], times["ours"], strict=True)]
+    best = min(PEERS[:2], key=medians.__getitem__)
+    pairs = {"eager": ("ours", best), "ours_compiled": ("ours compiled", best)}
+    pairs["both_compiled"] = ("ours compiled", PEERS[2])
+    speedups = {}
+    for label, (ours, peer) in pairs.items():
+        ratios = [theirs / own for theirs, own in zip(times[peer], times[ours], strict=True)]
+        spread = [round(min(ratios), 3), round(max(ratios), 3)]
+        speedups[label] = {"median": round(statistics.median(ratios), 3), "range": spread}
     return {
         "ms_per_step": {name: round(ms, 1) for name, ms in medians.items()},
         "images_per_s": {name: round(batch_size / ms * 1e3) for name, ms in medians.items()},
         "best_peer": best,
-        "speedup": round(statistics.median(ratios), 3),
-        "speedup_range": [round(min(ratios), 3), round(max(ratios), 3)],
+        "speedup": speedups,
     }
 
 

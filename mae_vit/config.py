@@ -163,6 +163,7 @@ class TrainSection(Section):
     precision: Literal["fp32", "bf16"] = "bf16"
     engine: Literal["deepspeed", "torch"] = "deepspeed"
     zero_stage: Literal[0, 1] = 0
+    compile: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> TrainSection:

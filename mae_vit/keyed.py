@@ -132,6 +132,8 @@ class SampleKeys:
     epoch: int
     index: Tensor
 
+    # Outside compiled graphs, which would be made anew for each epoch's key.
+    @torch.compiler.disable
     def words(self, stream: Stream, draws: int) -> Tensor:
         """Draws one 32-bit word a counter: int64 (B, draws)."""
         return words(derive_key(self.seed, stream, self.epoch), self.index, draws)[0]

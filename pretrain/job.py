@@ -173,6 +173,7 @@ def build_engine(
         batch_size_per_device=plan.batch_size_per_device,
         accumulation=plan.accumulation,
         zero_stage=config.train.zero_stage,
+        compile=config.train.compile,
     )
     if config.train.engine == "torch":
         return TorchEngine(objective, options, ranks, device)

@@ -99,8 +99,8 @@ class MAE(Objective):
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the reconstruction loss with the masks of the batch's keys."""
-        images = self.normalize(batch.images)
         masking = random_masking(patch_ranks(batch.keys, self.encoder.num_patches), self.mask_ratio)
+        images = self.normalize(batch.images)
         encoded = self.encoder.forward_visible(images, masking.ids_keep)
         # The same loss as `loss` of `reconstruct`, without predictions that it ignores.
         prediction = self.decode(encoded, masking.ids_restore, only=masking.ids_masked)
