@@ -60,6 +60,9 @@ class ModelSection(Section):
                     f"patch_size={self.patch_size} does not divide img_size={self.img_size} "
                     f"(nearest side that fits: {near})"
                 )
+        num_patches = (self.image_hw[0] // self.patch_size) * (self.image_hw[1] // self.patch_size)
+        if num_patches > 2**16:  # masks number patches by 16 bits
+            raise ValueError(f"patch_size={self.patch_size} makes {num_patches} patches: at most {2**16}")
         return self
 
     @property

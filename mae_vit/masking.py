@@ -21,7 +21,12 @@ def patch_ranks(keys: SampleKeys, num_patches: int) -> Tensor:
 
     The patch number fills the low bits, so no two are equal and every sort on
     every device gives the same order.
+
+    Raises:
+        ValueError: for more patches than 16 bits number.
     """
+    if num_patches > 2**16:
+        raise ValueError(f"{num_patches} patches: at most {2**16} can be ranked")
     drawn = keys.words(Stream.MASK, num_patches)
     patch = torch.arange(num_patches, device=drawn.device)
     return (drawn << 16) | patch

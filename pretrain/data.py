@@ -65,9 +65,13 @@ class Data:
         return len(self.index)
 
     @property
-    def fingerprint(self) -> str:
-        """Changes when any image of the training split does."""
-        return self.index.fingerprint
+    def identity(self) -> dict[str, Any]:
+        """What tells this data from other data: its shards' fingerprint, its normalization."""
+        return {
+            "data.fingerprint": self.index.fingerprint,
+            "data.mean": list(self.mean),
+            "data.std": list(self.std),
+        }
 
     def batches(self, ranks: Ranks, plan: Plan, start_step: int) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
@@ -186,6 +190,12 @@ def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
     """Opens the split that is measured but not trained on."""
     path, wanted = Path(config.data.path), config.monitor.evaluate_split
     if wanted is not None:
+        if wanted == config.data.split:
+            others = sorted(set(index.dataset.splits) - {wanted})
+            raise InputError(
+                f'monitor.evaluate_split="{wanted}" is what data.split trains on: '
+                f"give another split ({', '.join(others) or 'there is none'})"
+            )
         return open_index(path, wanted)
     present = [
         name for name in _HELD_OUT_SPLITS if name in index.dataset.splits and name != config.data.split

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from mae_vit.training.estimate import Estimate, estimate, peak_flops
 from mae_vit.training.files import write_atomically
 from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import train
-from mae_vit.training.resume import find_start, run_identity, set_aside
+from mae_vit.training.resume import Identity, find_start, run_identity, set_aside
 from mae_vit.training.run_folder import RunFolder, describe_environment
 from mae_vit.training.schedule import cosine_rate
 from mae_vit.training.signals import StopRequest
@@ -80,7 +79,7 @@ def pretrain(arguments: Arguments) -> int:
     folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
     if ranks.rank == 0:
         folder.check_writable()
-    identity = run_identity(config.model_dump(mode="json"), data_fingerprint=data.fingerprint)
+    identity = run_identity(config, derived=data.identity)
     if arguments.dry_run:
         start = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
         if ranks.rank == 0:
@@ -153,7 +152,7 @@ def build_objective(config: PretrainConfig, info: EncoderInfo) -> Objective:
     """
     grid_size = (info.img_size[0] // info.patch_size, info.img_size[1] // info.patch_size)
     try:
-        config.objective.check(grid_size=grid_size)
+        config.objective.check(grid_size=grid_size, patch_size=info.patch_size, in_chans=info.in_chans)
     except ValueError as error:
         raise InputError(f"objective.{error}") from None
     torch.manual_seed(config.run.seed)
@@ -193,7 +192,7 @@ class Job:
     costs: Estimate
     engine: Engine
     folder: RunFolder
-    identity: dict[str, Any]
+    identity: Identity
 
     def run(self, start: Checkpoint | None) -> int:
         """Trains from `start` to the end or to a signal; returns the exit code."""
@@ -211,7 +210,7 @@ class Job:
             self.folder,
             self.plan,
             checkpoint=self.config.checkpoint,
-            identity=self.identity,
+            identity=self.identity.values,
             held_out=self.data.held_out(
                 self.engine.ranks,
                 images=monitor.evaluate_images,

@@ -51,6 +51,13 @@ CONFIG_CASES = {
     "mask ratio 0": (["objective.mask_ratio=0.0"], "objective.mask_ratio=0.0"),
     "mask ratio 1": (["objective.mask_ratio=1.0"], "objective.mask_ratio=1.0"),
     "mask ratio that masks all": (["objective.mask_ratio=0.99"], "leaves none of 16 patches visible"),
+    "mask ratio that masks nothing": (["objective.mask_ratio=1e-17"], "leaves none of 16 patches masked"),
+    "patches of one value": (
+        ["model.patch_size=1"],
+        "norm_pix_loss=true needs patches of more than one value",
+    ),
+    "too many patches": (["model.img_size=1024", "model.patch_size=2"], "262144 patches: at most 65536"),
+    "held-out split that is trained on": (["monitor.evaluate_split=train"], "give another split (test)"),
     "patch size": (["model.patch_size=3"], "patch_size=3 does not divide img_size=8"),
     "batch over micro-batches": (["train.batch_size_per_device=50"], "nearest: 32"),
     "batch larger than the data": (["train.effective_batch_size=5000"], "larger than the data"),

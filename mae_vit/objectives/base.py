@@ -21,11 +21,13 @@ class ObjectiveOutput:
 
     Attributes:
         loss: scalar float32, the mean over the micro-batch.
-        values: named scalars to log, detached means over the micro-batch.
+        values: named numbers to log, each as a detached sum and what to divide it by;
+            both are added over micro-batches and ranks first, so that the split of a
+            batch does not show.
     """
 
     loss: Tensor
-    values: dict[str, Tensor] = field(default_factory=dict)
+    values: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 class Picture(NamedTuple):
@@ -85,7 +87,7 @@ class ObjectiveSection(Section, ABC):
     name: str
 
     @abstractmethod
-    def check(self, *, grid_size: tuple[int, int]) -> None:
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int) -> None:
         """Raises ValueError, naming the key, for what only shows together with the model."""
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -39,14 +40,19 @@ class MAEConfig(ObjectiveSection):
     decoder_num_heads: int = Field(default=16, gt=0)
     norm_pix_loss: bool = True
 
-    def check(self, *, grid_size: tuple[int, int]) -> None:
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int) -> None:
         """Raises ValueError, named by key, for what only shows together with the model."""
         num_patches = grid_size[0] * grid_size[1]
-        if num_masked_patches(num_patches, self.mask_ratio) == num_patches:
-            most = 1 - 1 / num_patches
+        num_masked = num_masked_patches(num_patches, self.mask_ratio)
+        if not 0 < num_masked < num_patches:
+            low, high = 1 / num_patches, 1 - 1 / num_patches
+            state = "visible" if num_masked else "masked"
             raise ValueError(
-                f"mask_ratio={self.mask_ratio} leaves none of {num_patches} patches visible (most: {most:.3g})"
+                f"mask_ratio={self.mask_ratio} leaves none of {num_patches} patches {state} "
+                f"(from {low:.3g} to {high:.3g})"
             )
+        if self.norm_pix_loss and patch_size**2 * in_chans == 1:
+            raise ValueError("norm_pix_loss=true needs patches of more than one value")
         if self.decoder_embed_dim % self.decoder_num_heads:
             raise ValueError(
                 f"decoder_embed_dim={self.decoder_embed_dim} is not divisible by "
@@ -205,7 +211,8 @@ class MAE(Objective):
         average of the visible patches.
         """
         psnr, baseline = (
-            -10 * torch.tensor(sums[name] / sums["masked"]).log10().item()
+            # The floor, 120 dB, is below rounding: constant images are reconstructed exactly.
+            -10 * math.log10(max(sums[name] / sums["masked"], 1e-12))
             for name in ("squared_error", "squared_error_baseline")
         )
         return {
@@ -221,7 +228,8 @@ class MAE(Objective):
         colors = patches.unflatten(-1, (-1, self.encoder.in_chans)).mean(dim=-2)
         weights = (-squared_distances(self.encoder.grid_size, images.device) / 2).exp()
         weights = weights[None] * (1 - mask[:, None, :])
-        colors = (weights / weights.sum(dim=-1, keepdim=True)) @ colors
+        with torch.autocast(images.device.type, enabled=False):
+            colors = (weights / weights.sum(dim=-1, keepdim=True)) @ colors
         return colors.repeat(1, 1, self.encoder.patch_size**2)
 
     def pictures(self, batch: Batch) -> list[Picture]:

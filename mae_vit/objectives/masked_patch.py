@@ -26,7 +26,7 @@ class MaskedPatchConfig(ObjectiveSection):
     mask_share: float = Field(default=0.8, ge=0, le=1)
     random_share: float = Field(default=0.1, ge=0, le=1)
 
-    def check(self, *, grid_size: tuple[int, int]) -> None:
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int) -> None:
         """Raises ValueError, named by key, for what only shows together with the model."""
         num_patches = grid_size[0] * grid_size[1]
         if not 0 < round(self.corrupt_ratio * num_patches) < num_patches:
@@ -68,9 +68,7 @@ class MaskedPatch(Objective):
         with torch.no_grad():
             on_mask = corruption.kind == KIND_MASK
             right = (logits.argmax(dim=-1) == classes) & on_mask
-            # A micro-batch may hold no [mask] position only at absurd sizes.
-            accuracy = right.sum() / on_mask.sum().clamp(min=1)
-        return ObjectiveOutput(loss, {"accuracy_on_mask": accuracy})
+        return ObjectiveOutput(loss, {"accuracy_on_mask": (right.sum(), on_mask.sum())})
 
     def predict(self, batch: Batch) -> tuple[Tensor, Corruption]:
         """Corrupts, encodes and predicts.

@@ -129,7 +129,7 @@ def train(
                 "loss": now[0] / engine.ranks.world_size,
                 "lr": lr,
                 "grad_norm": now[1],
-                **{n: v / engine.ranks.world_size for n, v in zip(report.names, now[3:], strict=True)},
+                **report.ratios(now[3:]),
                 **clock.rates(),
                 "peak_memory_gib": peak_memory_gib(engine.device),
             }
@@ -158,7 +158,10 @@ def _read_now(reader: LateReader, clock: Clock, done: int) -> list[float]:
 
 @dataclass(frozen=True)
 class _Report:
-    """A step's loss, gradient norm, stop flag and named values, summed over ranks (the norm is global)."""
+    """A step's loss, gradient norm and stop flag, and sum and count of each named value.
+
+    Summed over ranks; the norm is global.
+    """
 
     loss: Tensor
     grad_norm: Tensor
@@ -169,12 +172,17 @@ class _Report:
     def packed(self) -> Tensor:
         return torch.stack([self.loss, self.grad_norm, self.stop, *self.values])
 
+    def ratios(self, read: list[float]) -> dict[str, float]:
+        """Turns what was read of `values` into named means."""
+        pairs = zip(self.names, read[::2], read[1::2], strict=True)
+        return {name: total / max(count, 1.0) for name, total, count in pairs}
+
 
 def _take_step(
     engine: Engine, batches: Iterator[Batch], plan: Plan, lr: float, stop: bool, clock: Clock
 ) -> _Report:
     loss = torch.zeros((), device=engine.device)
-    values: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}  # (sum, count)
     for _ in range(plan.accumulation):
         waiting = time.monotonic()
         batch = next(batches)
@@ -183,11 +191,13 @@ def _take_step(
         engine.backward(output.loss)
         loss = loss + output.loss.detach().float() / plan.accumulation
         for name, value in output.values.items():
-            values[name] = values.get(name, 0.0) + value.float() / plan.accumulation
+            values[name] = values.get(name, 0.0) + torch.stack([part.float() for part in value])
     grad_norm = engine.step(lr).float()
     names = sorted(values)
     flag = torch.tensor(float(stop), device=engine.device)
-    sums = engine.all_reduce_sum(torch.stack([loss, flag, *(values[name] for name in names)]))
+    sums = engine.all_reduce_sum(
+        torch.stack([loss, flag, *(part for name in names for part in values[name])])
+    )
     return _Report(sums[0], grad_norm, sums[1], names, list(sums[2:]))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mae_vit.config import Config
 from mae_vit.errors import InputError
 from mae_vit.training.checkpoint import (
     BrokenCheckpoint,
@@ -33,24 +35,44 @@ _FREE_KEYS = (
     "train.batch_size_per_device",
     "train.zero_stage",
     "train.engine",
+    "train.compile",
 )
 
 
-def run_identity(config: Mapping[str, Any], *, data_fingerprint: str) -> dict[str, Any]:
-    """Flattens what must stay the same for a run to be the same run.
+@dataclass(frozen=True)
+class Identity:
+    """What must stay the same for a run to be the same run.
+
+    Attributes:
+        values: by dotted key, as plain data.
+        new: keys that an older checkpoint may lack: options that stand at their
+            defaults, and what is derived. Else each new option would orphan old runs.
+    """
+
+    values: dict[str, Any]
+    new: frozenset[str]
+
+
+def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
+    """Flattens a resolved config, without what may change.
 
     Args:
-        config: the resolved config as plain data.
-        data_fingerprint: of the shards.
+        config: of the run.
+        derived: what follows from the data: its fingerprint, its normalization.
     """
-    flat = {
-        key: value
-        for section, values in config.items()
-        if section not in _FREE_SECTIONS
-        for key, value in _flatten(section, values)
-        if key not in _FREE_KEYS
-    }
-    return {**flat, "data.fingerprint": data_fingerprint}
+
+    def flat(sections: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: value
+            for section, values in sections.items()
+            if section not in _FREE_SECTIONS
+            for key, value in _flatten(section, values)
+            if key not in _FREE_KEYS
+        }
+
+    values = flat(config.model_dump(mode="json"))
+    given = flat(config.model_dump(mode="json", exclude_defaults=True))
+    return Identity({**values, **derived}, frozenset({*values, *derived} - {*given}))
 
 
 def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
@@ -59,16 +81,20 @@ def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
     return [(prefix, value)]
 
 
-def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
+def check_identity(checkpoint: Checkpoint, identity: Identity) -> None:
     """Refuses, by name, to go on with something else than what was begun.
 
     Raises:
         InputError: naming each key that differs, with both values.
     """
-    saved = checkpoint.identity
-    differing = [key for key in {**saved, **identity} if saved.get(key) != identity.get(key)]
+    saved, now = checkpoint.identity, identity.values
+    differing = [
+        key
+        for key in {**saved, **now}
+        if saved.get(key) != now.get(key) and (key in saved or key not in identity.new)
+    ]
     if differing:
-        shown = [f"{key} was {saved.get(key)!r}, now {identity.get(key)!r}" for key in differing[:4]]
+        shown = [f"{key} was {saved.get(key)!r}, now {now.get(key)!r}" for key in differing[:4]]
         raise InputError(
             f"{checkpoint.path} belongs to another run: {'; '.join(shown)}. "
             "Take those back, or give this run another run.name"
@@ -76,7 +102,7 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
 
 
 def find_start(
-    folder: RunFolder, resume: ResumeMode, identity: Mapping[str, Any], *, warn: bool = True
+    folder: RunFolder, resume: ResumeMode, identity: Identity, *, warn: bool = True
 ) -> Checkpoint | None:
     """Finds the checkpoint that the run continues from; None for a fresh start.
 

@@ -55,9 +55,10 @@ def test_loss_is_finite_and_every_trainable_parameter_learns(objective):
             assert parameter.grad is not None, name
             assert torch.isfinite(parameter.grad).all(), name
             assert parameter.grad.abs().sum() > 0, name
-    for value in output.values.values():
-        assert torch.isfinite(value)
-        assert not value.requires_grad
+    for total, count in output.values.values():
+        assert torch.isfinite(total)
+        assert count > 0
+        assert not total.requires_grad
 
 
 def test_same_keys_same_loss_other_keys_another(objective):

@@ -152,6 +152,37 @@ def test_another_run_is_refused_by_name(call, tmp_path, capsys, change, key):
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
+def test_an_older_checkpoint_may_lack_options_at_their_defaults(call, tmp_path, capsys):
+    """Else every new option would orphan every earlier run."""
+    assert call("train.steps=6", "checkpoint.keep_last=9") == 0
+    state = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[0] / "state.json"
+
+    def forget(key: str) -> None:
+        described = json.loads(state.read_text())
+        del described["identity"][key]
+        state.write_text(json.dumps(described))
+
+    forget("optim.eps")
+    forget("data.mean")
+    resume = ["--resume", str(state.parent)]
+    assert call(*resume, name="second") == 0
+    forget("optim.lr")
+    assert call(*resume, name="third") == 2
+    assert "optim.lr was None, now" in capsys.readouterr().err
+
+
+def test_another_normalization_is_another_run(call, tmp_path, capsys):
+    assert call("data.normalize=half") == 0
+    assert call("data.normalize=half", "train.steps=8") == 2
+    capsys.readouterr()
+    state = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[0] / "state.json"
+    described = json.loads(state.read_text())
+    described["identity"]["data.mean"] = [0.4]
+    state.write_text(json.dumps(described))
+    assert call("data.normalize=half", "--resume", str(state.parent), name="second") == 2
+    assert "data.mean was [0.4], now [0.5]" in capsys.readouterr().err
+
+
 def test_what_may_change_may_change(call, tmp_path, capsys):
     assert call("checkpoint.keep_last=5") == 0
     folder = tmp_path / "run"
@@ -294,7 +325,7 @@ def test_retention_keeps_the_last_and_every_mth(call, tmp_path):
 
 
 def test_held_out_options(call, tmp_path):
-    assert call("monitor.probe_images=3", "monitor.evaluate_images=7", "monitor.evaluate_split=train") == 0
+    assert call("monitor.probe_images=3", "monitor.evaluate_images=7", "monitor.evaluate_split=test") == 0
     from PIL import Image
 
     assert Image.open(tmp_path / "run" / "pictures" / "step-00000006.png").width == 3 * (8 * 8 + 2)
