@@ -67,6 +67,23 @@ def mean_color_classes(images: Tensor, patch_size: int) -> Tensor:
     return (bins * weights).sum(dim=-1)
 
 
+def downsized_color_classes(images: Tensor, patch_size: int, cells: int) -> Tensor:
+    """Quantizes the mean colors of the `cells` x `cells` areas of each patch (ViT App. B.1.2, variant 2).
+
+    Args:
+        images: uint8 (B, C, H, W), raw 0..255, after crop and flip.
+        patch_size: P, divisible by `cells`.
+        cells: areas along a side; 1 is the mean color of the patch.
+
+    Returns:
+        int64 (B, N, cells * cells), areas in raster order, classes as of `mean_color_classes`.
+    """
+    rows, columns = images.shape[2] // patch_size, images.shape[3] // patch_size
+    classes = mean_color_classes(images, patch_size // cells)
+    classes = classes.reshape(-1, rows, cells, columns, cells)
+    return classes.transpose(2, 3).reshape(len(images), rows * columns, cells * cells)
+
+
 def class_colors(classes: Tensor, channels: int) -> Tensor:
     """Returns the color at the middle of each class's bins.
 
@@ -80,9 +97,3 @@ def class_colors(classes: Tensor, channels: int) -> Tensor:
     shifts = torch.tensor([8**c for c in reversed(range(channels))], device=classes.device)
     bins = (classes[..., None] // shifts) % 8
     return bins.float() * 32 + 16
-
-
-def constant_patches(colors: Tensor, patch_size: int, img_size: tuple[int, int]) -> Tensor:
-    """Paints each patch with one color: (B, N, C) -> (B, C, H, W)."""
-    pixels = colors.repeat(1, 1, patch_size * patch_size)
-    return unpatchify(pixels, patch_size, img_size)

@@ -65,6 +65,12 @@ class Data:
         return len(self.index)
 
     @property
+    def num_classes(self) -> int:
+        """Classes of the labels; 0 if any image has none."""
+        labeled = int(self.source.labels.min()) >= 0
+        return len(self.index.dataset.classes) if labeled else 0
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What tells this data from other data: its shards' fingerprint, its normalization."""
         return {

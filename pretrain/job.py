@@ -74,8 +74,9 @@ def pretrain(arguments: Arguments) -> int:
     data = open_data(config, ranks, device)
     plan = make_plan(config, num_samples=data.num_samples, world_size=ranks.world_size)
     info = describe_encoder(config, data)
-    objective = build_objective(config, info)
-    costs = estimate(partial(build_objective, config, info), batch_size_per_device=plan.batch_size_per_device)
+    build = partial(build_objective, config, info, num_classes=data.num_classes)
+    objective = build()
+    costs = estimate(build, batch_size_per_device=plan.batch_size_per_device)
     folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
     if ranks.rank == 0:
         folder.check_writable()
@@ -144,7 +145,7 @@ def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
     )
 
 
-def build_objective(config: PretrainConfig, info: EncoderInfo) -> Objective:
+def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: int) -> Objective:
     """Builds encoder and objective, initialized from the run's seed.
 
     Raises:
@@ -152,11 +153,16 @@ def build_objective(config: PretrainConfig, info: EncoderInfo) -> Objective:
     """
     grid_size = (info.img_size[0] // info.patch_size, info.img_size[1] // info.patch_size)
     try:
-        config.objective.check(grid_size=grid_size, patch_size=info.patch_size, in_chans=info.in_chans)
+        config.objective.check(
+            grid_size=grid_size,
+            patch_size=info.patch_size,
+            in_chans=info.in_chans,
+            num_classes=num_classes,
+        )
     except ValueError as error:
         raise InputError(f"objective.{error}") from None
     torch.manual_seed(config.run.seed)
-    return config.objective.build(info.build(), mean=info.mean, std=info.std)
+    return config.objective.build(info.build(), mean=info.mean, std=info.std, num_classes=num_classes)
 
 
 def build_engine(

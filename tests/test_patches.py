@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mae_vit.encoder import ViTEncoder
-from mae_vit.patches import class_colors, constant_patches, mean_color_classes, patchify, unpatchify
+from mae_vit.patches import class_colors, downsized_color_classes, mean_color_classes, patchify, unpatchify
 
 
 @pytest.mark.parametrize(("shape", "patch"), [((2, 3, 8, 12), 4), ((1, 1, 6, 6), 2), ((2, 3, 14, 7), 7)])
@@ -46,5 +46,22 @@ def test_mean_color_of_grey_images_has_eight_classes():
 
 def test_class_colors_lie_in_their_class():
     classes = torch.arange(512)[None]
-    painted = constant_patches(class_colors(classes, 3), 2, (32, 64)).byte()
+    painted = unpatchify(class_colors(classes, 3).repeat(1, 1, 4), 2, (32, 64)).byte()
     assert torch.equal(mean_color_classes(painted, 2), classes)
+
+
+def test_downsized_colors_by_hand():
+    """One 8 x 16 image of 8 px patches, 4 x 4 areas of 2 x 2 px: the area's number times 2 in green."""
+    image = torch.zeros(1, 3, 8, 16, dtype=torch.uint8)
+    for row in range(4):
+        for column in range(8):
+            image[0, 1, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = 8 * (8 * row + column)
+    image[0, 0, 0, 0] = 255  # one of four pixels: mean 63.75, bin 1
+    classes = downsized_color_classes(image, 8, 4)
+    expected = [
+        [8 * ((8 * (8 * row + column)) // 32) for row in range(4) for column in range(4 * p, 4 * p + 4)]
+        for p in (0, 1)
+    ]
+    expected[0][0] += 64
+    assert classes.tolist() == [expected]
+    assert torch.equal(downsized_color_classes(image, 8, 1)[..., 0], mean_color_classes(image, 8))

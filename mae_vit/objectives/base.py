@@ -64,6 +64,9 @@ class Objective(nn.Module, ABC):
         """Maps normalized (B, C, H, W) back to 0..1, clipped."""
         return (images * self.std + self.mean).clamp(0, 1)
 
+    def begin_step(self, step: int) -> None:
+        """Told by the loop before each optimizer step."""
+
     @abstractmethod
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the training loss of a micro-batch."""
@@ -78,7 +81,7 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows masked, predicted, pasted and original, in this order."""
+        """Shows rows of a few images, the original last; masked, predicted and pasted before it, where there are."""
 
 
 class ObjectiveSection(Section, ABC):
@@ -87,9 +90,18 @@ class ObjectiveSection(Section, ABC):
     name: str
 
     @abstractmethod
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int) -> None:
-        """Raises ValueError, naming the key, for what only shows together with the model."""
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+        """Raises ValueError, naming the key, for what only shows together with model and data."""
 
     @abstractmethod
-    def build(self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float]) -> Objective:
-        """Builds the objective around an encoder."""
+    def build(
+        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+    ) -> Objective:
+        """Builds the objective around an encoder.
+
+        Args:
+            encoder: what is pretrained.
+            mean: per-channel mean of the pixels in 0..1.
+            std: per-channel standard deviation.
+            num_classes: of the data's labels; 0 where it has none.
+        """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -20,9 +19,15 @@ from mae_vit.encoder import (
     sincos_position_table,
     take_tokens,
 )
-from mae_vit.masking import num_masked_patches, patch_ranks, random_masking, squared_distances
+from mae_vit.masking import num_masked_patches, patch_ranks, random_masking
 from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
-from mae_vit.patches import patchify, unpatchify
+from mae_vit.objectives.reconstruction import (
+    error_sums,
+    local_average,
+    psnr_metrics,
+    reconstruction_pictures,
+)
+from mae_vit.patches import patchify
 
 # LayerNorm epsilon of the official code, everywhere (timm's default as well).
 LAYER_NORM_EPS = 1e-6
@@ -40,7 +45,7 @@ class MAEConfig(ObjectiveSection):
     decoder_num_heads: int = Field(default=16, gt=0)
     norm_pix_loss: bool = True
 
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int) -> None:
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
         """Raises ValueError, named by key, for what only shows together with the model."""
         num_patches = grid_size[0] * grid_size[1]
         num_masked = num_masked_patches(num_patches, self.mask_ratio)
@@ -63,7 +68,9 @@ class MAEConfig(ObjectiveSection):
                 f"decoder_embed_dim={self.decoder_embed_dim} must be divisible by 4 (2-D sin-cos positions)"
             )
 
-    def build(self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float]) -> MAE:
+    def build(
+        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+    ) -> MAE:
         """Builds the objective around an encoder."""
         return MAE(encoder, self, mean=mean, std=std)
 
@@ -185,66 +192,28 @@ class MAE(Objective):
         return centered / scale, mean, scale
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Squared errors on masked patches, of the model and of its baseline, in 0..1 pixels."""
-        images = self.normalize(batch.images)
-        prediction, mask = self.reconstruct(images, patch_ranks(batch.keys, self.encoder.num_patches))
-        target, mean, scale = self.targets(images)
-        loss = (prediction.float() - target).square().mean(dim=-1)
-        pixels = prediction.float() * scale + mean
-        baseline = mean.expand_as(pixels) if self.norm_pix_loss else self._local_average(images, mask)
-        original = patchify(images, self.encoder.patch_size)
-        pixel_std = self.std.flatten().repeat(self.encoder.patch_size**2)
-        return {
-            "masked": mask.sum(),
-            "loss": (loss * mask).sum(),
-            "squared_error": (((pixels - original) * pixel_std).square().mean(dim=-1) * mask).sum(),
-            "squared_error_baseline": (
-                ((baseline - original) * pixel_std).square().mean(dim=-1) * mask
-            ).sum(),
-        }
-
-    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Loss, PSNR on masked patches in dB, and its gain over the baseline.
+        """Loss and squared errors on masked patches, of the model and of its baseline.
 
         The baseline is what needs no learning: under norm_pix_loss, predicting
         zero and borrowing the true patch statistics; in raw pixels, a local
         average of the visible patches.
         """
-        psnr, baseline = (
-            # The floor, 120 dB, is below rounding: constant images are reconstructed exactly.
-            -10 * math.log10(max(sums[name] / sums["masked"], 1e-12))
-            for name in ("squared_error", "squared_error_baseline")
-        )
-        return {
-            "loss": sums["loss"] / sums["masked"],
-            "psnr_db": psnr,
-            "psnr_baseline_db": baseline,
-            "psnr_gain_db": psnr - baseline,
-        }
+        images = self.normalize(batch.images)
+        prediction, mask = self.reconstruct(images, patch_ranks(batch.keys, self.encoder.num_patches))
+        target, mean, scale = self.targets(images)
+        loss = (prediction.float() - target).square().mean(dim=-1)
+        pixels = prediction.float() * scale + mean
+        baseline = mean.expand_as(pixels) if self.norm_pix_loss else local_average(images, mask, self.encoder)
+        return {"loss": (loss * mask).sum(), **error_sums(self, images, pixels, baseline, mask)}
 
-    def _local_average(self, images: Tensor, mask: Tensor) -> Tensor:
-        """Predicts each patch as one color: nearby visible patches, weights exp(-d^2 / 2)."""
-        patches = patchify(images, self.encoder.patch_size)
-        colors = patches.unflatten(-1, (-1, self.encoder.in_chans)).mean(dim=-2)
-        weights = (-squared_distances(self.encoder.grid_size, images.device) / 2).exp()
-        weights = weights[None] * (1 - mask[:, None, :])
-        with torch.autocast(images.device.type, enabled=False):
-            colors = (weights / weights.sum(dim=-1, keepdim=True)) @ colors
-        return colors.repeat(1, 1, self.encoder.patch_size**2)
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Loss, PSNR on masked patches in dB, and its gain over the baseline."""
+        return {"loss": sums["loss"] / sums["masked"], **psnr_metrics(sums)}
 
     def pictures(self, batch: Batch) -> list[Picture]:
         """Shows masked, predicted, pasted, original; says when true statistics are borrowed."""
         images = self.normalize(batch.images)
         prediction, mask = self.reconstruct(images, patch_ranks(batch.keys, self.encoder.num_patches))
         _, mean, scale = self.targets(images)
-        p, img_size = self.encoder.patch_size, self.encoder.img_size
-        predicted = self.denormalize(unpatchify(prediction.float() * scale + mean, p, img_size))
-        hidden = unpatchify(mask[..., None].expand(-1, -1, p * p), p, img_size)
-        original = batch.images.float() / 255
         label = "predicted (true patch mean and std)" if self.norm_pix_loss else "predicted"
-        return [
-            Picture("masked", original * (1 - hidden) + 0.5 * hidden),
-            Picture(label, predicted),
-            Picture("pasted", original * (1 - hidden) + predicted * hidden),
-            Picture("original", original),
-        ]
+        return reconstruction_pictures(self, batch.images, prediction.float() * scale + mean, mask, label)

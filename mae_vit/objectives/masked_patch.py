@@ -1,4 +1,4 @@
-"""Masked patch prediction: the mean color of corrupted patches (ViT Sec. 4.6, App. B.1.2)."""
+"""Masked patch prediction: colors or pixels of corrupted patches (ViT Sec. 4.6, App. B.1.2)."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from mae_vit.batch import Batch
-from mae_vit.encoder import ViTEncoder, init_transformer
-from mae_vit.masking import KIND_MASK, KIND_RANDOM, Corruption, corrupt, nearest_visible
+from mae_vit.encoder import ViTEncoder, init_transformer, take_tokens
+from mae_vit.masking import KIND_MASK, KIND_RANDOM, Corruption, corrupt
 from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
-from mae_vit.patches import class_colors, constant_patches, mean_color_classes, unpatchify
+from mae_vit.objectives.patch_targets import COLOR_CELLS, make_target
 
 
 class MaskedPatchConfig(ObjectiveSection):
     """Options of the `masked_patch` objective; defaults are ViT App. B.1.2's."""
 
     name: Literal["masked_patch"]
-    target: Literal["mean_color"] = "mean_color"
+    target: Literal["mean_color", "downsized_4x4", "pixels_l2"] = "mean_color"
     corrupt_ratio: float = Field(default=0.5, gt=0, lt=1)
     mask_share: float = Field(default=0.8, ge=0, le=1)
     random_share: float = Field(default=0.1, ge=0, le=1)
 
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int) -> None:
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
         """Raises ValueError, named by key, for what only shows together with the model."""
         num_patches = grid_size[0] * grid_size[1]
         if not 0 < round(self.corrupt_ratio * num_patches) < num_patches:
@@ -35,14 +34,22 @@ class MaskedPatchConfig(ObjectiveSection):
             )
         if self.mask_share + self.random_share > 1:
             raise ValueError(f"mask_share={self.mask_share} + random_share={self.random_share} exceed 1")
+        cells = COLOR_CELLS.get(self.target, 1)
+        if patch_size % cells:
+            raise ValueError(
+                f'target="{self.target}" needs a patch_size divisible by {cells}, not {patch_size} '
+                '(target="mean_color" takes any)'
+            )
 
-    def build(self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float]) -> MaskedPatch:
+    def build(
+        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+    ) -> MaskedPatch:
         """Builds the objective around an encoder."""
         return MaskedPatch(encoder, self, mean=mean, std=std)
 
 
 class MaskedPatch(Objective):
-    """Predicts the 3-bit mean color of corrupted patches from the encoder's final states."""
+    """Predicts what was at corrupted patches from the encoder's final states."""
 
     def __init__(
         self,
@@ -52,29 +59,28 @@ class MaskedPatch(Objective):
         mean: Sequence[float],
         std: Sequence[float],
     ) -> None:
-        """Adds the [mask] embedding and the color head to `encoder`."""
+        """Adds the [mask] embedding and the prediction head to `encoder`."""
         super().__init__(encoder, mean=mean, std=std)
         self.config = config
         self.mask_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
-        self.color_head = nn.Linear(encoder.embed_dim, 8**encoder.in_chans)
-        self.color_head.apply(init_transformer)
+        self.target = make_target(self, config.target)
+        self.head = nn.Linear(encoder.embed_dim, self.target.num_outputs)
+        self.head.apply(init_transformer)
         nn.init.normal_(self.mask_token, std=0.02)
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
-        """Computes the mean cross-entropy over all corrupted positions."""
-        logits, corruption = self.predict(batch)
-        classes = mean_color_classes(batch.images, self.encoder.patch_size).gather(1, corruption.ids)
-        loss = F.cross_entropy(logits.flatten(0, 1), classes.flatten())
+        """Computes the mean loss over all corrupted positions."""
+        prediction, corruption = self.predict(batch)
+        loss = self.target.loss(prediction, batch, corruption)
         with torch.no_grad():
-            on_mask = corruption.kind == KIND_MASK
-            right = (logits.argmax(dim=-1) == classes) & on_mask
-        return ObjectiveOutput(loss, {"accuracy_on_mask": (right.sum(), on_mask.sum())})
+            values = self.target.values(prediction, batch, corruption)
+        return ObjectiveOutput(loss, values)
 
     def predict(self, batch: Batch) -> tuple[Tensor, Corruption]:
         """Corrupts, encodes and predicts.
 
         Returns:
-            float32 logits (B, M, 8**C) at the M corrupted positions, and the corruption.
+            (B, M, num_outputs) at the M corrupted positions, and the corruption.
         """
         corruption = corrupt(
             batch.keys,
@@ -85,8 +91,7 @@ class MaskedPatch(Objective):
         )
         tokens = self.encoder.embed_patches(self.normalize(batch.images))
         encoded = self.encoder.forward_replaced(self.replace(tokens, corruption))
-        ids = corruption.ids[..., None].expand(-1, -1, encoded.shape[-1])
-        return self.color_head(encoded[:, 1:].gather(1, ids)).float(), corruption
+        return self.head(take_tokens(encoded[:, 1:], corruption.ids)), corruption
 
     def replace(self, tokens: Tensor, corruption: Corruption) -> Tensor:
         """Replaces patch embeddings (before positions): 80 % [mask], 10 % another patch's, 10 % kept.
@@ -107,40 +112,15 @@ class MaskedPatch(Objective):
         return tokens.scatter(1, ids, replaced)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Hits on [mask] positions, of the model and of copying the nearest visible patch."""
-        logits, corruption = self.predict(batch)
-        all_classes = mean_color_classes(batch.images, self.encoder.patch_size)
-        classes = all_classes.gather(1, corruption.ids)
-        on_mask = corruption.kind == KIND_MASK
-        nearest = nearest_visible(corruption.mask, self.encoder.grid_size).gather(1, corruption.ids)
-        copied = all_classes.gather(1, nearest)
-        return {
-            "corrupted": torch.tensor(float(classes.numel()), device=classes.device),
-            "loss": F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="sum"),
-            "on_mask": on_mask.sum().float(),
-            "hits": ((logits.argmax(dim=-1) == classes) & on_mask).sum().float(),
-            "hits_nearest": ((copied == classes) & on_mask).sum().float(),
-        }
+        """Sums of the target over the batch."""
+        prediction, corruption = self.predict(batch)
+        return self.target.sums(prediction, batch, corruption)
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Loss over corrupted positions; accuracy on [mask] positions beside the copying baseline."""
-        return {
-            "loss": sums["loss"] / sums["corrupted"],
-            "accuracy_on_mask": sums["hits"] / max(sums["on_mask"], 1),
-            "accuracy_nearest_visible": sums["hits_nearest"] / max(sums["on_mask"], 1),
-        }
+        """Metrics of the target."""
+        return self.target.metrics(sums)
 
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows masked, predicted, pasted, original; a color stands for a whole patch."""
-        logits, corruption = self.predict(batch)
-        p, img_size, channels = self.encoder.patch_size, self.encoder.img_size, self.encoder.in_chans
-        classes = mean_color_classes(batch.images, p).scatter(1, corruption.ids, logits.argmax(dim=-1))
-        colors = constant_patches(class_colors(classes, channels) / 255, p, img_size)
-        hidden = unpatchify(corruption.mask[..., None].expand(-1, -1, p * p), p, img_size)
-        original = batch.images.float() / 255
-        return [
-            Picture("masked", original * (1 - hidden) + 0.5 * hidden),
-            Picture("predicted mean colors", colors * hidden + 0.5 * (1 - hidden)),
-            Picture("pasted", original * (1 - hidden) + colors * hidden),
-            Picture("original", original),
-        ]
+        """Shows masked, predicted, pasted, original."""
+        prediction, corruption = self.predict(batch)
+        return self.target.pictures(prediction, batch, corruption)

@@ -105,6 +105,7 @@ def train(
     for step in range(start_step, plan.total_steps):
         step_begun = time.monotonic()
         lr = rate(step)
+        engine.objective.begin_step(step)
         report = _take_step(engine, batches, plan, lr, hooks.stop_requested(), clock)
         late = _checked(reader.push(report.packed()), step)
         done = step + 1

@@ -9,10 +9,21 @@ from mae_vit.batch import Batch
 from mae_vit.encoder import ViTEncoder
 from mae_vit.keyed import SampleKeys
 from mae_vit.objectives import OBJECTIVES, Objective
+from mae_vit.objectives.supervised import Supervised
 
 OPTIONS = {
     "mae": {"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2},
     "masked_patch": {},
+    "joint": {"mae": {"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2}},
+    "simmim": {},
+    "supervised": {},
+}
+# Further ways of an objective that must keep the same promises.
+VARIANTS = {
+    "masked_patch 4x4": ("masked_patch", {"target": "downsized_4x4"}),
+    "masked_patch pixels": ("masked_patch", {"target": "pixels_l2"}),
+    "joint alternating": ("joint", {"mode": "alternate"}),
+    "supervised linear": ("supervised", {"head": "linear", "pool": "mean", "label_smoothing": 0.1}),
 }
 ENCODERS = {
     "tiny": {"img_size": (16, 16), "in_chans": 3, "pos_embed": "learnable"},
@@ -24,11 +35,12 @@ ENCODERS = {
 
 def build(name: str, encoder_name: str, **changes) -> Objective:
     torch.manual_seed(0)
+    name, variant = VARIANTS.get(name, (name, {}))
     options = ENCODERS[encoder_name]
     encoder = ViTEncoder(patch_size=4, embed_dim=32, depth=2, num_heads=2, **options)
-    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS[name], **changes})
+    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS[name], **variant, **changes})
     channels = options["in_chans"]
-    return section.build(encoder, mean=[0.4] * channels, std=[0.2] * channels)
+    return section.build(encoder, mean=[0.4] * channels, std=[0.2] * channels, num_classes=5)
 
 
 def batch_of(objective: Objective, start: int = 0, stop: int = 8) -> Batch:
@@ -36,23 +48,28 @@ def batch_of(objective: Objective, start: int = 0, stop: int = 8) -> Batch:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (8, channels, height, width), dtype=torch.uint8, generator=generator)
     index = torch.arange(100, 108)[start:stop]
-    return Batch(images[start:stop], torch.zeros(stop - start, dtype=torch.int64), SampleKeys(3, 1, index))
+    return Batch(images[start:stop], index % 5, SampleKeys(3, 1, index))
 
 
-@pytest.fixture(params=[(name, encoder) for name in OBJECTIVES for encoder in ENCODERS], ids=": ".join)
+@pytest.fixture(
+    params=[(name, encoder) for name in [*OBJECTIVES, *VARIANTS] for encoder in ENCODERS], ids=": ".join
+)
 def objective(request) -> Objective:
     return build(*request.param)
 
 
 def test_loss_is_finite_and_every_trainable_parameter_learns(objective):
-    output = objective(batch_of(objective))
-    assert output.loss.ndim == 0
-    assert output.loss.dtype == torch.float32
-    assert torch.isfinite(output.loss)
-    output.loss.backward()
+    for step in (0, 1):
+        objective.begin_step(step)
+        output = objective(batch_of(objective))
+        assert output.loss.ndim == 0
+        assert output.loss.dtype == torch.float32
+        assert torch.isfinite(output.loss)
+        output.loss.backward()
+        for name, parameter in objective.named_parameters():
+            assert not parameter.requires_grad or parameter.grad is not None, name
     for name, parameter in objective.named_parameters():
         if parameter.requires_grad:
-            assert parameter.grad is not None, name
             assert torch.isfinite(parameter.grad).all(), name
             assert parameter.grad.abs().sum() > 0, name
     for total, count in output.values.values():
@@ -65,7 +82,8 @@ def test_same_keys_same_loss_other_keys_another(objective):
     batch = batch_of(objective)
     assert objective(batch).loss == objective(batch).loss
     other = Batch(batch.images, batch.labels, SampleKeys(3, 2, batch.keys.index))
-    assert objective(batch).loss != objective(other).loss
+    # Labels are no draw.
+    assert (objective(batch).loss == objective(other).loss) == isinstance(objective, Supervised)
 
 
 def test_mean_over_any_split_is_the_mean_over_the_batch(objective):
@@ -98,11 +116,16 @@ def test_evaluation_adds_up_over_batches(objective):
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_pictures_are_four_labeled_rows(objective):
+def test_pictures_are_labeled_rows(objective):
     with torch.no_grad():
         rows = objective.pictures(batch_of(objective))
-    assert len(rows) == 4
-    assert rows[0].label == "masked"
+    assert len({row.label for row in rows}) == len(rows)
+    if not isinstance(objective, Supervised):
+        assert [row.label.split(": ")[-1].split(" ")[0] for row in rows[:3]] == [
+            "masked",
+            "predicted",
+            "pasted",
+        ]
     assert rows[-1].label == "original"
     for row in rows:
         assert row.images.shape == batch_of(objective).images.shape

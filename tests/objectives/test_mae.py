@@ -8,6 +8,7 @@ from test_contract import batch_of, build
 
 from mae_vit.encoder import set_fused_attention
 from mae_vit.masking import patch_ranks
+from mae_vit.objectives.reconstruction import local_average
 from mae_vit.patches import patchify
 
 
@@ -93,7 +94,7 @@ def test_raw_baseline_is_a_local_average_of_visible_colors():
     images[:, :, :, :4] = 1.0  # the first column of patches
     mask = torch.ones(1, 16)
     mask[0, 4] = mask[0, 7] = 0  # row 1, columns 0 and 3 are visible
-    found = objective._local_average(images, mask)[0, 5]  # row 1, column 1
+    found = local_average(images, mask, objective.encoder)[0, 5]  # row 1, column 1
     expected = math.exp(-0.5) / (math.exp(-0.5) + math.exp(-2))
     torch.testing.assert_close(found, torch.full_like(found, expected))
 

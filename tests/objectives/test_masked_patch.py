@@ -54,17 +54,17 @@ def test_loss_ignores_the_colors_of_visible_patches(monkeypatch):
     batch = batch_of(objective)
     _, drawn = objective.predict(batch)
     expected = objective(batch).loss
-    import mae_vit.objectives.masked_patch as module
+    import mae_vit.objectives.patch_targets as module
 
     def changed(where: torch.Tensor):
-        def classes(images: torch.Tensor, patch_size: int) -> torch.Tensor:
-            return (mean_color_classes(images, patch_size) + 100 * where.long()) % 512
+        def classes(images: torch.Tensor, patch_size: int, cells: int) -> torch.Tensor:
+            return (mean_color_classes(images, patch_size) + 100 * where.long())[..., None] % 512
 
         return classes
 
-    monkeypatch.setattr(module, "mean_color_classes", changed(1 - drawn.mask))
+    monkeypatch.setattr(module, "downsized_color_classes", changed(1 - drawn.mask))
     assert objective(batch).loss == expected
-    monkeypatch.setattr(module, "mean_color_classes", changed(drawn.mask))
+    monkeypatch.setattr(module, "downsized_color_classes", changed(drawn.mask))
     assert objective(batch).loss != expected
 
 
@@ -76,7 +76,7 @@ def test_targets_come_from_raw_pixels_before_normalization():
     _, drawn = objective.predict(batch)
     sums = objective.evaluation_sums(batch)
     assert torch.equal(mean_color_classes(batch.images, 4), first)
-    assert sums["corrupted"] == drawn.ids.numel()
+    assert sums["predicted"] == drawn.ids.numel()
 
 
 def test_accuracy_counts_mask_positions_alone():
@@ -84,8 +84,8 @@ def test_accuracy_counts_mask_positions_alone():
     images = torch.full((8, 3, 16, 16), 130, dtype=torch.uint8)  # every patch: 64*4 + 8*4 + 4
     batch = Batch(images, torch.zeros(8).long(), batch_of(objective).keys)
     with torch.no_grad():
-        objective.color_head.weight.zero_()
-        objective.color_head.bias.copy_(torch.arange(512) == 292)
+        objective.head.weight.zero_()
+        objective.head.bias.copy_(torch.arange(512) == 292)
         sums = {name: float(value) for name, value in objective.evaluation_sums(batch).items()}
         output = objective(batch)
     _, drawn = objective.predict(batch)

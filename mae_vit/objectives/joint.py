@@ -1,0 +1,151 @@
+"""MAE and masked patch prediction on one encoder (ours): summed, or in turns by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from mae_vit.batch import Batch
+from mae_vit.config import Section
+from mae_vit.encoder import ViTEncoder
+from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
+from mae_vit.objectives.mae import MAEConfig
+from mae_vit.objectives.masked_patch import MaskedPatchConfig
+
+
+class Weights(Section):
+    """How much each loss counts in the sum."""
+
+    mae: float = Field(default=1.0, gt=0)
+    masked_patch: float = Field(default=1.0, gt=0)
+
+
+class JointConfig(ObjectiveSection):
+    """Options of the `joint` objective: those of its two parts, and how they are joined.
+
+    `mode` "sum" trains both at every step; "alternate" MAE at even steps (counted from
+    0) and masked patch prediction at odd ones. A line of metrics shows the part of its
+    step: an odd `monitor.log_every_steps` shows both in turns.
+    """
+
+    name: Literal["joint"]
+    mode: Literal["sum", "alternate"] = "sum"
+    weights: Weights = Weights()
+    mae: MAEConfig = MAEConfig(name="mae")
+    masked_patch: MaskedPatchConfig = MaskedPatchConfig(name="masked_patch")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_parts(cls, raw: Any) -> Any:
+        """Parts are named by their key; repeating it as their `name` is not asked for."""
+        if not isinstance(raw, dict):
+            return raw
+        parts = {key: raw[key] for key in ("mae", "masked_patch") if isinstance(raw.get(key), dict)}
+        return {**raw, **{key: {"name": key, **part} for key, part in parts.items()}}
+
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+        """Raises ValueError, named by key, for what only shows together with the model."""
+        for key, part in (("mae", self.mae), ("masked_patch", self.masked_patch)):
+            try:
+                part.check(
+                    grid_size=grid_size, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes
+                )
+            except ValueError as error:
+                raise ValueError(f"{key}.{error}") from None
+
+    def build(
+        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+    ) -> Joint:
+        """Builds the objective around an encoder."""
+        return Joint(encoder, self, mean=mean, std=std)
+
+
+class Joint(Objective):
+    """Both masked objectives share the encoder; each keeps its own head.
+
+    Both draw from the same ranks of patches, so a part sees the masks that it would
+    see alone.
+    """
+
+    def __init__(
+        self, encoder: ViTEncoder, config: JointConfig, *, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        """Adds MAE's decoder and masked patch prediction's head to `encoder`."""
+        super().__init__(encoder, mean=mean, std=std)
+        self.mae = config.mae.build(encoder, mean=mean, std=std)
+        self.masked_patch = config.masked_patch.build(encoder, mean=mean, std=std)
+        self._weights = {"mae": config.weights.mae, "masked_patch": config.weights.masked_patch}
+        self._alternate = config.mode == "alternate"
+        self._turn = 0
+
+    def _parts(self) -> dict[str, Objective]:
+        return {"mae": self.mae, "masked_patch": self.masked_patch}
+
+    def begin_step(self, step: int) -> None:
+        """Chooses the part whose turn it is."""
+        self._turn = step % 2
+
+    def forward(self, batch: Batch) -> ObjectiveOutput:
+        """Computes the weighted sum, or the loss of the part whose turn it is."""
+        if self._alternate:
+            name, idle = ("mae", self.masked_patch) if self._turn == 0 else ("masked_patch", self.mae)
+            output = self._parts()[name](batch)
+            # All parameters get a gradient, if of zero, at every step: engines and ZeRO
+            # stages would differ in what they do with one that is missing.
+            nothing = sum(
+                0.0 * parameter.sum()
+                for key, parameter in idle.named_parameters()
+                if parameter.requires_grad and not key.startswith("encoder.")
+            )
+            return ObjectiveOutput(
+                self._weights[name] * output.loss + nothing, _named(name, output, len(batch.images))
+            )
+        total: Tensor | float = 0.0
+        values: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, part in self._parts().items():
+            output = part(batch)
+            total = total + self._weights[name] * output.loss
+            values |= _named(name, output, len(batch.images))
+        assert isinstance(total, Tensor)
+        return ObjectiveOutput(total, values)
+
+    def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
+        """Sums of both parts."""
+        return {
+            f"{name}.{key}": value
+            for name, part in self._parts().items()
+            for key, value in part.evaluation_sums(batch).items()
+        }
+
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Metrics of both parts, and the weighted sum of their losses."""
+        metrics: dict[str, float] = {"loss": 0.0}
+        for name, part in self._parts().items():
+            own = {
+                key.removeprefix(f"{name}."): value
+                for key, value in sums.items()
+                if key.startswith(f"{name}.")
+            }
+            found = part.evaluation_metrics(own)
+            metrics["loss"] += self._weights[name] * found["loss"]
+            metrics |= {f"{name}_{key}": value for key, value in found.items()}
+        return metrics
+
+    def pictures(self, batch: Batch) -> list[Picture]:
+        """Shows the rows of both parts, the original once."""
+        rows = [
+            Picture(f"{name}: {row.label}", row.images)
+            for name, part in self._parts().items()
+            for row in part.pictures(batch)[:-1]
+        ]
+        return [*rows, self.mae.pictures(batch)[-1]]
+
+
+def _named(name: str, output: ObjectiveOutput, images: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """A part's loss and values, under its name."""
+    loss = (output.loss.detach() * images, torch.full_like(output.loss.detach(), images))
+    return {f"{name}_loss": loss, **{f"{name}_{key}": value for key, value in output.values.items()}}

@@ -1,0 +1,97 @@
+"""What objectives that predict pixels share: PSNR, its baseline, pictures.
+
+Shapes: B batch, C channels, N patches, P patch size. Patches are (B, N, P*P*C) of
+normalized pixels; masks (B, N), 1 = masked and counted.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from mae_vit.encoder import ViTEncoder
+from mae_vit.masking import squared_distances
+from mae_vit.objectives.base import Objective, Picture
+from mae_vit.patches import patchify, unpatchify
+
+
+def local_average(images: Tensor, mask: Tensor, encoder: ViTEncoder) -> Tensor:
+    """Predicts each patch as one color: nearby visible patches, weights exp(-d^2 / 2).
+
+    Args:
+        images: (B, C, H, W), normalized.
+        mask: (B, N).
+        encoder: for the geometry.
+
+    Returns:
+        (B, N, P*P*C).
+    """
+    patches = patchify(images, encoder.patch_size)
+    colors = patches.unflatten(-1, (-1, encoder.in_chans)).mean(dim=-2)
+    weights = (-squared_distances(encoder.grid_size, images.device) / 2).exp()
+    weights = weights[None] * (1 - mask[:, None, :])
+    with torch.autocast(images.device.type, enabled=False):
+        colors = (weights / weights.sum(dim=-1, keepdim=True)) @ colors
+    return colors.repeat(1, 1, encoder.patch_size**2)
+
+
+def error_sums(
+    objective: Objective, images: Tensor, predicted: Tensor, baseline: Tensor, mask: Tensor
+) -> dict[str, Tensor]:
+    """Squared errors of masked patches, in 0..1 pixels, of a prediction and of its baseline.
+
+    Args:
+        objective: for geometry and normalization.
+        images: (B, C, H, W), normalized.
+        predicted: (B, N, P*P*C), in the units of `images`.
+        baseline: likewise, what needs no learning.
+        mask: (B, N).
+    """
+    p = objective.encoder.patch_size
+    original = patchify(images, p)
+    pixel_std = objective.std.flatten().repeat(p * p)
+
+    def total(pixels: Tensor) -> Tensor:
+        return (((pixels.float() - original) * pixel_std).square().mean(dim=-1) * mask).sum()
+
+    return {
+        "masked": mask.sum(),
+        "squared_error": total(predicted),
+        "squared_error_baseline": total(baseline),
+    }
+
+
+def psnr_metrics(sums: dict[str, float]) -> dict[str, float]:
+    """PSNR on masked patches in dB, its baseline's, and the gain, from `error_sums`."""
+    psnr, baseline = (
+        # The floor, 120 dB, is below rounding: constant images are reconstructed exactly.
+        -10 * math.log10(max(sums[name] / sums["masked"], 1e-12))
+        for name in ("squared_error", "squared_error_baseline")
+    )
+    return {"psnr_db": psnr, "psnr_baseline_db": baseline, "psnr_gain_db": psnr - baseline}
+
+
+def reconstruction_pictures(
+    objective: Objective, original: Tensor, predicted: Tensor, mask: Tensor, label: str = "predicted"
+) -> list[Picture]:
+    """Shows masked, predicted, pasted, original.
+
+    Args:
+        objective: for geometry and normalization.
+        original: uint8 (B, C, H, W).
+        predicted: (B, N, P*P*C), normalized.
+        mask: (B, N).
+        label: of the predicted row.
+    """
+    p, img_size = objective.encoder.patch_size, objective.encoder.img_size
+    shown = objective.denormalize(unpatchify(predicted.float(), p, img_size))
+    hidden = unpatchify(mask[..., None].expand(-1, -1, p * p), p, img_size)
+    pixels = original.float() / 255
+    return [
+        Picture("masked", pixels * (1 - hidden) + 0.5 * hidden),
+        Picture(label, shown),
+        Picture("pasted", pixels * (1 - hidden) + shown * hidden),
+        Picture("original", pixels),
+    ]

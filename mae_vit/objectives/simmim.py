@@ -1,0 +1,106 @@
+"""SimMIM: masked pixels from the encoder's own tokens, by L1 regression (arXiv 2111.09886)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from mae_vit.batch import Batch
+from mae_vit.encoder import ViTEncoder, init_transformer
+from mae_vit.masking import num_masked_patches, patch_ranks, random_masking
+from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
+from mae_vit.objectives.reconstruction import (
+    error_sums,
+    local_average,
+    psnr_metrics,
+    reconstruction_pictures,
+)
+from mae_vit.patches import patchify
+
+
+class SimMIMConfig(ObjectiveSection):
+    """Options of the `simmim` objective; defaults are SimMIM Sec. 4.1's for patches of 16 px.
+
+    `mask_unit` is the side, in patches, of the squares that are masked whole: the
+    paper's 32 px are 2.
+    """
+
+    name: Literal["simmim"]
+    mask_ratio: float = Field(default=0.6, gt=0, lt=1)
+    mask_unit: int = Field(default=2, gt=0)
+
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+        """Raises ValueError, named by key, for what only shows together with the model."""
+        unit = self.mask_unit
+        if grid_size[0] % unit or grid_size[1] % unit:
+            raise ValueError(
+                f"mask_unit={unit} does not divide the {grid_size[0]} x {grid_size[1]} patches of an image"
+            )
+        units = grid_size[0] * grid_size[1] // unit**2
+        if not 0 < num_masked_patches(units, self.mask_ratio) < units:
+            raise ValueError(f"mask_ratio={self.mask_ratio} masks none or all of {units} mask units")
+
+    def build(
+        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+    ) -> SimMIM:
+        """Builds the objective around an encoder."""
+        return SimMIM(encoder, self, mean=mean, std=std)
+
+
+class SimMIM(Objective):
+    """Mask tokens in place of masked patches, a linear head, L1 on normalized pixels (SimMIM Sec. 3)."""
+
+    def __init__(
+        self, encoder: ViTEncoder, config: SimMIMConfig, *, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        """Adds the mask token and the linear head to `encoder`."""
+        super().__init__(encoder, mean=mean, std=std)
+        self.config = config
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
+        nn.init.normal_(self.mask_token, std=0.02)
+        self.head = nn.Linear(encoder.embed_dim, encoder.patch_size**2 * encoder.in_chans)
+        self.head.apply(init_transformer)
+
+    def draw_mask(self, batch: Batch) -> Tensor:
+        """Draws the masks of the batch's keys: (B, N), 1 = masked; whole units, a fixed count per image."""
+        unit, (rows, columns) = self.config.mask_unit, self.encoder.grid_size
+        ranks = patch_ranks(batch.keys, rows * columns // unit**2)
+        mask = random_masking(ranks, self.config.mask_ratio).mask
+        mask = mask.reshape(-1, rows // unit, columns // unit)
+        return mask.repeat_interleave(unit, 1).repeat_interleave(unit, 2).flatten(1)
+
+    def reconstruct(self, images: Tensor, mask: Tensor) -> Tensor:
+        """Predicts all patches, float32: (B, C, H, W) normalized, (B, N) -> (B, N, P*P*C)."""
+        tokens = self.encoder.embed_patches(images)
+        tokens = torch.where(mask[..., None] > 0, self.mask_token.to(tokens.dtype), tokens)
+        return self.head(self.encoder.forward_replaced(tokens)[:, 1:]).float()
+
+    def forward(self, batch: Batch) -> ObjectiveOutput:
+        """Computes the mean absolute error over masked patches."""
+        mask = self.draw_mask(batch)
+        images = self.normalize(batch.images)
+        return ObjectiveOutput(self._absolute_error(images, mask) / mask.sum())
+
+    def _absolute_error(self, images: Tensor, mask: Tensor) -> Tensor:
+        error = (self.reconstruct(images, mask) - patchify(images, self.encoder.patch_size)).abs()
+        return (error.mean(dim=-1) * mask).sum()
+
+    def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
+        """Loss and squared errors on masked patches, of the model and of a local average."""
+        mask, images = self.draw_mask(batch), self.normalize(batch.images)
+        baseline = local_average(images, mask, self.encoder)
+        sums = error_sums(self, images, self.reconstruct(images, mask), baseline, mask)
+        return {"loss": self._absolute_error(images, mask), **sums}
+
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Loss, PSNR on masked patches in dB, and its gain over the local average."""
+        return {"loss": sums["loss"] / sums["masked"], **psnr_metrics(sums)}
+
+    def pictures(self, batch: Batch) -> list[Picture]:
+        """Shows masked, predicted, pasted, original."""
+        mask, images = self.draw_mask(batch), self.normalize(batch.images)
+        return reconstruction_pictures(self, batch.images, self.reconstruct(images, mask), mask)

@@ -1,0 +1,98 @@
+"""Classification with labels: the supervised control (ViT Sec. 3.1, 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from mae_vit.batch import Batch
+from mae_vit.encoder import ViTEncoder, init_transformer
+from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
+
+
+class SupervisedConfig(ObjectiveSection):
+    """Options of the `supervised` objective; defaults are ViT Sec. 3.1's pretraining head."""
+
+    name: Literal["supervised"]
+    head: Literal["mlp", "linear"] = "mlp"
+    pool: Literal["cls", "mean"] = "cls"
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+        """Raises ValueError, named by key, for what only shows together with the data."""
+        if num_classes < 2:
+            raise ValueError(
+                f'name="supervised" needs labels of two classes at least; the data has {num_classes}'
+            )
+
+    def build(
+        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+    ) -> Supervised:
+        """Builds the objective around an encoder."""
+        return Supervised(encoder, self, mean=mean, std=std, num_classes=num_classes)
+
+
+class Supervised(Objective):
+    """Cross-entropy of a head on the [CLS] state, or on the mean of the patch tokens.
+
+    The head has one hidden layer of the encoder's width with tanh, as in the ViT
+    paper's pretraining.
+    """
+
+    def __init__(
+        self,
+        encoder: ViTEncoder,
+        config: SupervisedConfig,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        num_classes: int,
+    ) -> None:
+        """Adds the head to `encoder`."""
+        super().__init__(encoder, mean=mean, std=std)
+        self.config = config
+        width = encoder.embed_dim
+        hidden = [nn.Linear(width, width), nn.Tanh()] if config.head == "mlp" else []
+        self.head = nn.Sequential(*hidden, nn.Linear(width, num_classes))
+        self.head.apply(init_transformer)
+
+    def forward(self, batch: Batch) -> ObjectiveOutput:
+        """Computes the mean cross-entropy."""
+        logits = self.classify(batch)
+        loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.config.label_smoothing)
+        with torch.no_grad():
+            hits = (logits.argmax(dim=-1) == batch.labels).sum()
+        return ObjectiveOutput(loss, {"accuracy": (hits, torch.full_like(hits, len(logits)))})
+
+    def classify(self, batch: Batch) -> Tensor:
+        """Returns float32 logits (B, num_classes)."""
+        encoded = self.encoder.forward_features(self.normalize(batch.images))
+        pooled = encoded[:, 0] if self.config.pool == "cls" else encoded[:, 1:].mean(dim=1)
+        return self.head(pooled).float()
+
+    def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
+        """Hits and loss; held-out labels are those of the training classes."""
+        logits = self.classify(batch)
+        return {
+            "images": torch.tensor(float(len(logits)), device=logits.device),
+            "loss": F.cross_entropy(logits, batch.labels, reduction="sum"),
+            "hits": (logits.argmax(dim=-1) == batch.labels).sum().float(),
+        }
+
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Loss without smoothing, and accuracy."""
+        return {"loss": sums["loss"] / sums["images"], "accuracy": sums["hits"] / sums["images"]}
+
+    def pictures(self, batch: Batch) -> list[Picture]:
+        """Shows which images are classified wrongly, and all."""
+        wrong = (self.classify(batch).argmax(dim=-1) != batch.labels)[:, None, None, None]
+        original = batch.images.float() / 255
+        return [
+            Picture("classified wrongly", torch.where(wrong, original, 0.5)),
+            Picture("original", original),
+        ]
