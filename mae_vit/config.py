@@ -48,6 +48,7 @@ class ModelSection(Section):
     num_heads: int | None = Field(default=None, gt=0)
     mlp_ratio: float = Field(default=4.0, gt=0)
     pos_embed: Literal["learnable", "sincos"] = "learnable"
+    init: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ModelSection:

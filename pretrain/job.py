@@ -18,6 +18,7 @@ from mae_vit.encoder import SIZES
 from mae_vit.errors import InputError
 from mae_vit.objectives import Objective, ObjectiveConfig
 from mae_vit.plan import Plan, make_plan
+from mae_vit.starts import load_start, read_start
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks, barrier, find_device, find_ranks
 from mae_vit.training.engine import Engine, StepOptions, TorchEngine
@@ -85,6 +86,8 @@ def pretrain(arguments: Arguments) -> int:
         start = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
         if ranks.rank == 0:
             print(describe_plan(config, plan, ranks, device, data, costs, folder, start))
+        if start is None:
+            initialize(objective, config, info, say=ranks.rank == 0)
         return 0
 
     if config.run.deterministic:
@@ -102,6 +105,8 @@ def pretrain(arguments: Arguments) -> int:
         if ranks.rank == 0:
             print(f"{folder.path} is finished ({start.step} steps); encoder: {folder.encoder}")
         return 0
+    if start is None:
+        initialize(objective, config, info, say=ranks.rank == 0)
     engine = build_engine(config, plan, objective, ranks, device)
     return Job(config, plan, data, info, costs, engine, folder, identity).run(start)
 
@@ -163,6 +168,31 @@ def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: i
         raise InputError(f"objective.{error}") from None
     torch.manual_seed(config.run.seed)
     return config.objective.build(info.build(), mean=info.mean, std=info.std, num_classes=num_classes)
+
+
+def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool) -> None:
+    """Loads `model.init` into a fresh objective, where one is asked for.
+
+    Raises:
+        InputError: if there is nothing to load, or if it does not fit.
+    """
+    if config.model.init is None:
+        return
+    start = read_start(config.model.init)
+    coverage = load_start(start, objective.encoder, objective, objective=config.objective.name)
+    if not say:
+        return
+    print(coverage.describe(start.source))
+    if start.mean is not None and start.mean != tuple(info.mean):
+        print(
+            f"warning: {start.source} was trained on images normalized by mean {_rounded(start.mean)}, "
+            f"this run's is {_rounded(info.mean)} (data.normalize)",
+            file=sys.stderr,
+        )
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in values]
 
 
 def build_engine(

@@ -1,0 +1,188 @@
+"""Weights to begin from: full coverage where they fit, one line where they do not, no code run."""
+
+import argparse
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from test_parity_transformers import convert, theirs
+
+from mae_vit.encoder import ViTEncoder
+from mae_vit.errors import InputError
+from mae_vit.objectives.mae import MAEConfig
+from mae_vit.starts import load_start, read_start
+from mae_vit.weights import EncoderInfo, encoder_bytes
+from pretrain.job import main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def official(path: Path, *, decoder: bool, namespace: bool = False) -> dict[str, torch.Tensor]:
+    """Writes a file of the official layout from transformers' model; returns its weights."""
+    model = convert(theirs(32, 4, True).state_dict())
+    model = {name.removeprefix("encoder."): value for name, value in model.items()}
+    if not decoder:
+        model = {n: v for n, v in model.items() if not n.startswith("decoder") and n != "mask_token"}
+    content = {"model": model}
+    if namespace:
+        content |= {"args": argparse.Namespace(lr=1e-3, model="mae_vit"), "epoch": 7}
+    torch.save(content, path)
+    return model
+
+
+def encoder_of(**changes) -> ViTEncoder:
+    options = {
+        "img_size": (32, 32),
+        "patch_size": 4,
+        "embed_dim": 64,
+        "depth": 3,
+        "num_heads": 4,
+        "pos_embed": "sincos",
+    }
+    return ViTEncoder(**{**options, **changes})
+
+
+def mae_of(**changes):
+    section = MAEConfig(name="mae", decoder_embed_dim=48, decoder_depth=2, decoder_num_heads=4)
+    return section.build(encoder_of(**changes), mean=[0.5] * 3, std=[0.25] * 3)
+
+
+@pytest.mark.parametrize("namespace", [False, True])
+@pytest.mark.parametrize("decoder", [False, True])
+def test_official_files_are_loaded_in_full(tmp_path, decoder, namespace):
+    path = tmp_path / "mae_pretrain.pth"
+    model = official(path, decoder=decoder, namespace=namespace)
+    objective = mae_of()
+    before = objective.decoder_embed.weight.clone()
+    coverage = load_start(read_start(str(path)), objective.encoder, objective, objective="mae")
+    assert coverage.share == 1
+    for name, value in objective.encoder.state_dict().items():
+        torch.testing.assert_close(value, model[name])
+    if decoder:
+        assert coverage.random == []
+        assert coverage.skipped == ["decoder_pos_embed"]
+        for name, value in objective.named_parameters():
+            if not name.startswith("encoder."):
+                torch.testing.assert_close(value, model[name])
+    else:
+        assert torch.equal(objective.decoder_embed.weight, before)
+        assert "decoder_embed.weight" in coverage.random
+
+
+class Runs:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path, wrapped):
+    path, mark = tmp_path / "evil.pth", tmp_path / "mark"
+    if wrapped:
+        torch.save({"model": {"cls_token": torch.zeros(1)}, "args": Runs(str(mark))}, path)
+    else:
+        path.write_bytes(pickle.dumps(Runs(str(mark))))
+    with pytest.raises(InputError) as error:
+        read_start(str(path))
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not mark.exists()
+
+
+def test_an_encoder_of_ours_and_another_grid(tmp_path):
+    encoder = encoder_of(pos_embed="learnable")
+    info = EncoderInfo("S", (32, 32), 4, 3, 64, 3, 4, 4.0, "learnable", [0.5] * 3, [0.25] * 3, "mae", 9)
+    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(encoder, info))
+    for source in (tmp_path, tmp_path / "encoder.safetensors"):
+        start = read_start(str(source))
+        assert start.mean == (0.5,) * 3
+        same = encoder_of(pos_embed="learnable")
+        assert load_start(start, same).share == 1
+        assert torch.equal(same.pos_embed, encoder.pos_embed)
+    larger = encoder_of(pos_embed="learnable", img_size=(48, 32))
+    coverage = load_start(read_start(str(tmp_path)), larger)
+    assert coverage.share == 1
+    assert coverage.interpolated == {"pos_embed": "8 x 8 -> 12 x 8 patches"}
+    assert torch.equal(larger.pos_embed[:, 0], encoder.pos_embed[:, 0])
+    expected = timm.layers.resample_abs_pos_embed(encoder.pos_embed.detach(), [12, 8])
+    torch.testing.assert_close(larger.pos_embed.detach(), expected)
+    with pytest.raises(InputError, match=r'learned positions.*use "learnable"'):
+        load_start(start, encoder_of(pos_embed="sincos"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"patch_size": 8}, "patch_size is 4 there, model.patch_size=8 here"),
+        ({"embed_dim": 32}, "embed_dim is 64 there, model.embed_dim=32 here"),
+        ({"in_chans": 1}, "in_chans is 3 there, model.in_chans=1 here"),
+        ({"depth": 2}, "depth is 3 there, model.depth=2 here"),
+        ({"depth": 4}, "depth is 3 there, model.depth=4 here"),
+        ({"mlp_ratio": 2.0}, "blocks.0.mlp.fc1.weight is"),
+    ],
+)
+def test_another_geometry_is_named(tmp_path, changes, expected):
+    official(tmp_path / "mae.pth", decoder=False)
+    with pytest.raises(InputError, match=expected):
+        load_start(read_start(str(tmp_path / "mae.pth")), encoder_of(**{"pos_embed": "learnable", **changes}))
+
+
+def test_half_a_file_is_another_models(tmp_path):
+    model = official(tmp_path / "whole.pth", decoder=False)
+    torch.save({n: v for n, v in model.items() if ".mlp." not in n}, tmp_path / "half.pth")
+    with pytest.raises(InputError, match=r"covers \d+% of the encoder's parameters"):
+        load_start(read_start(str(tmp_path / "half.pth")), encoder_of())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nowhere", "does not exist"),
+        ("empty", "neither checkpoints nor an encoder.safetensors"),
+        ("text.pth", "text.pth"),
+        ("list.pth", "expected tensors by name"),
+        ("text.safetensors", "holds no weights"),
+    ],
+)
+def test_what_holds_no_weights(tmp_path, name, expected):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.pth").write_text("weights")
+    (tmp_path / "text.safetensors").write_text("weights")
+    torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    with pytest.raises(InputError, match=expected):
+        read_start(str(tmp_path / name))
+
+
+def test_timm_names(monkeypatch):
+    with pytest.raises(InputError, match='did you mean "vit_base_patch16_224"'):
+        read_start("timm:vit_base_patch16_225")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match="network needed"):
+        read_start("timm:vit_tiny_patch16_224")
+
+
+def test_a_run_begins_from_another(digits, tmp_path, capsys):
+    small = [
+        *("--config", str(ROOT / "configs/mae_digits.yaml"), f"data.path={digits}", "train.engine=torch"),
+        *("train.steps=2", "train.warmup_steps=1", "model.depth=1", "monitor.tensorboard=false"),
+    ]
+    assert main([*small, f"run.dir={tmp_path / 'first'}"]) == 0
+    first = read_start(str(tmp_path / "first"))
+    assert (
+        main([*small, f"run.dir={tmp_path / 'second'}", f"model.init={tmp_path / 'first'}", "optim.lr=1e-12"])
+        == 0
+    )
+    assert "100.0% of the encoder's parameters" in capsys.readouterr().out
+    second = read_start(str(tmp_path / "second"))
+    for name, value in first.tensors.items():
+        torch.testing.assert_close(second.tensors[name], value, atol=1e-6, rtol=0)
+    bad = [*small, f"run.dir={tmp_path / 'third'}", f"model.init={tmp_path / 'first'}", "model.num_heads=2"]
+    state = next((tmp_path / "first" / "checkpoints").glob("step-*/state.json"))
+    assert json.loads(state.read_text())["identity"]["model.num_heads"] in (None, 4)
+    assert main(bad) == 2
+    assert not (tmp_path / "third").exists()
