@@ -84,7 +84,7 @@ def evaluate(path: Path, overrides: list[str]) -> dict[str, Any]:
     engine.restore(checkpoint.state)
     assert data.held_out_index is not None
     images = len(data.held_out_index)
-    held_out = data.held_out(ranks, images=images, probe_images=1, batch_size=250)
+    held_out = data.held_out(ranks, images=images, picture_images=1, batch_size=250)
     assert held_out is not None
     metrics = held_out.evaluate(engine)
     return {"split": data.held_out_index.split, "images": images, "step": checkpoint.step, **metrics}

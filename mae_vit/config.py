@@ -200,12 +200,17 @@ class MonitorSection(Section):
     evaluate_every_epochs: float | None = Field(default=None, gt=0)
     evaluate_split: str | None = None
     evaluate_images: int = Field(default=512, gt=0)
-    probe_images: int = Field(default=8, gt=0, le=64)
+    picture_images: int = Field(default=8, gt=0, le=64)
+    probe_every_steps: int | None = Field(default=None, gt=0)
+    probe_every_epochs: float | None = Field(default=None, gt=0)
+    probe_shots: int = Field(default=25, gt=0)
+    probe_queries: int = Field(default=500, ge=0)
     tensorboard: bool = True
 
     @model_validator(mode="after")
     def _check(self) -> MonitorSection:
         exactly_one(self, ("evaluate_every_steps", "evaluate_every_epochs"), required=False)
+        exactly_one(self, ("probe_every_steps", "probe_every_epochs"), required=False)
         return self
 
 

@@ -39,6 +39,7 @@ class Stream(IntEnum):
     CORRUPT_KIND = 4
     CORRUPT_SOURCE = 5
     PREPARE = 6
+    FEW_SHOT = 7
 
 
 def threefry2x32(key: tuple[Words | int, Words | int], x0: Words, x1: Words) -> tuple[Words, Words]:

@@ -23,6 +23,7 @@ class Plan:
         lr: peak learning rate.
         checkpoint_every_steps: steps between saves.
         evaluate_every_steps: steps between evaluations on held-out images.
+        probe_every_steps: steps between scores of the online probe; 0 for none.
     """
 
     num_samples: int
@@ -35,6 +36,7 @@ class Plan:
     lr: float
     checkpoint_every_steps: int
     evaluate_every_steps: int
+    probe_every_steps: int = 0
 
     def position(self, step: int) -> tuple[int, int]:
         """Returns (epoch, step within the epoch): the whole state of the data order."""
@@ -61,8 +63,19 @@ def to_steps(
     return default
 
 
-def make_plan(config: Config, *, num_samples: int, world_size: int) -> Plan:
+# Images trained on for each image that the online probe encodes. An encoded image costs
+# less than one that is trained on, so the probe takes well under 1 % of the time.
+_TRAINED_PER_PROBED = 150
+
+
+def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: int = 0) -> Plan:
     """Derives a run's numbers from its config, data and ranks.
+
+    Args:
+        config: of the run.
+        num_samples: images in the split.
+        world_size: ranks.
+        probe_size: images of the online probe; 0 where there is none.
 
     Raises:
         InputError: if the batch does not divide over ranks and micro-batches, if the
@@ -108,6 +121,17 @@ def make_plan(config: Config, *, num_samples: int, world_size: int) -> Plan:
                 **sizes,
             ),
         ),
+        probe_every_steps=max(
+            1,
+            to_steps(
+                steps=monitor.probe_every_steps,
+                epochs=monitor.probe_every_epochs,
+                default=-(-_TRAINED_PER_PROBED * probe_size // batch),
+                **sizes,
+            ),
+        )
+        if probe_size
+        else 0,
     )
 
 

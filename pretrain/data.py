@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mae_vit.batch import Batch
-from mae_vit.config import AugmentSection, Config
+from mae_vit.config import AugmentSection, Config, MonitorSection
 from mae_vit.data.augment import Augment
 from mae_vit.data.dataset import Dataset
 from mae_vit.data.index import ShardIndex, open_index
@@ -19,10 +19,12 @@ from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
 from mae_vit.data.order import GlobalOrder, Share, permute
 from mae_vit.data.reading import MemorySource, Source, open_source
 from mae_vit.errors import InputError
+from mae_vit.evaluation.few_shot import draw_shots
 from mae_vit.keyed import Stream, derive_key
 from mae_vit.plan import Plan
 from mae_vit.training.distributed import Ranks, available_cores
 from mae_vit.training.evaluate import HeldOut
+from mae_vit.training.probe import OnlineProbe
 
 # Channel statistics of ImageNet, as torchvision's models and the official MAE code use.
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -31,6 +33,7 @@ _HELD_OUT_SPLITS = ("val", "test")
 # Not the run's seed: runs of all seeds are measured on the same images and masks.
 _HELD_OUT_SEED = 0
 _MAX_AUTO_WORKERS = 16
+_MAX_PROBE_SUPPORT = 1000
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,34 @@ class Data:
             pin_memory=self.pin_memory,
         )
 
-    def held_out(self, ranks: Ranks, *, images: int, probe_images: int, batch_size: int) -> HeldOut | None:
+    def probe_split(self, monitor: MonitorSection) -> tuple[np.ndarray, np.ndarray]:
+        """Chooses labeled held-out images to fit on and to score; empty where there is no probe."""
+        nothing = np.zeros(0, np.int64)
+        if self.held_out_source is None or not monitor.probe_queries or len(self.index.dataset.classes) < 2:
+            return nothing, nothing
+        classes = len(self.index.dataset.classes)
+        shots = max(1, min(monitor.probe_shots, _MAX_PROBE_SUPPORT // classes))
+        labels = np.asarray(self.held_out_source.labels)
+        support, queries = draw_shots(labels, shots=shots, queries=monitor.probe_queries)
+        return (support, queries) if len(support) and len(queries) else (nothing, nothing)
+
+    def probe(self, ranks: Ranks, monitor: MonitorSection, *, batch_size: int) -> OnlineProbe | None:
+        """Loads the online probe, this rank's part of its images; None where there is none."""
+        support, queries = self.probe_split(monitor)
+        samples = np.concatenate([support, queries])
+        if len(samples) < ranks.world_size or self.held_out_source is None:
+            return None
+        places = np.arange(len(samples))[ranks.rank :: ranks.world_size]
+        source = self.held_out_source
+        return OnlineProbe(
+            batches=list(fixed_batches(source, samples[places], seed=_HELD_OUT_SEED, batch_size=batch_size)),
+            places=torch.from_numpy(places),
+            labels=torch.from_numpy(np.asarray(source.labels)[samples].astype(np.int64)),
+            num_support=len(support),
+            num_classes=len(self.index.dataset.classes),
+        )
+
+    def held_out(self, ranks: Ranks, *, images: int, picture_images: int, batch_size: int) -> HeldOut | None:
         """Loads fixed held-out images, this rank's part of them; None where there are none, or fewer than ranks."""
         if self.held_out_index is None or self.held_out_source is None:
             return None
@@ -101,7 +131,7 @@ class Data:
         key = derive_key(_HELD_OUT_SEED, Stream.ORDER, 0)
         chosen = permute(np.arange(min(max(images, ranks.world_size), total)), total, key)
         mine = chosen[ranks.rank :: ranks.world_size]
-        source, probe = self.held_out_source, chosen[:probe_images]
+        source, probe = self.held_out_source, chosen[:picture_images]
         return HeldOut(
             list(fixed_batches(source, mine, seed=_HELD_OUT_SEED, batch_size=batch_size)),
             next(fixed_batches(source, probe, seed=_HELD_OUT_SEED, batch_size=len(probe))),

@@ -73,7 +73,12 @@ def pretrain(arguments: Arguments) -> int:
         raise InputError(f'train.engine="torch" runs on one process, not {ranks.world_size}: use "deepspeed"')
     device = find_device(ranks)
     data = open_data(config, ranks, device)
-    plan = make_plan(config, num_samples=data.num_samples, world_size=ranks.world_size)
+    plan = make_plan(
+        config,
+        num_samples=data.num_samples,
+        world_size=ranks.world_size,
+        probe_size=sum(map(len, data.probe_split(config.monitor))),
+    )
     info = describe_encoder(config, data)
     build = partial(build_objective, config, info, num_classes=data.num_classes)
     objective = build()
@@ -250,9 +255,10 @@ class Job:
             held_out=self.data.held_out(
                 self.engine.ranks,
                 images=monitor.evaluate_images,
-                probe_images=monitor.probe_images,
+                picture_images=monitor.picture_images,
                 batch_size=self.plan.batch_size_per_device,
             ),
+            probe=self.data.probe(self.engine.ranks, monitor, batch_size=self.plan.batch_size_per_device),
             stop=stop,
             start_step=start_step,
             resumed_from=start.path if start else None,

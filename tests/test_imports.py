@@ -29,11 +29,13 @@ ALLOWED = {
         "config",
         "encoder",
         "errors",
+        "evaluation",
         "keyed",
         "objectives.base",
         "plan",
         "training",
     ),
+    "mae_vit.evaluation": ("keyed",),
     "mae_vit.cli": ("commandline", "data", "errors", "__version__"),
 }
 ONLY_IN = {

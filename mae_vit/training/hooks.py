@@ -12,6 +12,7 @@ from mae_vit.training.distributed import barrier
 from mae_vit.training.engine import Engine
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.monitor import Monitor
+from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.run_folder import RunFolder, Status
 from mae_vit.training.signals import StopRequest
 
@@ -28,6 +29,7 @@ class RunHooks:
         checkpoint: CheckpointSection,
         identity: dict[str, Any],
         held_out: HeldOut | None,
+        probe: OnlineProbe | None,
         stop: StopRequest,
         start_step: int,
         resumed_from: Path | None,
@@ -37,7 +39,7 @@ class RunHooks:
         """Opens the outputs of a run that begins, or goes on, at `start_step`."""
         self._engine, self._folder, self._plan = engine, folder, plan
         self._checkpoint, self._identity = checkpoint, identity
-        self._held_out, self._stop = held_out, stop
+        self._held_out, self._probe, self._stop = held_out, probe, stop
         self._last_line: dict[str, Any] = {}
         self._wall_s_before = 0.0
         self._monitor: Monitor | None = None
@@ -71,6 +73,10 @@ class RunHooks:
         if self._monitor is not None:
             self._monitor.show(self._held_out.pictures(self._engine), step)
         return metrics
+
+    def probe(self, step: int) -> dict[str, float]:
+        """Scores the frozen features; collective."""
+        return self._probe.evaluate(self._engine) if self._probe else {}
 
     def log(self, line: dict[str, Any]) -> None:
         """Writes a line of metrics; its wall time counts all sittings of the run."""
@@ -111,6 +117,6 @@ class RunHooks:
                 "total_steps": self._plan.total_steps,
                 "samples": step * self._plan.effective_batch_size,
                 **{name: self._last_line.get(name) for name in ("loss", "images_per_s", "wall_s")},
-                **({"heldout": self._last_line["heldout"]} if "heldout" in self._last_line else {}),
+                **{name: self._last_line[name] for name in ("heldout", "probe") if name in self._last_line},
             },
         )

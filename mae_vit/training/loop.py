@@ -31,6 +31,9 @@ class Hooks(Protocol):
     def evaluate(self, step: int) -> dict[str, float]:
         """Measures held-out images; empty where there are none."""
 
+    def probe(self, step: int) -> dict[str, float]:
+        """Scores the frozen features; empty where there is no probe."""
+
     def log(self, line: dict[str, Any]) -> None:
         """Takes a line of metrics."""
 
@@ -116,7 +119,8 @@ def train(
         last = done == plan.total_steps
         evaluating = last or done % plan.evaluate_every_steps == 0
         saving = last or stopping or done % plan.checkpoint_every_steps == 0
-        logging = evaluating or done % log_every_steps == 0
+        probing = plan.probe_every_steps > 0 and (last or done % plan.probe_every_steps == 0)
+        logging = evaluating or probing or done % log_every_steps == 0
         if not (logging or saving):
             continue
         now = _read_now(reader, clock, done)
@@ -138,6 +142,8 @@ def train(
                 line["mfu"] = line["images_per_s"] * flops_per_image / peak_flops / engine.ranks.world_size
             if evaluating and (heldout := hooks.evaluate(done)):
                 line["heldout"] = heldout
+            if probing and (probe := hooks.probe(done)):
+                line["probe"] = probe
             line["wall_s"] = time.monotonic() - begun
             hooks.log(line)
             last_line, clock = line, Clock()

@@ -47,10 +47,11 @@ class Monitor:
         """Writes a line of metrics and shows it."""
         self._folder.append_metrics(line)
         self._scalars("train", line, line["step"])
-        if "heldout" in line:
-            self._scalars("heldout", line["heldout"], line["step"])
-            shown = ", ".join(f"{name} {value:.4f}" for name, value in line["heldout"].items())
-            self.say(f"step {line['step']} held-out images: {shown}")
+        for group, title in (("heldout", "held-out images"), ("probe", "online probe")):
+            if group in line:
+                self._scalars(group, line[group], line["step"])
+                shown = ", ".join(f"{name} {value:.4f}" for name, value in line[group].items())
+                self.say(f"step {line['step']} {title}: {shown}")
         if self._bar is not None:
             shown = f"loss {line['loss']:.4f}, {line['images_per_s']:.0f} images/s"
             self._bar.set_postfix_str(shown, refresh=False)

@@ -325,7 +325,28 @@ def test_retention_keeps_the_last_and_every_mth(call, tmp_path):
 
 
 def test_held_out_options(call, tmp_path):
-    assert call("monitor.probe_images=3", "monitor.evaluate_images=7", "monitor.evaluate_split=test") == 0
+    assert call("monitor.picture_images=3", "monitor.evaluate_images=7", "monitor.evaluate_split=test") == 0
     from PIL import Image
 
     assert Image.open(tmp_path / "run" / "pictures" / "step-00000006.png").width == 3 * (8 * 8 + 2)
+
+
+def test_the_online_probe_scores_and_changes_nothing(call, tmp_path):
+    assert call("monitor.probe_every_steps=2", "monitor.probe_shots=5", name="with") == 0
+    assert call("monitor.probe_queries=0", name="without") == 0
+    lines = lines_of(tmp_path / "with")
+    assert [line["step"] for line in lines if "probe" in line] == [2, 4, 6]
+    for line in lines[1::2]:
+        assert set(line["probe"]) == {"few_shot_top1", "knn_top1", "seconds"}
+        # Even random features tell digits apart far above the 10 % of chance.
+        assert 0.2 < line["probe"]["few_shot_top1"] <= 1
+    assert not any("probe" in line for line in lines_of(tmp_path / "without"))
+    assert summary_of(tmp_path / "with")["probe"] == lines[-1]["probe"]
+    one, other = ((tmp_path / name / "encoder.safetensors").read_bytes() for name in ("with", "without"))
+    assert one == other
+
+
+def test_the_online_probe_is_rare_unless_asked_for(call, tmp_path, capsys):
+    """150 images are trained on for each that is encoded; the last step is always scored."""
+    assert call("monitor.probe_shots=2", "monitor.probe_queries=10") == 0
+    assert [line["step"] for line in lines_of(tmp_path / "run") if "probe" in line] == [6]

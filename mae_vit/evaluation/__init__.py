@@ -1,0 +1,1 @@
+"""What frozen features are worth: closed-form classifiers, no training."""

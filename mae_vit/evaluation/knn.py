@@ -1,0 +1,40 @@
+"""Weighted nearest neighbors of frozen features (Wu et al., arXiv 1805.01978, Sec. 3.4)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# The paper's temperature; it uses 200 neighbors on ImageNet, later work 20.
+TEMPERATURE = 0.07
+NEIGHBORS = 20
+
+
+def knn_scores(
+    support: Tensor,
+    labels: Tensor,
+    query: Tensor,
+    *,
+    num_classes: int,
+    neighbors: int = NEIGHBORS,
+    temperature: float = TEMPERATURE,
+) -> Tensor:
+    """Adds up exp(cosine similarity / temperature) of the nearest support images by class.
+
+    Args:
+        support: (n, D) features.
+        labels: int64 (n,).
+        query: (m, D) features.
+        num_classes: K.
+        neighbors: how many vote, at most n.
+        temperature: small: the nearest decide.
+
+    Returns:
+        float32 (m, K); the largest is the predicted class.
+    """
+    similarity = F.normalize(query.float(), dim=-1) @ F.normalize(support.float(), dim=-1).T
+    nearest = similarity.topk(min(neighbors, len(support)), dim=-1)
+    votes = (nearest.values / temperature).exp()
+    scores = torch.zeros(len(query), num_classes, device=query.device)
+    return scores.scatter_add_(1, labels[nearest.indices], votes)
