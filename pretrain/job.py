@@ -31,6 +31,7 @@ from mae_vit.training.resume import Identity, find_start, run_identity, set_asid
 from mae_vit.training.run_folder import RunFolder, describe_environment
 from mae_vit.training.schedule import cosine_rate
 from mae_vit.training.signals import StopRequest
+from mae_vit.training.terminal import outlive_terminal
 from mae_vit.weights import EncoderInfo, encoder_bytes
 from pretrain.data import Data, open_data
 from pretrain.report import describe_plan
@@ -238,6 +239,7 @@ class Job:
     def run(self, start: Checkpoint | None) -> int:
         """Trains from `start` to the end or to a signal; returns the exit code."""
         begun = time.monotonic()
+        outlive_terminal()
         start_step = start.step if start else 0
         config_yaml = dump_config(self.config)
         if self.engine.ranks.rank == 0:

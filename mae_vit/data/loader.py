@@ -20,13 +20,13 @@ from mae_vit.keyed import SampleKeys
 
 # What workers need, imported once in the server they are forked from.
 _PRELOAD = ["mae_vit.data.loader"]
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 def start_worker_server() -> None:
     """Starts the process that data workers are forked from; call before CUDA or NCCL start.
 
-    It and all workers ignore SIGTERM, SIGUSR1 and Ctrl-C: schedulers, launchers and
+    It and all workers ignore SIGTERM, SIGUSR1, SIGHUP and Ctrl-C: schedulers, launchers and
     terminals send them to every process of a job, and the trainer still needs its
     workers to finish the step. The dispositions are inherited, so they hold from the
     first moment.

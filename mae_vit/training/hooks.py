@@ -60,6 +60,11 @@ class RunHooks:
         self._summarize("running", start_step)
         source = f"going on from {resumed_from}" if resumed_from else "starting from scratch"
         self._monitor.say(f"{folder.path}: {source}, step {start_step} of {plan.total_steps}")
+        if held_out is None:
+            self._monitor.say(
+                'no split "val" or "test" in the data: no held-out metrics and no pictures '
+                "(mae-vit prepare ... --holdout 0.05 sets some images aside)"
+            )
 
     def stop_requested(self) -> bool:
         """True once this rank was asked to stop."""

@@ -12,10 +12,11 @@ import psutil
 # A shell or a terminal is none: its end must not end a run.
 _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd", "mpirun")
 _POLL_S = 1.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
-    """A flag that SIGTERM, SIGUSR1, Ctrl-C or the loss of a launcher raises.
+    """A flag that SIGTERM, SIGUSR1, Ctrl-C, a closed terminal or the loss of a launcher raises.
 
     The loop reads it at step boundaries; all ranks agree before any leaves.
     SIGTERM to the `deepspeed` runner kills the runner alone and would leave its
@@ -25,8 +26,10 @@ class StopRequest:
     def __init__(self) -> None:
         """Installs the handlers and starts the watch."""
         self.reason: str | None = None
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        for number in _STOP_SIGNALS:
+            # What is ignored stays so: nohup means that a closed terminal stops nothing.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
         launchers = find_launchers()
         if launchers:
             threading.Thread(
@@ -44,7 +47,7 @@ class StopRequest:
         their deadly default back while it shuts down, which would turn this rank's
         exit code into that of a kill.
         """
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

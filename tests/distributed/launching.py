@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import time
 from pathlib import Path
 
@@ -53,7 +58,9 @@ def command(launcher: str, ranks: int, arguments: list[str]) -> list[str]:
 class Run:
     """A run in its own session; every process of it is found again by its marker."""
 
-    def __init__(self, folder: Path, launcher: str, ranks: int, arguments: list[str]) -> None:
+    def __init__(
+        self, folder: Path, launcher: str, ranks: int, arguments: list[str], *, terminal: bool = False
+    ) -> None:
         self.folder = folder
         self.marker = f"run.dir={folder}"
         environment = os.environ | {
@@ -61,14 +68,35 @@ class Run:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
         self.log = (folder.parent / f"{folder.name}.log").open("a")
+        shown = self._open_terminal() if terminal else self.log
         self.process = subprocess.Popen(
             command(launcher, ranks, [*arguments, self.marker]),
             cwd=ROOT,
             env=environment,
-            stdout=self.log,
+            stdin=shown if terminal else subprocess.DEVNULL,
+            stdout=shown,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if terminal else None,
         )
+        if terminal:
+            os.close(shown)
+
+    def _open_terminal(self) -> int:
+        """Opens a terminal that is copied to the log; returns the end that a program sits at."""
+        self._terminal, inside = pty.openpty()
+
+        def copy() -> None:
+            with contextlib.suppress(OSError):
+                while text := os.read(self._terminal, 4096):
+                    self.log.write(text.decode(errors="replace"))
+
+        threading.Thread(target=copy, daemon=True).start()
+        return inside
+
+    def hang_up(self) -> None:
+        """Closes the terminal, as a lost connection does."""
+        os.close(self._terminal)
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that has this run's folder in its command line."""

@@ -15,6 +15,7 @@ CASES = [
     ("python", "rank", signal.SIGTERM, 75),
     pytest.param("python", "rank", signal.SIGUSR1, 75, marks=pytest.mark.slow),
     pytest.param("python", "rank", signal.SIGINT, 75, marks=pytest.mark.slow),
+    pytest.param("python", "rank", signal.SIGHUP, 75, marks=pytest.mark.slow),
     pytest.param("deepspeed", "rank", signal.SIGTERM, None, marks=pytest.mark.slow),
     ("deepspeed", "child", signal.SIGTERM, None),
     ("deepspeed", "runner", signal.SIGTERM, None),
@@ -81,3 +82,20 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
     told = steps_told(again.folder)
     assert len(told) == len(set(told))
     assert told == sorted(told)
+
+
+@pytest.mark.parametrize("launcher", ["python", pytest.param("deepspeed", marks=pytest.mark.slow)])
+def test_a_closed_terminal_leaves_a_resumable_run(digits, tmp_path, launcher):
+    """The hang-up reaches the whole session, and there is no terminal left to print to."""
+    run = Run(tmp_path / "run", launcher, 2, arguments(digits, "memory"), terminal=True)
+    try:
+        run.wait_for_step(10)
+        run.hang_up()
+        run.wait()
+        run.wait_until_gone()
+        assert run.status() == "interrupted", run.output()
+        saved = list_checkpoints(run.folder / "checkpoints")
+        assert len(saved) == 1
+        assert load_checkpoint(saved[0]).step >= 10
+    finally:
+        run.kill()

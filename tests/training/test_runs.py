@@ -324,6 +324,19 @@ def test_retention_keeps_the_last_and_every_mth(call, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step-00000012\n"
 
 
+def test_data_without_a_held_out_split_says_so(call, digits, tmp_path, capsys):
+    import shutil
+
+    data = tmp_path / "data"
+    shutil.copytree(digits, data, ignore=shutil.ignore_patterns(".index", "test-*"))
+    described = json.loads((data / "dataset.json").read_text())
+    del described["splits"]["test"]
+    (data / "dataset.json").write_text(json.dumps(described))
+    assert call(f"data.path={data}") == 0
+    assert "no held-out metrics and no pictures" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "pictures").exists()
+
+
 def test_held_out_options(call, tmp_path):
     assert call("monitor.picture_images=3", "monitor.evaluate_images=7", "monitor.evaluate_split=test") == 0
     from PIL import Image

@@ -1,0 +1,49 @@
+"""Output for a reader who may be gone: a closed terminal, a broken pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, TextIO
+
+
+class Unbreakable:
+    """A text stream that goes on into nowhere once it cannot be written.
+
+    What a run says must never cost its save.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        """Wraps `stream`."""
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes, or gives up on the reader."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flushes, or gives up on the reader."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        # The descriptor itself, since buffers and libraries write to it too.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def outlive_terminal() -> None:
+    """Makes standard output and standard error unbreakable."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, Unbreakable):
+            setattr(sys, name, Unbreakable(stream))
