@@ -48,6 +48,8 @@ class ModelSection(Section):
     num_heads: int | None = Field(default=None, gt=0)
     mlp_ratio: float = Field(default=4.0, gt=0)
     pos_embed: Literal["learnable", "sincos"] = "learnable"
+    drop_rate: float = Field(default=0.0, ge=0, lt=1)
+    drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
     init: str | None = None
 
     @model_validator(mode="after")

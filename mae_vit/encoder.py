@@ -108,7 +108,7 @@ class PlainOrFusedAttention(Attention):
         k, v = kv.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
         if self.fused_attn:
             mixed = F.scaled_dot_product_attention(q, k, v)
-            return self.proj(mixed.transpose(1, 2).flatten(2))
+            return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))
         return self._mix(q, k, v)
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class PlainOrFusedAttention(Attention):
             q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
             scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=self.scale)
             mixed = torch.bmm(scores.softmax(dim=-1), v)
-        return self.proj(mixed.view(batch, heads, length, -1).transpose(1, 2).flatten(2))
+        return self.proj_drop(self.proj(mixed.view(batch, heads, length, -1).transpose(1, 2).flatten(2)))
 
 
 def take_tokens(tokens: Tensor, ids: Tensor) -> Tensor:
@@ -157,6 +157,8 @@ class ViTEncoder(VisionTransformer):
         num_heads: int,
         mlp_ratio: float = 4.0,
         pos_embed: PositionKind = "learnable",
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
     ) -> None:
         """Builds the encoder.
 
@@ -169,6 +171,9 @@ class ViTEncoder(VisionTransformer):
             num_heads: attention heads; divides D.
             mlp_ratio: hidden width of the MLP over D.
             pos_embed: "learnable" 1-D (ViT Sec. 3.1) or fixed 2-D "sincos" (MAE Sec. 3).
+            drop_rate: dropout after positions are added and after every dense layer but
+                the q, k, v projection (ViT App. B.1).
+            drop_path_rate: stochastic depth, rising linearly to this at the last block.
         """
         super().__init__(
             img_size=img_size,
@@ -179,6 +184,9 @@ class ViTEncoder(VisionTransformer):
             depth=depth,
             num_heads=num_heads,
             mlp_ratio=mlp_ratio,
+            pos_drop_rate=drop_rate,
+            proj_drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
             attn_layer=PlainOrFusedAttention,
             weight_init="skip",
         )
@@ -215,7 +223,7 @@ class ViTEncoder(VisionTransformer):
         """
         cls_token = self.cls_token + self.pos_embed[:, :1]
         tokens = torch.cat([cls_token.expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)
-        return self.norm(self.blocks(tokens))
+        return self.norm(self.blocks(self.pos_drop(tokens)))
 
     def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
         """Encodes the visible patches only (MAE Sec. 3, "MAE encoder").

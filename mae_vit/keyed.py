@@ -40,6 +40,7 @@ class Stream(IntEnum):
     CORRUPT_SOURCE = 5
     PREPARE = 6
     FEW_SHOT = 7
+    NOISE = 8
 
 
 def threefry2x32(key: tuple[Words | int, Words | int], x0: Words, x1: Words) -> tuple[Words, Words]:
@@ -117,6 +118,23 @@ def uniform(key: tuple[int, int], index: np.ndarray, draws: int) -> np.ndarray:
     """
     high, low = words(key, index, draws)
     return ((high >> 5) * 67108864.0 + (low >> 6)) * (1.0 / 9007199254740992.0)
+
+
+def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:
+    """Seeds the framework's generator for noise inside layers (dropout, drop-path).
+
+    Such noise depends on the split over ranks: a resumed run is exact on one world
+    size only.
+
+    Args:
+        seed: the run's.
+        rank: of this process.
+        step: optimizer step.
+        micro_batch: number within the step.
+    """
+    k0, k1 = derive_key(seed, Stream.NOISE, step)
+    k0, k1 = derive_key(k1 << 32 | k0, Stream.NOISE, rank << 12 | micro_batch)
+    return (k1 << 32 | k0) >> 1
 
 
 @dataclass(frozen=True)

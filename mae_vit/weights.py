@@ -53,7 +53,7 @@ class EncoderInfo:
     objective: str
     step: int
 
-    def build(self) -> ViTEncoder:
+    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> ViTEncoder:
         """Builds an encoder of this geometry, with fresh weights."""
         return ViTEncoder(
             img_size=self.img_size,
@@ -64,6 +64,8 @@ class EncoderInfo:
             num_heads=self.num_heads,
             mlp_ratio=self.mlp_ratio,
             pos_embed=self.pos_embed,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
         )
 
 

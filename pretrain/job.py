@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from mae_vit.config import Config
 from mae_vit.config_file import dump_config, load_config
 from mae_vit.encoder import SIZES
 from mae_vit.errors import InputError
+from mae_vit.keyed import noise_seed
 from mae_vit.objectives import Objective, ObjectiveConfig
 from mae_vit.plan import Plan, make_plan
 from mae_vit.starts import load_start, read_start
@@ -82,7 +83,6 @@ def pretrain(arguments: Arguments) -> int:
     )
     info = describe_encoder(config, data)
     build = partial(build_objective, config, info, num_classes=data.num_classes)
-    objective = build()
     costs = estimate(build, batch_size_per_device=plan.batch_size_per_device)
     folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
     if ranks.rank == 0:
@@ -92,8 +92,8 @@ def pretrain(arguments: Arguments) -> int:
         start = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
         if ranks.rank == 0:
             print(describe_plan(config, plan, ranks, device, data, costs, folder, start))
-        if start is None:
-            initialize(objective, config, info, say=ranks.rank == 0)
+        if start is None and config.model.init is not None:
+            initialize(build(), config, info, say=ranks.rank == 0)
         return 0
 
     if config.run.deterministic:
@@ -111,6 +111,7 @@ def pretrain(arguments: Arguments) -> int:
         if ranks.rank == 0:
             print(f"{folder.path} is finished ({start.step} steps); encoder: {folder.encoder}")
         return 0
+    objective = build()
     if start is None:
         initialize(objective, config, info, say=ranks.rank == 0)
     engine = build_engine(config, plan, objective, ranks, device)
@@ -173,7 +174,9 @@ def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: i
     except ValueError as error:
         raise InputError(f"objective.{error}") from None
     torch.manual_seed(config.run.seed)
-    return config.objective.build(info.build(), mean=info.mean, std=info.std, num_classes=num_classes)
+    model = config.model
+    encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
+    return config.objective.build(encoder, mean=info.mean, std=info.std, num_classes=num_classes)
 
 
 def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool) -> None:
@@ -195,6 +198,13 @@ def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, 
             f"this run's is {_rounded(info.mean)} (data.normalize)",
             file=sys.stderr,
         )
+
+
+def noise_seed_of(config: PretrainConfig, ranks: Ranks) -> Callable[[int, int], int] | None:
+    """The seed of dropout and drop-path for a step and micro-batch; None where the model has neither."""
+    if not (config.model.drop_rate or config.model.drop_path_rate):
+        return None
+    return partial(noise_seed, config.run.seed, ranks.rank)
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
@@ -280,6 +290,7 @@ class Job:
                     total_steps=self.plan.total_steps,
                     min_rate=self.config.optim.min_lr,
                 ),
+                noise_seed=noise_seed_of(self.config, self.engine.ranks),
                 start_step=start_step,
                 log_every_steps=monitor.log_every_steps,
                 flops_per_image=self.costs.flops_per_image,

@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -78,6 +79,7 @@ def train(
     *,
     plan: Plan,
     rate: Callable[[int], float],
+    noise_seed: Callable[[int, int], int] | None = None,
     start_step: int,
     log_every_steps: int,
     flops_per_image: float = 0.0,
@@ -94,6 +96,8 @@ def train(
         hooks: logging, evaluation, saving.
         plan: lengths and batch sizes.
         rate: learning rate of a step.
+        noise_seed: seed of noise inside layers, of (step, micro-batch); None where the
+            model draws none.
         start_step: steps done before.
         log_every_steps: steps between lines of metrics.
         flops_per_image: model FLOPs of one image's step; 0 if unknown.
@@ -109,7 +113,8 @@ def train(
         step_begun = time.monotonic()
         lr = rate(step)
         engine.objective.begin_step(step)
-        report = _take_step(engine, batches, plan, lr, hooks.stop_requested(), clock)
+        seed_of = partial(noise_seed, step) if noise_seed else None
+        report = _take_step(engine, batches, plan, lr, hooks.stop_requested(), clock, seed_of)
         late = _checked(reader.push(report.packed()), step)
         done = step + 1
         clock.images += plan.effective_batch_size
@@ -186,14 +191,22 @@ class _Report:
 
 
 def _take_step(
-    engine: Engine, batches: Iterator[Batch], plan: Plan, lr: float, stop: bool, clock: Clock
+    engine: Engine,
+    batches: Iterator[Batch],
+    plan: Plan,
+    lr: float,
+    stop: bool,
+    clock: Clock,
+    seed_of: Callable[[int], int] | None,
 ) -> _Report:
     loss = torch.zeros((), device=engine.device)
     values: dict[str, Tensor] = {}  # (sum, count)
-    for _ in range(plan.accumulation):
+    for micro_batch in range(plan.accumulation):
         waiting = time.monotonic()
         batch = next(batches)
         clock.wait_s += time.monotonic() - waiting
+        if seed_of is not None:
+            torch.manual_seed(seed_of(micro_batch))
         output = engine.forward(batch.to(engine.device))
         engine.backward(output.loss)
         loss = loss + output.loss.detach().float() / plan.accumulation

@@ -119,6 +119,19 @@ def test_stopping_half_way_changes_nothing(call, tmp_path):
     ]
 
 
+def test_noise_inside_layers_is_resumed_exactly_too(call, tmp_path):
+    options = ["model.depth=2", "model.drop_rate=0.1", "model.drop_path_rate=0.3", "checkpoint.keep_last=9"]
+    assert call(*options, name="whole") == 0
+    middle = tmp_path / "whole" / "checkpoints" / "step-00000004"
+    assert call(*options, "--resume", str(middle), name="rest") == 0
+    assert call(*options, "model.drop_path_rate=0.0", name="other") == 0
+    whole, rest, other = (
+        (tmp_path / name / "encoder.safetensors").read_bytes() for name in ("whole", "rest", "other")
+    )
+    assert whole == rest
+    assert whole != other
+
+
 def test_a_finished_run_says_so(call, tmp_path, capsys):
     assert call() == 0
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
@@ -292,6 +305,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(call, tmp_path, capsys):
         "model.mlp_ratio=2.0",
         "model.pos_embed=sincos",
         "model.patch_size=4",
+        "model.drop_rate=0.2",
         "objective.mask_ratio=0.5",
     ],
 )
