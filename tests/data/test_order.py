@@ -49,7 +49,7 @@ def test_permutation_looks_random(num_samples):
     assert abs(follows[1:] - 100).max() < 50
 
 
-@pytest.mark.parametrize("num_samples", [3, 5, 6])
+@pytest.mark.parametrize("num_samples", [5, 6])
 def test_tiny_permutations_are_all_equally_likely(num_samples):
     orders = permutations(num_samples, 200 * math.factorial(num_samples))
     _, counts = np.unique(orders @ num_samples ** np.arange(num_samples), return_counts=True)
