@@ -17,7 +17,7 @@ EPOCHS = 8
 @pytest.mark.skipif(not psutil.LINUX, reason="needs unique set sizes")
 @pytest.mark.parametrize("mode", ["global", "blocks"])
 def test_memory_of_workers_stays_flat(many_shards, mode):
-    """An epoch's 3067 images of 64 px are 6 MiB for each worker: what is kept of them would show."""
+    """An epoch's images of 64 px are 3 MiB for each worker: what is kept of them would show."""
     start_worker_server()
     index = open_index(many_shards, "train")
     counts = [shard.samples for shard in index.split_info.shards]
@@ -29,7 +29,7 @@ def test_memory_of_workers_stays_flat(many_shards, mode):
     source = open_digits(index, "tar", img_size=64)
     steps = order.steps_per_epoch
     batches = load_batches(source, order, Share(), start_step=0, stop_step=EPOCHS * steps, workers=2)
-    used = []
+    used = []  # MiB of each worker, early and late
     for number, _ in enumerate(batches, start=1):
         # After two epochs all shards were open once. Before the last ends, for workers leave then.
         if number in (2 * steps, EPOCHS * steps - 8):

@@ -68,8 +68,15 @@ def test_killed_twice_ends_bit_identical(digits, tmp_path):
     kill_and_restart(digits, tmp_path, 2, "tar", kills=2, zero=1)
 
 
-def test_killed_in_order_blocks_ends_bit_identical(many_shards, tmp_path):
-    kill_and_restart(many_shards, tmp_path, 2, "tar", kills=1, order="blocks")
+def test_killed_in_mid_epoch_of_blocks_ends_bit_identical(many_shards, tmp_path):
+    options = arguments(many_shards, "tar", "blocks")
+    expected = finish(Run(tmp_path / "straight", "deepspeed", 2, options))
+    run = Run(tmp_path / "killed", "deepspeed", 2, options)
+    try:
+        run.wait_for_step(40)  # of the fourth epoch's 34 to 44
+    finally:
+        run.kill()
+    assert finish(Run(tmp_path / "killed", "deepspeed", 2, options)) == expected
 
 
 @pytest.mark.slow
