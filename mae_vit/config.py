@@ -116,20 +116,45 @@ class AugmentSection(Section):
         return self
 
 
+# Eight lanes suit the ranks of a usual node, and any power of two of them. Every step
+# then draws from 8 x 4 shards: 320,000 samples at 10,000 a shard, where webdataset's
+# examples shuffle within 1,000 to 5,000.
+_BLOCKS_OPTIONS = {"lanes": 8, "block_shards": 4}
+
+
 class DataSection(Section):
-    """Where images come from and how they reach the model."""
+    """Where images come from, in which order, and how they reach the model.
+
+    `order="global"` permutes all samples; with "blocks" a rank reads only the shards of
+    its lanes, a few at a time (`mae_vit.data.blocks`).
+    """
 
     path: str
     split: str = "train"
     source: Literal["auto", "memory", "tar"] = "auto"
-    order: Literal["global"] = "global"
+    order: Literal["global", "blocks"] = "global"
+    lanes: int | None = Field(default=None, gt=0, le=65536)
+    block_shards: int | None = Field(default=None, gt=0, le=65536)
     workers: int | Literal["auto"] = "auto"
     memory_limit_gib: float = Field(default=4.0, gt=0)
     normalize: Literal["dataset", "imagenet", "half"] | list[list[float]] = "dataset"
     augment: AugmentSection = AugmentSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, raw: Any) -> Any:
+        """The options of "blocks" have values only there."""
+        if not isinstance(raw, dict) or raw.get("order") != "blocks":
+            return raw
+        return {**raw, **{name: value for name, value in _BLOCKS_OPTIONS.items() if raw.get(name) is None}}
+
     @model_validator(mode="after")
     def _check(self) -> DataSection:
+        for name in _BLOCKS_OPTIONS:
+            if self.order != "blocks" and getattr(self, name) is not None:
+                raise ValueError(
+                    f'{name} has no effect with order="{self.order}"; it belongs to order="blocks"'
+                )
         if isinstance(self.workers, int) and not 0 <= self.workers <= 512:
             raise ValueError(f"workers={self.workers}: 0 to 512")
         return self
@@ -226,3 +251,28 @@ class Config(Section):
     train: TrainSection
     checkpoint: CheckpointSection = CheckpointSection()
     monitor: MonitorSection = MonitorSection()
+
+    @model_validator(mode="after")
+    def _check_lanes(self) -> Config:
+        lanes, batch = self.data.lanes, self.train.effective_batch_size
+        if lanes is not None and batch % lanes:
+            raise ValueError(
+                f"data.lanes={lanes} does not divide train.effective_batch_size={batch} (nearest batch: "
+                f"{max(1, round(batch / lanes)) * lanes}, nearest lanes: {fitting_lanes(lanes, batch)})"
+            )
+        return self
+
+
+def fitting_lanes(lanes: int, batch: int, world_size: int = 1) -> int:
+    """Returns the nearest number of lanes that divides the batch and divides, or is divided by, the ranks."""
+
+    def fits(number: int) -> bool:
+        return number > 0 and batch % number == 0 and lanes_fit(number, world_size)
+
+    # Ends at 1 at the latest, which fits all.
+    return next(lanes + way for away in range(lanes) for way in (-away, away) if fits(lanes + way))
+
+
+def lanes_fit(lanes: int, world_size: int) -> bool:
+    """Whether each rank has whole lanes, or each lane whole ranks."""
+    return lanes % world_size == 0 or world_size % lanes == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mae_vit.config import Config
+from mae_vit.config import Config, fitting_lanes, lanes_fit
 from mae_vit.errors import InputError
 
 
@@ -78,12 +78,14 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         probe_size: images of the online probe; 0 where there is none.
 
     Raises:
-        InputError: if the batch does not divide over ranks and micro-batches, if the
-            data holds less than one batch, or if the warm-up exceeds the run.
+        InputError: if the batch does not divide over ranks and micro-batches, if ranks
+            and lanes do not fit, if the data holds less than one batch, or if the
+            warm-up exceeds the run.
     """
     train, optim = config.train, config.optim
     batch = train.effective_batch_size
     per_device, accumulation = _split_batch(batch, train.batch_size_per_device, world_size)
+    _check_lanes(config.data.lanes, batch, world_size)
     steps_per_epoch = num_samples // batch
     if steps_per_epoch == 0:
         raise InputError(
@@ -140,6 +142,16 @@ def _peak_rate(lr: float | None, blr: float | None, effective_batch_size: int) -
         return lr
     assert blr is not None  # the schema asks for one of the two
     return blr * effective_batch_size / 256
+
+
+def _check_lanes(lanes: int | None, batch: int, world_size: int) -> None:
+    if lanes is None or lanes_fit(lanes, world_size):
+        return
+    ranks = max(number for number in range(1, world_size) if lanes_fit(lanes, number) and batch % number == 0)
+    raise InputError(
+        f"data.lanes={lanes} does not fit {world_size} ranks: one must divide the other "
+        f"(nearest lanes: {fitting_lanes(lanes, batch, world_size)}, or use {ranks} ranks)"
+    )
 
 
 def _split_batch(batch: int, per_device: int | None, world_size: int) -> tuple[int, int]:

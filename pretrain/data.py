@@ -13,10 +13,11 @@ import torch
 from mae_vit.batch import Batch
 from mae_vit.config import AugmentSection, Config, MonitorSection
 from mae_vit.data.augment import Augment
+from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.dataset import Dataset
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
-from mae_vit.data.order import GlobalOrder, Share, permute
+from mae_vit.data.order import GlobalOrder, Order, Share, permute
 from mae_vit.data.reading import MemorySource, Source, open_source
 from mae_vit.errors import InputError
 from mae_vit.evaluation.few_shot import draw_shots
@@ -54,7 +55,7 @@ class Data:
 
     index: ShardIndex
     source: Source
-    order: GlobalOrder
+    order: Order
     workers: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -169,7 +170,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     return Data(
         index=index,
         source=source,
-        order=GlobalOrder(len(index), config.train.effective_batch_size, config.run.seed),
+        order=make_order(config, index),
         workers=workers,
         mean=mean,
         std=std,
@@ -184,6 +185,20 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         if held_out
         else None,
         pin_memory=device.type == "cuda",
+    )
+
+
+def make_order(config: Config, index: ShardIndex) -> Order:
+    """Returns the order of samples that the config asks for."""
+    section, batch, seed = config.data, config.train.effective_batch_size, config.run.seed
+    if section.lanes is None or section.block_shards is None:
+        return GlobalOrder(len(index), batch, seed)
+    return BlockOrder(
+        [shard.samples for shard in index.split_info.shards],
+        effective_batch_size=batch,
+        seed=seed,
+        lanes=section.lanes,
+        block_shards=section.block_shards,
     )
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from mae_vit.config import Config
+from mae_vit.data.blocks import BlockOrder
+from mae_vit.data.order import Share
 from mae_vit.plan import Plan
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
@@ -51,6 +53,7 @@ def describe_plan(
         "compute": f"{costs.flops_per_image / 1e9:.3f} GFLOP per image and step (3 x forward)",
         "data": f'{config.data.path}, split "{config.data.split}": {plan.num_samples:,} images in {shards} shards, '
         f"source {source}, {data.workers} workers for each of {ranks.world_size} ranks",
+        "order": describe_order(data, ranks),
         "held out": held_out,
         "batch": f"{plan.effective_batch_size:,} = {ranks.world_size} ranks x {plan.accumulation} micro-batches x "
         f"{plan.batch_size_per_device}",
@@ -65,7 +68,41 @@ def describe_plan(
         f"every {plan.checkpoint_every_steps:,} steps; free: {_free_bytes(folder.path) / 2**30:,.0f} GiB",
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
+    lines += [f"warning: {text}" for text in order_warnings(data)]
     return "\n".join([*lines, "all checks passed; nothing was trained"])
+
+
+def describe_order(data: Data, ranks: Ranks) -> str:
+    """Says which shards a rank reads."""
+    order, shards = data.order, len(data.index.split_info.shards)
+    if not isinstance(order, BlockOrder):
+        return f"global: each rank reads all {shards} shards"
+    most = max(
+        len(order.shards_of(Share(rank, ranks.world_size), epoch=0)) for rank in range(ranks.world_size)
+    )
+    each = order.lanes / ranks.world_size
+    return (
+        f"blocks: {shards} shards in {order.num_blocks} blocks of {order.block_shards}, cut into {order.lanes} lanes; "
+        f"each of {ranks.world_size} ranks reads {f'{each:g}' if each >= 1 else f'1/{1 / each:g}'} lanes, "
+        f"at most {most} shards an epoch"
+    )
+
+
+def order_warnings(data: Data) -> list[str]:
+    """What works, but defeats the purpose of the order mode."""
+    order, shards = data.order, len(data.index.split_info.shards)
+    if not isinstance(order, BlockOrder) or order.num_blocks >= order.lanes:
+        return []
+    instead = (
+        f"data.block_shards={shards // order.lanes}"
+        if shards >= order.lanes
+        else f"data.block_shards=1 and at most data.lanes={shards}"
+    )
+    return [
+        f"too few shards for data.lanes={order.lanes} x data.block_shards={order.block_shards}: {shards}, so that "
+        f"ranks read each other's; prepare at least {order.lanes * order.block_shards} (--shard-samples), "
+        f"or set {instead}"
+    ]
 
 
 def _free_bytes(path: Path) -> int:

@@ -1,14 +1,18 @@
 """Shared fixtures: small real data, and processes that are always cleaned up."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from mae_vit.data.index import open_index
 from mae_vit.data.prepare import prepare
+from mae_vit.data.shard_writer import ShardWriter
 from mae_vit.data.sources import open_source
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +48,26 @@ def digits(tmp_path_factory) -> Path:
     """scikit-learn's digits as shards, several of them: 8x8 grey."""
     out = tmp_path_factory.mktemp("digits")
     prepare([open_source("digits", out=out, split="train", root=None)], out, shard_samples=400)
+    return out
+
+
+@pytest.fixture(scope="session")
+def many_shards(digits, tmp_path_factory) -> Path:
+    """The same samples in 64 shards of 3 to 46."""
+    out = tmp_path_factory.mktemp("many_shards")
+    index = open_index(digits, "train")
+    weights = np.random.default_rng(0).permutation(np.linspace(2, 38, 64))
+    ends = np.round(np.cumsum(weights) / weights.sum() * len(index)).astype(int)
+    with ShardWriter(out, "train", shard_bytes=1 << 30, shard_samples=0) as writer:
+        for sample in range(len(index)):
+            writer._shard_samples = np.diff(ends, prepend=0)[np.searchsorted(ends, sample, side="right")]
+            writer.write(f"{sample:06d}", "png", index.read(sample), int(index.labels[sample]))
+    test = index.dataset.splits["test"]
+    for shard in test.shards:
+        shutil.copy(digits / shard.file, out)
+    train = index.split_info.model_copy(update={"shards": writer.shards})
+    described = index.dataset.model_copy(update={"splits": {"test": test, "train": train}})
+    (out / "dataset.json").write_text(described.model_dump_json())
     return out
 
 

@@ -31,6 +31,17 @@ BAD = {
     "train.precision=fp8": "train.precision='fp8'",
     "data.augment.pad_px=2": 'pad_px has no effect with crop="none"',
     "data.augment.scale=[0.1, 0.5]": 'scale has no effect with crop="none"',
+    "data.order=block": "data.order='block': input should be 'global' or 'blocks'; did you mean \"blocks\"?",
+    "data.lanes=8": 'lanes has no effect with order="global"; it belongs to order="blocks"',
+    "data.block_shards=8": 'block_shards has no effect with order="global"; it belongs to order="blocks"',
+    "data.order=blocks data.lanes=0": "data.lanes=0: input should be greater than 0",
+    "data.order=blocks data.block_shards=0": "data.block_shards=0: input should be greater than 0",
+    "data.order=blocks data.lanes=10": (
+        "data.lanes=10 does not divide train.effective_batch_size=128 (nearest batch: 130, nearest lanes: 8)"
+    ),
+    "data.order=blocks train.effective_batch_size=3": (
+        "data.lanes=8 does not divide train.effective_batch_size=3 (nearest batch: 8, nearest lanes: 3)"
+    ),
     "optim.betas=[0.9, 1.5]": "each needs 0 <= beta < 1",
     "run.seed=-1": "run.seed=-1",
     "optim.lr=.inf": "optim.lr=inf",
@@ -109,6 +120,13 @@ def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
         assert word in header, f"{path.name} lacks {word}"
 
 
+def test_options_of_blocks_have_values_only_there():
+    data = load_config(PretrainConfig, CONFIG).data
+    assert (data.order, data.lanes, data.block_shards) == ("global", None, None)
+    data = load_config(PretrainConfig, CONFIG, ["data.order=blocks", "data.block_shards=2"]).data
+    assert (data.order, data.lanes, data.block_shards) == ("blocks", 8, 2)
+
+
 def plan(*overrides: str, num_samples: int = 1534, world_size: int = 1):
     return make_plan(
         load_config(PretrainConfig, CONFIG, overrides), num_samples=num_samples, world_size=world_size
@@ -136,6 +154,11 @@ def test_batches_are_split_over_ranks_and_micro_batches():
     assert plan(world_size=4).batch_size_per_device == 32
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8, 16, 32])
+def test_lanes_fit_ranks_that_divide_them_or_are_divided(world_size):
+    assert plan("data.order=blocks", world_size=world_size).effective_batch_size == 128
+
+
 @pytest.mark.parametrize(
     ("overrides", "world_size", "expected"),
     [
@@ -144,6 +167,11 @@ def test_batches_are_split_over_ranks_and_micro_batches():
             ["train.batch_size_per_device=48"],
             1,
             "does not divide the 128 images of each of 1 ranks (nearest: 32)",
+        ),
+        (
+            ["data.order=blocks", "train.effective_batch_size=96"],
+            6,
+            "data.lanes=8 does not fit 6 ranks: one must divide the other (nearest lanes: 6, or use 4 ranks)",
         ),
         (["train.effective_batch_size=2000"], 1, "larger than the data"),
         (["train.warmup_epochs=31"], 1, "warm-up of 341 steps is longer than the run of 330 steps"),

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mae_vit.batch import Batch
-from mae_vit.data.order import GlobalOrder, Share, micro_batches
+from mae_vit.data.order import Order, Share, micro_batches
 from mae_vit.data.reading import Source
 from mae_vit.keyed import SampleKeys
 
@@ -66,7 +66,7 @@ class _Batches(Dataset[Any]):
 class _Positions:
     """The batch sampler: positions rather than single samples, restartable."""
 
-    def __init__(self, order: GlobalOrder, share: Share, start_step: int, stop_step: int) -> None:
+    def __init__(self, order: Order, share: Share, start_step: int, stop_step: int) -> None:
         self._arguments = (order, share, start_step, stop_step)
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -84,7 +84,7 @@ def _unchanged(batch: Any) -> Any:
 
 def load_batches(
     source: Source,
-    order: GlobalOrder,
+    order: Order,
     share: Share,
     *,
     start_step: int,

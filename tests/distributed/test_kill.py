@@ -9,12 +9,13 @@ from launching import Run, steps_told
 pytestmark = pytest.mark.distributed
 
 
-def arguments(digits, source: str) -> list[str]:
+def arguments(data, source: str, order: str) -> list[str]:
     return [
         "--config",
         "configs/mae_digits.yaml",
-        f"data.path={digits}",
+        f"data.path={data}",
         f"data.source={source}",
+        f"data.order={order}",
         "data.augment.crop=random_resized",
         "data.augment.flip=true",
         "data.workers=" + ("1" if source == "tar" else "0"),
@@ -39,9 +40,11 @@ def finish(run: Run) -> bytes:
     return (run.folder / "encoder.safetensors").read_bytes()
 
 
-def kill_and_restart(digits, tmp_path, ranks: int, source: str, kills: int, zero: int = 0) -> None:
+def kill_and_restart(
+    data, tmp_path, ranks: int, source: str, kills: int, *, zero: int = 0, order: str = "global"
+) -> None:
     launcher = "python" if ranks == 1 else "deepspeed"
-    options = [*arguments(digits, source), f"train.zero_stage={zero}"]
+    options = [*arguments(data, source, order), f"train.zero_stage={zero}"]
     straight = Run(tmp_path / "straight", launcher, ranks, options)
     expected = finish(straight)
     chance = random.Random(f"{ranks}{source}{zero}")
@@ -65,9 +68,21 @@ def test_killed_twice_ends_bit_identical(digits, tmp_path):
     kill_and_restart(digits, tmp_path, 2, "tar", kills=2, zero=1)
 
 
+def test_killed_in_mid_epoch_of_blocks_ends_bit_identical(many_shards, tmp_path):
+    options = arguments(many_shards, "tar", "blocks")
+    expected = finish(Run(tmp_path / "straight", "deepspeed", 2, options))
+    run = Run(tmp_path / "killed", "deepspeed", 2, options)
+    try:
+        run.wait_for_step(40)  # of the fourth epoch's 34 to 44
+    finally:
+        run.kill()
+    assert finish(Run(tmp_path / "killed", "deepspeed", 2, options)) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("source", ["memory", "tar"])
+@pytest.mark.parametrize(("source", "order"), [("memory", "global"), ("tar", "global"), ("tar", "blocks")])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_killed_ten_times_ends_bit_identical(digits, tmp_path, ranks, source):
-    kill_and_restart(digits, tmp_path, ranks, source, kills=10)
+def test_killed_ten_times_ends_bit_identical(digits, many_shards, tmp_path, ranks, source, order):
+    data = many_shards if order == "blocks" else digits
+    kill_and_restart(data, tmp_path, ranks, source, kills=10, order=order)

@@ -44,6 +44,8 @@ def signals_as_before():
 
 @pytest.fixture
 def call(digits, tmp_path):
+    """Trains on the digits: call("key=value", ..., name="run"); a later data.path takes their place."""
+
     def run(*arguments: str, name: str = "run") -> int:
         config = str(ROOT / "configs" / "mae_digits.yaml")
         options = [*SMALL, f"data.path={digits}", f"run.dir={tmp_path / name}", f"run.name={name}"]
@@ -152,6 +154,7 @@ def test_a_finished_run_says_so(call, tmp_path, capsys):
         ("optim.lr=1e-4", "optim.lr"),
         ("data.augment.flip=true", "data.augment.flip"),
         ("data.split=test", "data.split"),
+        ("data.order=blocks", "data.order"),
     ],
 )
 def test_another_run_is_refused_by_name(call, tmp_path, capsys, change, key):
@@ -194,6 +197,49 @@ def test_another_normalization_is_another_run(call, tmp_path, capsys):
     state.write_text(json.dumps(described))
     assert call("data.normalize=half", "--resume", str(state.parent), name="second") == 2
     assert "data.mean was [0.4], now [0.5]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("data.lanes=4", "data.lanes"),
+        ("data.block_shards=3", "data.block_shards"),
+        ("data.order=global", "data.order"),
+    ],
+)
+def test_another_order_is_refused_by_name(call, many_shards, tmp_path, capsys, change, key):
+    base = [f"data.path={many_shards}", "data.source=tar", "data.workers=0", "data.order=blocks"]
+    assert call(*base, "train.steps=2") == 0
+    assert call(*base, "train.steps=2", change) == 2
+    assert f"{key} was " in capsys.readouterr().err
+
+
+def test_a_run_from_before_there_were_lanes_goes_on(call, tmp_path, capsys):
+    assert call() == 0
+    for path in list_checkpoints(tmp_path / "run" / "checkpoints"):
+        identity = load_checkpoint(path).identity
+        assert (identity["data.lanes"], identity["data.block_shards"]) == (None, None)
+        state = json.loads((path / "state.json").read_text())
+        del state["identity"]["data.lanes"], state["identity"]["data.block_shards"]
+        (path / "state.json").write_text(json.dumps(state))
+    capsys.readouterr()
+    assert call() == 0
+    assert "is finished (6 steps)" in capsys.readouterr().out
+
+
+def test_each_option_of_blocks_changes_the_encoder(call, many_shards, tmp_path):
+    base = [f"data.path={many_shards}", "train.steps=2", "monitor.evaluate_every_steps=2"]
+    changes = {
+        "global": [],
+        "blocks": ["data.order=blocks"],
+        "lanes": ["data.order=blocks", "data.lanes=4"],
+        "block_shards": ["data.order=blocks", "data.block_shards=3"],
+    }
+    encoders = set()
+    for name, change in changes.items():
+        assert call(*base, *change, name=name) == 0
+        encoders.add((tmp_path / name / "encoder.safetensors").read_bytes())
+    assert len(encoders) == len(changes)
 
 
 def test_what_may_change_may_change(call, tmp_path, capsys):
@@ -281,6 +327,32 @@ def test_dry_run_prints_the_plan_and_writes_nothing(call, tmp_path, capsys):
         "disk",
     ):
         assert word in output, word
+    assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_sets_shards_against_ranks_and_lanes(
+    call, many_shards, digits, tmp_path, capsys, monkeypatch
+):
+    def order_lines(*arguments: str, ranks: int = 1) -> list[str]:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        for name, value in zip(names, ("0", str(ranks), "0", "x", "1"), strict=True):
+            monkeypatch.setenv(name, value)
+        assert call("--dry-run", "train.engine=deepspeed", *arguments) == 0
+        output = capsys.readouterr().out.splitlines()
+        return [line for line in output if line.startswith(("order ", "warning: "))]
+
+    path = f"data.path={many_shards}"
+    assert order_lines(path) == ["order       global: each rank reads all 64 shards"]
+    (line,) = order_lines(path, "data.order=blocks", ranks=2)
+    assert "blocks: 64 shards in 16 blocks of 4, cut into 8 lanes; each of 2 ranks reads 4 lanes" in line
+    assert 32 <= int(line.split("at most ")[1].split(" ")[0]) <= 32 + 2 * 4
+    (line,) = order_lines(path, "data.order=blocks", "data.lanes=4", ranks=8)
+    assert "each of 8 ranks reads 1/2 lanes" in line
+    _, warning = order_lines(f"data.path={digits}", "data.order=blocks")
+    assert "too few shards for data.lanes=8 x data.block_shards=4: 4" in warning
+    assert "or set data.block_shards=1 and at most data.lanes=4" in warning
+    _, warning = order_lines(path, "data.order=blocks", "data.block_shards=10")
+    assert "prepare at least 80 (--shard-samples), or set data.block_shards=8" in warning
     assert not (tmp_path / "run").exists()
 
 

@@ -1,0 +1,56 @@
+"""Digests of whole global batches, put together from what each rank loads."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+
+from mae_vit.data.augment import Augment
+from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.loader import load_batches
+from mae_vit.data.order import Order, Share
+from mae_vit.data.reading import Source, open_source
+from mae_vit.masking import corrupt, patch_ranks, random_masking
+
+
+def open_digits(index: ShardIndex, source_name: str, img_size: int = 8) -> Source:
+    augment = Augment(
+        img_size=(img_size, img_size), crop="random_resized", scale=(0.2, 1.0), ratio=(0.75, 4 / 3), flip=True
+    )
+    return open_source(index, source_name, channels=1, augment=augment, memory_limit_gib=1)
+
+
+def digest_of_global_batches(
+    data: Path, order: Order, source_name: str, world_size: int, workers: int, steps: range, accumulation=1
+) -> list[str]:
+    """For each step: ids, pixel bytes, masks and corruption of the global batch, in order."""
+    index = open_index(data, "train")
+    parts = []
+    for rank in range(world_size):
+        batches = load_batches(
+            open_digits(index, source_name),
+            order,
+            Share(rank, world_size, accumulation),
+            start_step=steps.start,
+            stop_step=steps.stop,
+            workers=workers,
+        )
+        parts.append(list(batches))
+        assert len(parts[-1]) == len(steps) * accumulation
+    digests = []
+    for number in range(len(steps)):
+        micro = [p for part in parts for p in part[number * accumulation : (number + 1) * accumulation]]
+        content = [torch.cat([b.keys.index for b in micro]), torch.cat([b.images for b in micro])]
+        content.append(torch.cat([b.labels for b in micro]))
+        content.append(torch.cat([random_masking(patch_ranks(b.keys, 16), 0.75).mask for b in micro]))
+        for name in ("ids", "kind", "source"):
+            drawn = [
+                getattr(corrupt(b.keys, 16, corrupt_ratio=0.5, mask_share=0.8, random_share=0.1), name)
+                for b in micro
+            ]
+            content.append(torch.cat(drawn))
+        assert {b.keys.epoch for b in micro} == {(steps.start + number) // order.steps_per_epoch}
+        digests.append(hashlib.sha256(b"".join(t.numpy().tobytes() for t in content)).hexdigest())
+    return digests
