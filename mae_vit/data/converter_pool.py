@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from mae_vit.data.convert import Conversion, Converted, convert_chunk
 from mae_vit.errors import InputError
@@ -76,10 +77,20 @@ class ConverterPool:
 
     def _start(self) -> ProcessPoolExecutor:
         if self._executor is None:
-            _start_server()
-            self._executor = ProcessPoolExecutor(
-                self._workers, multiprocessing.get_context("forkserver"), initializer=_leave_with_parent
-            )
+            multiprocessing.set_forkserver_preload([convert_chunk.__module__])
+            # The server and its children inherit this: Ctrl-C is for the process that started them.
+            with _on_ctrl_c(signal.SIG_IGN):
+                multiprocessing.forkserver.ensure_running()
+            caught: list[int] = []
+            # Processes that are half started could not be shut down.
+            with _on_ctrl_c(lambda number, _: caught.append(number)):
+                self._executor = ProcessPoolExecutor(
+                    self._workers, multiprocessing.get_context("forkserver"), initializer=_leave_with_parent
+                )
+                # The first task starts the processes.
+                self._executor.submit(convert_chunk, [], self.options)
+            if caught:
+                raise KeyboardInterrupt
         return self._executor
 
 
@@ -103,12 +114,14 @@ def _results(
         yield item, data, result
 
 
-def _start_server() -> None:
-    """Starts the process that ours are forked from; like them it leaves Ctrl-C to this one."""
-    multiprocessing.set_forkserver_preload([convert_chunk.__module__])
-    held = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _on_ctrl_c(handler: Any) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may, and only it gets the signal
+        return
+    held = signal.signal(signal.SIGINT, handler)
     try:
-        multiprocessing.forkserver.ensure_running()
+        yield
     finally:
         signal.signal(signal.SIGINT, held)
 
@@ -119,7 +132,6 @@ def _leave_with_parent() -> None:
     Workers of a ProcessPoolExecutor hold both ends of their queue, so that they
     would wait in it for ever.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         parent = multiprocessing.parent_process()
