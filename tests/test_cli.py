@@ -46,9 +46,19 @@ def test_help_says_what_there_is(capsys, arguments):
         main(arguments)
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for word in {"--help": ("prepare", "check", "examples:"), "prepare": ("--root", "--split")}.get(
-        arguments[0], ("--decode",)
-    ):
+    for word in {
+        "--help": ("prepare", "check", "examples:"),
+        "prepare": (
+            "--root",
+            "--split",
+            "--in-place",
+            "--fraction",
+            "--resize",
+            "--workers",
+            "cifar100",
+            ".zip",
+        ),
+    }.get(arguments[0], ("--decode",)):
         assert word in text
 
 

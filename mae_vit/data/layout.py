@@ -98,6 +98,8 @@ def inside(name: str, where: str) -> str:
 
 def plain_text(name: str) -> str:
     """Writes what is no UTF-8 or not printable as backslash escapes."""
+    if name.isascii() and name.isprintable():
+        return name
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

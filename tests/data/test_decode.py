@@ -5,6 +5,7 @@ import io
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
 from mae_vit.data import decode as module
@@ -42,6 +43,27 @@ def test_jpeg_is_as_pillow_decodes_it(mode, options):
     assert difference.max() <= 3
     header = read_header(data)
     assert (header.height, header.width, header.grey) == (30, 40, mode == "L")
+
+
+def test_four_inks_of_either_kind_are_as_pillow_decodes_them():
+    data = bytearray(encoded(smooth("CMYK"), "jpeg", quality=95))
+    # Adobe's transform 2 reads the same numbers as YCCK; photographs of ImageNet are such.
+    at = data.index(b"Adobe") + 11
+    assert data[at] == 0
+    data[at] = 2
+    assert simplejpeg.decode_jpeg_header(bytes(data))[2] == "YCCK"
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(decode(bytes(data), 3), expected)
+    assert "CMYK to RGB" in read_header(bytes(data)).notes
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_tiff_has_the_size_that_its_header_says(orientation):
+    data = encoded(smooth(), "tiff", tiffinfo={0x0112: orientation})
+    header = read_header(data)
+    assert decode(data, 3).shape[1:] == (header.height, header.width)
+    # Pillow has turned it: nothing is left to do.
+    assert header.orientation == 1
 
 
 def test_palette_transparency_animation_and_16_bit():
