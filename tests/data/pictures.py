@@ -1,6 +1,7 @@
 """Small real images and archives for the tests of this folder."""
 
 import io
+import json
 import tarfile
 import zipfile
 from pathlib import Path
@@ -58,3 +59,31 @@ def read_back(out: Path, split: str = "train") -> dict[str, dict[str, bytes]]:
                 assert extension not in samples.setdefault(key, {}), member.name
                 samples[key][extension] = tar.extractfile(member).read()
     return samples
+
+
+def img2dataset(folder: Path) -> Path:
+    """Two shards as img2dataset writes them: jpg, json, txt, and statistics beside."""
+    for shard in range(2):
+        members: list[tuple[str, bytes]] = []
+        for number in range(6):
+            key = f"{shard:05d}{number:04d}"
+            members += [
+                (f"{key}.jpg", encoded(picture(10 * shard + number))),
+                (f"{key}.txt", b"a caption"),
+                (
+                    f"{key}.json",
+                    json.dumps({"key": key, "caption": "a caption", "status": "success"}).encode(),
+                ),
+            ]
+        write_tar(folder / f"{shard:05d}.tar", members)
+        (folder / f"{shard:05d}_stats.json").write_text('{"count": 6}')
+    return folder
+
+
+def labelled_shards(folder: Path, labels: list[bytes] | None = None) -> Path:
+    members: list[tuple[str, bytes]] = []
+    for number, label in enumerate(labels or [b"%d" % (n % 11) for n in range(12)]):
+        members += [(f"{number}.cls", label), (f"{number}.png", encoded(picture(number), "png"))]
+    write_tar(folder / "imagenet-train-000000.tar", members)
+    write_tar(folder / "imagenet-val-000000.tar", members[:4])
+    return folder
