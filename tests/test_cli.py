@@ -1,5 +1,6 @@
 """The command line itself: help, exit codes, one line for bad input, what is said at the end."""
 
+import io
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 
 import pytest
+from PIL import Image
 
 from mae_vit import __version__
 from mae_vit.cli import main
@@ -44,9 +46,19 @@ def test_help_says_what_there_is(capsys, arguments):
         main(arguments)
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for word in {"--help": ("prepare", "check", "examples:"), "prepare": ("--root", "--split")}.get(
-        arguments[0], ("--decode",)
-    ):
+    for word in {
+        "--help": ("prepare", "check", "examples:"),
+        "prepare": (
+            "--root",
+            "--split",
+            "--in-place",
+            "--fraction",
+            "--resize",
+            "--workers",
+            "cifar100",
+            ".zip",
+        ),
+    }.get(arguments[0], ("--decode",)):
         assert word in text
 
 
@@ -72,21 +84,28 @@ def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers):
     source, out = tmp_path / "src" / "cat", tmp_path / "out"
     source.mkdir(parents=True)
-    # Reading a pipe that nobody writes to: the command waits in mid-split until it is stopped.
-    os.mkfifo(source / "wait.jpg")
+    stream = io.BytesIO()
+    Image.effect_noise((600, 600), 50).save(stream, "png")
+    # Seconds of work: the command is in mid-split when it is stopped.
+    for number in range(600):
+        (source / f"{number}.png").write_bytes(stream.getvalue())
     process = subprocess.Popen(
-        [sys.executable, "-m", "mae_vit.cli", "prepare", str(source.parent), str(out)],
+        [sys.executable, "-m", "mae_vit.cli", "prepare", str(source.parent), str(out), "--workers", workers],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        # Ctrl-C reaches every process of a terminal's foreground group.
+        start_new_session=True,
     )
     deadline = time.monotonic() + 30
     while not (out / ".train.partial").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors.strip().splitlines()[-1].startswith("mae-vit: interrupted")

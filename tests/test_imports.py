@@ -36,7 +36,8 @@ ALLOWED = {
         "training",
     ),
     "mae_vit.evaluation": ("keyed",),
-    "mae_vit.cli": ("commandline", "data", "errors", "__version__"),
+    "mae_vit.prepare_command": ("commandline", "data", "errors"),
+    "mae_vit.cli": ("commandline", "data", "errors", "prepare_command", "__version__"),
 }
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/deepspeed_engine.py"},

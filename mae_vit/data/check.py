@@ -10,8 +10,9 @@ from tqdm import tqdm
 
 from mae_vit.data.dataset import FILE_NAME, Shard, read_dataset
 from mae_vit.data.decode import DecodeError, decode
-from mae_vit.data.index import IMAGE_EXTENSIONS, index_shard, split_key
-from mae_vit.data.tarwalk import DamagedTar, walk_tar
+from mae_vit.data.index import index_shard
+from mae_vit.data.samples import read_samples
+from mae_vit.data.tarwalk import DamagedTar
 
 _NAMED = 5
 
@@ -38,12 +39,12 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
     ]
     with tqdm(total=sum(s.bytes for s in shards), desc="checking", unit="B", unit_scale=True) as bar:
         for shard in shards:
-            problems += _check_shard(folder / shard.file, shard, decode_all)
+            problems += _check_shard(folder / shard.file, shard, len(dataset.classes), decode_all)
             bar.update(shard.bytes)
     return problems
 
 
-def _check_shard(path: Path, shard: Shard, decode_all: bool) -> list[str]:
+def _check_shard(path: Path, shard: Shard, classes: int, decode_all: bool) -> list[str]:
     try:
         size = path.stat().st_size
         data_digest = hashlib.sha256()
@@ -58,9 +59,11 @@ def _check_shard(path: Path, shard: Shard, decode_all: bool) -> list[str]:
     elif data_digest.hexdigest() != shard.sha256:
         problems.append(f"{shard.file}: checksum differs: its bytes were changed")
     try:
-        found = len(index_shard(path, 0))
-        if found != shard.samples:
-            problems.append(f"{shard.file}: {found} samples instead of {shard.samples}")
+        rows = index_shard(path, 0)
+        if len(rows) != shard.samples:
+            problems.append(f"{shard.file}: {len(rows)} samples instead of {shard.samples}")
+        if len(rows) and (largest := int(rows["label"].max())) >= classes:
+            problems.append(f"{shard.file}: a sample of class {largest}, {FILE_NAME} names {classes} classes")
         if problems or decode_all:
             problems += _undecodable(path)
     except (DamagedTar, OSError) as error:
@@ -72,12 +75,10 @@ def _undecodable(path: Path) -> list[str]:
     """Names the samples of a shard that do not decode."""
     bad = []
     with path.open("rb") as file:
-        for member in walk_tar(path):
-            key, extension = split_key(member.name)
-            if extension in IMAGE_EXTENSIONS:
-                try:
-                    decode(os.pread(file.fileno(), member.size, member.offset), 3)
-                except DecodeError as error:
-                    bad.append(f"{path.name}: {key}.{extension} at offset {member.offset}: {error}")
+        for sample in read_samples(path):
+            try:
+                decode(os.pread(file.fileno(), sample.length, sample.offset), 3)
+            except DecodeError as error:
+                bad.append(f"{path.name}: {sample.key}.{sample.extension} at offset {sample.offset}: {error}")
     more = [f"{path.name}: {len(bad) - _NAMED} more samples do not decode"] if len(bad) > _NAMED else []
     return bad[:_NAMED] + more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -26,6 +27,28 @@ class Shard(_Strict):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class Processing(_Strict):
+    """What was done to a split when it was prepared; None and "ignore" are nothing.
+
+    Attributes:
+        resize: short side of larger images, in pixels.
+        quality: of JPEGs encoded anew.
+        exif_orientation: "apply" turned images upright.
+        subset: file that names its samples.
+        fraction: share of the samples that was taken.
+        limit_per_class: most samples of a class.
+        holdout: share of the samples that was drawn: taken away from "train", and all of "val".
+    """
+
+    resize: int | None = None
+    quality: int | None = None
+    exif_orientation: Literal["apply", "ignore"] = "ignore"
+    subset: str | None = None
+    fraction: str | None = None
+    limit_per_class: int | None = None
+    holdout: str | None = None
+
+
 class Split(_Strict):
     """One split: its shards, and what its images are like.
 
@@ -36,7 +59,9 @@ class Split(_Strict):
         height: smallest and largest, in pixels.
         width: smallest and largest.
         formats: images by file name extension.
-        class_counts: images by class, in the order of the dataset's classes.
+        class_counts: images by class, in the order of the dataset's classes; those without
+            a label are not among them.
+        processing: what was done to the images and their choice.
     """
 
     samples: int = Field(gt=0)
@@ -46,6 +71,7 @@ class Split(_Strict):
     width: tuple[int, int]
     formats: dict[str, int]
     class_counts: list[int]
+    processing: Processing = Processing()
 
 
 class Dataset(_Strict):
@@ -54,7 +80,7 @@ class Dataset(_Strict):
     Attributes:
         format: version of this file's layout.
         tool: what wrote it.
-        classes: names; a sample's `.cls` is its place here.
+        classes: names; a sample's `.cls` is its place here; none if there are no labels.
         channels: 1 if all images are grey, else 3.
         mean: per-channel mean of train's pixels in 0..1.
         std: per-channel standard deviation.
@@ -90,7 +116,8 @@ def read_dataset(folder: Path) -> Dataset:
             if tars
             else f"holds no shards ({FILE_NAME} is missing)"
         )
-        raise InputError(f"data folder {folder} {what}: make it with `mae-vit prepare SRC {folder}`")
+        command = f"mae-vit prepare --in-place {folder}" if tars else f"mae-vit prepare SRC {folder}"
+        raise InputError(f"data folder {folder} {what}: make it with `{command}`")
     try:
         dataset = Dataset.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except ValidationError as error:

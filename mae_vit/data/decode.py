@@ -6,42 +6,95 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import ExifTags, Image
 
 # Pillow's own bound against decompression bombs, held for both decoders: a header
 # may promise any size.
 MAX_PIXELS = 178_956_970
+# As large as MAX_PIXELS are without any compression: no image needs more.
+MAX_IMAGE_BYTES = 3 * MAX_PIXELS + (1 << 20)
 _JPEG_MAGIC = b"\xff\xd8\xff"
+# Neither libjpeg nor simplejpeg turns these into RGB as Pillow does, with which others compare.
+_FOUR_INKS = ("CMYK", "YCCK")
+_EXIF_MAGIC = b"Exif\0\0"
+_EXIF_WITHIN = 1 << 17
+Image.init()
+# Pillow's -> the extension. Formats that only few write stay closed: some of their
+# parsers start other programs (EPS), and none has seen as many hostile files.
+_EXTENSIONS = {
+    name: extension
+    for name, extension in {
+        "JPEG": "jpg",
+        "PNG": "png",
+        "WEBP": "webp",
+        "BMP": "bmp",
+        "DIB": "bmp",
+        "GIF": "gif",
+        "TIFF": "tiff",
+        "PPM": "ppm",
+        "AVIF": "avif",
+    }.items()
+    if name in Image.OPEN
+}
+_FORMATS = tuple(_EXTENSIONS)
+# A JPEG with further pictures behind the first; Pillow's JPEG plugin finds out.
+_EXTENSIONS["MPO"] = "jpg"
+_PNG_DEPTH_AT = 24
+_TIFF_BITS_PER_SAMPLE = 258
 
 
 class DecodeError(ValueError):
     """Bytes that are no whole image; the message says why, in short."""
 
 
-def decode(data: bytes, channels: int) -> np.ndarray:
+@dataclass(frozen=True)
+class Header:
+    """What the first bytes say of an image.
+
+    Attributes:
+        extension: of its format, told from the bytes.
+        height: in pixels, as `decode` gives it.
+        width: in pixels.
+        grey: it has one channel.
+        orientation: EXIF's, 1..8, that `decode` does not apply; 1 is upright.
+        notes: what `decode` does to it beyond decompressing, for people.
+    """
+
+    extension: str
+    height: int
+    width: int
+    grey: bool
+    orientation: int = 1
+    notes: tuple[str, ...] = ()
+
+
+def decode(data: bytes, channels: int, *, max_pixels: int | None = None) -> np.ndarray:
     """Decodes an image; of an animation, the first frame.
 
     EXIF orientation is not applied: neither the official MAE code nor torchvision's
-    ImageFolder does, and a view must not depend on the decoder.
+    ImageFolder does, and a view must not depend on the decoder. Transparency is
+    dropped, as ImageFolder does.
 
     Args:
         data: an encoded image; its format is told from the bytes, not from a name.
         channels: 1 for grey, 3 for RGB; other color modes are converted.
+        max_pixels: the bound against decompression bombs (`MAX_PIXELS`).
 
     Returns:
-        uint8 (C, H, W), contiguous; 16-bit greys are scaled to 8 bits.
+        uint8 (C, H, W), contiguous; 16 bits are scaled to 8.
 
     Raises:
         DecodeError: for anything truncated, damaged, too large or unknown.
     """
+    bound = MAX_PIXELS if max_pixels is None else max_pixels
     if data.startswith(_JPEG_MAGIC):
         try:
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-            # CMYK goes to Pillow, whose conversion others compare with.
-            if height * width <= MAX_PIXELS and colorspace != "CMYK":
+            if height * width <= bound and colorspace not in _FOUR_INKS:
                 # strict: libjpeg fills truncated images with grey silently.
                 pixels = simplejpeg.decode_jpeg(
                     data, colorspace="GRAY" if channels == 1 else "RGB", strict=True
@@ -49,48 +102,75 @@ def decode(data: bytes, channels: int) -> np.ndarray:
                 return np.ascontiguousarray(pixels.transpose(2, 0, 1))
         except ValueError:
             pass  # refused, or damaged: Pillow decides which
-    return _decode_with_pillow(data, channels)
+    return _decode_with_pillow(data, channels, bound)
 
 
-def image_size(data: bytes) -> tuple[int, int]:
-    """Reads (height, width) from the header.
+def read_header(data: bytes) -> Header:
+    """Reads what the header says, without decoding.
 
     Raises:
         DecodeError: if there is none.
     """
     if data.startswith(_JPEG_MAGIC):
         try:
-            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-            return int(height), int(width)
+            height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+            if data.find(_EXIF_MAGIC, 0, _EXIF_WITHIN) < 0 and colorspace not in _FOUR_INKS:
+                return Header("jpg", int(height), int(width), colorspace == "Gray")
         except ValueError:
             pass
-    with _pillow_errors(), Image.open(io.BytesIO(data)) as image:
-        return image.height, image.width
+    with _pillow_errors(), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        return Header(
+            extension=_EXTENSIONS[str(image.format)],
+            height=image.height,
+            width=image.width,
+            grey=image.mode in ("1", "L", "LA", "I") or image.mode.startswith("I;16"),
+            orientation=_orientation(image),
+            notes=_notes(image, data),
+        )
 
 
-def is_grey(data: bytes) -> bool:
-    """Tells from the header whether an image has one channel.
-
-    Raises:
-        DecodeError: if there is no header.
-    """
-    if data.startswith(_JPEG_MAGIC):
-        try:
-            return bool(simplejpeg.decode_jpeg_header(data)[2] == "Gray")
-        except ValueError:
-            pass
-    with _pillow_errors(), Image.open(io.BytesIO(data)) as image:
-        return image.mode in ("1", "L", "LA", "I", "F") or image.mode.startswith("I;16")
+def _orientation(image: Image.Image) -> int:
+    if image.format == "TIFF":
+        return 1  # Pillow turns these itself when it loads them
+    try:
+        found = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # the parser of damaged EXIF raises many types
+        return 1
+    return found if found in range(1, 9) else 1
 
 
-def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
-    with _pillow_errors(), Image.open(io.BytesIO(data)) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {MAX_PIXELS}")
+def _notes(image: Image.Image, data: bytes) -> tuple[str, ...]:
+    notes = []
+    deep = image.mode == "I" or image.mode.startswith("I;16")
+    if image.format == "PNG":
+        deep |= data[_PNG_DEPTH_AT] == 16
+    elif image.format == "TIFF":
+        deep |= 16 in getattr(image, "tag_v2", {}).get(_TIFF_BITS_PER_SAMPLE, ())
+    if deep:
+        notes.append("of 16 bits scaled to 8")
+    if image.mode == "CMYK":
+        notes.append("CMYK to RGB")
+    if image.mode in ("P", "PA"):
+        notes.append("palette to RGB")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        notes.append("transparent, made opaque")
+    if image.format != "MPO" and getattr(image, "is_animated", False):
+        notes.append("animated, first frame taken")
+    return tuple(notes)
+
+
+def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
+    with _pillow_errors(), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        if image.width * image.height > bound:
+            raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {bound}")
         image.load()
+        if image.mode == "F":
+            raise DecodeError("floating-point pixels have no known range")
         if image.mode.startswith("I"):
-            grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
-            return np.repeat(grey[None], channels, axis=0)
+            deep = np.asarray(image).astype(np.int64)
+            if deep.size and not 0 <= deep.min() <= deep.max() <= 0xFFFF:
+                raise DecodeError("pixels of more than 16 bits")
+            return np.repeat((deep >> 8).astype(np.uint8)[None], channels, axis=0)
         pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 

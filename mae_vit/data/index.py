@@ -19,16 +19,11 @@ import numpy as np
 from tqdm import tqdm
 
 from mae_vit.data.dataset import Dataset, Split, read_dataset
+from mae_vit.data.samples import class_number, read_samples, split_key
 from mae_vit.data.tarwalk import DamagedTar, walk_tar
 from mae_vit.errors import InputError, nearest
 
-# webdataset's own pattern (tariterators.base_plus_ext); files that it does not match
-# belong to no sample, nor do those that webdataset takes for metadata.
-_KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
-_METADATA = re.compile(r"__[^/]*__($|/)")
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp")
 _ROW = np.dtype([("offset", "<i8"), ("length", "<i4"), ("shard", "<i4"), ("label", "<i4")])
-_MAX_IMAGE_BYTES = 2**31 - 1  # what the column holds
 _MAX_OPEN_SHARDS = 256
 _MAX_STATTED_SHARDS = 64
 
@@ -136,15 +131,6 @@ def open_index(folder: Path, split: str) -> ShardIndex:
     return ShardIndex(folder, split, dataset, array_path)
 
 
-def split_key(name: str) -> tuple[str, str]:
-    """Splits a member's path as webdataset does: all after the first dot of the basename is extension.
-
-    A file that belongs to no sample has the key "".
-    """
-    found = None if _METADATA.match(name) else _KEY.match(name)
-    return (found[1], found[2].lower()) if found else ("", "")
-
-
 def index_shard(path: Path, shard: int) -> np.ndarray:
     """Lists the samples of one shard: structured (n,), in the order of their images.
 
@@ -152,42 +138,10 @@ def index_shard(path: Path, shard: int) -> np.ndarray:
         DamagedTar: if the tar is damaged or holds an image twice under a key.
         OSError: if it cannot be read.
     """
-    rows: list[tuple[int, int, int, int]] = []
-    current, label = "", -1
-    image: tuple[int, int] | None = None
-
-    def close() -> None:
-        if image is not None:
-            rows.append((*image, shard, label))
-
-    with path.open("rb") as file:
-        for member in walk_tar(path):
-            key, extension = split_key(member.name)
-            if not key:
-                continue
-            if key != current:
-                close()
-                current, image, label = key, None, -1
-            if extension in IMAGE_EXTENSIONS:
-                if image is not None:
-                    raise DamagedTar(f"{path}: two images under the key {key}")
-                if member.size > _MAX_IMAGE_BYTES:
-                    raise DamagedTar(f"{path}: {member.name} has {member.size} bytes: no image is so large")
-                image = (member.offset, member.size)
-            elif extension == "cls":
-                label = _read_label(os.pread(file.fileno(), min(member.size, 32), member.offset), path, key)
-    close()
+    rows = [
+        (sample.offset, sample.length, shard, class_number(path, sample)) for sample in read_samples(path)
+    ]
     return np.array(rows, _ROW)
-
-
-def _read_label(data: bytes, path: Path, key: str) -> int:
-    try:
-        label = int(data)
-    except ValueError:
-        label = -1
-    if not 0 <= label < 2**31:
-        raise DamagedTar(f"{path}: {key}.cls is no class number: {data!r}")
-    return label
 
 
 def _is_whole(array_path: Path, info: Split) -> bool:

@@ -2,61 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from mae_vit import __version__
-from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, Split, read_dataset
-from mae_vit.data.decode import DecodeError, decode, image_size, is_grey
+from mae_vit.data.convert import Conversion
+from mae_vit.data.converter_pool import ConverterPool
+from mae_vit.data.dataset import FILE_NAME, Dataset, Processing, Split, read_dataset
+from mae_vit.data.decode import DecodeError
+from mae_vit.data.layout import Entry, ImageSource, plain_text
 from mae_vit.data.order import permute
+from mae_vit.data.publish import partial_folder, publish, refuse_strangers
+from mae_vit.data.selection import HOLDOUT_SPLIT, Selection
 from mae_vit.data.shard_writer import ShardWriter
-from mae_vit.data.sources import Entry, ImageSource
+from mae_vit.data.statistics import Statistics
 from mae_vit.errors import InputError
 from mae_vit.keyed import Stream, derive_key
 
-# Channel statistics settle long before this many images.
-_STATISTICS_IMAGES = 50_000
 # A constant: equal sources give equal shards.
 _SEED = 0
 _MIB = 1 << 20
-_SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
-
-
-@dataclass
-class Statistics:
-    """Per-channel mean and variance, gathered image by image."""
-
-    images: int = 0
-    pixels: int = 0
-    total: np.ndarray = field(default_factory=lambda: np.zeros(3))
-    squares: np.ndarray = field(default_factory=lambda: np.zeros(3))
-    all_grey: bool = True
-
-    def add(self, pixels: np.ndarray) -> None:
-        """Adds an image, uint8 (3, H, W)."""
-        # Integer sums are exact, whatever the order of images.
-        flat = pixels.reshape(3, -1).astype(np.int64)
-        self.images += 1
-        self.pixels += flat.shape[1]
-        self.total += flat.sum(axis=1)
-        self.squares += (flat * flat).sum(axis=1)
-
-    def mean_std(self) -> tuple[list[float], list[float]]:
-        """Returns mean and standard deviation of pixels in 0..1, one value if all images are grey."""
-        mean = self.total / self.pixels / 255
-        variance = np.maximum(self.squares / self.pixels / 255**2 - mean**2, 0)
-        channels = 1 if self.all_grey else 3
-        return [round(float(v), 6) for v in mean[:channels]], [
-            round(float(v), 6) for v in variance[:channels] ** 0.5
-        ]
 
 
 @dataclass(frozen=True)
@@ -68,12 +38,16 @@ class Report:
         written: names of the splits written.
         unreadable: images left out, with the reason.
         ignored: files that are no images.
+        notes: what else was passed over.
+        conversions: how many images decoding changes in which way.
     """
 
     dataset: Dataset
     written: list[str]
-    unreadable: list[str]
-    ignored: int
+    unreadable: list[str] = field(default_factory=list)
+    ignored: int = 0
+    notes: list[str] = field(default_factory=list)
+    conversions: Counter[str] = field(default_factory=Counter)
 
 
 def prepare(
@@ -83,6 +57,9 @@ def prepare(
     overwrite: bool = False,
     shard_bytes: int = 256 * _MIB,
     shard_samples: int = 10_000,
+    selection: Selection | None = None,
+    conversion: Conversion | None = None,
+    workers: int = 0,
 ) -> Report:
     """Writes the splits of `sources` into `out`, beside those already there.
 
@@ -95,32 +72,54 @@ def prepare(
         overwrite: replace splits that exist.
         shard_bytes: largest shard, about.
         shard_samples: most samples in a shard.
+        selection: which samples to take; all by default.
+        conversion: how to store them; unchanged by default.
+        workers: processes that decode; 0 decodes in this one.
 
     Raises:
         InputError: if a split exists, comes from two sources, brings classes that the
             folder does not know, or holds no readable image.
     """
+    selection, conversion = selection or Selection(), conversion or Conversion()
     existing = read_dataset(out) if (out / FILE_NAME).exists() else None
-    by_split = _group(sources)
+    by_split, names = _group(sources)
+    by_split = selection.apply(by_split)
+    if selection.holdout is not None:
+        names[HOLDOUT_SPLIT] = names["train"]
     if not overwrite:
-        _refuse_strangers(by_split, existing, out)
-    classes = _agree_on_classes(by_split, existing, out, overwrite)
-    written: list[str] = []
-    unreadable: list[str] = []
+        refuse_strangers(by_split, existing, out)
+    classes = _agree_on_classes(sources, by_split, existing, out, overwrite)
     dataset = existing
-    for split, (source, entries) in by_split.items():
-        part, statistics, failed = _write_split(
-            split, entries, source.name, classes, out, shard_bytes=shard_bytes, shard_samples=shard_samples
-        )
-        unreadable += failed
-        dataset = _publish(out, dataset, classes, split, part, statistics)
-        written.append(split)
+    unreadable: list[str] = []
+    conversions: Counter[str] = Counter()
+    # train first: its statistics are the dataset's.
+    written = sorted(by_split, key=lambda name: (name != "train", name))
+    with ConverterPool(conversion, workers) as pool:
+        for split in written:
+            part, statistics, failed = _write_split(
+                split,
+                by_split[split],
+                names[split],
+                classes,
+                out,
+                pool,
+                shard_bytes=shard_bytes,
+                shard_samples=shard_samples,
+                processing=_note(selection.note(split), conversion),
+            )
+            dataset = publish(out, dataset, classes, split, part, statistics)
+            unreadable += failed
+            conversions += statistics.notes
     assert dataset is not None
-    return Report(dataset, written, unreadable, sum(source.ignored for source in sources))
+    ignored = sum(source.ignored for source in sources)
+    notes = [note for source in sources for note in source.notes]
+    return Report(dataset, written, unreadable, ignored, notes, conversions)
 
 
-def _group(sources: Sequence[ImageSource]) -> dict[str, tuple[ImageSource, list[Entry]]]:
-    by_split: dict[str, tuple[ImageSource, list[Entry]]] = {}
+def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, str]]:
+    """Returns entries and the name of the source, by split."""
+    by_split: dict[str, list[Entry]] = {}
+    names: dict[str, str] = {}
     for source in sources:
         mine: dict[str, list[Entry]] = {}
         for entry in source.entries:
@@ -128,42 +127,34 @@ def _group(sources: Sequence[ImageSource]) -> dict[str, tuple[ImageSource, list[
         for split, entries in mine.items():
             if split in by_split:
                 raise InputError(
-                    f'split "{split}" comes from both {by_split[split][0].name} and {source.name}: '
-                    "give one source for each split, or --split NAME"
+                    f'split "{split}" comes from both {names[split]} and {source.name}: give one source '
+                    "for each split (several shards: the folder that holds them), or --split NAME"
                 )
-            by_split[split] = (source, entries)
-    # train first: its statistics are the dataset's.
-    return dict(sorted(by_split.items(), key=lambda item: (item[0] != "train", item[0])))
-
-
-def _refuse_strangers(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:
-    """Refuses to replace shards of these names that somebody else put there."""
-    for split in splits:
-        # A hidden folder beside them: ours, of a call that was killed while it moved shards.
-        if (existing is not None and split in existing.splits) or _partial(out, split).exists():
-            continue
-        if strangers := sorted(out.glob(_SHARD_PATTERN.format(split=split))):
-            raise InputError(
-                f"{strangers[0]} is not described by {FILE_NAME}: give another folder, "
-                "or --overwrite to replace it"
-            )
-
-
-def _partial(out: Path, split: str) -> Path:
-    return out / f".{split}.partial"
+            by_split[split], names[split] = entries, source.name
+    return by_split, names
 
 
 def _agree_on_classes(
-    by_split: dict[str, tuple[ImageSource, list[Entry]]], existing: Dataset | None, out: Path, overwrite: bool
+    sources: Sequence[ImageSource],
+    by_split: dict[str, list[Entry]],
+    existing: Dataset | None,
+    out: Path,
+    overwrite: bool,
 ) -> list[str]:
-    found = {entry.class_name for _, entries in by_split.values() for entry in entries}
+    found = {
+        entry.class_name for entries in by_split.values() for entry in entries if entry.class_name is not None
+    }
+    # A source may have an order of its own: numbers, or that of the shards it read.
+    ordered = {source.classes for source in sources if source.classes is not None}
+    fresh = list(ordered.pop()) if len(ordered) == 1 else sorted(found)
+    fresh = fresh if found <= set(fresh) else sorted(found)
     if existing is None:
-        return sorted(found)
+        return fresh
     taken = [split for split in by_split if split in existing.splits]
     if taken and not overwrite:
         raise InputError(f'{out} already has split "{taken[0]}": --overwrite replaces it')
-    if set(existing.splits) <= set(by_split):
-        return sorted(found)
+    if set(existing.splits) <= set(by_split) or not existing.classes:
+        return fresh
     if new := sorted(found - set(existing.classes)):
         raise InputError(
             f"{len(new)} classes are not among the {len(existing.classes)} of {out}: {', '.join(new[:5])}"
@@ -172,127 +163,67 @@ def _agree_on_classes(
     return existing.classes
 
 
+def _note(processing: Processing, conversion: Conversion) -> Processing:
+    anew = conversion.resize is not None or conversion.upright
+    return processing.model_copy(
+        update={
+            "resize": conversion.resize,
+            "quality": conversion.quality if anew else None,
+            "exif_orientation": "apply" if conversion.upright else "ignore",
+        }
+    )
+
+
 def _write_split(
     split: str,
     entries: list[Entry],
     source_name: str,
     classes: list[str],
     out: Path,
+    pool: ConverterPool,
     *,
     shard_bytes: int,
     shard_samples: int,
+    processing: Processing,
 ) -> tuple[Split, Statistics, list[str]]:
-    """Writes the shards of a split under temporary names, then moves them into place."""
-    partial = _partial(out, split)
+    """Writes the shards of a split under temporary names."""
+    partial = partial_folder(out, split)
     shutil.rmtree(partial, ignore_errors=True)
     number_of = {name: number for number, name in enumerate(classes)}
-    heights, widths = [], []
-    formats: Counter[str] = Counter()
-    counts = [0] * len(classes)
-    statistics, failed = Statistics(), []
-    keys: set[str] = set()
+    statistics, failed = Statistics(), list[str]()
     # Images of all classes in every shard: readers that shuffle only within a buffer,
     # and our own order `blocks`, would else see one class at a time.
     order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, Stream.PREPARE, 0))
     try:
         partial.mkdir(parents=True)
-        with ShardWriter(partial, split, shard_bytes, shard_samples) as writer:
-            for number in tqdm(order, desc=f"writing {split}", unit=" images", mininterval=0.5):
-                entry = entries[number]
-                try:
-                    data = entry.read()
-                    height, width = image_size(data)
-                    statistics.all_grey &= is_grey(data)
-                    if statistics.images < _STATISTICS_IMAGES:
-                        statistics.add(decode(data, 3))
-                except (DecodeError, OSError) as error:
-                    failed.append(f"{entry.class_name}/{entry.stem}.{entry.extension}: {error}")
+        bar = tqdm(total=len(entries), desc=f"writing {split}", unit=" images", mininterval=0.5)
+        with bar, ShardWriter(partial, split, shard_bytes, shard_samples) as writer:
+            readable = _read_all((entries[number] for number in order), failed)
+            for entry, data, image in pool.run(readable, len(entries)):
+                bar.update()
+                if isinstance(image, str):
+                    failed.append(f"{plain_text(entry.path)}: {image}")
                     continue
-                label = number_of[entry.class_name]
-                writer.write(_unique_key(entry, keys), entry.extension, data, label)
-                heights.append(height)
-                widths.append(width)
-                formats[entry.extension] += 1
-                counts[label] += 1
-        if not heights:
+                label = None if entry.class_name is None else number_of[entry.class_name]
+                writer.write(entry.key, image.extension, image.data or data, label)
+                statistics.add(image, label)
+            bar.update(len(entries) - bar.n)
+        if not statistics.images:
             raise InputError(
                 f'no image of split "{split}" can be read: {failed[0] if failed else "it is empty"}'
             )
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    part = Split(
-        samples=len(heights),
-        shards=writer.shards,
-        source=source_name,
-        height=(min(heights), max(heights)),
-        width=(min(widths), max(widths)),
-        formats=dict(sorted(formats.items())),
-        class_counts=counts,
-    )
+    part = statistics.describe(writer.shards, source=source_name, classes=len(classes), processing=processing)
     return part, statistics, failed
 
 
-def _unique_key(entry: Entry, keys: set[str]) -> str:
-    """CLASS/stem; webdataset takes all after the first dot of the basename as extension."""
-    key = base = f"{entry.class_name}/{entry.stem.replace('.', '_')}"
-    number = 2
-    while key in keys:
-        key = f"{base}_{number}"
-        number += 1
-    keys.add(key)
-    return key
-
-
-def _publish(
-    out: Path, dataset: Dataset | None, classes: list[str], split: str, part: Split, statistics: Statistics
-) -> Dataset:
-    """Moves a split's shards into place, then says so in `dataset.json`."""
-    old = dataset.splits.get(split) if dataset else None
-    splits = dict(dataset.splits) if dataset else {}
-    if old is not None and dataset is not None:
-        # Until the new shards are described, the folder must not claim the old ones.
-        del splits[split]
-        if splits:
-            _write_description(out, dataset.model_copy(update={"splits": splits}))
-        else:
-            (out / FILE_NAME).unlink()
-    for stale in out.glob(_SHARD_PATTERN.format(split=split)):
-        stale.unlink()
-    partial = _partial(out, split)
-    for shard in part.shards:
-        os.rename(partial / shard.file, out / shard.file)
-    splits[split] = part
-    if split == "train" or dataset is None or not dataset.splits or list(splits) == [split]:
-        mean, std = statistics.mean_std()
-        described = {"mean": mean, "std": std, "statistics_images": statistics.images, "channels": len(mean)}
-    else:
-        described = dataset.model_dump(include={"mean", "std", "statistics_images", "channels"})
-    dataset = Dataset(
-        format=FORMAT,
-        tool=f"mae-vit {__version__}",
-        classes=classes,
-        splits=dict(sorted(splits.items())),
-        **described,
-    )
-    _write_description(out, dataset)
-    # Last: until here it says whose the shards are, should this be killed.
-    partial.rmdir()
-    return dataset
-
-
-def _write_description(out: Path, dataset: Dataset) -> None:
-    with _replacing(out / FILE_NAME) as partial:
-        partial.write_text(dataset.model_dump_json(indent=1) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+def _read_all(entries: Iterator[Entry], failed: list[str]) -> Iterator[tuple[Entry, bytes, str]]:
+    for entry in entries:
+        try:
+            data = entry.read()
+        except (DecodeError, OSError) as error:
+            failed.append(f"{plain_text(entry.path)}: {error}")
+            continue
+        yield entry, data, entry.extension

@@ -32,8 +32,8 @@ class ShardWriter:
     def __exit__(self, *_: object) -> None:
         self._close_shard()
 
-    def write(self, key: str, extension: str, data: bytes, label: int) -> None:
-        """Appends a sample; its bytes are stored unchanged."""
+    def write(self, key: str, extension: str, data: bytes, label: int | None) -> None:
+        """Appends a sample; its bytes are stored unchanged. Without a label it has no `.cls`."""
         if self._file is not None and (
             self._samples >= self._shard_samples or self._file.tell() + len(data) > self._shard_bytes
         ):
@@ -42,7 +42,10 @@ class ShardWriter:
             self._file = (self._folder / f"{self._split}-{len(self.shards):06d}.tar").open("wb")
             # No time and no user: equal sources give equal bytes.
             self._writer = wds.TarWriter(self._file, encoder=False, mtime=0, user="", group="", mode=0o644)
-        self._writer.write({"__key__": key, extension: data, "cls": str(label).encode()})
+        sample: dict[str, Any] = {"__key__": key, extension: data}
+        if label is not None:
+            sample["cls"] = str(label).encode()
+        self._writer.write(sample)
         self._samples += 1
 
     def _close_shard(self) -> None:
@@ -54,7 +57,7 @@ class ShardWriter:
         path = Path(self._file.name)
         self._file.close()
         with path.open("rb") as file:
-            digest = _digest(file)
+            digest = file_digest(file)
         self.shards.append(
             Shard(file=path.name, samples=self._samples, bytes=path.stat().st_size, sha256=digest)
         )
@@ -62,7 +65,7 @@ class ShardWriter:
         self._samples = 0
 
 
-def _digest(file: Any) -> str:
+def file_digest(file: Any) -> str:
     """The SHA-256 of a file (hashlib.file_digest needs Python 3.11)."""
     digest = hashlib.sha256()
     while block := file.read(_MIB):

@@ -15,6 +15,9 @@ _BLOCK = 512
 _REGULAR = (b"0", b"\0", b"7")
 # Links, devices, folders, pipes: no bytes follow, whatever their size field says.
 _BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")
+_FOLDER = b"5"
+# Names and pax records; a longer one is an attack or damage.
+_MAX_EXTENDED_HEADER = 1 << 20
 
 
 class DamagedTar(ValueError):
@@ -36,8 +39,12 @@ class Member:
     size: int
 
 
-def walk_tar(path: Path) -> Iterator[Member]:
+def walk_tar(path: Path, special: list[str] | None = None) -> Iterator[Member]:
     """Yields the regular files of a tar in order: ustar, GNU long names, pax.
+
+    Args:
+        path: the tar.
+        special: takes the names of links, devices and pipes, which are passed over.
 
     Raises:
         DamagedTar: naming the file and the offset.
@@ -47,10 +54,10 @@ def walk_tar(path: Path) -> Iterator[Member]:
         if file.seek(0, 2) == 0:
             raise DamagedTar(f"{path}: empty file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield from _walk(data, path)
+            yield from _walk(data, path, special)
 
 
-def _walk(data: mmap.mmap, path: Path) -> Iterator[Member]:
+def _walk(data: mmap.mmap, path: Path, special: list[str] | None) -> Iterator[Member]:
     if data[:2] == b"\x1f\x8b":
         raise DamagedTar(f"{path}: compressed tars have no random access; decompress it")
     at, end = 0, len(data)
@@ -72,6 +79,8 @@ def _walk(data: mmap.mmap, path: Path) -> Iterator[Member]:
         body = at + _BLOCK
         if size < 0 or body + size > end:
             raise DamagedTar(f"{path}: the member at offset {at} passes the end of the file")
+        if kind in (b"L", b"x", b"g") and size > _MAX_EXTENDED_HEADER:
+            raise DamagedTar(f"{path}: the header at offset {at} has {size} bytes")
         if kind == b"L":
             long_name = data[body : body + size].rstrip(b"\0").decode("utf-8", "surrogateescape")
         elif kind == b"x":
@@ -80,8 +89,11 @@ def _walk(data: mmap.mmap, path: Path) -> Iterator[Member]:
             shared |= _read_pax(data[body : body + size], path, at)
             pax = dict(shared)
         else:
+            name = pax.get("path") or long_name or _short_name(header)
             if kind in _REGULAR:
-                yield Member(pax.get("path") or long_name or _short_name(header), body, size)
+                yield Member(name, body, size)
+            elif kind in _BODILESS and kind != _FOLDER and special is not None:
+                special.append(name)
             long_name, pax = None, dict(shared)
         at = body + -(-size // _BLOCK) * _BLOCK
     raise DamagedTar(f"{path}: truncated at offset {at} (no end marker)")

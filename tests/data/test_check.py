@@ -1,5 +1,6 @@
 """check: every damage is found and named."""
 
+import json
 import shutil
 
 import pytest
@@ -53,6 +54,14 @@ def test_missing_and_truncated_shards(copy, capsys):
     assert "train-000000.tar: no such file" in output
     assert "test-000000.tar: " in output
     assert "bytes instead of" in output
+
+
+def test_a_class_without_a_name_is_found(copy, capsys):
+    described = json.loads((copy / "dataset.json").read_text())
+    described["classes"].pop()
+    (copy / "dataset.json").write_text(json.dumps(described))
+    assert main(["check", str(copy)]) == 1
+    assert "a sample of class 9, dataset.json names 9 classes" in capsys.readouterr().out
 
 
 def test_no_data_folder(tmp_path, capsys):

@@ -5,10 +5,11 @@ import io
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
 from mae_vit.data import decode as module
-from mae_vit.data.decode import DecodeError, decode, image_size
+from mae_vit.data.decode import DecodeError, decode, read_header
 
 
 def smooth(mode: str = "RGB") -> Image.Image:
@@ -40,7 +41,29 @@ def test_jpeg_is_as_pillow_decodes_it(mode, options):
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).transpose(2, 0, 1).astype(int)
     difference = np.abs(decode(data, 3) - expected)
     assert difference.max() <= 3
-    assert image_size(data) == (30, 40)
+    header = read_header(data)
+    assert (header.height, header.width, header.grey) == (30, 40, mode == "L")
+
+
+def test_four_inks_of_either_kind_are_as_pillow_decodes_them():
+    data = bytearray(encoded(smooth("CMYK"), "jpeg", quality=95))
+    # Adobe's transform 2 reads the same numbers as YCCK; photographs of ImageNet are such.
+    at = data.index(b"Adobe") + 11
+    assert data[at] == 0
+    data[at] = 2
+    assert simplejpeg.decode_jpeg_header(bytes(data))[2] == "YCCK"
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(decode(bytes(data), 3), expected)
+    assert "CMYK to RGB" in read_header(bytes(data)).notes
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_tiff_has_the_size_that_its_header_says(orientation):
+    data = encoded(smooth(), "tiff", tiffinfo={0x0112: orientation})
+    header = read_header(data)
+    assert decode(data, 3).shape[1:] == (header.height, header.width)
+    # Pillow has turned it: nothing is left to do.
+    assert header.orientation == 1
 
 
 def test_palette_transparency_animation_and_16_bit():
@@ -62,7 +85,7 @@ def test_format_is_told_from_the_bytes():
     [b"", b"\xff\xd8\xff", b"GIF89a", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, b"plain text", bytes(1000)],
 )
 def test_what_is_no_image_raises_one_type(data):
-    for call in (lambda: decode(data, 3), lambda: image_size(data)):
+    for call in (lambda: decode(data, 3), lambda: read_header(data)):
         with pytest.raises(DecodeError):
             call()
 

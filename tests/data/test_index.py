@@ -13,7 +13,8 @@ from webdataset.tariterators import base_plus_ext
 
 from mae_vit.cli import main
 from mae_vit.data.dataset import read_dataset
-from mae_vit.data.index import index_shard, open_index, split_key
+from mae_vit.data.index import index_shard, open_index
+from mae_vit.data.samples import split_key
 from mae_vit.data.tarwalk import DamagedTar, walk_tar
 from mae_vit.errors import InputError
 

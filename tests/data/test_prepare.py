@@ -155,7 +155,7 @@ BAD = {
     "misspelt name": (["digit"], 'did you mean "digits"?'),
     "a file": (["{src}/README.txt"], "neither a folder nor an archive"),
     "no images": (["{tmp}/empty"], "holds no images"),
-    "no class folders": (["{src}/train/cat"], "lies in no class folder"),
+    "some in no class folder": (["{tmp}/mixed"], 'the image "2.png" lies in no class folder'),
     "one split twice": (["{src}", "{src}"], 'split "test" comes from both'),
     "damaged archive": (["{tmp}/broken.tar"], "is damaged"),
     "damaged gzip": (["{tmp}/broken.tar.gz"], "cannot be decompressed"),
@@ -177,6 +177,9 @@ def test_bad_input_is_one_line_and_writes_nothing(tree, tmp_path, capsys, name, 
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
         monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "mixed" / "cat").mkdir(parents=True)
+    (tmp_path / "mixed" / "cat" / "1.png").write_bytes(png_bytes())
+    (tmp_path / "mixed" / "2.png").write_bytes(png_bytes())
     (tmp_path / "broken.tar").write_bytes(b"x" * 2000)
     (tmp_path / "broken.tar.gz").write_bytes(b"x" * 2000)
     # A gzip header, and then no valid block: zlib's error, not gzip's.
@@ -217,8 +220,8 @@ def test_unreadable_images_are_left_out_and_named(tree, tmp_path, capsys):
     assert main(["prepare", str(tmp_path / "src"), str(tmp_path / "out")]) == 0
     output = capsys.readouterr().out
     assert "left out 2 unreadable images:" in output
-    assert "  cat/broken.jpg: " in output
-    assert "  cat/short.jpg: " in output
+    assert "  train/cat/broken.jpg: " in output
+    assert "  train/cat/short.jpg: " in output
     assert read_dataset(tmp_path / "out").splits["train"].samples == 22
 
 

@@ -321,7 +321,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(call, tmp_path, capsys):
         "16 tokens",
         "GFLOP per image",
         "6 steps",
-        "1,534 images",
+        "1,497 images",
         "rate",
         "memory",
         "disk",

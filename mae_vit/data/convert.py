@@ -1,0 +1,152 @@
+"""What `prepare` does to one image: decodes, measures, and turns or resizes it where asked to.
+
+Data processes import this file and nothing heavier: no torch, no webdataset.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from mae_vit.data.decode import MAX_PIXELS, DecodeError, Header, decode, read_header
+
+# EXIF's orientations -> what makes them upright (as PIL.ImageOps.exif_transpose).
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_LOSSLESS = ("png", "bmp", "gif", "tiff", "ppm")
+_SAME = {"jpeg": "jpg", "tif": "tiff"}
+DEFAULT_QUALITY = 90
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How images are stored.
+
+    Attributes:
+        resize: short side of larger images becomes this many pixels; None keeps them.
+        quality: of JPEGs that are encoded anew.
+        upright: apply EXIF orientation.
+        max_pixels: larger images are left out.
+    """
+
+    resize: int | None = None
+    quality: int = DEFAULT_QUALITY
+    upright: bool = False
+    max_pixels: int = MAX_PIXELS
+
+
+@dataclass(frozen=True)
+class Converted:
+    """An image as it is to be stored.
+
+    Attributes:
+        data: its bytes; None if they are those of the source.
+        extension: under which it is stored.
+        height: in pixels.
+        width: in pixels.
+        grey: it has one channel.
+        total: sum of its pixels, by RGB channel.
+        squares: sum of their squares.
+        notes: what is worth saying, once for all images alike.
+    """
+
+    data: bytes | None
+    extension: str
+    height: int
+    width: int
+    grey: bool
+    total: tuple[int, ...]
+    squares: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+
+def convert(data: bytes, extension: str, options: Conversion) -> Converted:
+    """Decodes an image, and encodes it anew where `options` ask for it.
+
+    Args:
+        data: an encoded image.
+        extension: that its file has.
+        options: of the whole call.
+
+    Raises:
+        DecodeError: if it is damaged, too large or none.
+    """
+    header = read_header(data)
+    pixels = decode(data, 1 if header.grey else 3, max_pixels=options.max_pixels)
+    notes, stored = list(header.notes), None
+    turned = options.upright and header.orientation != 1
+    if header.orientation != 1:
+        notes.append("turned upright" if turned else "with an EXIF orientation, which is ignored")
+    shrunk = options.resize is not None and min(pixels.shape[1:]) > options.resize
+    if turned or shrunk:
+        stored, extension = _encode_anew(pixels, header, options, shrunk)
+        pixels = decode(stored, len(pixels))
+    elif _SAME.get(extension, extension) != header.extension:
+        notes.append("named as another format")
+        extension = header.extension
+    total, squares = _sums(pixels)
+    return Converted(
+        data=stored,
+        extension=extension,
+        height=pixels.shape[1],
+        width=pixels.shape[2],
+        grey=header.grey,
+        total=total * (3 // len(total)),
+        squares=squares * (3 // len(squares)),
+        notes=tuple(notes),
+    )
+
+
+def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[Converted | str]:
+    """Converts several images; for one that cannot be, the reason."""
+    results: list[Converted | str] = []
+    for data, extension in chunk:
+        try:
+            results.append(convert(data, extension, options))
+        except DecodeError as error:
+            results.append(str(error))
+    return results
+
+
+def _encode_anew(pixels: np.ndarray, header: Header, options: Conversion, shrunk: bool) -> tuple[bytes, str]:
+    """Resizes and turns: JPEG, but lossless where only turned and lossless before."""
+    image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+    if shrunk:
+        assert options.resize is not None
+        scale = options.resize / min(image.size)
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        # Pillow's bicubic is antialiased, and gives the same pixels on every machine.
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    if options.upright and header.orientation in _UPRIGHT:
+        image = image.transpose(_UPRIGHT[header.orientation])
+    extension = "png" if header.extension in _LOSSLESS and not shrunk else "jpg"
+    stream = io.BytesIO()
+    try:
+        if extension == "png":
+            image.save(stream, "png")
+        else:
+            image.save(stream, "jpeg", quality=options.quality)
+    except (OSError, ValueError) as error:
+        raise DecodeError(f"{image.width}x{image.height} pixels cannot be encoded: {error}") from None
+    return stream.getvalue(), extension
+
+
+def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sums of pixels and of their squares by channel: exact, whatever the order."""
+    flat = pixels.reshape(len(pixels), -1)
+    # 255^2 fits 16 bits.
+    squares = np.square(flat, dtype=np.uint16)
+    return (
+        tuple(int(v) for v in flat.sum(axis=1, dtype=np.uint64)),
+        tuple(int(v) for v in squares.sum(axis=1, dtype=np.uint64)),
+    )

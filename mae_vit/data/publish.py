@@ -1,0 +1,99 @@
+"""Puts written shards in place and describes them, so that a kill leaves a whole folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from mae_vit import __version__
+from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, Split
+from mae_vit.data.statistics import Statistics
+from mae_vit.errors import InputError
+
+_SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
+
+
+def partial_folder(out: Path, split: str) -> Path:
+    """Where a split's shards are until all are there."""
+    return out / f".{split}.partial"
+
+
+def refuse_strangers(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:
+    """Refuses to replace shards of these names that somebody else put there.
+
+    Raises:
+        InputError: if there are any.
+    """
+    for split in splits:
+        # A hidden folder beside them: ours, of a call that was killed while it moved shards.
+        if (existing is not None and split in existing.splits) or partial_folder(out, split).exists():
+            continue
+        if strangers := sorted(out.glob(_SHARD_PATTERN.format(split=split))):
+            raise InputError(
+                f"{strangers[0]} is not described by {FILE_NAME}: give another folder, "
+                "or --overwrite to replace it"
+            )
+
+
+def publish(
+    out: Path, dataset: Dataset | None, classes: list[str], split: str, part: Split, statistics: Statistics
+) -> Dataset:
+    """Moves a split's shards into place, then says so in `dataset.json`."""
+    old = dataset.splits.get(split) if dataset else None
+    splits = dict(dataset.splits) if dataset else {}
+    if old is not None and dataset is not None:
+        # Until the new shards are described, the folder must not claim the old ones.
+        del splits[split]
+        if splits:
+            write_description(out, dataset.model_copy(update={"splits": splits}))
+        else:
+            (out / FILE_NAME).unlink()
+    for stale in out.glob(_SHARD_PATTERN.format(split=split)):
+        stale.unlink()
+    partial = partial_folder(out, split)
+    for shard in part.shards:
+        os.rename(partial / shard.file, out / shard.file)
+    splits[split] = part
+    if split == "train" or dataset is None or not dataset.splits or list(splits) == [split]:
+        dataset = describe(classes, splits, statistics)
+    else:
+        dataset = dataset.model_copy(update={"classes": classes, "splits": dict(sorted(splits.items()))})
+    write_description(out, dataset)
+    # Last: until here it says whose the shards are, should this be killed.
+    partial.rmdir()
+    return dataset
+
+
+def describe(classes: list[str], splits: dict[str, Split], statistics: Statistics) -> Dataset:
+    """A folder's description, with the statistics of one split's images."""
+    mean, std = statistics.mean_std()
+    return Dataset(
+        format=FORMAT,
+        tool=f"mae-vit {__version__}",
+        classes=classes,
+        channels=len(mean),
+        mean=mean,
+        std=std,
+        statistics_images=statistics.images,
+        splits=dict(sorted(splits.items())),
+    )
+
+
+def write_description(out: Path, dataset: Dataset) -> None:
+    """Writes `dataset.json`, atomically."""
+    with _replacing(out / FILE_NAME) as partial:
+        partial.write_text(dataset.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

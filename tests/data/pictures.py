@@ -1,0 +1,89 @@
+"""Small real images and archives for the tests of this folder."""
+
+import io
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def picture(seed: int = 0, size: tuple[int, int] = (40, 30), mode: str = "RGB") -> Image.Image:
+    """A smooth picture of any mode, different for each seed; `size` is (width, height)."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    return small.resize(size, Image.Resampling.BICUBIC).convert(mode)
+
+
+def encoded(image: Image.Image, kind: str = "jpeg", **options) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def write_tar(path: Path, files: dict[str, bytes] | list[tuple[str, bytes]], mode: str = "w") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as tar:
+        for name, data in files.items() if isinstance(files, dict) else files:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def write_zip(path: Path, files: dict[str, bytes] | list[tuple[str, bytes]], **options) -> Path:
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        for name, data in files.items() if isinstance(files, dict) else files:
+            archive.writestr(name, data)
+    return path
+
+
+def read_back(out: Path, split: str = "train") -> dict[str, dict[str, bytes]]:
+    """Every sample of a split through tarfile: key -> members."""
+    samples: dict[str, dict[str, bytes]] = {}
+    for shard in sorted(out.glob(f"{split}-*.tar")):
+        with tarfile.open(shard) as tar:
+            for member in tar.getmembers():
+                folder, _, name = member.name.rpartition("/")
+                stem, _, extension = name.partition(".")
+                key = f"{folder}/{stem}" if folder else stem
+                assert extension not in samples.setdefault(key, {}), member.name
+                samples[key][extension] = tar.extractfile(member).read()
+    return samples
+
+
+def img2dataset(folder: Path) -> Path:
+    """Two shards as img2dataset writes them: jpg, json, txt, and statistics beside."""
+    for shard in range(2):
+        members: list[tuple[str, bytes]] = []
+        for number in range(6):
+            key = f"{shard:05d}{number:04d}"
+            members += [
+                (f"{key}.jpg", encoded(picture(10 * shard + number))),
+                (f"{key}.txt", b"a caption"),
+                (
+                    f"{key}.json",
+                    json.dumps({"key": key, "caption": "a caption", "status": "success"}).encode(),
+                ),
+            ]
+        write_tar(folder / f"{shard:05d}.tar", members)
+        (folder / f"{shard:05d}_stats.json").write_text('{"count": 6}')
+    return folder
+
+
+def labelled_shards(folder: Path, labels: list[bytes] | None = None) -> Path:
+    members: list[tuple[str, bytes]] = []
+    for number, label in enumerate(labels or [b"%d" % (n % 11) for n in range(12)]):
+        members += [(f"{number}.cls", label), (f"{number}.png", encoded(picture(number), "png"))]
+    write_tar(folder / "imagenet-train-000000.tar", members)
+    write_tar(folder / "imagenet-val-000000.tar", members[:4])
+    return folder
