@@ -26,9 +26,10 @@ from mae_vit.training.estimate import Estimate, estimate, peak_flops
 from mae_vit.training.files import write_atomically
 from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import train
+from mae_vit.training.optimizers import OptimizerOptions
 from mae_vit.training.resume import Identity, find_start, run_identity, set_aside
 from mae_vit.training.run_folder import RunFolder, describe_environment
-from mae_vit.training.schedule import cosine_rate
+from mae_vit.training.schedule import rate_at
 from mae_vit.training.signals import StopRequest
 from mae_vit.weights import EncoderInfo, encoder_bytes
 from pretrain.data import Data, open_data
@@ -76,7 +77,12 @@ def pretrain(arguments: Arguments) -> int:
     info = describe_encoder(config, data)
     build = partial(build_objective, config, info, num_classes=data.num_classes)
     objective = build()
-    costs = estimate(build, batch_size_per_device=plan.batch_size_per_device)
+    costs = estimate(
+        build,
+        batch_size_per_device=plan.batch_size_per_device,
+        activation_checkpointing=config.train.activation_checkpointing,
+        optimizer_slots=len(optimizer_options(config).slots),
+    )
     folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
     if ranks.rank == 0:
         folder.check_writable()
@@ -88,10 +94,7 @@ def pretrain(arguments: Arguments) -> int:
         return 0
 
     if config.run.deterministic:
-        # cuBLAS asks for this. Only a warning where an operation has no deterministic
-        # kernel: gathers of distinct patches are exact without one.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        be_deterministic()
     connect(config, device)
     # Rank 0 moves an old run aside before any other looks for its checkpoints.
     if arguments.resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
@@ -104,6 +107,17 @@ def pretrain(arguments: Arguments) -> int:
         return 0
     engine = build_engine(config, plan, objective, ranks, device)
     return Job(config, plan, data, info, costs, engine, folder, identity).run(start)
+
+
+def be_deterministic() -> None:
+    """Makes equal runs on equal devices equal bit for bit, or fail.
+
+    Not `warn_only`: with it flash and memory-efficient attention keep their backward
+    passes of varying order, deterministic ones being chosen only without.
+    """
+    # cuBLAS asks for this.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 
 def connect(config: PretrainConfig, device: torch.device) -> None:
@@ -165,20 +179,25 @@ def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: i
     return config.objective.build(info.build(), mean=info.mean, std=info.std, num_classes=num_classes)
 
 
+def optimizer_options(config: PretrainConfig) -> OptimizerOptions:
+    """Which optimizer, with its own options."""
+    optim = config.optim
+    return OptimizerOptions(optim.name, optim.weight_decay, optim.own_options)
+
+
 def build_engine(
     config: PretrainConfig, plan: Plan, objective: Objective, ranks: Ranks, device: torch.device
 ) -> Engine:
     """Builds the engine that the config asks for."""
     options = StepOptions(
-        betas=(config.optim.betas[0], config.optim.betas[1]),
-        eps=config.optim.eps,
-        weight_decay=config.optim.weight_decay,
+        optimizer=optimizer_options(config),
         clip_grad=config.optim.clip_grad,
         precision=config.train.precision,
         batch_size_per_device=plan.batch_size_per_device,
         accumulation=plan.accumulation,
         zero_stage=config.train.zero_stage,
         compile=config.train.compile,
+        activation_checkpointing=config.train.activation_checkpointing,
     )
     if config.train.engine == "torch":
         return TorchEngine(objective, options, ranks, device)
@@ -236,11 +255,13 @@ class Job:
                 hooks,
                 plan=self.plan,
                 rate=partial(
-                    cosine_rate,
+                    rate_at,
+                    schedule=self.config.optim.schedule,
                     peak=self.plan.lr,
                     warmup_steps=self.plan.warmup_steps,
                     total_steps=self.plan.total_steps,
                     min_rate=self.config.optim.min_lr,
+                    decay_steps=self.plan.decay_steps,
                 ),
                 start_step=start_step,
                 log_every_steps=monitor.log_every_steps,
@@ -262,10 +283,11 @@ class Job:
         return 0 if outcome.finished else EXIT_REQUEUE
 
     def export(self, step: int) -> None:
-        """Writes `encoder.safetensors`."""
-        if self.engine.ranks.rank == 0:
-            info = EncoderInfo(**{**self.info.__dict__, "step": step})
-            write_atomically(self.folder.encoder, encoder_bytes(self.engine.objective.encoder, info))
+        """Writes `encoder.safetensors`; collective."""
+        with self.engine.whole():
+            if self.engine.ranks.rank == 0:
+                info = EncoderInfo(**{**self.info.__dict__, "step": step})
+                write_atomically(self.folder.encoder, encoder_bytes(self.engine.objective.encoder, info))
 
     def _say_farewell(self, finished: bool, step: int, seconds: float) -> None:
         if not finished:

@@ -15,7 +15,8 @@ from mae_vit.keyed import SampleKeys
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import StepOptions, TorchEngine
-from mae_vit.training.schedule import cosine_rate
+from mae_vit.training.optimizers import OptimizerOptions
+from mae_vit.training.schedule import rate_at
 
 STEPS, BATCH = 20, 16
 
@@ -37,7 +38,7 @@ def batch_of(step: int, start: int = 0, stop: int = BATCH) -> Batch:
 
 
 def rate(step: int) -> float:
-    return cosine_rate(step, peak=3e-3, warmup_steps=4, total_steps=STEPS)
+    return rate_at(step, schedule="cosine", peak=3e-3, warmup_steps=4, total_steps=STEPS)
 
 
 def main() -> None:
@@ -48,9 +49,8 @@ def main() -> None:
     share = BATCH // ranks.world_size
     micro = share // int(accumulation)
     options = StepOptions(
-        betas=(0.9, 0.95),
-        eps=1e-8,
-        weight_decay=0.05,
+        optimizer=OptimizerOptions("adamw", 0.05, {"betas": (0.9, 0.95), "eps": 1e-8}),
+        zero_keeps_whole_below=0,
         clip_grad=float(clip) or None,
         precision=precision,
         batch_size_per_device=micro,
@@ -72,7 +72,7 @@ def main() -> None:
             loss = engine.forward(batch_of(step, start, start + micro).to(device)).loss
             engine.backward(loss)
             total += loss.detach() / int(accumulation)
-        norms.append(float(engine.step(rate(step))))
+        norms.append(float(engine.step(rate(step)).grad_norm))
         losses.append(float(engine.all_reduce_sum(total)) / ranks.world_size)
         if step == 9:
             # Through a gathered state and back, as a resumed run would go.
