@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -19,14 +18,14 @@ from mae_vit.errors import InputError
 from mae_vit.objectives import Objective, ObjectiveConfig
 from mae_vit.plan import Plan, make_plan
 from mae_vit.training.checkpoint import Checkpoint
-from mae_vit.training.distributed import Ranks, barrier, find_device, find_ranks
-from mae_vit.training.engine import Engine, StepOptions, TorchEngine
+from mae_vit.training.distributed import barrier, find_device, find_ranks
+from mae_vit.training.engine import Engine
+from mae_vit.training.engines import be_deterministic, build_engine, connect, optimizer_options
 from mae_vit.training.entry import EXIT_REQUEUE, Arguments, parse_arguments, run_to_exit_code
 from mae_vit.training.estimate import Estimate, estimate, peak_flops
 from mae_vit.training.files import write_atomically
 from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import train
-from mae_vit.training.optimizers import OptimizerOptions
 from mae_vit.training.resume import Identity, find_start, run_identity, set_aside
 from mae_vit.training.run_folder import RunFolder, describe_environment
 from mae_vit.training.schedule import rate_at
@@ -109,26 +108,6 @@ def pretrain(arguments: Arguments) -> int:
     return Job(config, plan, data, info, costs, engine, folder, identity).run(start)
 
 
-def be_deterministic() -> None:
-    """Makes equal runs on equal devices equal bit for bit, or fail.
-
-    Not `warn_only`: with it flash and memory-efficient attention keep their backward
-    passes of varying order, deterministic ones being chosen only without.
-    """
-    # cuBLAS asks for this.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-
-
-def connect(config: PretrainConfig, device: torch.device) -> None:
-    """Joins the ranks, where the engine needs it."""
-    if config.train.engine == "deepspeed":
-        # DeepSpeed takes seconds to import: not before the input was checked.
-        from mae_vit.training.deepspeed_engine import init_process_group
-
-        init_process_group(device)
-
-
 def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
     """Resolves the geometry of the encoder.
 
@@ -177,33 +156,6 @@ def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: i
         raise InputError(f"objective.{error}") from None
     torch.manual_seed(config.run.seed)
     return config.objective.build(info.build(), mean=info.mean, std=info.std, num_classes=num_classes)
-
-
-def optimizer_options(config: PretrainConfig) -> OptimizerOptions:
-    """Which optimizer, with its own options."""
-    optim = config.optim
-    return OptimizerOptions(optim.name, optim.weight_decay, optim.own_options)
-
-
-def build_engine(
-    config: PretrainConfig, plan: Plan, objective: Objective, ranks: Ranks, device: torch.device
-) -> Engine:
-    """Builds the engine that the config asks for."""
-    options = StepOptions(
-        optimizer=optimizer_options(config),
-        clip_grad=config.optim.clip_grad,
-        precision=config.train.precision,
-        batch_size_per_device=plan.batch_size_per_device,
-        accumulation=plan.accumulation,
-        zero_stage=config.train.zero_stage,
-        compile=config.train.compile,
-        activation_checkpointing=config.train.activation_checkpointing,
-    )
-    if config.train.engine == "torch":
-        return TorchEngine(objective, options, ranks, device)
-    from mae_vit.training.deepspeed_engine import DeepSpeedEngine
-
-    return DeepSpeedEngine(objective, options, ranks, device)
 
 
 @dataclass
