@@ -29,6 +29,7 @@ from mae_vit.keyed import SampleKeys
 from mae_vit.objectives.mae import MAEConfig
 from mae_vit.training.distributed import Ranks, find_device
 from mae_vit.training.engine import StepOptions, TorchEngine
+from mae_vit.training.optimizers import OptimizerOptions
 from mae_vit.training.run_folder import describe_environment
 
 SIZE, PATCH, PIXELS = SIZES["tiny-cifar"], 4, 32
@@ -55,9 +56,7 @@ def our_step(batch_size: int, precision: str, threads: int, compiled: bool = Fal
         decoder_num_heads=DECODER_HEADS,
     )
     options = StepOptions(
-        betas=(0.9, 0.95),
-        eps=1e-8,
-        weight_decay=0.05,
+        optimizer=OptimizerOptions("adamw", 0.05, {"betas": (0.9, 0.95), "eps": 1e-8}),
         clip_grad=None,
         precision=precision,  # type: ignore[arg-type]
         batch_size_per_device=batch_size,

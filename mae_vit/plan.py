@@ -21,6 +21,7 @@ class Plan:
         batch_size_per_device: images per micro-batch of one rank.
         accumulation: micro-batches per step.
         lr: peak learning rate.
+        decay_steps: steps of decay at the end, under `schedule="wsd"`; 0 otherwise.
         checkpoint_every_steps: steps between saves.
         evaluate_every_steps: steps between evaluations on held-out images.
         probe_every_steps: steps between scores of the online probe; 0 for none.
@@ -34,6 +35,7 @@ class Plan:
     batch_size_per_device: int
     accumulation: int
     lr: float
+    decay_steps: int
     checkpoint_every_steps: int
     evaluate_every_steps: int
     probe_every_steps: int = 0
@@ -79,8 +81,8 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
 
     Raises:
         InputError: if the batch does not divide over ranks and micro-batches, if ranks
-            and lanes do not fit, if the data holds less than one batch, or if the
-            warm-up exceeds the run.
+            and lanes do not fit, if the data holds less than one batch, if warm-up and
+            decay exceed the run, or if the rate would end above its peak.
     """
     train, optim = config.train, config.optim
     batch = train.effective_batch_size
@@ -101,6 +103,16 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     )
     if warmup > total:
         raise InputError(f"warm-up of {warmup} steps is longer than the run of {total} steps")
+    decay = round(total * optim.decay_share) if optim.decay_share else 0
+    if warmup + decay > total:
+        raise InputError(
+            f"warm-up of {warmup} steps and decay of {decay} steps (optim.decay_share={optim.decay_share:g}) "
+            f"are longer than the run of {total} steps"
+        )
+    lr = _peak_rate(optim.lr, optim.blr, batch)
+    if optim.min_lr > lr:
+        given = f"optim.lr={lr:g}" if optim.lr else f"{lr:g} = optim.blr={optim.blr:g} x {batch} / 256"
+        raise InputError(f"optim.min_lr={optim.min_lr:g} is above the peak rate {given}")
     save, monitor = config.checkpoint, config.monitor
     return Plan(
         num_samples=num_samples,
@@ -110,7 +122,8 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         effective_batch_size=batch,
         batch_size_per_device=per_device,
         accumulation=accumulation,
-        lr=_peak_rate(optim.lr, optim.blr, batch),
+        lr=lr,
+        decay_steps=decay,
         checkpoint_every_steps=max(
             1, to_steps(steps=save.every_steps, epochs=save.every_epochs, default=steps_per_epoch, **sizes)
         ),

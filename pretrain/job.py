@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,8 @@ from mae_vit.plan import Plan, make_plan
 from mae_vit.starts import load_start, read_start
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks, barrier, find_device, find_ranks
-from mae_vit.training.engine import Engine, StepOptions, TorchEngine
+from mae_vit.training.engine import Engine
+from mae_vit.training.engines import be_deterministic, build_engine, connect, optimizer_options
 from mae_vit.training.entry import EXIT_REQUEUE, Arguments, parse_arguments, run_to_exit_code
 from mae_vit.training.estimate import Estimate, estimate, peak_flops
 from mae_vit.training.files import write_atomically
@@ -30,7 +30,7 @@ from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import train
 from mae_vit.training.resume import Identity, find_start, run_identity, set_aside
 from mae_vit.training.run_folder import RunFolder, describe_environment
-from mae_vit.training.schedule import cosine_rate
+from mae_vit.training.schedule import rate_at
 from mae_vit.training.signals import StopRequest
 from mae_vit.training.terminal import outlive_terminal
 from mae_vit.weights import EncoderInfo, encoder_bytes
@@ -83,7 +83,12 @@ def pretrain(arguments: Arguments) -> int:
     )
     info = describe_encoder(config, data)
     build = partial(build_objective, config, info, num_classes=data.num_classes)
-    costs = estimate(build, batch_size_per_device=plan.batch_size_per_device)
+    costs = estimate(
+        build,
+        batch_size_per_device=plan.batch_size_per_device,
+        activation_checkpointing=config.train.activation_checkpointing,
+        optimizer_slots=len(optimizer_options(config).slots),
+    )
     folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
     if ranks.rank == 0:
         folder.check_writable()
@@ -97,10 +102,7 @@ def pretrain(arguments: Arguments) -> int:
         return 0
 
     if config.run.deterministic:
-        # cuBLAS asks for this. Only a warning where an operation has no deterministic
-        # kernel: gathers of distinct patches are exact without one.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        be_deterministic()
     connect(config, device)
     # Rank 0 moves an old run aside before any other looks for its checkpoints.
     if arguments.resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
@@ -116,15 +118,6 @@ def pretrain(arguments: Arguments) -> int:
         initialize(objective, config, info, say=ranks.rank == 0)
     engine = build_engine(config, plan, objective, ranks, device)
     return Job(config, plan, data, info, costs, engine, folder, identity).run(start)
-
-
-def connect(config: PretrainConfig, device: torch.device) -> None:
-    """Joins the ranks, where the engine needs it."""
-    if config.train.engine == "deepspeed":
-        # DeepSpeed takes seconds to import: not before the input was checked.
-        from mae_vit.training.deepspeed_engine import init_process_group
-
-        init_process_group(device)
 
 
 def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
@@ -211,28 +204,6 @@ def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, 4) for value in values]
 
 
-def build_engine(
-    config: PretrainConfig, plan: Plan, objective: Objective, ranks: Ranks, device: torch.device
-) -> Engine:
-    """Builds the engine that the config asks for."""
-    options = StepOptions(
-        betas=(config.optim.betas[0], config.optim.betas[1]),
-        eps=config.optim.eps,
-        weight_decay=config.optim.weight_decay,
-        clip_grad=config.optim.clip_grad,
-        precision=config.train.precision,
-        batch_size_per_device=plan.batch_size_per_device,
-        accumulation=plan.accumulation,
-        zero_stage=config.train.zero_stage,
-        compile=config.train.compile,
-    )
-    if config.train.engine == "torch":
-        return TorchEngine(objective, options, ranks, device)
-    from mae_vit.training.deepspeed_engine import DeepSpeedEngine
-
-    return DeepSpeedEngine(objective, options, ranks, device)
-
-
 @dataclass
 class Job:
     """A run whose parts are all there."""
@@ -284,11 +255,13 @@ class Job:
                 hooks,
                 plan=self.plan,
                 rate=partial(
-                    cosine_rate,
+                    rate_at,
+                    schedule=self.config.optim.schedule,
                     peak=self.plan.lr,
                     warmup_steps=self.plan.warmup_steps,
                     total_steps=self.plan.total_steps,
                     min_rate=self.config.optim.min_lr,
+                    decay_steps=self.plan.decay_steps,
                 ),
                 noise_seed=noise_seed_of(self.config, self.engine.ranks),
                 start_step=start_step,
@@ -311,10 +284,11 @@ class Job:
         return 0 if outcome.finished else EXIT_REQUEUE
 
     def export(self, step: int) -> None:
-        """Writes `encoder.safetensors`."""
-        if self.engine.ranks.rank == 0:
-            info = EncoderInfo(**{**self.info.__dict__, "step": step})
-            write_atomically(self.folder.encoder, encoder_bytes(self.engine.objective.encoder, info))
+        """Writes `encoder.safetensors`; collective."""
+        with self.engine.whole():
+            if self.engine.ranks.rank == 0:
+                info = EncoderInfo(**{**self.info.__dict__, "step": step})
+                write_atomically(self.folder.encoder, encoder_bytes(self.engine.objective.encoder, info))
 
     def _say_farewell(self, finished: bool, step: int, seconds: float) -> None:
         if not finished:

@@ -40,6 +40,7 @@ def describe_plan(
     source = type(data.source).__name__.removesuffix("Source").lower()
     shards = len(data.index.split_info.shards)
     begin = f"goes on from {start.path} (step {start.step})" if start else "from scratch"
+    schedule = config.optim.schedule + (f" over the last {plan.decay_steps:,}" if plan.decay_steps else "")
     held_out = (
         f'split "{data.held_out_index.split}", {min(config.monitor.evaluate_images, len(data.held_out_index)):,} '
         f"of {len(data.held_out_index):,} images, every {plan.evaluate_every_steps:,} steps"
@@ -59,8 +60,8 @@ def describe_plan(
         f"{plan.batch_size_per_device}",
         "length": f"{plan.total_steps:,} steps = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
         f"{plan.steps_per_epoch:,} ({plan.num_samples % plan.effective_batch_size:,} images of each dropped)",
-        "rate": f"{plan.lr:.3e} peak after {plan.warmup_steps:,} steps of warm-up, cosine to "
-        f"{config.optim.min_lr:g}",
+        "rate": f"{plan.lr:.3e} peak after {plan.warmup_steps:,} steps of warm-up, {schedule} to "
+        f"{config.optim.min_lr:g}; {config.optim.name}",
         "engine": f"{train.engine}, ZeRO {train.zero_stage}, {train.precision}, {device}",
         "memory": f"{memory:.2f} GiB for each rank, about (states and float32 activations)",
         "disk": f"{disk / 2**20:,.0f} MiB for {kept} checkpoints of "

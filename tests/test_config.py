@@ -43,6 +43,19 @@ BAD = {
         "data.lanes=8 does not divide train.effective_batch_size=3 (nearest batch: 8, nearest lanes: 3)"
     ),
     "optim.betas=[0.9, 1.5]": "each needs 0 <= beta < 1",
+    "optim.name=sgd": 'betas has no effect with name="sgd"; it belongs to name="adamw" or "adam"',
+    "optim.momentum=0.9": 'momentum has no effect with name="adamw"; it belongs to name="sgd" or "lars"',
+    "optim.nesterov=true": 'nesterov has no effect with name="adamw"; it belongs to name="sgd"',
+    "optim.trust_coefficient=1": 'it belongs to name="lars"',
+    "optim.name=lars optim.betas= optim.eps=1": 'eps has no effect with name="lars"',
+    "optim.name=sgd optim.betas= optim.momentum=0 optim.nesterov=true": "nesterov=true has no effect with momentum=0",
+    "optim.name=adamm": 'did you mean "adam',
+    "optim.decay_share=0.1": 'decay_share has no effect with schedule="cosine"; it belongs to schedule="wsd"',
+    "optim.schedule=wsd optim.decay_share=1.5": "optim.decay_share=1.5",
+    "optim.name=lars optim.betas= train.zero_stage=1": "needs whole parameters, train.zero_stage=1 shards",
+    "train.zero_stage=4": "train.zero_stage=4",
+    "train.zero_stage=3 train.compile=true": "compile=true does not go with zero_stage=3",
+    "train.zero_stage=2 train.engine=torch": 'zero_stage=2 needs engine="deepspeed"',
     "run.seed=-1": "run.seed=-1",
     "optim.lr=.inf": "optim.lr=inf",
     "nonsense": "write key.path=value",
@@ -159,6 +172,25 @@ def test_lanes_fit_ranks_that_divide_them_or_are_divided(world_size):
     assert plan("data.order=blocks", world_size=world_size).effective_batch_size == 128
 
 
+def test_each_optimizer_and_schedule_has_its_own_defaults():
+    def optim(*overrides: str):
+        return load_config(PretrainConfig, CONFIG, ["optim.betas=", "optim.weight_decay=", *overrides]).optim
+
+    assert (optim().betas, optim().weight_decay) == ([0.9, 0.95], 0.05)
+    assert optim("optim.name=adam").own_options == {"betas": [0.9, 0.999], "eps": 1e-8}
+    assert optim("optim.name=sgd").own_options == {"momentum": 0.9, "nesterov": False}
+    lars = optim("optim.name=lars", "optim.momentum=0.5")
+    assert lars.own_options == {"momentum": 0.5, "trust_coefficient": 0.001}
+    assert lars.weight_decay == 0
+    assert (lars.betas, lars.eps, lars.nesterov, lars.decay_share) == (None, None, None, None)
+    assert optim("optim.schedule=wsd").decay_share == 0.2
+
+
+def test_the_decay_is_a_share_of_the_run():
+    assert plan("train.steps=70", "train.warmup_epochs=0").decay_steps == 0
+    assert plan("train.steps=70", "train.warmup_epochs=0", "optim.schedule=wsd").decay_steps == 14
+
+
 @pytest.mark.parametrize(
     ("overrides", "world_size", "expected"),
     [
@@ -176,6 +208,17 @@ def test_lanes_fit_ranks_that_divide_them_or_are_divided(world_size):
         (["train.effective_batch_size=2000"], 1, "larger than the data"),
         (["train.warmup_epochs=31"], 1, "warm-up of 341 steps is longer than the run of 330 steps"),
         (["train.epochs=0.01", "train.warmup_epochs=0"], 1, "less than one step"),
+        (["optim.min_lr=0.5"], 1, "optim.min_lr=0.5 is above the peak rate optim.lr=0.001"),
+        (
+            ["optim.blr=1e-4", "optim.min_lr=6e-5"],
+            1,
+            "optim.min_lr=6e-05 is above the peak rate 5e-05 = optim.blr=0.0001 x 128 / 256",
+        ),
+        (
+            ["train.steps=10", "train.warmup_steps=6", "optim.schedule=wsd", "optim.decay_share=0.5"],
+            1,
+            "warm-up of 6 steps and decay of 5 steps (optim.decay_share=0.5) are longer than the run of 10 steps",
+        ),
     ],
 )
 def test_impossible_plans(overrides, world_size, expected):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -15,9 +14,8 @@ from mae_vit.config import Section
 from mae_vit.encoder import ViTEncoder
 
 
-@dataclass(frozen=True)
-class ObjectiveOutput:
-    """What a forward pass returns.
+class ObjectiveOutput(NamedTuple):
+    """What a forward pass returns: a tuple, in which DeepSpeed finds the tensors.
 
     Attributes:
         loss: scalar float32, the mean over the micro-batch.
@@ -27,7 +25,7 @@ class ObjectiveOutput:
     """
 
     loss: Tensor
-    values: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    values: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 (only read)
 
 
 class Picture(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -96,11 +96,7 @@ class Joint(Objective):
             output = self._parts()[name](batch)
             # All parameters get a gradient, if of zero, at every step: engines and ZeRO
             # stages would differ in what they do with one that is missing.
-            nothing = sum(
-                0.0 * parameter.sum()
-                for key, parameter in idle.named_parameters()
-                if parameter.requires_grad and not key.startswith("encoder.")
-            )
+            nothing = sum(0.0 * parameter.sum() for parameter in _head_of(idle) if parameter.requires_grad)
             return ObjectiveOutput(
                 self._weights[name] * output.loss + nothing, _named(name, output, len(batch.images))
             )
@@ -143,6 +139,14 @@ class Joint(Objective):
             for row in part.pictures(batch)[:-1]
         ]
         return [*rows, self.mae.pictures(batch)[-1]]
+
+
+def _head_of(part: Objective) -> Iterator[Tensor]:
+    """The parameters that a part does not share; read off their modules, as ZeRO 3 gathers them."""
+    for path, module in part.named_modules():
+        if path.split(".")[0] != "encoder":
+            for key, _ in module.named_parameters(recurse=False):
+                yield getattr(module, key)
 
 
 def _named(name: str, output: ObjectiveOutput, images: int) -> dict[str, tuple[Tensor, Tensor]]:

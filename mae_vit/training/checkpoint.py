@@ -1,9 +1,10 @@
 """Checkpoints that depend on neither world size nor ZeRO stage, and are never torn.
 
-`checkpoints/step-NNNNNNNN/` holds `parameters.safetensors`, `exp_avg.safetensors`,
-`exp_avg_sq.safetensors` and `state.json` (step, optimizer step, identity of the run,
-checksums). It is written under a temporary name and renamed when complete; the file
-`latest` moves last. Nothing in it can execute code.
+`checkpoints/step-NNNNNNNN/` holds `parameters.safetensors`, a file for each of the
+optimizer's slots (`exp_avg.safetensors`, `exp_avg_sq.safetensors`) and `state.json`
+(step, optimizer step, loss scale, identity of the run, checksums). It is written under
+a temporary name and renamed when complete; the file `latest` moves last. Nothing in it
+can execute code.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import re
 import shutil
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from mae_vit.errors import InputError
-from mae_vit.training.engine import TrainState
 from mae_vit.training.files import sha256, sync_folder, write_atomically
+from mae_vit.training.precision import LossScale
+from mae_vit.training.state import TrainState
 
-_PARTS = ("parameters", "exp_avg", "exp_avg_sq")
+# What state.json does not say was so before it did.
+_SLOTS_BEFORE = ("exp_avg", "exp_avg_sq")
+_SLOT = re.compile(r"[a-z_]+")
 _NAME = re.compile(r"step-(\d{8,})")
 FORMAT = 1
 
@@ -61,14 +65,16 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     checksums = {}
-    for part in _PARTS:
-        data = save_tensors(getattr(state, part))
+    for part, tensors in {"parameters": state.parameters, **state.slots}.items():
+        data = save_tensors(tensors)
         checksums[part] = sha256(data)
         write_atomically(partial / f"{part}.safetensors", data)
     described = {
         "format": FORMAT,
         "step": step,
         "optimizer_step": state.optimizer_step,
+        "slots": list(state.slots),
+        "loss_scale": asdict(state.loss_scale) if state.loss_scale else None,
         "sha256": checksums,
         "identity": identity,
     }
@@ -92,13 +98,22 @@ def load_checkpoint(path: Path) -> Checkpoint:
         described = json.loads((path / "state.json").read_text())
         if described["format"] != FORMAT:
             raise BrokenCheckpoint(f"{path}: format {described['format']}, this version reads {FORMAT}")
+        slots = described.get("slots", _SLOTS_BEFORE)
+        if not all(_SLOT.fullmatch(slot) for slot in slots):
+            raise BrokenCheckpoint(f"{path}: state.json names odd slots {slots}")
         tensors = {}
-        for part in _PARTS:
+        for part in ("parameters", *slots):
             data = (path / f"{part}.safetensors").read_bytes()
             if sha256(data) != described["sha256"][part]:
                 raise BrokenCheckpoint(f"{path}: {part}.safetensors is damaged (checksum differs)")
             tensors[part] = load_tensors(data)
-        state = TrainState(**tensors, optimizer_step=int(described["optimizer_step"]))
+        scale = described.get("loss_scale")
+        state = TrainState(
+            tensors.pop("parameters"),
+            tensors,
+            int(described["optimizer_step"]),
+            LossScale(**scale) if scale else None,
+        )
         return Checkpoint(path, int(described["step"]), dict(described["identity"]), state)
     except BrokenCheckpoint:
         raise
@@ -136,9 +151,13 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def prune_checkpoints(folder: Path, *, keep_last: int, keep_every: int | None, every_steps: int) -> None:
-    """Removes all but the last `keep_last` and, where asked, every `keep_every`-th saved."""
+    """Removes all but the last `keep_last` and, where asked, every `keep_every`-th.
+
+    Counted are those saved every `every_steps`; one between them, saved on a signal, is
+    kept only while it is among the last.
+    """
     for path in list_checkpoints(folder)[:-keep_last]:
-        if keep_every is None or (_step(path) // every_steps) % keep_every:
+        if keep_every is None or _step(path) % (every_steps * keep_every):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -1,34 +1,38 @@
-"""The engine of pretraining: DeepSpeed, ZeRO 0-1, on CPU (gloo) or GPU (nccl).
+"""The engine of pretraining: DeepSpeed, ZeRO 0-3, on CPU (gloo) or GPU (nccl).
 
-The only file that imports DeepSpeed. Scheduler, loader, gradient norm and
-checkpoints are ours; DeepSpeed reduces gradients and shards optimizer state.
+The only file that imports DeepSpeed. Scheduler, loader, gradient norm, loss scale and
+checkpoints are ours; DeepSpeed reduces gradients and shards optimizer state (ZeRO 1),
+gradients (2) and parameters (3).
 """
 
 from __future__ import annotations
 
+import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
 import torch
+import torch.nn.functional as F
+from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.utils import (
     safe_get_full_optimizer_state,
     safe_set_full_fp32_param,
     safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from mae_vit.batch import Batch
+from mae_vit.encoder import set_fused_attention
 from mae_vit.objectives.base import Objective, ObjectiveOutput
 from mae_vit.training.distributed import Ranks
-from mae_vit.training.engine import (
-    Engine,
-    StepOptions,
-    TrainState,
-    clip_gradients,
-    gather_local,
-    restore_local,
-)
+from mae_vit.training.engine import Engine, StepOptions, StepResult
+from mae_vit.training.optimizers import make_optimizer
+from mae_vit.training.state import TrainState, to_host
 
 
 def init_process_group(device: torch.device) -> None:
@@ -38,6 +42,8 @@ def init_process_group(device: torch.device) -> None:
     # ninja), which only its inference uses. An empty table of compatible ops makes
     # it go on without; drop this line when the build becomes optional.
     deepspeed.ops.__compatible_ops__ = {}
+    # ZeRO 3 would warn that it finds no tensors in a `Batch`: none of them has a gradient.
+    deepspeed.runtime.zero.utils.warned = True
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
 
 
@@ -48,90 +54,179 @@ class DeepSpeedEngine(Engine):
         self, objective: Objective, options: StepOptions, ranks: Ranks, device: torch.device
     ) -> None:
         """Wraps `objective`; the process group must exist."""
+        # Made before any hook is.
+        self._shell = _shell_of(objective) if options.zero_stage == 3 else None
         super().__init__(objective, options, ranks, device)
-        self._optimizer = self.make_optimizer()
+        if self._shell is not None:
+            set_fused_attention(self._shell.to(device), fused=device.type != "cpu")
+        self._optimizer = make_optimizer(self.objective, options.optimizer)
+        trainable = sum(p.numel() for p in self.trainable().values())
         self._engine, self._wrapped, _, _ = deepspeed.initialize(
             model=self.module,
             optimizer=self._optimizer,
-            config=deepspeed_config(options),
+            config=deepspeed_config(options, trainable=trainable),
             dist_init_required=False,
         )
         if options.zero_stage:
-            self._make_moments()
+            self._make_slots()
+            self._hand_over_scale()
 
     def forward(self, batch: Batch) -> ObjectiveOutput:  # noqa: D102
         return self._engine(batch)
 
     def backward(self, loss: Tensor) -> None:  # noqa: D102
-        self._engine.backward(loss)
+        # From ZeRO 1 on DeepSpeed applies the scale that it was told.
+        self._engine.backward(loss if self.options.zero_stage else self.scaled(loss))
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
 
-    def step(self, lr: float) -> Tensor:  # noqa: D102
+    def step(self, lr: float) -> StepResult:  # noqa: D102
         for group in self._wrapped.param_groups:
             group["lr"] = lr
         if self.options.zero_stage:
             self._engine.step()
-            # DeepSpeed reports a skipped non-finite step as a norm of infinity.
-            return torch.as_tensor(self._engine.get_global_grad_norm(), device=self.device)
+            # DeepSpeed skips a non-finite step itself, and reports a norm of infinity.
+            norm = torch.as_tensor(self._engine.get_global_grad_norm(), device=self.device)
+            result = self.settle(norm)
+            self._hand_over_scale()
+            return result
         # At ZeRO 0 gradients are reduced by now, and DeepSpeed keeps no norm.
-        norm = clip_gradients(self.trainable().values(), self.options.clip_grad)
+        result = self.clip_local()
+        if result.skipped:
+            # Optimizers pass over parameters without a gradient.
+            self._optimizer.zero_grad(set_to_none=True)
         self._engine.step()
-        return norm
+        return result
 
     def gather(self) -> TrainState:  # noqa: D102
         # safe_get_* returns None, and safe_set_* does nothing, at ZeRO 0.
         if not self.options.zero_stage:
-            return gather_local(self, self._optimizer)
-        step = int(self._optimizer.state[self._flat_partitions()[0]]["step"])
-        state = TrainState(self.copy_parameters(), {}, {}, step)
-        for name, parameter in self.trainable().items():
-            for key, values in (("exp_avg", state.exp_avg), ("exp_avg_sq", state.exp_avg_sq)):
-                full = safe_get_full_optimizer_state(parameter, key)
-                values[name] = full.detach().to("cpu", torch.float32, copy=True).contiguous()
-        return state
+            return self.gather_local(self._optimizer)
+        parameters = {}
+        for name, parameter in self.objective.named_parameters():
+            with GatheredParameters([parameter], enabled=self._shell is not None):
+                parameters[name] = to_host(parameter)
+        slots = {
+            slot: {
+                name: to_host(safe_get_full_optimizer_state(parameter, slot))
+                for name, parameter in self.trainable().items()
+            }
+            for slot in self.options.optimizer.slots
+        }
+        return self.describe(parameters, slots)
 
     def restore(self, state: TrainState) -> None:  # noqa: D102
         if not self.options.zero_stage:
-            restore_local(self, self._optimizer, state)
+            self.restore_local(self._optimizer, state)
             return
-        self.load_parameters(state.parameters)
-        for flat in self._flat_partitions():
-            # AdamW's step counter is reachable by none of DeepSpeed's safe_* calls.
-            self._optimizer.state[flat]["step"].fill_(float(state.optimizer_step))
-        for name, parameter in self.trainable().items():
-            safe_set_full_fp32_param(parameter, state.parameters[name].to(self.device))
-            safe_set_full_optimizer_state(parameter, state.exp_avg[name].to(self.device), "exp_avg")
-            safe_set_full_optimizer_state(parameter, state.exp_avg_sq[name].to(self.device), "exp_avg_sq")
+        self.restore_counters(state)
+        self._hand_over_scale()
+        if self.options.optimizer.counts_updates:
+            for flat in self._flat_partitions():
+                # Adam's step counter is reachable by none of DeepSpeed's safe_* calls.
+                self._optimizer.state[flat]["step"].fill_(float(state.optimizer_step))
+        for name, parameter in self.objective.named_parameters():
+            value = state.parameters[name].to(self.device)
+            with GatheredParameters([parameter], modifier_rank=0, enabled=self._shell is not None):
+                parameter.data.copy_(value)
+            if parameter.requires_grad:
+                self._set_master(parameter, value, None)
+                for slot, values in state.slots.items():
+                    self._set_master(parameter, values[name].to(self.device), slot)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """At ZeRO 3, gathers parameters into a second objective, without DeepSpeed's hooks.
+
+        So ranks may run it differently (other numbers of held-out batches, pictures on
+        one rank). For the time being each rank holds all parameters.
+        """
+        if self._shell is None:
+            yield
+            return
+        shell, sharded = self._shell, self.objective
+        for parameter, target in zip(sharded.parameters(), shell.parameters(), strict=True):
+            with GatheredParameters([parameter]):
+                target.data = parameter.detach().clone()
+        self.objective = shell
+        try:
+            yield
+        finally:
+            self.objective = sharded
+            _empty(shell)
+
+    def _set_master(self, parameter: nn.Parameter, value: Tensor, slot: str | None) -> None:
+        """Sets ZeRO's own copy of a parameter, or of one of its slots, to a whole value."""
+        if self.options.zero_stage < 3:
+            if slot is None:
+                safe_set_full_fp32_param(parameter, value)
+            else:
+                safe_set_full_optimizer_state(parameter, value, slot)
+            return
+        # Each rank's part by itself: DeepSpeed 0.19's call for whole values fails where
+        # ranks do not divide a parameter.
+        size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+        padded = F.pad(value.flatten(), (0, size * self.ranks.world_size - value.numel()))
+        part = padded.narrow(0, size * self.ranks.rank, size)
+        if slot is None:
+            safe_set_local_fp32_param(parameter, part)
+        else:
+            safe_set_local_optimizer_state(parameter, part, slot)
 
     def _flat_partitions(self) -> list[Tensor]:
         """ZeRO's own parameters: this rank's flat part of each group."""
+        if self.options.zero_stage == 3:
+            return list(self._wrapped.fp32_partitioned_groups_flat)
         return [group["params"][0] for group in self._optimizer.param_groups]
 
-    def _make_moments(self) -> None:
-        """Creates the state that AdamW would make at its first step, and links it to parameters.
+    def _make_slots(self) -> None:
+        """Creates the state that the optimizer would make at its first step, and links it to parameters.
 
         DeepSpeed 0.19 links all groups once the first group has stepped, when the others
         have no state yet: with several groups, safe_get_full_optimizer_state then fails
         for all but the first. With the state there beforehand the link is complete.
         """
         for flat in self._flat_partitions():
-            self._optimizer.state[flat] = {
-                "step": torch.zeros((), device=flat.device),
-                "exp_avg": torch.zeros_like(flat),
-                "exp_avg_sq": torch.zeros_like(flat),
-            }
-        self._wrapped._lazy_init_hp_params_optimizer_state()
+            state = {slot: torch.zeros_like(flat) for slot in self.options.optimizer.slots}
+            if self.options.optimizer.counts_updates:
+                state["step"] = torch.zeros((), device=flat.device)
+            self._optimizer.state[flat] = state
+        if self.options.zero_stage < 3:
+            self._wrapped._lazy_init_hp_params_optimizer_state()
+
+    def _hand_over_scale(self) -> None:
+        """Tells DeepSpeed the loss scale: it scales losses, unscales its parts of the gradients."""
+        if self.loss_scale is not None:
+            self._wrapped.override_loss_scale(self.loss_scale.scale)
 
 
-def deepspeed_config(options: StepOptions) -> dict[str, Any]:
+def _shell_of(objective: Objective) -> Objective:
+    """Copies an objective without its parameters' values."""
+    shell = copy.deepcopy(objective).requires_grad_(False)
+    _empty(shell)
+    return shell
+
+
+def _empty(shell: Objective) -> None:
+    for parameter in shell.parameters():
+        parameter.data = torch.empty(0, device=parameter.device)
+
+
+def deepspeed_config(options: StepOptions, *, trainable: int) -> dict[str, Any]:
     """Generates DeepSpeed's dictionary from ours."""
     return {
         "train_micro_batch_size_per_gpu": options.batch_size_per_device,
         "gradient_accumulation_steps": options.accumulation,
         # At ZeRO 0 we clip ourselves, to know the norm.
         "gradient_clipping": (options.clip_grad or 0.0) if options.zero_stage else 0.0,
-        "zero_optimization": {"stage": options.zero_stage},
+        "zero_optimization": {
+            "stage": options.zero_stage,
+            # DeepSpeed allocates its buffer whole (5e8 numbers by default).
+            "reduce_bucket_size": max(1, min(500_000_000, trainable)),
+            "stage3_param_persistence_threshold": options.zero_keeps_whole_below,
+        },
+        # SGD works on flat parts as Adam does; LARS, which does not, is refused before.
+        "zero_allow_untested_optimizer": True,
         # Never: progress is reported by our own loop.
         "steps_per_print": None,
     }

@@ -1,17 +1,19 @@
 """How a step is taken: the interface of engines, and the plain torch engine.
 
-Precision bf16 means fp32 parameters with autocast, as in the official MAE code.
-The autocast wraps the objective inside the engine, so both engines compute the
-same thing and gradients are reduced in fp32 (DeepSpeed's own `torch_autocast`
-section would reduce them in bf16).
+Precisions bf16 and fp16 mean fp32 parameters with autocast, as in the official MAE
+code. The autocast wraps the objective inside the engine, so both engines compute the
+same thing and gradients are reduced in fp32 (DeepSpeed's own `torch_autocast` section
+would reduce them in bf16). The loss scale of fp16 is ours on both engines too
+(`mae_vit.training.precision.LossScale`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,26 +22,10 @@ from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
 from mae_vit.objectives.base import Objective, ObjectiveOutput
 from mae_vit.training.distributed import Ranks
-from mae_vit.training.param_groups import decay_groups
-
-Precision = Literal["fp32", "bf16"]
-
-
-@dataclass
-class TrainState:
-    """All that an optimizer step reads and writes, whole, on the CPU, by parameter name.
-
-    Attributes:
-        parameters: every parameter of the objective, frozen ones too.
-        exp_avg: first moments of trainable parameters.
-        exp_avg_sq: second moments.
-        optimizer_step: updates the optimizer has made (AdamW's bias correction).
-    """
-
-    parameters: dict[str, Tensor]
-    exp_avg: dict[str, Tensor]
-    exp_avg_sq: dict[str, Tensor]
-    optimizer_step: int
+from mae_vit.training.optimizers import OptimizerOptions, make_optimizer
+from mae_vit.training.precision import Autocast, LossScale, Precision
+from mae_vit.training.recompute import recompute_blocks
+from mae_vit.training.state import TrainState, gather_slot, restore_slots, to_host
 
 
 @dataclass(frozen=True)
@@ -47,51 +33,50 @@ class StepOptions:
     """What engines need to know beyond the model.
 
     Attributes:
-        betas: AdamW's.
-        eps: AdamW's.
-        weight_decay: of parameters that decay.
+        optimizer: which one, and its options.
         clip_grad: largest global gradient norm; None for no clipping.
         precision: of the forward and backward pass.
         batch_size_per_device: images per micro-batch.
         accumulation: micro-batches per step.
         zero_stage: DeepSpeed's ZeRO stage.
+        zero_keeps_whole_below: at ZeRO 3, smaller parameters stay whole on every rank
+            (DeepSpeed's default).
         compile: fuse the objective's operations by torch.compile; costs a minute at the
             start, on a CPU it needs a C++ compiler.
+        activation_checkpointing: recompute each block's activations in the backward pass.
     """
 
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
+    optimizer: OptimizerOptions
     clip_grad: float | None
     precision: Precision
     batch_size_per_device: int
     accumulation: int
     zero_stage: int = 0
+    zero_keeps_whole_below: int = 100_000
     compile: bool = False
+    activation_checkpointing: bool = False
 
 
-class Autocast(nn.Module):
-    """Runs an objective in the run's precision."""
+class StepResult(NamedTuple):
+    """What a step has to say.
 
-    def __init__(self, objective: Objective, device: torch.device, precision: Precision) -> None:
-        """Wraps `objective`."""
-        super().__init__()
-        self.objective = objective
-        self._device_type = device.type
-        self._enabled = precision == "bf16"
+    Attributes:
+        grad_norm: global gradient norm before clipping, not scaled.
+        skipped: fp16's gradients overflowed, and nothing was updated.
+    """
 
-    def forward(self, batch: Batch) -> ObjectiveOutput:
-        """Computes the loss under autocast; losses themselves are float32."""
-        with self.context():
-            return self.objective(batch)
-
-    def context(self) -> torch.autocast:
-        """The autocast of this run's precision, for evaluation."""
-        return torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._enabled)
+    grad_norm: Tensor
+    skipped: bool = False
 
 
 class Engine(ABC):
-    """One way of taking optimizer steps; all collective calls are made by all ranks."""
+    """One way of taking optimizer steps; all collective calls are made by all ranks.
+
+    Attributes:
+        objective: what is trained.
+        loss_scale: of fp16; None in other precisions.
+        updates: optimizer updates made in the whole run.
+    """
 
     def __init__(
         self, objective: Objective, options: StepOptions, ranks: Ranks, device: torch.device
@@ -101,10 +86,14 @@ class Engine(ABC):
         self.options = options
         self.ranks = ranks
         self.device = device
+        self.loss_scale = LossScale() if options.precision == "fp16" else None
+        self.updates = 0
         # Measured on CPUs with AVX-512 at MAE's sequence lengths: PyTorch's fused
         # attention takes twice the time of plain attention's step in bf16, 10 % more in
         # fp32 (torch 2.15, benchmarks/step.py).
         set_fused_attention(objective, fused=device.type != "cpu")
+        if options.activation_checkpointing:
+            recompute_blocks(objective)
         if options.compile:
             # In place, so that names in state dicts stay. Shapes never change in a run.
             self.objective.compile(dynamic=False)
@@ -119,8 +108,8 @@ class Engine(ABC):
         """Adds the gradients of one micro-batch, weighted by 1 / accumulation."""
 
     @abstractmethod
-    def step(self, lr: float) -> Tensor:
-        """Clips, updates and clears gradients; returns the global norm before clipping."""
+    def step(self, lr: float) -> StepResult:
+        """Clips, updates and clears gradients."""
 
     @abstractmethod
     def gather(self) -> TrainState:
@@ -130,32 +119,67 @@ class Engine(ABC):
     def restore(self, state: TrainState) -> None:
         """Puts a gathered state back, whatever engine, stage or world size wrote it."""
 
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """While it is open `objective` holds every parameter whole, for reading; collective."""
+        yield
+
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Adds a tensor over ranks, in place."""
         if self.ranks.world_size > 1:
             torch.distributed.all_reduce(values)
         return values
 
-    def make_optimizer(self) -> torch.optim.AdamW:
-        """AdamW over the decay groups; the fused kernel updates bit for bit as a plain loop using it."""
-        groups: list[dict[str, Any]] = decay_groups(self.objective, self.options.weight_decay)
-        for group in groups:
-            del group["names"]
-        return torch.optim.AdamW(groups, lr=0.0, betas=self.options.betas, eps=self.options.eps, fused=True)
-
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name."""
         return {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
 
-    def load_parameters(self, parameters: dict[str, Tensor]) -> None:
-        """Copies parameters by name; names and shapes were checked before."""
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Applies the loss scale, if there is one."""
+        return loss if self.loss_scale is None else loss * self.loss_scale.scale
+
+    def clip_local(self) -> StepResult:
+        """Unscales and clips gradients that this process holds whole."""
+        parameters = list(self.trainable().values())
+        if self.loss_scale is not None:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, 1 / self.loss_scale.scale)
+        return self.settle(clip_gradients(parameters, self.options.clip_grad))
+
+    def settle(self, grad_norm: Tensor) -> StepResult:
+        """Decides whether a step is to be skipped; waits for the device in fp16 alone."""
+        skipped = self.loss_scale is not None and self.loss_scale.update(
+            overflow=not bool(grad_norm.isfinite())
+        )
+        self.updates += not skipped
+        return StepResult(grad_norm, skipped)
+
+    def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:
+        """Collects the state where this process's optimizer holds all of it."""
+        trainable = self.trainable()
+        slots = {slot: gather_slot(optimizer, trainable, slot) for slot in self.options.optimizer.slots}
+        parameters = {name: to_host(p) for name, p in self.objective.named_parameters()}
+        return self.describe(parameters, slots)
+
+    def describe(self, parameters: dict[str, Tensor], slots: dict[str, dict[str, Tensor]]) -> TrainState:
+        """Adds the counters to gathered tensors."""
+        scale = None if self.loss_scale is None else replace(self.loss_scale)
+        return TrainState(parameters, slots, self.updates, scale)
+
+    def restore_local(self, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
+        """Puts a state back where this process's optimizer holds all of it."""
+        self.restore_counters(state)
         with torch.no_grad():
             for name, parameter in self.objective.named_parameters():
-                parameter.copy_(parameters[name])
+                parameter.copy_(state.parameters[name])
+        counts_updates = self.options.optimizer.counts_updates
+        restore_slots(optimizer, self.trainable(), state, counts_updates=counts_updates)
 
-    def copy_parameters(self) -> dict[str, Tensor]:
-        """Copies parameters to the CPU, contiguous, in float32."""
-        return {name: _to_host(p) for name, p in self.objective.named_parameters()}
+    def restore_counters(self, state: TrainState) -> None:
+        """Puts the counters back."""
+        self.updates = state.optimizer_step
+        if self.loss_scale is not None and state.loss_scale is not None:
+            self.loss_scale = replace(state.loss_scale)
 
 
 class TorchEngine(Engine):
@@ -168,27 +192,28 @@ class TorchEngine(Engine):
         super().__init__(objective, options, ranks, device)
         assert ranks.world_size == 1
         assert options.zero_stage == 0
-        self._optimizer = self.make_optimizer()
+        self._optimizer = make_optimizer(self.objective, options.optimizer)
 
     def forward(self, batch: Batch) -> ObjectiveOutput:  # noqa: D102
         return self.module(batch)
 
     def backward(self, loss: Tensor) -> None:  # noqa: D102
-        (loss / self.options.accumulation).backward()
+        (self.scaled(loss) / self.options.accumulation).backward()
 
-    def step(self, lr: float) -> Tensor:  # noqa: D102
-        norm = clip_gradients(self.trainable().values(), self.options.clip_grad)
+    def step(self, lr: float) -> StepResult:  # noqa: D102
+        result = self.clip_local()
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        self._optimizer.step()
+        if not result.skipped:
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return norm
+        return result
 
     def gather(self) -> TrainState:  # noqa: D102
-        return gather_local(self, self._optimizer)
+        return self.gather_local(self._optimizer)
 
     def restore(self, state: TrainState) -> None:  # noqa: D102
-        restore_local(self, self._optimizer, state)
+        self.restore_local(self._optimizer, state)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], clip_grad: float | None) -> Tensor:
@@ -197,33 +222,3 @@ def clip_gradients(parameters: Iterable[nn.Parameter], clip_grad: float | None) 
     if clip_grad is None:
         return nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
     return nn.utils.clip_grad_norm_(trained, clip_grad)
-
-
-def gather_local(engine: Engine, optimizer: torch.optim.Optimizer) -> TrainState:
-    """Collects the state where this process's optimizer holds all of it."""
-    moments: dict[str, dict[str, Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}}
-    step = 0
-    for name, parameter in engine.trainable().items():
-        state = optimizer.state.get(parameter, {})
-        for key, values in moments.items():
-            values[name] = _to_host(state[key] if state else torch.zeros_like(parameter))
-        step = int(state["step"]) if state else 0
-    return TrainState(engine.copy_parameters(), moments["exp_avg"], moments["exp_avg_sq"], step)
-
-
-def restore_local(engine: Engine, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-    """Puts a state back where this process's optimizer holds all of it."""
-    engine.load_parameters(state.parameters)
-    optimizer.state.clear()
-    if state.optimizer_step == 0:
-        return
-    for name, parameter in engine.trainable().items():
-        optimizer.state[parameter] = {
-            "step": torch.tensor(float(state.optimizer_step), device=engine.device),
-            "exp_avg": state.exp_avg[name].to(engine.device).clone(),
-            "exp_avg_sq": state.exp_avg_sq[name].to(engine.device).clone(),
-        }
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from timm.models.vision_transformer import Block
 from torch.utils.flop_counter import FlopCounterMode
 
 from mae_vit.batch import Batch
@@ -27,7 +28,8 @@ class Estimate:
         trainable: parameters that have optimizer state.
         flops_per_image: model FLOPs of a training step: 3 x forward, no recomputation.
         activation_bytes: kept for the backward pass of one micro-batch in float32; an
-            upper bound for bf16.
+            upper bound for bf16 and fp16.
+        optimizer_slots: float32 numbers that the optimizer keeps for each trainable one.
     """
 
     parameters: int
@@ -35,27 +37,41 @@ class Estimate:
     trainable: int
     flops_per_image: float
     activation_bytes: int
+    optimizer_slots: int
 
     def memory_gib(self, *, world_size: int, zero_stage: int) -> float:
-        """Memory of one rank: parameters, gradients, moments and activations."""
-        moments = 8 / (world_size if zero_stage else 1)
-        # ZeRO 1 keeps a flat float32 copy of its own share of the parameters.
-        share = 4 / world_size if zero_stage else 0
-        states = 4 * self.parameters + (4 + moments + share) * self.trainable
+        """Memory of one rank: parameters, gradients, optimizer state and activations.
+
+        At ZeRO 3, while training: evaluation and export gather all parameters once.
+        """
+        # From ZeRO 1 on, a flat float32 copy of the rank's own share comes along.
+        slots = 4 * (self.optimizer_slots + (zero_stage > 0)) / (world_size if zero_stage else 1)
+        gradients = 4 / (world_size if zero_stage >= 2 else 1)
+        parameters = 4 / (world_size if zero_stage == 3 else 1)
+        states = parameters * self.parameters + (gradients + slots) * self.trainable
         return (states + self.activation_bytes) / 2**30
 
     @property
     def checkpoint_bytes(self) -> int:
         """Size of one checkpoint on disk."""
-        return 4 * self.parameters + 8 * self.trainable
+        return 4 * (self.parameters + self.optimizer_slots * self.trainable)
 
 
-def estimate(build: Callable[[], Objective], *, batch_size_per_device: int) -> Estimate:
+def estimate(
+    build: Callable[[], Objective],
+    *,
+    batch_size_per_device: int,
+    activation_checkpointing: bool = False,
+    optimizer_slots: int = 2,
+) -> Estimate:
     """Measures an objective's costs by building and running it on the meta device.
 
     Args:
         build: makes the objective.
         batch_size_per_device: images of a micro-batch.
+        activation_checkpointing: blocks keep their input alone, and one at a time is
+            computed again.
+        optimizer_slots: tensors that the optimizer keeps for each parameter.
     """
     with torch.device("meta"):
         model = build()
@@ -63,14 +79,7 @@ def estimate(build: Callable[[], Objective], *, batch_size_per_device: int) -> E
     # The counter sees the matrix products of plain attention.
     set_fused_attention(model, False)
     encoder = model.encoder
-    saved: dict[int, int] = {}
-    own = {p.untyped_storage()._cdata for p in model.parameters()}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            saved[storage._cdata] = storage.nbytes()
-        return tensor
+    activations = _Activations(model, recomputed=activation_checkpointing)
 
     height, width = encoder.img_size
     images = torch.empty(
@@ -79,7 +88,7 @@ def estimate(build: Callable[[], Objective], *, batch_size_per_device: int) -> E
     index = torch.empty(batch_size_per_device, dtype=torch.int64, device="meta")
     with (
         FlopCounterMode(display=False) as counter,
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+        torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
     ):
         kept = model(Batch(images, index, SampleKeys(0, 0, index)))
     del kept
@@ -89,13 +98,49 @@ def estimate(build: Callable[[], Objective], *, batch_size_per_device: int) -> E
         encoder_parameters=sum(p.numel() for p in encoder.parameters()),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         flops_per_image=3 * counter.get_total_flops() / batch_size_per_device,
-        activation_bytes=sum(saved.values()),
+        activation_bytes=activations.bytes,
+        optimizer_slots=optimizer_slots,
     )
 
 
+class _Activations:
+    """Adds up the storages that autograd keeps, each once; those of parameters are not counted."""
+
+    def __init__(self, model: Objective, *, recomputed: bool) -> None:
+        self._own = {p.untyped_storage()._cdata for p in model.parameters()}
+        self._kept: dict[int, int] = {}
+        # Within a block that is computed again: what it keeps then.
+        self._inside: dict[int, int] | None = None
+        self._largest_block = 0
+        for module in model.modules() if recomputed else ():
+            if isinstance(module, Block):
+                module.register_forward_pre_hook(self._enter)
+                module.register_forward_hook(self._leave)
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._own:
+            kept = self._kept if self._inside is None else self._inside
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        return sum(self._kept.values()) + self._largest_block
+
+    def _enter(self, block: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        self.keep(inputs[0])
+        self._inside = {}
+
+    def _leave(self, *_: object) -> None:
+        assert self._inside is not None
+        self._largest_block = max(self._largest_block, sum(self._inside.values()))
+        self._inside = None
+
+
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """The device's peak for bf16, None where it is not known (CPUs; fp32)."""
-    if device.type != "cuda" or precision != "bf16":
+    """The device's peak for bf16 and fp16, None where it is not known (CPUs; fp32)."""
+    if device.type != "cuda" or precision == "fp32":
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for model, peak in _PEAK_BF16.items() if model in name), None)

@@ -74,9 +74,10 @@ class RunHooks:
         """Measures held-out images and draws the probe images; collective."""
         if self._held_out is None:
             return {}
-        metrics = self._held_out.evaluate(self._engine)
-        if self._monitor is not None:
-            self._monitor.show(self._held_out.pictures(self._engine), step)
+        with self._engine.whole():
+            metrics = self._held_out.evaluate(self._engine)
+            if self._monitor is not None:
+                self._monitor.show(self._held_out.pictures(self._engine), step)
         return metrics
 
     def probe(self, step: int) -> dict[str, float]:

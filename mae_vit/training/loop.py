@@ -136,10 +136,11 @@ def train(
                 "step": done,
                 "epoch": done / plan.steps_per_epoch,
                 "samples": done * plan.effective_batch_size,
-                "loss": now[0] / engine.ranks.world_size,
+                "loss": _or_none(now[0] / engine.ranks.world_size),
                 "lr": lr,
-                "grad_norm": now[1],
-                **report.ratios(now[3:]),
+                "grad_norm": _or_none(now[1]),
+                **report.ratios(now[4:]),
+                **_scale_of(engine),
                 **clock.rates(),
                 "peak_memory_gib": peak_memory_gib(engine.device),
             }
@@ -172,22 +173,24 @@ def _read_now(reader: LateReader, clock: Clock, done: int) -> list[float]:
 class _Report:
     """A step's loss, gradient norm and stop flag, and sum and count of each named value.
 
-    Summed over ranks; the norm is global.
+    Summed over ranks; the norm is global. `skipped` is alike on all ranks: 1 if fp16
+    gradients overflowed and nothing was updated.
     """
 
     loss: Tensor
     grad_norm: Tensor
     stop: Tensor
+    skipped: Tensor
     names: list[str]
     values: list[Tensor]
 
     def packed(self) -> Tensor:
-        return torch.stack([self.loss, self.grad_norm, self.stop, *self.values])
+        return torch.stack([self.loss, self.grad_norm, self.stop, self.skipped, *self.values])
 
-    def ratios(self, read: list[float]) -> dict[str, float]:
+    def ratios(self, read: list[float]) -> dict[str, float | None]:
         """Turns what was read of `values` into named means."""
         pairs = zip(self.names, read[::2], read[1::2], strict=True)
-        return {name: total / max(count, 1.0) for name, total, count in pairs}
+        return {name: _or_none(total / max(count, 1.0)) for name, total, count in pairs}
 
 
 def _take_step(
@@ -212,23 +215,35 @@ def _take_step(
         loss = loss + output.loss.detach().float() / plan.accumulation
         for name, value in output.values.items():
             values[name] = values.get(name, 0.0) + torch.stack([part.float() for part in value])
-    grad_norm = engine.step(lr).float()
+    result = engine.step(lr)
     names = sorted(values)
     flag = torch.tensor(float(stop), device=engine.device)
     sums = engine.all_reduce_sum(
         torch.stack([loss, flag, *(part for name in names for part in values[name])])
     )
-    return _Report(sums[0], grad_norm, sums[1], names, list(sums[2:]))
+    skipped = torch.tensor(float(result.skipped), device=engine.device)
+    return _Report(sums[0], result.grad_norm.float(), sums[1], skipped, names, list(sums[2:]))
 
 
 def _checked(values: list[float] | None, step: int) -> list[float] | None:
-    """Passes a step's report on if its loss and gradient norm are finite."""
-    if values is not None and not (math.isfinite(values[0]) and math.isfinite(values[1])):
+    """Passes a step's report on if its loss and gradient norm are finite, or fp16 skipped it."""
+    if values is not None and not (values[3] or (math.isfinite(values[0]) and math.isfinite(values[1]))):
         raise TrainingFailed(
             f"step {step} is not finite (loss {values[0]}, gradient norm {values[1]}); "
             "the last checkpoint is from before it"
         )
     return values
+
+
+def _or_none(value: float) -> float | None:
+    """A value for JSON, which knows no infinity: only steps that fp16 skipped are not finite."""
+    return value if math.isfinite(value) else None
+
+
+def _scale_of(engine: Engine) -> dict[str, float]:
+    """fp16's loss scale, and the steps skipped so far."""
+    scale = engine.loss_scale
+    return {} if scale is None else {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps}
 
 
 def peak_memory_gib(device: torch.device) -> float:

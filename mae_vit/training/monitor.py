@@ -53,14 +53,14 @@ class Monitor:
                 shown = ", ".join(f"{name} {value:.4f}" for name, value in line[group].items())
                 self.say(f"step {line['step']} {title}: {shown}")
         if self._bar is not None:
-            shown = f"loss {line['loss']:.4f}, {line['images_per_s']:.0f} images/s"
+            shown = f"loss {_shown(line['loss'])}, {line['images_per_s']:.0f} images/s"
             self._bar.set_postfix_str(shown, refresh=False)
             self._bar.update(line["step"] - self._bar.n)
         else:
             images_left = line["samples"] / line["step"] * (self._total_steps - line["step"])
             left = images_left / line["images_per_s"]
             print(
-                f"step {line['step']}/{self._total_steps} epoch {line['epoch']:.2f} loss {line['loss']:.4f} "
+                f"step {line['step']}/{self._total_steps} epoch {line['epoch']:.2f} loss {_shown(line['loss'])} "
                 f"lr {line['lr']:.2e} {line['images_per_s']:.0f} images/s eta {_clock(left)}",
                 file=sys.stderr,
                 flush=True,
@@ -117,6 +117,10 @@ def draw_rows(rows: Sequence[Picture]) -> np.ndarray:
         ImageDraw.Draw(label).text((2, 1), row.label, fill="black")
         tiles += [np.asarray(label), strip]
     return np.concatenate(tiles)
+
+
+def _shown(loss: float | None) -> str:
+    return "overflow" if loss is None else f"{loss:.4f}"
 
 
 def _clock(seconds: float) -> str:

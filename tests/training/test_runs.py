@@ -2,12 +2,15 @@
 
 import json
 import math
+import re
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.precision import LossScale
 from pretrain.job import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +32,8 @@ SMALL = [
 ]
 
 
-# The encoder of the unchanged config, made once for the tests that compare with it.
-UNCHANGED: list[bytes] = []
+# The encoder of the unchanged config, made once, then those of each change.
+SEEN: list[bytes] = []
 
 
 @pytest.fixture(autouse=True)
@@ -253,6 +256,7 @@ def test_what_may_change_may_change(call, tmp_path, capsys):
     changes = [
         "data.source=tar",
         "train.batch_size_per_device=64",
+        "train.activation_checkpointing=true",
         "monitor.log_every_steps=2",
         "checkpoint.keep_last=1",
     ]
@@ -313,6 +317,33 @@ def test_an_infinite_loss_fails_before_it_is_saved(call, tmp_path, capsys):
             assert tensor.isfinite().all()
 
 
+def test_fp16_tells_its_loss_scale_and_goes_on_exactly(call, tmp_path, monkeypatch):
+    # So high that the first steps overflow, and that it grows again within the run.
+    monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0**18, 0, 0, 3))
+    options = ["train.precision=fp16", "train.steps=16", "monitor.evaluate_every_steps=16"]
+    assert call(*options, "checkpoint.keep_last=9", name="straight") == 0
+    lines = lines_of(tmp_path / "straight")
+    skipped = [line["skipped_steps"] for line in lines]
+    assert 2 <= skipped[-1] < 16
+    assert lines[0]["grad_norm"] is None
+    assert lines[0]["loss_scale"] == 2.0**17
+    assert all(math.isfinite(lines[-1][name]) for name in ("loss", "grad_norm", "loss_scale"))
+    assert any(b["loss_scale"] > a["loss_scale"] for a, b in pairwise(lines))
+    for name, step in (("early", 2), ("late", 14)):
+        folder = tmp_path / "straight" / "checkpoints" / f"step-{step:08d}"
+        assert load_checkpoint(folder).state.loss_scale.skipped_steps == skipped[step - 1]
+        assert call(*options, "--resume", str(folder), name=name) == 0
+        encoders = [(tmp_path / n / "encoder.safetensors").read_bytes() for n in ("straight", name)]
+        assert encoders[0] == encoders[1]
+        assert [line["skipped_steps"] for line in lines_of(tmp_path / name)] == skipped[step:]
+
+
+def test_fp16_fails_where_lowering_the_scale_does_not_help(call, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0, 0, 0, 2000))
+    assert call("train.precision=fp16", "optim.lr=1e30") == 1
+    assert "is not finite" in capsys.readouterr().err
+
+
 def test_dry_run_prints_the_plan_and_writes_nothing(call, tmp_path, capsys):
     assert call("--dry-run") == 0
     output = capsys.readouterr().out
@@ -369,6 +400,16 @@ def test_dry_run_sets_shards_against_ranks_and_lanes(
         "train.warmup_steps=2",
         "train.effective_batch_size=64",
         "train.precision=bf16",
+        "train.precision=fp16",
+        "optim.schedule=linear",
+        "optim.schedule=wsd",
+        "optim.schedule=wsd optim.decay_share=0.6",
+        "optim.betas= optim.name=adam",
+        "optim.betas= optim.name=sgd",
+        "optim.betas= optim.name=sgd optim.momentum=0.5",
+        "optim.betas= optim.name=sgd optim.nesterov=true",
+        "optim.betas= optim.name=lars",
+        "optim.betas= optim.name=lars optim.trust_coefficient=0.1",
         "data.normalize=half",
         "data.augment.flip=true",
         "data.augment.crop=pad",
@@ -382,12 +423,15 @@ def test_dry_run_sets_shards_against_ranks_and_lanes(
     ],
 )
 def test_every_training_option_changes_the_encoder(call, tmp_path, change):
-    base = ["train.steps=3", "monitor.evaluate_every_steps=3"]
-    if not UNCHANGED:
+    base = ["train.steps=4", "monitor.evaluate_every_steps=4"]
+    if not SEEN:
         assert call(*base, name="base") == 0
-        UNCHANGED.append((tmp_path / "base" / "encoder.safetensors").read_bytes())
-    assert call(*base, change, name="changed") == 0
-    assert (tmp_path / "changed" / "encoder.safetensors").read_bytes() != UNCHANGED[0]
+        SEEN.append((tmp_path / "base" / "encoder.safetensors").read_bytes())
+    # An option of an option is to change what it belongs to.
+    assert call(*base, *re.split(r" (?=\w+\.)", change), name="changed") == 0
+    changed = (tmp_path / "changed" / "encoder.safetensors").read_bytes()
+    assert changed not in SEEN
+    SEEN.append(changed)
 
 
 def test_a_run_is_a_function_of_its_config(call, tmp_path):

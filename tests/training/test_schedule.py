@@ -6,7 +6,7 @@ import pytest
 
 from mae_vit.encoder import ViTEncoder
 from mae_vit.training.param_groups import decay_groups
-from mae_vit.training.schedule import cosine_rate
+from mae_vit.training.schedule import rate_at
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,12 @@ from mae_vit.training.schedule import cosine_rate
     ],
 )
 def test_warmup_and_cosine(step, expected):
-    found = cosine_rate(step, peak=1.0, warmup_steps=10, total_steps=110, min_rate=0.1)
+    found = rate_at(step, schedule="cosine", peak=1.0, warmup_steps=10, total_steps=110, min_rate=0.1)
     assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_no_warmup_starts_at_the_peak():
-    assert cosine_rate(0, peak=2.0, warmup_steps=0, total_steps=5) == 2.0
+    assert rate_at(0, schedule="cosine", peak=2.0, warmup_steps=0, total_steps=5) == 2.0
 
 
 def test_every_trainable_parameter_is_in_one_group():
@@ -42,3 +42,30 @@ def test_every_trainable_parameter_is_in_one_group():
     # As in the official pretraining code, [CLS] decays; biases and norms do not.
     assert {"cls_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= set(decayed["names"])
     assert {"blocks.0.norm1.weight", "blocks.0.attn.qkv.bias", "norm.bias"} <= set(kept["names"])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "expected"),
+    [
+        ("linear", 5, 0.5),
+        ("linear", 10, 1.0),
+        ("linear", 60, 0.1 + 0.9 * 0.5),
+        ("linear", 109, 0.1 + 0.9 * 0.01),
+        ("wsd", 5, 0.5),
+        ("wsd", 10, 1.0),
+        ("wsd", 90, 1.0),
+        ("wsd", 100, 0.1 + 0.9 * 0.5),
+        ("wsd", 109, 0.1 + 0.9 * 0.05),
+    ],
+)
+def test_other_ways_down(schedule, step, expected):
+    found = rate_at(
+        step,
+        schedule=schedule,
+        peak=1.0,
+        warmup_steps=10,
+        total_steps=110,
+        min_rate=0.1,
+        decay_steps=20 if schedule == "wsd" else 0,
+    )
+    assert found == pytest.approx(expected, rel=1e-12)

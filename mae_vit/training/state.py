@@ -1,0 +1,63 @@
+"""The whole state of training, independent of engine, ZeRO stage and world size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mae_vit.training.precision import LossScale
+
+
+@dataclass
+class TrainState:
+    """All that an optimizer step reads and writes, whole, on the CPU, by parameter name.
+
+    Attributes:
+        parameters: every parameter of the objective, frozen ones too.
+        slots: what the optimizer keeps for trainable parameters, by the optimizer's name
+            for it (`exp_avg`, `exp_avg_sq`; `momentum_buffer`), then by parameter.
+        optimizer_step: updates the optimizer has made; skipped steps are none.
+        loss_scale: of fp16; None in other precisions.
+    """
+
+    parameters: dict[str, Tensor]
+    slots: dict[str, dict[str, Tensor]]
+    optimizer_step: int
+    loss_scale: LossScale | None = None
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Copies a tensor to the CPU, contiguous, in float32."""
+    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+
+
+def gather_slot(
+    optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter], slot: str
+) -> dict[str, Tensor]:
+    """Copies one slot where this process's optimizer holds all of it; zeros before the first step."""
+    found = {}
+    for name, parameter in trainable.items():
+        kept = optimizer.state.get(parameter, {}).get(slot)
+        found[name] = to_host(torch.zeros_like(parameter) if kept is None else kept)
+    return found
+
+
+def restore_slots(
+    optimizer: torch.optim.Optimizer,
+    trainable: Mapping[str, nn.Parameter],
+    state: TrainState,
+    *,
+    counts_updates: bool,
+) -> None:
+    """Puts slots back where this process's optimizer holds all of them."""
+    optimizer.state.clear()
+    if state.optimizer_step == 0:
+        return
+    for name, parameter in trainable.items():
+        kept = {slot: values[name].to(parameter.device).clone() for slot, values in state.slots.items()}
+        if counts_updates:
+            kept["step"] = torch.tensor(float(state.optimizer_step), device=parameter.device)
+        optimizer.state[parameter] = kept

@@ -1,0 +1,84 @@
+"""Checkpoint folders: what they hold, older ones, odd ones, and which are kept."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mae_vit.training.checkpoint import (
+    BrokenCheckpoint,
+    list_checkpoints,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from mae_vit.training.precision import LossScale
+from mae_vit.training.state import TrainState
+
+
+def state_of(*slots: str) -> TrainState:
+    generator = torch.Generator().manual_seed(0)
+
+    def tensors() -> dict[str, torch.Tensor]:
+        return {name: torch.randn(2, 3, generator=generator) for name in ("a", "b.c")}
+
+    return TrainState(tensors(), {slot: tensors() for slot in slots}, 7)
+
+
+@pytest.mark.parametrize("slots", [(), ("momentum_buffer",), ("exp_avg", "exp_avg_sq")])
+@pytest.mark.parametrize("scale", [None, LossScale(512.0, 3, 11, 99)])
+def test_all_of_the_state_comes_back(tmp_path, slots, scale):
+    state = replace(state_of(*slots), loss_scale=scale)
+    path = save_checkpoint(tmp_path, step=9, state=state, identity={"run.seed": 1})
+    found = load_checkpoint(path)
+    assert (found.step, found.identity) == (9, {"run.seed": 1})
+    assert (found.state.optimizer_step, found.state.loss_scale) == (7, scale)
+    assert list(found.state.slots) == list(slots)
+    for mine, other in zip(
+        [state.parameters, *state.slots.values()],
+        [found.state.parameters, *found.state.slots.values()],
+        strict=True,
+    ):
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+def rewrite(path, **changes) -> None:
+    described = json.loads((path / "state.json").read_text()) | changes
+    described = {key: value for key, value in described.items() if value != "absent"}
+    (path / "state.json").write_text(json.dumps(described))
+
+
+def test_checkpoints_from_before_there_were_other_optimizers(tmp_path):
+    path = save_checkpoint(tmp_path, step=9, state=state_of("exp_avg", "exp_avg_sq"), identity={})
+    rewrite(path, slots="absent", loss_scale="absent")
+    found = load_checkpoint(path).state
+    assert list(found.slots) == ["exp_avg", "exp_avg_sq"]
+    assert found.loss_scale is None
+
+
+def test_slots_are_names_and_no_paths(tmp_path):
+    path = save_checkpoint(tmp_path, step=9, state=state_of("exp_avg"), identity={})
+    rewrite(path, slots=["../../exp_avg"])
+    with pytest.raises(BrokenCheckpoint, match="odd slots"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("keep_every", "expected"),
+    [(None, [1100, 1200]), (5, [500, 1000, 1100, 1200]), (1, [*range(100, 1300, 100)])],
+)
+def test_only_the_grid_is_kept_for_good(tmp_path, keep_every, expected):
+    # 512 and 1003 were saved on a signal.
+    for step in sorted([*range(100, 1300, 100), 512, 1003]):
+        (tmp_path / f"step-{step:08d}").mkdir()
+    prune_checkpoints(tmp_path, keep_last=2, keep_every=keep_every, every_steps=100)
+    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == expected
+
+
+def test_one_between_is_kept_while_it_is_the_last(tmp_path):
+    for step in (500, 512):
+        (tmp_path / f"step-{step:08d}").mkdir()
+    prune_checkpoints(tmp_path, keep_last=1, keep_every=5, every_steps=100)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000500", "step-00000512"]
