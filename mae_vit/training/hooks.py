@@ -82,7 +82,10 @@ class RunHooks:
 
     def probe(self, step: int) -> dict[str, float]:
         """Scores the frozen features; collective."""
-        return self._probe.evaluate(self._engine) if self._probe else {}
+        if self._probe is None:
+            return {}
+        with self._engine.whole():
+            return self._probe.evaluate(self._engine)
 
     def log(self, line: dict[str, Any]) -> None:
         """Writes a line of metrics; its wall time counts all sittings of the run."""
