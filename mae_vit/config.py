@@ -115,6 +115,17 @@ class AugmentSection(Section):
             raise ValueError(f"ratio={self.ratio}: needs 0 < low <= high (width over height)")
         return self
 
+    @property
+    def crop_options(self) -> dict[str, Any]:
+        """The options of the chosen crop; those of the others are unset."""
+        options: dict[str, Any] = {}
+        if self.pad_px is not None:
+            options["pad_px"] = self.pad_px
+        if self.scale is not None and self.ratio is not None:
+            options["scale"] = (self.scale[0], self.scale[1])
+            options["ratio"] = (self.ratio[0], self.ratio[1])
+        return options
+
 
 # Eight lanes suit the ranks of a usual node, and any power of two of them. Every step
 # then draws from 8 x 4 shards: 320,000 samples at 10,000 a shard, where webdataset's

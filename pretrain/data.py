@@ -11,14 +11,13 @@ import numpy as np
 import torch
 
 from mae_vit.batch import Batch
-from mae_vit.config import AugmentSection, Config, MonitorSection
+from mae_vit.config import Config, MonitorSection
 from mae_vit.data.augment import Augment
-from mae_vit.data.blocks import BlockOrder
-from mae_vit.data.dataset import Dataset
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
-from mae_vit.data.order import GlobalOrder, Order, Share, permute
-from mae_vit.data.reading import MemorySource, Source, open_source
+from mae_vit.data.opening import auto_workers, check_pad, make_order, normalization
+from mae_vit.data.order import Order, Share, permute
+from mae_vit.data.reading import Source, open_source
 from mae_vit.errors import InputError
 from mae_vit.evaluation.few_shot import draw_shots
 from mae_vit.keyed import Stream, derive_key
@@ -27,13 +26,10 @@ from mae_vit.training.distributed import Ranks, available_cores
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.probe import OnlineProbe
 
-# Channel statistics of ImageNet, as torchvision's models and the official MAE code use.
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 # Where held-out images are looked for, best first.
 _HELD_OUT_SPLITS = ("val", "test")
 # Not the run's seed: runs of all seeds are measured on the same images and masks.
 _HELD_OUT_SEED = 0
-_MAX_AUTO_WORKERS = 16
 _MAX_PROBE_SUPPORT = 1000
 
 
@@ -149,7 +145,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     section, img_size = config.data, config.model.image_hw
     index = open_index(Path(section.path), section.split)
     augment = section.augment
-    _check_pad(augment.crop, index, img_size)
+    check_pad(augment.crop, index, img_size)
     source = open_source(
         index,
         section.source,
@@ -158,11 +154,17 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
             img_size=img_size,
             crop=augment.crop,
             flip=augment.flip,
-            **crop_options(augment),
+            **augment.crop_options,
         ),
         memory_limit_gib=section.memory_limit_gib,
     )
-    workers = section.workers if isinstance(section.workers, int) else _auto_workers(source, ranks, device)
+    cores = available_cores() // ranks.local_world_size
+    on_gpu = device.type == "cuda"
+    workers = (
+        section.workers
+        if isinstance(section.workers, int)
+        else auto_workers(source, cores=cores, on_gpu=on_gpu)
+    )
     if workers:
         start_worker_server()
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
@@ -170,7 +172,13 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     return Data(
         index=index,
         source=source,
-        order=make_order(config, index),
+        order=make_order(
+            index,
+            effective_batch_size=config.train.effective_batch_size,
+            seed=config.run.seed,
+            lanes=section.lanes,
+            block_shards=section.block_shards,
+        ),
         workers=workers,
         mean=mean,
         std=std,
@@ -184,57 +192,8 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         )
         if held_out
         else None,
-        pin_memory=device.type == "cuda",
+        pin_memory=on_gpu,
     )
-
-
-def make_order(config: Config, index: ShardIndex) -> Order:
-    """Returns the order of samples that the config asks for."""
-    section, batch, seed = config.data, config.train.effective_batch_size, config.run.seed
-    if section.lanes is None or section.block_shards is None:
-        return GlobalOrder(len(index), batch, seed)
-    return BlockOrder(
-        [shard.samples for shard in index.split_info.shards],
-        effective_batch_size=batch,
-        seed=seed,
-        lanes=section.lanes,
-        block_shards=section.block_shards,
-    )
-
-
-def crop_options(augment: AugmentSection) -> dict[str, Any]:
-    """The options of the chosen crop; those of the others are unset."""
-    options: dict[str, Any] = {}
-    if augment.pad_px is not None:
-        options["pad_px"] = augment.pad_px
-    if augment.scale is not None and augment.ratio is not None:
-        options["scale"] = (augment.scale[0], augment.scale[1])
-        options["ratio"] = (augment.ratio[0], augment.ratio[1])
-    return options
-
-
-def _auto_workers(source: Source, ranks: Ranks, device: torch.device) -> int:
-    """Processes per rank: none where images lie in memory; else this rank's cores but one."""
-    if isinstance(source, MemorySource):
-        return 0
-    spare = available_cores() // ranks.local_world_size - 1
-    # On a CPU the trainer keeps all cores busy itself.
-    return (
-        min(_MAX_AUTO_WORKERS, max(1, spare))
-        if device.type == "cuda"
-        else min(_MAX_AUTO_WORKERS, max(0, spare))
-    )
-
-
-def _check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
-    split = index.split_info
-    stored = (split.height[0], split.width[0])
-    if crop == "pad" and (stored != img_size or (split.height[1], split.width[1]) != img_size):
-        raise InputError(
-            f'data.augment.crop="pad" needs images of model.img_size={list(img_size)}, but split '
-            f'"{index.split}" holds {split.height[0]}-{split.height[1]} x {split.width[0]}-{split.width[1]} px: '
-            'use crop="random_resized"'
-        )
 
 
 def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
@@ -252,29 +211,3 @@ def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
         name for name in _HELD_OUT_SPLITS if name in index.dataset.splits and name != config.data.split
     ]
     return open_index(path, present[0]) if present else None
-
-
-def normalization(
-    choice: str | list[list[float]], dataset: Dataset, channels: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Resolves `data.normalize` to per-channel mean and std of pixels in 0..1.
-
-    Raises:
-        InputError: if the statistics do not fit the channels.
-    """
-    if choice == "half":
-        return (0.5,) * channels, (0.5,) * channels
-    if isinstance(choice, list):
-        if len(choice) != 2 or any(len(part) != channels for part in choice) or min(choice[1]) <= 0:
-            raise InputError(f"data.normalize={choice}: give [[{channels} means], [{channels} stds above 0]]")
-        return tuple(choice[0]), tuple(choice[1])
-    mean, std = _IMAGENET if choice == "imagenet" else (tuple(dataset.mean), tuple(dataset.std))
-    if len(mean) == 1 and channels == 3:
-        mean, std = mean * 3, std * 3
-    if len(mean) != channels:
-        raise InputError(
-            f'data.normalize="{choice}" has {len(mean)} channels, model.in_chans={channels}: '
-            'use "half" or [[mean], [std]]'
-        )
-    # A channel of one value would divide by zero.
-    return mean, tuple(max(value, 1e-3) for value in std)

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import torch
 
+from mae_vit.batch import Batch
 from mae_vit.config import Config
-from mae_vit.config_file import dump_config, load_config
+from mae_vit.config_file import load_config
 from mae_vit.encoder import SIZES
 from mae_vit.errors import InputError
-from mae_vit.keyed import noise_seed
 from mae_vit.objectives import Objective, ObjectiveConfig
 from mae_vit.plan import Plan, make_plan
 from mae_vit.starts import load_start, read_start
-from mae_vit.training.checkpoint import Checkpoint
-from mae_vit.training.distributed import Ranks, barrier, find_device, find_ranks
+from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
-from mae_vit.training.engines import be_deterministic, build_engine, connect, optimizer_options
-from mae_vit.training.entry import EXIT_REQUEUE, Arguments, parse_arguments, run_to_exit_code
-from mae_vit.training.estimate import Estimate, estimate, peak_flops
+from mae_vit.training.engines import build_engine, optimizer_options
+from mae_vit.training.entry import Arguments, parse_arguments, run_to_exit_code
+from mae_vit.training.estimate import estimate
+from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.files import write_atomically
-from mae_vit.training.hooks import RunHooks
-from mae_vit.training.loop import train
-from mae_vit.training.resume import Identity, find_start, run_identity, set_aside
-from mae_vit.training.run_folder import RunFolder, describe_environment
-from mae_vit.training.schedule import rate_at
-from mae_vit.training.signals import StopRequest
-from mae_vit.training.terminal import outlive_terminal
+from mae_vit.training.probe import OnlineProbe
+from mae_vit.training.resume import find_start, run_identity
+from mae_vit.training.run_folder import RunFolder
+from mae_vit.training.running import Run, begin, check_engine, is_finished, open_folder
+from mae_vit.training.state import Best
 from mae_vit.weights import EncoderInfo, encoder_bytes
 from pretrain.data import Data, open_data
 from pretrain.report import describe_plan
@@ -71,8 +68,7 @@ def pretrain(arguments: Arguments) -> int:
     """
     config = load_config(PretrainConfig, arguments.config, arguments.overrides)
     ranks = find_ranks()
-    if config.train.engine == "torch" and ranks.world_size > 1:
-        raise InputError(f'train.engine="torch" runs on one process, not {ranks.world_size}: use "deepspeed"')
+    check_engine(config, ranks)
     device = find_device(ranks)
     data = open_data(config, ranks, device)
     plan = make_plan(
@@ -85,13 +81,12 @@ def pretrain(arguments: Arguments) -> int:
     build = partial(build_objective, config, info, num_classes=data.num_classes)
     costs = estimate(
         build,
+        image_shape=(info.in_chans, *info.img_size),
         batch_size_per_device=plan.batch_size_per_device,
         activation_checkpointing=config.train.activation_checkpointing,
         optimizer_slots=len(optimizer_options(config).slots),
     )
-    folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
-    if ranks.rank == 0:
-        folder.check_writable()
+    folder = open_folder(config, ranks)
     identity = run_identity(config, derived=data.identity)
     if arguments.dry_run:
         start = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
@@ -101,15 +96,8 @@ def pretrain(arguments: Arguments) -> int:
             initialize(build(), config, info, say=ranks.rank == 0)
         return 0
 
-    if config.run.deterministic:
-        be_deterministic()
-    connect(config, device)
-    # Rank 0 moves an old run aside before any other looks for its checkpoints.
-    if arguments.resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
-        print(f"moved the earlier run {folder.path} to {moved}")
-    barrier(ranks)
-    start = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
-    if start is not None and start.step >= plan.total_steps and folder.read_status() == "done":
+    start = begin(config, arguments, folder, identity, ranks, device)
+    if start is not None and is_finished(folder, start, plan):
         if ranks.rank == 0:
             print(f"{folder.path} is finished ({start.step} steps); encoder: {folder.encoder}")
         return 0
@@ -117,7 +105,9 @@ def pretrain(arguments: Arguments) -> int:
     if start is None:
         initialize(objective, config, info, say=ranks.rank == 0)
     engine = build_engine(config, plan, objective, ranks, device)
-    return Job(config, plan, data, info, costs, engine, folder, identity).run(start)
+    noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
+    run = Run(config, plan, engine, folder, identity, costs.flops_per_image, noisy)
+    return run.go(Job(config, plan, data, info, engine, folder), start)
 
 
 def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
@@ -193,111 +183,51 @@ def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, 
         )
 
 
-def noise_seed_of(config: PretrainConfig, ranks: Ranks) -> Callable[[int, int], int] | None:
-    """The seed of dropout and drop-path for a step and micro-batch; None where the model has neither."""
-    if not (config.model.drop_rate or config.model.drop_path_rate):
-        return None
-    return partial(noise_seed, config.run.seed, ranks.rank)
-
-
 def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, 4) for value in values]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Job:
-    """A run whose parts are all there."""
+    """What pretraining brings to a run."""
 
     config: PretrainConfig
     plan: Plan
     data: Data
     info: EncoderInfo
-    costs: Estimate
     engine: Engine
     folder: RunFolder
-    identity: Identity
 
-    def run(self, start: Checkpoint | None) -> int:
-        """Trains from `start` to the end or to a signal; returns the exit code."""
-        begun = time.monotonic()
-        outlive_terminal()
-        start_step = start.step if start else 0
-        config_yaml = dump_config(self.config)
-        if self.engine.ranks.rank == 0:
-            self.folder.create(config_yaml, describe_environment(sys.argv, self.engine.ranks.world_size))
-        if start:
-            self.engine.restore(start.state)
+    def batches(self, start_step: int) -> Iterator[Batch]:
+        """Yields this rank's micro-batches from `start_step` to the end of the run."""
+        return self.data.batches(self.engine.ranks, self.plan, start_step)
+
+    def held_out(self) -> HeldOut | None:
+        """Loads the fixed held-out images."""
         monitor = self.config.monitor
-        stop = StopRequest()
-        hooks = RunHooks(
-            self.engine,
-            self.folder,
-            self.plan,
-            checkpoint=self.config.checkpoint,
-            identity=self.identity.values,
-            held_out=self.data.held_out(
-                self.engine.ranks,
-                images=monitor.evaluate_images,
-                picture_images=monitor.picture_images,
-                batch_size=self.plan.batch_size_per_device,
-            ),
-            probe=self.data.probe(self.engine.ranks, monitor, batch_size=self.plan.batch_size_per_device),
-            stop=stop,
-            start_step=start_step,
-            resumed_from=start.path if start else None,
-            config_yaml=config_yaml,
-            tensorboard=monitor.tensorboard,
+        return self.data.held_out(
+            self.engine.ranks,
+            images=monitor.evaluate_images,
+            picture_images=monitor.picture_images,
+            batch_size=self.plan.batch_size_per_device,
         )
-        try:
-            outcome = train(
-                self.engine,
-                self.data.batches(self.engine.ranks, self.plan, start_step),
-                hooks,
-                plan=self.plan,
-                rate=partial(
-                    rate_at,
-                    schedule=self.config.optim.schedule,
-                    peak=self.plan.lr,
-                    warmup_steps=self.plan.warmup_steps,
-                    total_steps=self.plan.total_steps,
-                    min_rate=self.config.optim.min_lr,
-                    decay_steps=self.plan.decay_steps,
-                ),
-                noise_seed=noise_seed_of(self.config, self.engine.ranks),
-                start_step=start_step,
-                log_every_steps=monitor.log_every_steps,
-                flops_per_image=self.costs.flops_per_image,
-                peak_flops=peak_flops(self.engine.device, self.config.train.precision),
-            )
-            if outcome.finished:
-                self.export(outcome.step)
-            hooks.end("done" if outcome.finished else "interrupted", outcome.step)
-        except BaseException:
-            hooks.end("failed", None)
-            raise
-        # All ranks leave together: a launcher that sees one exit would kill the
-        # others in whatever they still write.
-        stop.dismiss()
-        barrier(self.engine.ranks)
-        if self.engine.ranks.rank == 0:
-            self._say_farewell(outcome.finished, outcome.step, time.monotonic() - begun)
-        return 0 if outcome.finished else EXIT_REQUEUE
 
-    def export(self, step: int) -> None:
+    def probe(self) -> OnlineProbe | None:
+        """Loads the online probe."""
+        return self.data.probe(
+            self.engine.ranks, self.config.monitor, batch_size=self.plan.batch_size_per_device
+        )
+
+    def finish(self, step: int, best: Best | None) -> dict[str, Any]:
         """Writes `encoder.safetensors`; collective."""
         with self.engine.whole():
             if self.engine.ranks.rank == 0:
                 info = EncoderInfo(**{**self.info.__dict__, "step": step})
-                write_atomically(self.folder.encoder, encoder_bytes(self.engine.objective.encoder, info))
+                objective = self.engine.objective
+                assert isinstance(objective, Objective)
+                write_atomically(self.folder.encoder, encoder_bytes(objective.encoder, info))
+        return {}
 
-    def _say_farewell(self, finished: bool, step: int, seconds: float) -> None:
-        if not finished:
-            print(f"stopped at step {step}/{self.plan.total_steps} after saving; the same command goes on")
-            return
-        print(f"done: {step} steps in {seconds:.0f} s here")
-        print(f"  encoder   {self.folder.encoder}")
-        if pictures := sorted(self.folder.pictures.glob("step-*.png")):
-            print(f"  pictures  {pictures[-1]}")
-        print(f"  metrics   {self.folder.metrics}")
-        if self.config.monitor.tensorboard:
-            print(f"  watch     tensorboard --logdir {self.folder.path.parent}")
+    def results(self) -> list[str]:
+        """Names the encoder."""
+        return [f"  encoder   {self.folder.encoder}"]

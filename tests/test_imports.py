@@ -21,12 +21,14 @@ ALLOWED = {
     "mae_vit.encoder": (),
     "mae_vit.weights": ("encoder", "errors"),
     "mae_vit.starts": ("encoder", "errors"),
-    "mae_vit.objectives": ("batch", "config", "encoder", "masking", "patches", "objectives"),
+    "mae_vit.baselines": (),
+    "mae_vit.objectives": ("baselines", "batch", "config", "encoder", "masking", "patches", "objectives"),
     "mae_vit.data": ("batch", "keyed", "errors", "data", "__version__"),
     "mae_vit.training": (
         "batch",
         "commandline",
         "config",
+        "config_file",
         "encoder",
         "errors",
         "evaluation",
@@ -44,7 +46,7 @@ ONLY_IN = {
     "torch.utils.tensorboard": {"mae_vit/training/monitor.py"},
     "webdataset": {"mae_vit/data/shard_writer.py"},
 }
-FILES = sorted([*ROOT.glob("mae_vit/**/*.py"), *ROOT.glob("pretrain/*.py")])
+FILES = sorted([*ROOT.glob("mae_vit/**/*.py"), *ROOT.glob("pretrain/*.py"), *ROOT.glob("finetune/*.py")])
 
 
 def imports_of(path: Path) -> set[str]:
@@ -67,9 +69,10 @@ def test_arrows_point_one_way(path):
         if any(module == package or module.startswith(package + ".") for module in imported):
             assert path.relative_to(ROOT).as_posix() in places, f"{package} is imported in {path}"
     ours = {module for module in imported if module.split(".")[0] in ("mae_vit", "pretrain", "finetune")}
-    if name.startswith("pretrain"):
-        assert not any(module.startswith("finetune") for module in ours)
-        return
+    for job, other in (("pretrain", "finetune"), ("finetune", "pretrain")):
+        if name.split(".")[0] == job:
+            assert not any(module.startswith(other) for module in ours)
+            return
     assert not any(module.startswith(("pretrain", "finetune")) for module in ours)
     keys = [key for key in ALLOWED if name == key or name.startswith(key + ".")]
     allowed = ALLOWED[max(keys, key=len)] if keys else ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 from collections import OrderedDict
@@ -64,6 +65,25 @@ class ShardIndex:
         """Reads the encoded image of a sample."""
         row = self._rows[sample]
         return os.pread(self._descriptor(int(row["shard"])), int(row["length"]), int(row["offset"]))
+
+    def keys(self) -> list[str]:
+        """Returns the key of every sample, kept beside the index once they were read from the tars."""
+        path = self.cache_path("keys.json")
+        with self.locked():
+            with suppress(OSError, ValueError):
+                found = json.loads(path.read_text(encoding="utf-8"))
+                if isinstance(found, list) and len(found) == len(self):
+                    return found
+            shards = [self._folder / shard.file for shard in self.split_info.shards]
+            try:
+                found = [sample.key for shard in shards for sample in read_samples(shard)]
+            except (DamagedTar, OSError) as error:
+                raise InputError(f"keys of the samples cannot be read: {error}") from None
+            partial = path.with_name(f".{path.name}.{os.getpid()}")
+            # Names in tars need not be Unicode; JSON's escapes hold any.
+            partial.write_text(json.dumps(found), encoding="utf-8")
+            os.replace(partial, path)
+            return found
 
     def describe(self, sample: int) -> str:
         """Names a sample for people: shard, key and offset."""

@@ -22,7 +22,7 @@ HOLDOUT_SPLIT = "val"
 # Figures of these are compared: they stay whole unless a list names their samples by path.
 _MEASURED = ("val", "test")
 # Part of the data's meaning: never change them.
-_SUBSET_HASH, _HOLDOUT_HASH = b"mae-vit subset", b"mae-vit holdout"
+SUBSET_HASH, _HOLDOUT_HASH = b"mae-vit subset", b"mae-vit holdout"
 _NEAREST_OF = 10_000
 
 
@@ -82,14 +82,14 @@ class Selection:
         if self.fraction is not None:
             share = self.fraction
             # At least one image of each class, however small the share.
-            entries = _first_by_hash(entries, lambda count: math.ceil(share * count), _SUBSET_HASH)
+            entries = _first_by_hash(entries, lambda count: math.ceil(share * count), SUBSET_HASH)
         if self.limit_per_class is not None:
             limit = self.limit_per_class
             if all(entry.class_name is None for entry in entries):
                 raise InputError(
                     f'--limit-per-class: the images of split "{split}" have no labels: --fraction'
                 )
-            entries = _first_by_hash(entries, lambda count: limit, _SUBSET_HASH)
+            entries = _first_by_hash(entries, lambda count: limit, SUBSET_HASH)
         return entries
 
 
@@ -111,12 +111,13 @@ def _first_by_hash(entries: Sequence[Entry], quota: Callable[[int], int], salt: 
         by_class[entry.class_name].append(entry)
     taken: set[str] = set()
     for members in by_class.values():
-        ranked = sorted((_hash(entry.key, salt), entry.key) for entry in members)
+        ranked = sorted((hash_key(entry.key, salt), entry.key) for entry in members)
         taken |= {key for _, key in ranked[: quota(len(members))]}
     return [entry for entry in entries if entry.key in taken]
 
 
-def _hash(key: str, salt: bytes) -> bytes:
+def hash_key(key: str, salt: bytes) -> bytes:
+    """Returns what a draw goes by; `salt` says which draw."""
     return hashlib.blake2b(key.encode(), digest_size=16, key=salt).digest()
 
 

@@ -1,4 +1,4 @@
-"""What every pretraining objective offers to the training loop."""
+"""What every pretraining objective, and every task of fine-tuning, offers to the training loop."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Picture(NamedTuple):
     images: Tensor
 
 
-class Objective(nn.Module, ABC):
-    """An encoder with what its pretraining task adds to it.
+class Task(nn.Module, ABC):
+    """What the loop trains: networks and a loss.
 
     Images arrive as raw uint8 and are normalized here, on the device, since some
     targets need raw pixels.
@@ -45,10 +45,9 @@ class Objective(nn.Module, ABC):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Holds the encoder and the per-channel normalization (of pixels in 0..1)."""
+    def __init__(self, *, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Holds the per-channel normalization (of pixels in 0..1)."""
         super().__init__()
-        self.encoder = encoder
         # Not persistent: they belong to the data, and travel in the metadata of
         # the exported encoder.
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
@@ -80,6 +79,15 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def pictures(self, batch: Batch) -> list[Picture]:
         """Shows rows of a few images, the original last; masked, predicted and pasted before it, where there are."""
+
+
+class Objective(Task):
+    """An encoder with what its pretraining task adds to it."""
+
+    def __init__(self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Holds the encoder and the per-channel normalization (of pixels in 0..1)."""
+        super().__init__(mean=mean, std=std)
+        self.encoder = encoder
 
 
 class ObjectiveSection(Section, ABC):

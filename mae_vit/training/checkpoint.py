@@ -1,8 +1,9 @@
 """Checkpoints that depend on neither world size nor ZeRO stage, and are never torn.
 
 `checkpoints/step-NNNNNNNN/` holds `parameters.safetensors`, a file for each of the
-optimizer's slots (`exp_avg.safetensors`, `exp_avg_sq.safetensors`) and `state.json`
-(step, optimizer step, loss scale, identity of the run, checksums). It is written under
+optimizer's slots (`exp_avg.safetensors`, `exp_avg_sq.safetensors`), where there are any
+`buffers.safetensors` and `best.safetensors`, and `state.json` (step, optimizer step, loss
+scale, step and score of the best, identity of the run, checksums). It is written under
 a temporary name and renamed when complete; the file `latest` moves last. Nothing in it
 can execute code.
 """
@@ -24,7 +25,7 @@ from safetensors.torch import save as save_tensors
 from mae_vit.errors import InputError
 from mae_vit.training.files import sha256, sync_folder, write_atomically
 from mae_vit.training.precision import LossScale
-from mae_vit.training.state import TrainState
+from mae_vit.training.state import Best, TrainState
 
 # What state.json does not say was so before it did.
 _SLOTS_BEFORE = ("exp_avg", "exp_avg_sq")
@@ -65,7 +66,12 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     checksums = {}
-    for part, tensors in {"parameters": state.parameters, **state.slots}.items():
+    parts = {"parameters": state.parameters, **state.slots}
+    if state.buffers:
+        parts["buffers"] = state.buffers
+    if state.best:
+        parts["best"] = state.best.tensors
+    for part, tensors in parts.items():
         data = save_tensors(tensors)
         checksums[part] = sha256(data)
         write_atomically(partial / f"{part}.safetensors", data)
@@ -75,6 +81,7 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
         "optimizer_step": state.optimizer_step,
         "slots": list(state.slots),
         "loss_scale": asdict(state.loss_scale) if state.loss_scale else None,
+        "best": {"step": state.best.step, "score": state.best.score} if state.best else None,
         "sha256": checksums,
         "identity": identity,
     }
@@ -102,17 +109,21 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if not all(_SLOT.fullmatch(slot) for slot in slots):
             raise BrokenCheckpoint(f"{path}: state.json names odd slots {slots}")
         tensors = {}
-        for part in ("parameters", *slots):
+        best = described.get("best")
+        more = [part for part in ("buffers", "best") if part in described["sha256"]]
+        for part in ("parameters", *slots, *more):
             data = (path / f"{part}.safetensors").read_bytes()
             if sha256(data) != described["sha256"][part]:
                 raise BrokenCheckpoint(f"{path}: {part}.safetensors is damaged (checksum differs)")
             tensors[part] = load_tensors(data)
         scale = described.get("loss_scale")
         state = TrainState(
-            tensors.pop("parameters"),
-            tensors,
-            int(described["optimizer_step"]),
-            LossScale(**scale) if scale else None,
+            parameters=tensors["parameters"],
+            slots={slot: tensors[slot] for slot in slots},
+            optimizer_step=int(described["optimizer_step"]),
+            loss_scale=LossScale(**scale) if scale else None,
+            buffers=tensors.get("buffers", {}),
+            best=Best(int(best["step"]), float(best["score"]), tensors["best"]) if best else None,
         )
         return Checkpoint(path, int(described["step"]), dict(described["identity"]), state)
     except BrokenCheckpoint:

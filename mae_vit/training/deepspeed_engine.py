@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
-from mae_vit.objectives.base import Objective, ObjectiveOutput
+from mae_vit.objectives.base import ObjectiveOutput, Task
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.engine import Engine, StepOptions, StepResult
 from mae_vit.training.optimizers import make_optimizer
@@ -50,9 +50,7 @@ def init_process_group(device: torch.device) -> None:
 class DeepSpeedEngine(Engine):
     """Steps through `deepspeed.initialize`."""
 
-    def __init__(
-        self, objective: Objective, options: StepOptions, ranks: Ranks, device: torch.device
-    ) -> None:
+    def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
         """Wraps `objective`; the process group must exist."""
         # Made before any hook is.
         self._shell = _shell_of(objective) if options.zero_stage == 3 else None
@@ -82,7 +80,8 @@ class DeepSpeedEngine(Engine):
 
     def step(self, lr: float) -> StepResult:  # noqa: D102
         for group in self._wrapped.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        self.average_buffers()
         if self.options.zero_stage:
             self._engine.step()
             # DeepSpeed skips a non-finite step itself, and reports a norm of infinity.
@@ -148,6 +147,8 @@ class DeepSpeedEngine(Engine):
         for parameter, target in zip(sharded.parameters(), shell.parameters(), strict=True):
             with GatheredParameters([parameter]):
                 target.data = parameter.detach().clone()
+        for buffer, copied in zip(sharded.buffers(), shell.buffers(), strict=True):
+            copied.copy_(buffer)
         self.objective = shell
         try:
             yield
@@ -200,14 +201,14 @@ class DeepSpeedEngine(Engine):
             self._wrapped.override_loss_scale(self.loss_scale.scale)
 
 
-def _shell_of(objective: Objective) -> Objective:
+def _shell_of(objective: Task) -> Task:
     """Copies an objective without its parameters' values."""
     shell = copy.deepcopy(objective).requires_grad_(False)
     _empty(shell)
     return shell
 
 
-def _empty(shell: Objective) -> None:
+def _empty(shell: Task) -> None:
     for parameter in shell.parameters():
         parameter.data = torch.empty(0, device=parameter.device)
 

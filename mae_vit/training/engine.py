@@ -20,12 +20,19 @@ from torch import Tensor, nn
 
 from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
-from mae_vit.objectives.base import Objective, ObjectiveOutput
+from mae_vit.objectives.base import ObjectiveOutput, Task
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.optimizers import OptimizerOptions, make_optimizer
 from mae_vit.training.precision import Autocast, LossScale, Precision
 from mae_vit.training.recompute import recompute_blocks
-from mae_vit.training.state import TrainState, gather_slot, restore_slots, to_host
+from mae_vit.training.state import (
+    TrainState,
+    copy_buffers,
+    gather_slot,
+    persistent_buffers,
+    restore_slots,
+    to_host,
+)
 
 
 @dataclass(frozen=True)
@@ -78,9 +85,7 @@ class Engine(ABC):
         updates: optimizer updates made in the whole run.
     """
 
-    def __init__(
-        self, objective: Objective, options: StepOptions, ranks: Ranks, device: torch.device
-    ) -> None:
+    def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
         """Moves `objective` to `device` and prepares to train it."""
         self.objective = objective.to(device)
         self.options = options
@@ -130,6 +135,20 @@ class Engine(ABC):
             torch.distributed.all_reduce(values)
         return values
 
+    def average_buffers(self) -> None:
+        """Makes the statistics that layers keep (BatchNorm) alike on all ranks.
+
+        After every step, so that they do not depend on when a run was saved.
+        """
+        if self.ranks.world_size == 1:
+            return
+        kept = [b for b in persistent_buffers(self.objective).values() if b.is_floating_point()]
+        if not kept:
+            return
+        mean = self.all_reduce_sum(torch.cat([b.flatten() for b in kept])) / self.ranks.world_size
+        for buffer, part in zip(kept, mean.split([b.numel() for b in kept]), strict=True):
+            buffer.copy_(part.view_as(buffer))
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name."""
         return {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
@@ -164,7 +183,7 @@ class Engine(ABC):
     def describe(self, parameters: dict[str, Tensor], slots: dict[str, dict[str, Tensor]]) -> TrainState:
         """Adds the counters to gathered tensors."""
         scale = None if self.loss_scale is None else replace(self.loss_scale)
-        return TrainState(parameters, slots, self.updates, scale)
+        return TrainState(parameters, slots, self.updates, scale, copy_buffers(self.objective))
 
     def restore_local(self, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
         """Puts a state back where this process's optimizer holds all of it."""
@@ -176,7 +195,9 @@ class Engine(ABC):
         restore_slots(optimizer, self.trainable(), state, counts_updates=counts_updates)
 
     def restore_counters(self, state: TrainState) -> None:
-        """Puts the counters back."""
+        """Puts the counters back, and what layers keep beside parameters."""
+        for name, buffer in persistent_buffers(self.objective).items():
+            buffer.copy_(state.buffers[name])
         self.updates = state.optimizer_step
         if self.loss_scale is not None and state.loss_scale is not None:
             self.loss_scale = replace(state.loss_scale)
@@ -185,9 +206,7 @@ class Engine(ABC):
 class TorchEngine(Engine):
     """One process, plain PyTorch: for small runs, and the oracle of the DeepSpeed engine."""
 
-    def __init__(
-        self, objective: Objective, options: StepOptions, ranks: Ranks, device: torch.device
-    ) -> None:
+    def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
         """Prepares a single-process run."""
         super().__init__(objective, options, ranks, device)
         assert ranks.world_size == 1
@@ -203,7 +222,7 @@ class TorchEngine(Engine):
     def step(self, lr: float) -> StepResult:  # noqa: D102
         result = self.clip_local()
         for group in self._optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         if not result.skipped:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

@@ -7,7 +7,7 @@ import os
 import torch
 
 from mae_vit.config import Config
-from mae_vit.objectives.base import Objective
+from mae_vit.objectives.base import Task
 from mae_vit.plan import Plan
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.engine import Engine, StepOptions, TorchEngine
@@ -40,9 +40,7 @@ def optimizer_options(config: Config) -> OptimizerOptions:
     return OptimizerOptions(optim.name, optim.weight_decay, optim.own_options)
 
 
-def build_engine(
-    config: Config, plan: Plan, objective: Objective, ranks: Ranks, device: torch.device
-) -> Engine:
+def build_engine(config: Config, plan: Plan, objective: Task, ranks: Ranks, device: torch.device) -> Engine:
     """Builds the engine that the config asks for."""
     options = StepOptions(
         optimizer=optimizer_options(config),

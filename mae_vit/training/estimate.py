@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
 from mae_vit.keyed import SampleKeys
-from mae_vit.objectives.base import Objective
+from mae_vit.objectives.base import Task
 
 # Dense bf16 peaks in FLOP/s, from the vendors' datasheets (without sparsity).
 _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}
@@ -24,7 +24,7 @@ class Estimate:
 
     Attributes:
         parameters: of the encoder and what the objective adds.
-        encoder_parameters: of the encoder alone.
+        encoder_parameters: of the encoder alone; all where the network has none.
         trainable: parameters that have optimizer state.
         flops_per_image: model FLOPs of a training step: 3 x forward, no recomputation.
         activation_bytes: kept for the backward pass of one micro-batch in float32; an
@@ -58,8 +58,9 @@ class Estimate:
 
 
 def estimate(
-    build: Callable[[], Objective],
+    build: Callable[[], Task],
     *,
+    image_shape: tuple[int, int, int],
     batch_size_per_device: int,
     activation_checkpointing: bool = False,
     optimizer_slots: int = 2,
@@ -68,6 +69,7 @@ def estimate(
 
     Args:
         build: makes the objective.
+        image_shape: (C, H, W) of what it is given.
         batch_size_per_device: images of a micro-batch.
         activation_checkpointing: blocks keep their input alone, and one at a time is
             computed again.
@@ -78,13 +80,9 @@ def estimate(
     model.to("meta")  # tables computed in NumPy are not there yet
     # The counter sees the matrix products of plain attention.
     set_fused_attention(model, False)
-    encoder = model.encoder
     activations = _Activations(model, recomputed=activation_checkpointing)
 
-    height, width = encoder.img_size
-    images = torch.empty(
-        batch_size_per_device, encoder.in_chans, height, width, dtype=torch.uint8, device="meta"
-    )
+    images = torch.empty(batch_size_per_device, *image_shape, dtype=torch.uint8, device="meta")
     index = torch.empty(batch_size_per_device, dtype=torch.int64, device="meta")
     with (
         FlopCounterMode(display=False) as counter,
@@ -95,7 +93,7 @@ def estimate(
     parameters = list(model.parameters())
     return Estimate(
         parameters=sum(p.numel() for p in parameters),
-        encoder_parameters=sum(p.numel() for p in encoder.parameters()),
+        encoder_parameters=sum(p.numel() for p in getattr(model, "encoder", model).parameters()),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         flops_per_image=3 * counter.get_total_flops() / batch_size_per_device,
         activation_bytes=activations.bytes,
@@ -106,7 +104,7 @@ def estimate(
 class _Activations:
     """Adds up the storages that autograd keeps, each once; those of parameters are not counted."""
 
-    def __init__(self, model: Objective, *, recomputed: bool) -> None:
+    def __init__(self, model: Task, *, recomputed: bool) -> None:
         self._own = {p.untyped_storage()._cdata for p in model.parameters()}
         self._kept: dict[int, int] = {}
         # Within a block that is computed again: what it keeps then.

@@ -15,6 +15,7 @@ from mae_vit.training.monitor import Monitor
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.run_folder import RunFolder, Status
 from mae_vit.training.signals import StopRequest
+from mae_vit.training.state import Best, weights_of
 
 
 class RunHooks:
@@ -35,8 +36,16 @@ class RunHooks:
         resumed_from: Path | None,
         config_yaml: str,
         tensorboard: bool,
+        selects: str | None = None,
+        best: Best | None = None,
     ) -> None:
-        """Opens the outputs of a run that begins, or goes on, at `start_step`."""
+        """Opens the outputs of a run that begins, or goes on, at `start_step`.
+
+        With `selects` the weights of the largest held-out metric of this name are kept in
+        `best`, on all ranks, and with every checkpoint: so a resumed run chooses as the
+        undisturbed one does.
+        """
+        self.best, self._selects = best, selects
         self._engine, self._folder, self._plan = engine, folder, plan
         self._checkpoint, self._identity = checkpoint, identity
         self._held_out, self._probe, self._stop = held_out, probe, stop
@@ -60,7 +69,7 @@ class RunHooks:
         self._summarize("running", start_step)
         source = f"going on from {resumed_from}" if resumed_from else "starting from scratch"
         self._monitor.say(f"{folder.path}: {source}, step {start_step} of {plan.total_steps}")
-        if held_out is None:
+        if held_out is None and selects is None:
             self._monitor.say(
                 'no split "val" or "test" in the data: no held-out metrics and no pictures '
                 "(mae-vit prepare ... --holdout 0.05 sets some images aside)"
@@ -76,9 +85,16 @@ class RunHooks:
             return {}
         with self._engine.whole():
             metrics = self._held_out.evaluate(self._engine)
+            if self._selects is not None:
+                self._keep_best(step, metrics[self._selects])
             if self._monitor is not None:
                 self._monitor.show(self._held_out.pictures(self._engine), step)
         return metrics
+
+    def _keep_best(self, step: int, score: float) -> None:
+        """Of equal scores the first; alike on all ranks, whose scores are alike."""
+        if self.best is None or score > self.best.score:
+            self.best = Best(step, score, weights_of(self._engine.objective))
 
     def probe(self, step: int) -> dict[str, float]:
         """Scores the frozen features; collective."""
@@ -97,6 +113,7 @@ class RunHooks:
     def save(self, step: int) -> None:
         """Gathers the state from all ranks, writes it, and drops old checkpoints."""
         state = self._engine.gather()
+        state.best = self.best
         if self._monitor is not None:
             folder = self._folder.checkpoints
             save_checkpoint(folder, step=step, state=state, identity=self._identity)
@@ -109,16 +126,16 @@ class RunHooks:
             self._summarize("running", step)
         barrier(self._engine.ranks)
 
-    def end(self, status: Status, step: int | None) -> None:
-        """Says how the run ended, and closes its outputs."""
+    def end(self, status: Status, step: int | None, results: dict[str, Any] | None = None) -> None:
+        """Says how the run ended, with what came of it, and closes its outputs."""
         if self._monitor is None:
             return
         if status == "interrupted":
             self._monitor.say(f"stopping on {self._stop.reason or 'the request of another rank'}")
-        self._summarize(status, self._last_line.get("step", 0) if step is None else step)
+        self._summarize(status, self._last_line.get("step", 0) if step is None else step, results or {})
         self._monitor.close()
 
-    def _summarize(self, status: Status, step: int) -> None:
+    def _summarize(self, status: Status, step: int, results: dict[str, Any] | None = None) -> None:
         self._folder.write_summary(
             status,
             {
@@ -127,5 +144,6 @@ class RunHooks:
                 "samples": step * self._plan.effective_batch_size,
                 **{name: self._last_line.get(name) for name in ("loss", "images_per_s", "wall_s")},
                 **{name: self._last_line[name] for name in ("heldout", "probe") if name in self._last_line},
+                **(results or {}),
             },
         )

@@ -10,7 +10,7 @@ import torch
 from timm.optim.lars import Lars
 from torch import nn
 
-from mae_vit.training.param_groups import decay_groups
+from mae_vit.training.param_groups import decay_groups, layer_scales
 
 OptimizerName = Literal["adamw", "adam", "sgd", "lars"]
 
@@ -25,11 +25,16 @@ class OptimizerOptions:
         weight_decay: of parameters that decay.
         own: the optimizer's own options: betas and eps; momentum and nesterov; momentum
             and trust_coefficient.
+        exempt: last parts of names of parameters that do not decay, beside biases and 1-D
+            ones.
+        layer_decay: each layer's rate over that of the layer after it; None for one rate.
     """
 
     name: OptimizerName
     weight_decay: float
     own: Mapping[str, Any] = field(default_factory=dict)
+    exempt: tuple[str, ...] = ()
+    layer_decay: float | None = None
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -50,7 +55,8 @@ def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.O
     Biases and 1-D parameters never decay; LARS does not adapt their rate either, as in
     the official MAE code.
     """
-    groups = decay_groups(model, options.weight_decay)
+    scales = None if options.layer_decay is None else layer_scales(model, options.layer_decay)
+    groups = decay_groups(model, options.weight_decay, exempt=options.exempt, lr_scales=scales)
     for group in groups:
         del group["names"]
     own = options.own

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mae_vit.batch import Batch
-from mae_vit.objectives.base import Objective, ObjectiveOutput
+from mae_vit.objectives.base import ObjectiveOutput, Task
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -19,7 +19,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Autocast(nn.Module):
     """Runs an objective in the run's precision."""
 
-    def __init__(self, objective: Objective, device: torch.device, precision: Precision) -> None:
+    def __init__(self, objective: Task, device: torch.device, precision: Precision) -> None:
         """Wraps `objective`."""
         super().__init__()
         self.objective = objective

@@ -16,6 +16,7 @@ from torch import Tensor
 from mae_vit.batch import Batch
 from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
+from mae_vit.objectives.base import Objective
 from mae_vit.training.engine import Engine
 
 
@@ -45,17 +46,19 @@ class OnlineProbe:
             few_shot_top1 (least squares), knn_top1, and the seconds it took.
         """
         begun = time.monotonic()
-        encoder = engine.objective.encoder
-        engine.objective.eval()
+        objective = engine.objective
+        assert isinstance(objective, Objective)
+        encoder = objective.encoder
+        objective.eval()
         features = torch.zeros(len(self.labels), encoder.embed_dim, device=engine.device)
         with engine.module.context():
             parts = [
-                encoder.forward_features(engine.objective.normalize(batch.images.to(engine.device)))[:, 1:]
+                encoder.forward_features(objective.normalize(batch.images.to(engine.device)))[:, 1:]
                 .float()
                 .mean(dim=1)
                 for batch in self.batches
             ]
-        engine.objective.train()
+        objective.train()
         features[self.places.to(engine.device)] = torch.cat(parts)
         features = engine.all_reduce_sum(features)
         labels = self.labels.to(engine.device)

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from mae_vit.training.precision import LossScale
+
+
+@dataclass(frozen=True)
+class Best:
+    """The weights that scored best on held-out images so far.
+
+    Attributes:
+        step: optimizer steps that they had seen.
+        score: on held-out images; larger is better.
+        tensors: parameters and persistent buffers by name, on the CPU.
+    """
+
+    step: int
+    score: float
+    tensors: dict[str, Tensor]
 
 
 @dataclass
@@ -21,17 +36,42 @@ class TrainState:
             for it (`exp_avg`, `exp_avg_sq`; `momentum_buffer`), then by parameter.
         optimizer_step: updates the optimizer has made; skipped steps are none.
         loss_scale: of fp16; None in other precisions.
+        buffers: what layers keep beside parameters (statistics of BatchNorm), by name.
+        best: of runs that choose among their epochs; None in others, and at first.
     """
 
     parameters: dict[str, Tensor]
     slots: dict[str, dict[str, Tensor]]
     optimizer_step: int
     loss_scale: LossScale | None = None
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    best: Best | None = None
 
 
 def to_host(tensor: Tensor) -> Tensor:
     """Copies a tensor to the CPU, contiguous, in float32."""
     return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Returns, by name, the buffers that belong to a model's state; the rest are constants."""
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies a whole model's parameters and persistent buffers to the CPU."""
+    parameters = {name: to_host(p) for name, p in model.named_parameters()}
+    return parameters | copy_buffers(model)
+
+
+def copy_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies persistent buffers to the CPU, each in its own type (BatchNorm counts in integers)."""
+    return {name: buffer.detach().cpu().clone() for name, buffer in persistent_buffers(model).items()}
 
 
 def gather_slot(

@@ -52,7 +52,9 @@ def test_loss_and_gradients_are_the_same(name):
 
 def test_the_estimate_says_so():
     whole, recomputed = (
-        estimate(build_objective, batch_size_per_device=16, activation_checkpointing=on)
+        estimate(
+            build_objective, image_shape=(3, 16, 16), batch_size_per_device=16, activation_checkpointing=on
+        )
         for on in (False, True)
     )
     assert 0 < recomputed.activation_bytes < 0.9 * whole.activation_bytes
@@ -66,7 +68,12 @@ def test_the_estimate_of_a_long_stack_is_its_inputs_and_one_block():
         return model
 
     few, many = (
-        estimate(lambda depth=depth: build(depth), batch_size_per_device=16, activation_checkpointing=True)
+        estimate(
+            lambda depth=depth: build(depth),
+            image_shape=(3, 16, 16),
+            batch_size_per_device=16,
+            activation_checkpointing=True,
+        )
         for depth in (2, 10)
     )
     # Eight more inputs of 16 images, 17 tokens, 32 channels in float32.
@@ -74,10 +81,10 @@ def test_the_estimate_of_a_long_stack_is_its_inputs_and_one_block():
 
 
 def test_memory_falls_with_the_stage():
-    costs = estimate(build_objective, batch_size_per_device=1)
+    costs = estimate(build_objective, image_shape=(3, 16, 16), batch_size_per_device=1)
     found = [costs.memory_gib(world_size=8, zero_stage=stage) for stage in range(4)]
     assert found == sorted(found, reverse=True)
     assert len(set(found)) == 4
-    one_slot = estimate(build_objective, batch_size_per_device=1, optimizer_slots=1)
+    one_slot = estimate(build_objective, image_shape=(3, 16, 16), batch_size_per_device=1, optimizer_slots=1)
     assert one_slot.memory_gib(world_size=8, zero_stage=0) < found[0]
     assert one_slot.checkpoint_bytes == costs.checkpoint_bytes - 4 * costs.trainable

@@ -1,0 +1,110 @@
+"""What jobs need to open their data: normalization, order, number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mae_vit.data.blocks import BlockOrder
+from mae_vit.data.dataset import Dataset
+from mae_vit.data.index import ShardIndex
+from mae_vit.data.order import GlobalOrder, Order
+from mae_vit.data.reading import MemorySource, Source
+from mae_vit.errors import InputError
+
+# Channel statistics of ImageNet, as torchvision's models and the official MAE code use.
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_MAX_AUTO_WORKERS = 16
+
+
+def make_order(
+    index: ShardIndex,
+    samples: np.ndarray | None = None,
+    *,
+    effective_batch_size: int,
+    seed: int,
+    lanes: int | None,
+    block_shards: int | None,
+) -> Order:
+    """Returns the order of a split's samples, or of some of them.
+
+    Args:
+        index: of the split.
+        samples: sorted sample numbers; the order is then one of places in it.
+        effective_batch_size: samples of a step.
+        seed: the run's.
+        lanes: of the order "blocks"; None for "global".
+        block_shards: of the order "blocks".
+    """
+    if lanes is None or block_shards is None:
+        total = len(index) if samples is None else len(samples)
+        return GlobalOrder(total, effective_batch_size, seed)
+    counts = [shard.samples for shard in index.split_info.shards]
+    if samples is not None:
+        # A shard of which nothing is taken is none.
+        ends = np.cumsum(counts)
+        taken = np.bincount(np.searchsorted(ends, samples, side="right"), minlength=len(counts))
+        counts = [int(count) for count in taken if count]
+    return BlockOrder(
+        counts,
+        effective_batch_size=effective_batch_size,
+        seed=seed,
+        lanes=lanes,
+        block_shards=block_shards,
+    )
+
+
+def auto_workers(source: Source, *, cores: int, on_gpu: bool) -> int:
+    """Processes per rank: none where images lie in memory; else this rank's cores but one.
+
+    Args:
+        source: of the images.
+        cores: of this rank.
+        on_gpu: on a CPU the trainer keeps all cores busy itself.
+    """
+    if isinstance(source, MemorySource):
+        return 0
+    return min(_MAX_AUTO_WORKERS, max(1 if on_gpu else 0, cores - 1))
+
+
+def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
+    """Refuses a shifted crop of images that are not of the model's size.
+
+    Raises:
+        InputError: naming both sizes.
+    """
+    split = index.split_info
+    stored = (split.height[0], split.width[0])
+    if crop == "pad" and (stored != img_size or (split.height[1], split.width[1]) != img_size):
+        raise InputError(
+            f'data.augment.crop="pad" needs images of model.img_size={list(img_size)}, but split '
+            f'"{index.split}" holds {split.height[0]}-{split.height[1]} x {split.width[0]}-{split.width[1]} px: '
+            'use crop="random_resized"'
+        )
+
+
+def normalization(
+    choice: str | Sequence[Sequence[float]], dataset: Dataset, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Resolves `data.normalize` to per-channel mean and std of pixels in 0..1.
+
+    Raises:
+        InputError: if the statistics do not fit the channels.
+    """
+    if choice == "half":
+        return (0.5,) * channels, (0.5,) * channels
+    if not isinstance(choice, str):
+        if len(choice) != 2 or any(len(part) != channels for part in choice) or min(choice[1]) <= 0:
+            raise InputError(f"data.normalize={choice}: give [[{channels} means], [{channels} stds above 0]]")
+        return tuple(choice[0]), tuple(choice[1])
+    mean, std = _IMAGENET if choice == "imagenet" else (tuple(dataset.mean), tuple(dataset.std))
+    if len(mean) == 1 and channels == 3:
+        mean, std = mean * 3, std * 3
+    if len(mean) != channels:
+        raise InputError(
+            f'data.normalize="{choice}" has {len(mean)} channels, model.in_chans={channels}: '
+            'use "half" or [[mean], [std]]'
+        )
+    # A channel of one value would divide by zero.
+    return mean, tuple(max(value, 1e-3) for value in std)

@@ -1,0 +1,85 @@
+"""Parts of a split: labeled subsets and held-out shares, by hashes of the samples' keys.
+
+The rule is `mae_vit.data.selection`'s: a draw depends on the key alone, and sets of
+different sizes are nested. `prepare --limit-per-class N` and a subset of N here take the
+same samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mae_vit.data.reading import Source
+from mae_vit.data.selection import SUBSET_HASH, hash_key
+
+# Part of the results' meaning: never change it. Not that of `prepare --holdout`, whose
+# samples are gone from train.
+_HOLDOUT_HASH = b"mae-vit finetune holdout"
+
+
+class SubsetSource:
+    """Some samples of a source, by their place among them.
+
+    Views are drawn for the sample's number in the split: an image is cropped alike in
+    whatever subset it is.
+    """
+
+    def __init__(self, source: Source, samples: np.ndarray) -> None:
+        """Takes the samples of these numbers."""
+        self._source, self._samples = source, samples
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Int (n,)."""
+        return np.asarray(self._source.labels)[self._samples]
+
+    def images(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
+        """Returns augmented images of the samples at these places: uint8 (B, C, H, W)."""
+        return self._source.images(seed, epoch, self._samples[index])
+
+
+def limit_per_class(
+    samples: np.ndarray, labels: np.ndarray, keys: Sequence[str], limit: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Splits samples in those taken, at most `limit` of each class, and the rest.
+
+    Args:
+        samples: sorted numbers of samples.
+        labels: (N,) of the whole split.
+        keys: of the whole split.
+        limit: largest number for each class; smaller sets are inside larger ones.
+    """
+    return _split_by_hash(samples, labels, keys, lambda count: limit, SUBSET_HASH)
+
+
+def draw_held_out(
+    samples: np.ndarray, labels: np.ndarray, keys: Sequence[str], share: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Splits samples in a held-out share of each class and those left.
+
+    A class of two or more gives at least one and keeps at least one.
+    """
+
+    def quota(count: int) -> int:
+        return min(max(1, int(share * count + 0.5)), count - 1)
+
+    return _split_by_hash(samples, labels, keys, quota, _HOLDOUT_HASH)
+
+
+def _split_by_hash(
+    samples: np.ndarray,
+    labels: np.ndarray,
+    keys: Sequence[str],
+    quota: Callable[[int], int],
+    salt: bytes,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(Those of the smallest hashes, by class; the others), each sorted."""
+    taken = []
+    for label in np.unique(labels[samples]):
+        members = [int(sample) for sample in samples[labels[samples] == label]]
+        ranked = sorted(members, key=lambda sample: (hash_key(keys[sample], salt), keys[sample]))
+        taken += ranked[: quota(len(members))]
+    chosen = np.sort(np.array(taken, np.int64))
+    return chosen, samples[~np.isin(samples, chosen)]

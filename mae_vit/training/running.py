@@ -1,0 +1,218 @@
+"""One run from its start to its end: what pretraining and fine-tuning share."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from mae_vit.batch import Batch
+from mae_vit.config import Config
+from mae_vit.config_file import dump_config
+from mae_vit.errors import InputError
+from mae_vit.keyed import noise_seed
+from mae_vit.plan import Plan
+from mae_vit.training.checkpoint import Checkpoint
+from mae_vit.training.distributed import Ranks, barrier
+from mae_vit.training.engine import Engine
+from mae_vit.training.engines import be_deterministic, connect
+from mae_vit.training.entry import EXIT_REQUEUE, Arguments
+from mae_vit.training.estimate import peak_flops
+from mae_vit.training.evaluate import HeldOut
+from mae_vit.training.hooks import RunHooks
+from mae_vit.training.loop import train
+from mae_vit.training.probe import OnlineProbe
+from mae_vit.training.resume import Identity, find_start, set_aside
+from mae_vit.training.run_folder import RunFolder, describe_environment
+from mae_vit.training.schedule import rate_at
+from mae_vit.training.signals import StopRequest
+from mae_vit.training.state import Best
+from mae_vit.training.terminal import outlive_terminal
+
+
+class Work(Protocol):
+    """What a job brings to a run; all ranks call it alike."""
+
+    def batches(self, start_step: int) -> Iterator[Batch]:
+        """Yields this rank's micro-batches from `start_step` to the end of the run."""
+
+    def held_out(self) -> HeldOut | None:
+        """Held-out images, None where there are none."""
+
+    def probe(self) -> OnlineProbe | None:
+        """The online probe, None where there is none."""
+
+    def finish(self, step: int, best: Best | None) -> dict[str, Any]:
+        """Writes what a finished run leaves; returns what goes into its summary."""
+
+    def results(self) -> list[str]:
+        """Names what was written, for people, on rank 0."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose parts are all there.
+
+    Attributes:
+        config: of the run.
+        plan: its numbers.
+        engine: takes the steps.
+        folder: where it leaves what it makes.
+        identity: what must not change when it goes on.
+        flops_per_image: model FLOPs of one image's step.
+        noisy: whether layers draw noise (dropout, drop-path).
+        selects: the name of the held-out metric by which the best weights are kept; None
+            for the last weights.
+    """
+
+    config: Config
+    plan: Plan
+    engine: Engine
+    folder: RunFolder
+    identity: Identity
+    flops_per_image: float
+    noisy: bool
+    selects: str | None = None
+
+    def go(self, work: Work, start: Checkpoint | None) -> int:
+        """Trains from `start` to the end or to a signal; returns the exit code."""
+        begun = time.monotonic()
+        outlive_terminal()
+        start_step = start.step if start else 0
+        config_yaml = dump_config(self.config)
+        if self.engine.ranks.rank == 0:
+            self.folder.create(config_yaml, describe_environment(sys.argv, self.engine.ranks.world_size))
+        if start:
+            self.engine.restore(start.state)
+        stop = StopRequest()
+        hooks = RunHooks(
+            self.engine,
+            self.folder,
+            self.plan,
+            checkpoint=self.config.checkpoint,
+            identity=self.identity.values,
+            held_out=work.held_out(),
+            probe=work.probe(),
+            stop=stop,
+            start_step=start_step,
+            resumed_from=start.path if start else None,
+            config_yaml=config_yaml,
+            tensorboard=self.config.monitor.tensorboard,
+            selects=self.selects,
+            best=start.state.best if start else None,
+        )
+        results: dict[str, Any] = {}
+        try:
+            outcome = train(
+                self.engine,
+                work.batches(start_step),
+                hooks,
+                plan=self.plan,
+                rate=self._rate(),
+                noise_seed=self._noise_seed(),
+                start_step=start_step,
+                log_every_steps=self.config.monitor.log_every_steps,
+                flops_per_image=self.flops_per_image,
+                peak_flops=peak_flops(self.engine.device, self.config.train.precision),
+            )
+            if outcome.finished:
+                results = work.finish(outcome.step, hooks.best)
+            hooks.end("done" if outcome.finished else "interrupted", outcome.step, results)
+        except BaseException:
+            hooks.end("failed", None)
+            raise
+        # All ranks leave together: a launcher that sees one exit would kill the
+        # others in whatever they still write.
+        stop.dismiss()
+        barrier(self.engine.ranks)
+        if self.engine.ranks.rank == 0:
+            if not outcome.finished:
+                print(
+                    f"stopped at step {outcome.step}/{self.plan.total_steps} after saving; the same command goes on"
+                )
+            else:
+                print(f"done: {outcome.step} steps in {time.monotonic() - begun:.0f} s here")
+                print("\n".join(self._results(work.results())))
+        return 0 if outcome.finished else EXIT_REQUEUE
+
+    def _rate(self) -> Callable[[int], float]:
+        return partial(
+            rate_at,
+            schedule=self.config.optim.schedule,
+            peak=self.plan.lr,
+            warmup_steps=self.plan.warmup_steps,
+            total_steps=self.plan.total_steps,
+            min_rate=self.config.optim.min_lr,
+            decay_steps=self.plan.decay_steps,
+        )
+
+    def _noise_seed(self) -> Callable[[int, int], int] | None:
+        """The seed of dropout and drop-path for a step and micro-batch; None where the model has neither."""
+        if not self.noisy:
+            return None
+        return partial(noise_seed, self.config.run.seed, self.engine.ranks.rank)
+
+    def _results(self, results: Sequence[str]) -> list[str]:
+        lines = list(results)
+        if pictures := sorted(self.folder.pictures.glob("step-*.png")):
+            lines.append(f"  pictures  {pictures[-1]}")
+        lines.append(f"  metrics   {self.folder.metrics}")
+        if self.config.monitor.tensorboard:
+            lines.append(f"  watch     tensorboard --logdir {self.folder.path.parent}")
+        return lines
+
+
+def check_engine(config: Config, ranks: Ranks) -> None:
+    """Refuses an engine that cannot take so many ranks.
+
+    Raises:
+        InputError: naming the one that can.
+    """
+    if config.train.engine == "torch" and ranks.world_size > 1:
+        raise InputError(f'train.engine="torch" runs on one process, not {ranks.world_size}: use "deepspeed"')
+
+
+def open_folder(config: Config, ranks: Ranks) -> RunFolder:
+    """Names the run's folder and makes sure that it can be written.
+
+    Raises:
+        InputError: naming the folder.
+    """
+    folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
+    if ranks.rank == 0:
+        folder.check_writable()
+    return folder
+
+
+def begin(
+    config: Config,
+    arguments: Arguments,
+    folder: RunFolder,
+    identity: Identity,
+    ranks: Ranks,
+    device: torch.device,
+) -> Checkpoint | None:
+    """Joins the ranks and finds where the run starts; None for a fresh start.
+
+    Raises:
+        InputError: if it cannot go on.
+    """
+    if config.run.deterministic:
+        be_deterministic()
+    connect(config, device)
+    # Rank 0 moves an old run aside before any other looks for its checkpoints.
+    if arguments.resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
+        print(f"moved the earlier run {folder.path} to {moved}")
+    barrier(ranks)
+    return find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
+
+
+def is_finished(folder: RunFolder, start: Checkpoint | None, plan: Plan) -> bool:
+    """Whether a run has nothing left to do."""
+    return start is not None and start.step >= plan.total_steps and folder.read_status() == "done"
