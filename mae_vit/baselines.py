@@ -7,8 +7,15 @@ Shapes: B batch, C channels, H W pixels, K classes.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import timm
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+TIMM_PREFIX = "timm:"
 
 
 def _conv_norm_relu(in_chans: int, out_chans: int) -> list[nn.Module]:
@@ -73,3 +80,51 @@ class SmallResNet(nn.Sequential):
             nn.Flatten(),
             nn.Linear(64, num_classes),
         )
+
+
+BASELINES: dict[str, Callable[[int, int], nn.Module]] = {"SimpleCNN": SimpleCNN, "SmallResNet": SmallResNet}
+
+
+def check_network(name: str) -> None:
+    """Checks the name of a baseline, or of an architecture of timm's.
+
+    Raises:
+        ValueError: naming the nearest.
+    """
+    known = timm.list_models() if name.startswith(TIMM_PREFIX) else list(BASELINES)
+    wanted = name.removeprefix(TIMM_PREFIX)
+    if wanted not in known:
+        close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+        raise ValueError(
+            f'timm has no architecture "{wanted}"' + (f': did you mean "{close[0]}"?' if close else "")
+        )
+
+
+def build_network(
+    name: str, *, num_classes: int, in_chans: int, img_size: tuple[int, int], drop_path_rate: float = 0.0
+) -> nn.Module:
+    """Builds a baseline, or an architecture of timm's, with fresh weights: (B, C, H, W) -> (B, K).
+
+    Args:
+        name: of `BASELINES`, or "timm:NAME" (ResNets of BiT: resnetv2_50x1_bit; hybrids:
+            vit_small_r26_s32_224).
+        num_classes: K.
+        in_chans: C.
+        img_size: (H, W), for networks of fixed size.
+        drop_path_rate: stochastic depth, where the architecture has it.
+
+    Raises:
+        ValueError: if timm does not know it, or cannot build it so.
+    """
+    if not name.startswith(TIMM_PREFIX):
+        return BASELINES[name](num_classes, in_chans)
+    check_network(name)
+    wanted = name.removeprefix(TIMM_PREFIX)
+    options: dict[str, Any] = {"drop_path_rate": drop_path_rate} if drop_path_rate else {}
+    if timm.get_pretrained_cfg_value(wanted, "fixed_input_size"):
+        options["img_size"] = img_size
+    try:
+        return timm.create_model(wanted, num_classes=num_classes, in_chans=in_chans, **options)
+    except Exception as error:  # whatever an architecture has against it
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{name} cannot be built for {in_chans} x {img_size}: {reason[:160]}") from None

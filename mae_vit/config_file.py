@@ -8,7 +8,7 @@ built. Command-line overrides `key.path=value` go through the same check.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +35,13 @@ _ALTERNATIVES = (
 ConfigType = TypeVar("ConfigType", bound=Config)
 
 
-def load_config(schema: type[ConfigType], path: Path, overrides: Sequence[str] = ()) -> ConfigType:
+def load_config(
+    schema: type[ConfigType],
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    amend: Callable[[dict[str, Any]], None] | None = None,
+) -> ConfigType:
     """Reads, overrides and checks a config.
 
     Args:
@@ -43,6 +49,7 @@ def load_config(schema: type[ConfigType], path: Path, overrides: Sequence[str] =
         path: a YAML 1.2 file (so that `1e-3` is a number and `no` a string).
             `run.name` defaults to its stem.
         overrides: `key.path=value`, the value in YAML.
+        amend: changes what the file says, before the overrides.
 
     Raises:
         InputError: naming the key, the value and the nearest valid choice.
@@ -56,7 +63,9 @@ def load_config(schema: type[ConfigType], path: Path, overrides: Sequence[str] =
     raw = _parse_yaml(text, str(path))
     if not isinstance(raw, dict):
         raise InputError(f"{path}: a config is a mapping of sections, not {type(raw).__name__}")
-    _drop_alternatives(raw, {override.partition("=")[0] for override in overrides})
+    if amend is not None:
+        amend(raw)
+    drop_alternatives(raw, {override.partition("=")[0] for override in overrides})
     for override in overrides:
         _apply_override(raw, override)
     run = raw.setdefault("run", {})
@@ -100,8 +109,13 @@ def _parse_yaml(text: str, where: str) -> Any:
         raise InputError(f"{where}: not valid YAML: {_reason(error)}") from None
 
 
-def _drop_alternatives(raw: dict[str, Any], overridden: set[str]) -> None:
-    """Takes out of the file what an override gives in another way."""
+def drop_alternatives(raw: dict[str, Any], overridden: set[str]) -> None:
+    """Takes out of the file what an override gives in another way.
+
+    Args:
+        raw: sections as read, changed in place.
+        overridden: dotted keys that are going to be set.
+    """
     for group in _ALTERNATIVES:
         if overridden & set(group):
             for key in group:
@@ -190,7 +204,8 @@ def _known_keys(schema: type[BaseModel], location: Sequence[str]) -> list[str]:
                 name = item.model_fields.get("name")
                 if name is not None and part in getattr(name.annotation, "__args__", ()):
                     found.append(item)
-        current = found
+        # A tag that no name says: any of the branches.
+        current = found or current
     keys = {key for item in current for key in item.model_fields}
     return sorted(keys)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
 import json
 import pickle
 import warnings
@@ -30,6 +31,19 @@ TIMM_PREFIX = "timm:"
 # Less than this share of the encoder's parameters found in a file: it is another model's.
 MIN_COVERAGE = 0.9
 _ENCODER_PREFIX = "encoder."
+_GEOMETRY = (
+    "img_size",
+    "patch_size",
+    "in_chans",
+    "embed_dim",
+    "depth",
+    "num_heads",
+    "mlp_ratio",
+    "pos_embed",
+)
+# Parts of other encoders than ours (layer scale, registers, a norm in front): without them
+# the rest computes something else.
+_FOREIGN = ("blocks.", "reg_token", "norm_pre.", "dist_token")
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,7 @@ class Start:
         mean: per-channel mean the network was trained with, None if not known.
         std: per-channel standard deviation.
         num_heads: attention heads, which no shape tells; None if not known.
+        geometry: of the encoder, by the keys of a config's `model` section; None if not known.
     """
 
     source: str
@@ -52,6 +67,24 @@ class Start:
     num_heads: int | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    geometry: dict[str, Any] | None = None
+
+    @property
+    def grid_size(self) -> tuple[int, int] | None:
+        """Rows and columns of patches; None if not known."""
+        if self.geometry is None:
+            return None
+        (height, width), patch = self.geometry["img_size"], self.geometry["patch_size"]
+        return height // patch, width // patch
+
+    @property
+    def digest(self) -> str:
+        """Changes when any of the weights does."""
+        found = hashlib.blake2b(digest_size=16)
+        for name in sorted(self.tensors):
+            found.update(name.encode())
+            found.update(self.tensors[name].detach().cpu().float().contiguous().numpy().data)
+        return found.hexdigest()
 
 
 @dataclass
@@ -64,6 +97,7 @@ class Coverage:
         kept: names left as they were on purpose, with the reason.
         skipped: names of the file that the model has no use for.
         random: names of the model that the file does not hold.
+        by_design: names of either that are not to be taken over, with the reason.
         share: of the encoder's parameters that were loaded or interpolated.
     """
 
@@ -72,13 +106,18 @@ class Coverage:
     kept: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     random: list[str] = field(default_factory=list)
+    by_design: dict[str, str] = field(default_factory=dict)
     share: float = 0.0
 
     def describe(self, source: str) -> str:
         """A table for people."""
         lines = [f"start    {source}: {self.share:.1%} of the encoder's parameters"]
         lines.append(f"  loaded        {len(self.loaded)} tensors: {_shorten(self.loaded)}")
-        for title, notes in (("interpolated", self.interpolated), ("kept", self.kept)):
+        for title, notes in (
+            ("interpolated", self.interpolated),
+            ("kept", self.kept),
+            ("by design", self.by_design),
+        ):
             lines += [f"  {title:<13} {name} ({note})" for name, note in notes.items()]
         for title, names in (("skipped", self.skipped), ("left random", self.random)):
             if names:
@@ -123,18 +162,23 @@ def read_start(start: str) -> Start:
 
 def _read_run(folder: Path) -> Start:
     """The newest checkpoint, which has the objective's parts; else the exported encoder."""
+    if (folder / "model.safetensors").exists():
+        # Fine-tuned: its best weights, which the newest checkpoint need not hold.
+        return _read_safetensors(folder / "model.safetensors")
     latest = folder / "checkpoints" / "latest"
     if latest.exists():
         checkpoint = latest.parent / Path(latest.read_text().strip()).name
         identity: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())["identity"]
         mean, std = identity.get("data.mean"), identity.get("data.std")
+        geometry = _geometry_of(identity, str(folder))
         return Start(
             source=str(checkpoint),
             tensors=_without_prefix(load_file(checkpoint / "parameters.safetensors")),
             objective=identity.get("objective.name"),
-            num_heads=identity.get("model.num_heads") or SIZES[identity["model.name"]].num_heads,
+            num_heads=geometry["num_heads"],
             mean=tuple(mean) if mean else None,
             std=tuple(std) if std else None,
+            geometry=geometry,
         )
     if (folder / "encoder.safetensors").exists():
         return _read_safetensors(folder / "encoder.safetensors")
@@ -143,16 +187,39 @@ def _read_run(folder: Path) -> Start:
     )
 
 
+def _geometry_of(identity: dict[str, Any], source: str) -> dict[str, Any]:
+    """The encoder of a run, by what its checkpoints say of its config."""
+    name = identity["model.name"]
+    if name not in SIZES:
+        raise InputError(f"start {source} is a run of {name}: it has no Vision Transformer to begin from")
+    size, img_size = SIZES[name], identity["model.img_size"]
+    return {
+        "name": name,
+        "img_size": img_size if isinstance(img_size, list) else [img_size, img_size],
+        "patch_size": identity["model.patch_size"],
+        "in_chans": identity["model.in_chans"],
+        "embed_dim": identity.get("model.embed_dim") or size.embed_dim,
+        "depth": identity.get("model.depth") or size.depth,
+        "num_heads": identity.get("model.num_heads") or size.num_heads,
+        "mlp_ratio": identity["model.mlp_ratio"],
+        "pos_embed": identity["model.pos_embed"],
+    }
+
+
 def _read_safetensors(path: Path) -> Start:
     with safe_open(path, framework="pt") as file:
         metadata = json.loads((file.metadata() or {}).get("mae_vit", "{}"))
+    if metadata.get("network"):
+        raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")
     mean, std = metadata.get("mean"), metadata.get("std")
+    geometry = {"name": metadata.get("size"), **{key: metadata.get(key) for key in _GEOMETRY}}
     return Start(
         source=str(path),
         tensors=_without_prefix(load_file(path)),
         num_heads=metadata.get("num_heads"),
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
+        geometry=geometry if all(value is not None for value in geometry.values()) else None,
     )
 
 
@@ -192,7 +259,26 @@ def _read_timm(start: str) -> Start:
         num_heads=model.blocks[0].attn.num_heads if isinstance(model, VisionTransformer) else None,
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
+        geometry=_geometry_in(model) if isinstance(model, VisionTransformer) else None,
     )
+
+
+def _geometry_in(model: VisionTransformer) -> dict[str, Any]:
+    """The geometry of a timm model, under the name of the size nearest to it."""
+    block, embed = model.blocks[0], model.patch_embed
+    found = (model.embed_dim, len(model.blocks), block.attn.num_heads)
+    names = [name for name, size in SIZES.items() if (size.embed_dim, size.depth, size.num_heads) == found]
+    return {
+        "name": names[0] if names else "S",
+        "img_size": list(embed.img_size),
+        "patch_size": embed.patch_size[0],
+        "in_chans": embed.proj.in_channels,
+        "embed_dim": found[0],
+        "depth": found[1],
+        "num_heads": found[2],
+        "mlp_ratio": block.mlp.fc1.out_features / model.embed_dim,
+        "pos_embed": "learnable",
+    }
 
 
 def _nearest_timm(name: str) -> str:
@@ -225,7 +311,7 @@ def load_start(
         if found is None:
             coverage.random.append(name)
         elif name == "pos_embed":
-            _load_positions(found, own, encoder, taken, coverage, start.source)
+            _load_positions(found, own, encoder, taken, coverage, start)
         elif found.shape != own.shape:
             raise InputError(f"{start.source} does not fit the model: {_difference(name, found, own)}")
         else:
@@ -244,6 +330,10 @@ def load_start(
     if parts is not None:
         used |= _load_parts(start, parts, objective, coverage)
     coverage.skipped = [name for name in start.tensors if name not in used]
+    if foreign := [name for name in coverage.skipped if name.startswith(_FOREIGN)]:
+        raise InputError(
+            f"{start.source} is an encoder of another kind: ours has no {foreign[0]} ({len(foreign)} such tensors)"
+        )
     return coverage
 
 
@@ -264,9 +354,15 @@ def _check_blocks(start: Start, encoder: ViTEncoder) -> None:
 
 
 def _load_positions(
-    found: Tensor, own: Tensor, encoder: ViTEncoder, taken: dict[str, Tensor], coverage: Coverage, source: str
+    found: Tensor,
+    own: Tensor,
+    encoder: ViTEncoder,
+    taken: dict[str, Tensor],
+    coverage: Coverage,
+    start: Start,
 ) -> None:
     """Positions of the same grid, of another one (2-D interpolation, [CLS] kept), or fixed."""
+    source = start.source
     if found.ndim != 3 or found.shape[-1] != own.shape[-1]:
         raise InputError(f"{source} does not fit the model: {_difference('pos_embed', found, own)}")
     num_found = found.shape[1] - 1
@@ -281,18 +377,22 @@ def _load_positions(
             )
         coverage.kept["pos_embed"] = "fixed sin-cos table, the same function"
         return
-    if num_found == encoder.num_patches:
+    known = start.grid_size
+    if known == encoder.grid_size or (known is None and num_found == encoder.num_patches):
         taken["pos_embed"] = found
         coverage.loaded.append("pos_embed")
         return
     side = round(num_found**0.5)
-    if side * side != num_found:
+    old_rows, old_columns = known or (side, side)
+    if old_rows * old_columns != num_found:
         raise InputError(
             f"{source} does not fit the model: pos_embed of {num_found} patches is of no square image"
         )
-    taken["pos_embed"] = resample_abs_pos_embed(found.float(), list(encoder.grid_size), [side, side])
+    taken["pos_embed"] = resample_abs_pos_embed(
+        found.float(), list(encoder.grid_size), [old_rows, old_columns]
+    )
     rows, columns = encoder.grid_size
-    coverage.interpolated["pos_embed"] = f"{side} x {side} -> {rows} x {columns} patches"
+    coverage.interpolated["pos_embed"] = f"{old_rows} x {old_columns} -> {rows} x {columns} patches"
 
 
 def _load_parts(start: Start, parts: nn.Module, objective: str | None, coverage: Coverage) -> set[str]:

@@ -13,8 +13,8 @@ import torch
 from mae_vit.batch import Batch
 from mae_vit.config import Config
 from mae_vit.config_file import load_config
-from mae_vit.encoder import SIZES
 from mae_vit.errors import InputError
+from mae_vit.geometry import resolve_encoder
 from mae_vit.objectives import Objective, ObjectiveConfig
 from mae_vit.plan import Plan, make_plan
 from mae_vit.starts import load_start, read_start
@@ -66,6 +66,7 @@ def pretrain(arguments: Arguments) -> int:
     Raises:
         InputError: before anything is written, for whatever the user can mend.
     """
+    assert arguments.config is not None
     config = load_config(PretrainConfig, arguments.config, arguments.overrides)
     ranks = find_ranks()
     check_engine(config, ranks)
@@ -116,28 +117,7 @@ def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
     Raises:
         InputError: if width and heads do not fit.
     """
-    model = config.model
-    size = SIZES[model.name]
-    embed_dim, num_heads = model.embed_dim or size.embed_dim, model.num_heads or size.num_heads
-    if embed_dim % num_heads:
-        raise InputError(f"model.embed_dim={embed_dim} is not divisible by model.num_heads={num_heads}")
-    if model.pos_embed == "sincos" and embed_dim % 4:
-        raise InputError(f'model.embed_dim={embed_dim} must be divisible by 4 for pos_embed="sincos"')
-    return EncoderInfo(
-        size=model.name,
-        img_size=model.image_hw,
-        patch_size=model.patch_size,
-        in_chans=model.in_chans,
-        embed_dim=embed_dim,
-        depth=model.depth or size.depth,
-        num_heads=num_heads,
-        mlp_ratio=model.mlp_ratio,
-        pos_embed=model.pos_embed,
-        mean=data.mean,
-        std=data.std,
-        objective=config.objective.name,
-        step=0,
-    )
+    return resolve_encoder(config.model, mean=data.mean, std=data.std, objective=config.objective.name)
 
 
 def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: int) -> Objective:

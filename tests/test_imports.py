@@ -22,6 +22,7 @@ ALLOWED = {
     "mae_vit.weights": ("encoder", "errors"),
     "mae_vit.starts": ("encoder", "errors"),
     "mae_vit.baselines": (),
+    "mae_vit.geometry": ("config", "encoder", "errors", "weights"),
     "mae_vit.objectives": ("baselines", "batch", "config", "encoder", "masking", "patches", "objectives"),
     "mae_vit.data": ("batch", "keyed", "errors", "data", "__version__"),
     "mae_vit.training": (

@@ -122,6 +122,50 @@ def load_batches(
         yield Batch(images, labels, SampleKeys(order.seed, epoch, index))
 
 
+class FixedBatches:
+    """Given samples in order, as often as one goes through them: keyed as of epoch 0."""
+
+    def __init__(
+        self,
+        source: Source,
+        samples: np.ndarray,
+        *,
+        seed: int,
+        batch_size: int,
+        workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            source: where images come from.
+            samples: their numbers in it.
+            seed: of their keys.
+            batch_size: images of a batch; the last one may be smaller.
+            workers: data processes; 0 reads in this one.
+            pin_memory: put batches in page-locked memory.
+        """
+        self._source, self._seed = source, seed
+        self._chunks = [samples[at : at + batch_size] for at in range(0, len(samples), batch_size)]
+        # No more processes than there is work for.
+        self._workers, self._pin_memory = min(workers, len(self._chunks)), pin_memory
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Goes through all batches."""
+        loader = DataLoader(
+            _Batches(self._source, self._seed),
+            batch_sampler=[(0, chunk) for chunk in self._chunks],  # type: ignore[misc]
+            num_workers=self._workers,
+            collate_fn=_unchanged,
+            worker_init_fn=_ignore_stop_signals,
+            pin_memory=self._pin_memory,
+            multiprocessing_context="forkserver" if self._workers else None,
+            generator=torch.Generator(),
+        )
+        for images, labels, index, epoch in loader:
+            yield Batch(images, labels, SampleKeys(self._seed, epoch, index))
+
+
 def fixed_batches(source: Source, samples: np.ndarray, *, seed: int, batch_size: int) -> Iterator[Batch]:
     """Yields given samples in order, keyed as of epoch 0: the same images and masks every time."""
     for start in range(0, len(samples), batch_size):

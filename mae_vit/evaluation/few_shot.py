@@ -59,7 +59,8 @@ def draw_shots(
 
     Args:
         labels: (N,) classes, below 0 where there is none.
-        shots: support samples of each class; fewer where half the class is less.
+        shots: support samples of each class; fewer where half the class is less (without
+            queries, where the class is).
         queries: largest number of query samples.
         draw: number of the draw; each is another.
 
@@ -72,7 +73,7 @@ def draw_shots(
     support = []
     for number in np.unique(labels[shuffled]):
         members = shuffled[labels[shuffled] == number]
-        support.append(members[: min(shots, len(members) // 2)])
+        support.append(members[: min(shots, len(members) // 2 if queries else len(members))])
     chosen = np.concatenate(support) if support else shuffled[:0]
     rest = shuffled[~np.isin(shuffled, chosen)]
     return np.sort(chosen), np.sort(rest[:queries])

@@ -113,6 +113,13 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """Adds a tensor over ranks, in place."""
+    if ranks.world_size > 1:
+        torch.distributed.all_reduce(values)
+    return values
+
+
 def barrier(ranks: Ranks) -> None:
     """Waits for all ranks."""
     if ranks.world_size > 1:

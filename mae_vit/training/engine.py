@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
 from mae_vit.objectives.base import ObjectiveOutput, Task
-from mae_vit.training.distributed import Ranks
+from mae_vit.training.distributed import Ranks, sum_over_ranks
 from mae_vit.training.optimizers import OptimizerOptions, make_optimizer
 from mae_vit.training.precision import Autocast, LossScale, Precision
 from mae_vit.training.recompute import recompute_blocks
@@ -131,9 +131,7 @@ class Engine(ABC):
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Adds a tensor over ranks, in place."""
-        if self.ranks.world_size > 1:
-            torch.distributed.all_reduce(values)
-        return values
+        return sum_over_ranks(values, self.ranks)
 
     def average_buffers(self) -> None:
         """Makes the statistics that layers keep (BatchNorm) alike on all ranks.

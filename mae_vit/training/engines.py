@@ -40,10 +40,18 @@ def optimizer_options(config: Config) -> OptimizerOptions:
     return OptimizerOptions(optim.name, optim.weight_decay, optim.own_options)
 
 
-def build_engine(config: Config, plan: Plan, objective: Task, ranks: Ranks, device: torch.device) -> Engine:
-    """Builds the engine that the config asks for."""
+def build_engine(
+    config: Config,
+    plan: Plan,
+    objective: Task,
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    optimizer: OptimizerOptions | None = None,
+) -> Engine:
+    """Builds the engine that the config asks for, with its optimizer or a given one."""
     options = StepOptions(
-        optimizer=optimizer_options(config),
+        optimizer=optimizer or optimizer_options(config),
         clip_grad=config.optim.clip_grad,
         precision=config.train.precision,
         batch_size_per_device=plan.batch_size_per_device,

@@ -29,20 +29,30 @@ class Arguments:
     """A parsed command line.
 
     Attributes:
-        config: the YAML file.
+        config: the YAML file; None where the job can do without.
         overrides: `key.path=value`.
         resume: "auto", "never" or a path.
         dry_run: print the plan and stop.
+        ckpt: weights to begin from, of fine-tuning.
     """
 
-    config: Path
+    config: Path | None
     overrides: list[str]
     resume: ResumeMode
     dry_run: bool
+    ckpt: str | None = None
 
 
-def parse_arguments(argv: Sequence[str] | None, *, description: str, examples: str) -> Arguments:
+def parse_arguments(
+    argv: Sequence[str] | None, *, description: str, examples: str, takes_ckpt: bool = False
+) -> Arguments:
     """Parses the command line of a training job.
+
+    Args:
+        argv: the words; None for this process's.
+        description: of the job, for --help.
+        examples: for --help.
+        takes_ckpt: whether there is --ckpt, with which --config may be left out.
 
     Raises:
         InputError: for anything that does not fit.
@@ -54,8 +64,19 @@ def parse_arguments(argv: Sequence[str] | None, *, description: str, examples: s
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="the run, as YAML (see configs/)"
+        "--config",
+        type=Path,
+        required=not takes_ckpt,
+        metavar="FILE",
+        help="the run, as YAML (see configs/)",
     )
+    if takes_ckpt:
+        parser.add_argument(
+            "--ckpt",
+            metavar="START",
+            help='weights to begin from: a run folder, an encoder.safetensors, an official MAE file or "timm:NAME"; '
+            "without it the network begins from scratch",
+        )
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -75,7 +96,9 @@ def parse_arguments(argv: Sequence[str] | None, *, description: str, examples: s
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
     parsed = parser.parse_intermixed_args(argv)
     resume: ResumeMode = parsed.resume if parsed.resume in ("auto", "never") else Path(parsed.resume)
-    return Arguments(parsed.config, parsed.overrides, resume, parsed.dry_run)
+    return Arguments(
+        parsed.config, parsed.overrides, resume, parsed.dry_run, parsed.ckpt if takes_ckpt else None
+    )
 
 
 def run_to_exit_code(job: Callable[[], int]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +17,12 @@ class HeldOut:
     """Fixed images of a split that is not trained on.
 
     Attributes:
-        batches: this rank's part, without augmentation, keyed alike in every run.
+        batches: this rank's part, without augmentation, keyed alike in every run; gone
+            through at each evaluation.
         probe: the few that are shown as pictures.
     """
 
-    batches: Sequence[Batch]
+    batches: Iterable[Batch]
     probe: Batch
 
     @torch.no_grad()

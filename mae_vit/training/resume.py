@@ -29,6 +29,8 @@ _FREE_KEYS = (
     "run.dir",
     # Moved data is the same data: its fingerprint is compared instead.
     "data.path",
+    # So are moved weights, which leave a digest.
+    "finetune.start",
     "data.workers",
     "data.source",
     "data.memory_limit_gib",

@@ -1,0 +1,1 @@
+"""Fine-tunes and compares encoders; `run.py` is the command."""

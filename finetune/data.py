@@ -1,0 +1,243 @@
+"""Opens the data of a fine-tuning job: what is trained on, what chooses the epoch, what is tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from finetune.config import FinetuneConfig
+from finetune.recipes import TEST_SPLITS
+from mae_vit.batch import Batch
+from mae_vit.data.augment import Augment
+from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.loader import FixedBatches, fixed_batches, load_batches, start_worker_server
+from mae_vit.data.opening import auto_workers, check_pad, make_order, normalization
+from mae_vit.data.order import Order, Share, permute
+from mae_vit.data.reading import Source, open_source
+from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
+from mae_vit.errors import InputError
+from mae_vit.keyed import Stream, derive_key
+from mae_vit.plan import Plan
+from mae_vit.training.distributed import Ranks, available_cores
+from mae_vit.training.evaluate import HeldOut
+
+# Not the run's seed: runs of all seeds are measured on the same images.
+_MEASURING_SEED = 0
+
+
+@dataclass(frozen=True)
+class FinetuneData:
+    """The images of a run.
+
+    Attributes:
+        config: of the run.
+        index: of the split that is trained on.
+        train: its samples that are trained on, sorted.
+        held_out: its samples that choose the epoch, sorted; none without `finetune.holdout`.
+        source: of augmented training images, by their place in `train`.
+        plain: of all images of the split, without augmentation.
+        order: of the places in `train`.
+        test_index: of the split that is tested on; nothing opens its images before the end.
+        mean: per-channel mean that images are normalized by (of pixels in 0..1).
+        std: per-channel standard deviation.
+        workers: data processes of this rank.
+        pin_memory: for copies to a GPU.
+    """
+
+    config: FinetuneConfig
+    index: ShardIndex
+    train: np.ndarray
+    held_out: np.ndarray
+    source: Source
+    plain: Source
+    order: Order
+    test_index: ShardIndex
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    workers: int
+    pin_memory: bool
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return self.index.dataset.classes
+
+    @property
+    def test(self) -> np.ndarray:
+        """The samples that are tested on: all with a label."""
+        return np.flatnonzero(self.test_index.labels >= 0)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this data from other data."""
+        return {
+            "data.fingerprint": self.index.fingerprint,
+            "data.mean": list(self.mean),
+            "data.std": list(self.std),
+            "finetune.test_split": self.test_index.split,
+            "finetune.test_fingerprint": self.test_index.fingerprint,
+        }
+
+    def batches(self, ranks: Ranks, plan: Plan, start_step: int) -> Iterator[Batch]:
+        """Yields this rank's micro-batches from `start_step` to the end of the run."""
+        return load_batches(
+            self.source,
+            self.order,
+            Share(ranks.rank, ranks.world_size, plan.accumulation),
+            start_step=start_step,
+            stop_step=plan.total_steps,
+            workers=self.workers,
+            pin_memory=self.pin_memory,
+        )
+
+    def fixed(self, source: Source, samples: np.ndarray, ranks: Ranks, batch_size: int) -> FixedBatches:
+        """Returns this rank's part of some samples, without augmentation."""
+        return FixedBatches(
+            source,
+            samples[ranks.rank :: ranks.world_size],
+            seed=_MEASURING_SEED,
+            batch_size=batch_size,
+            workers=self.workers,
+            pin_memory=self.pin_memory,
+        )
+
+    def measured(self, ranks: Ranks, *, pictures: int, batch_size: int) -> HeldOut | None:
+        """Returns the held-out images; None where none are held out."""
+        if not len(self.held_out):
+            return None
+        key = derive_key(_MEASURING_SEED, Stream.ORDER, 0)
+        count = len(self.held_out)
+        shown = self.held_out[permute(np.arange(min(pictures, count)), count, key)]
+        return HeldOut(
+            self.fixed(self.plain, self.held_out, ranks, batch_size),
+            next(fixed_batches(self.plain, shown, seed=_MEASURING_SEED, batch_size=len(shown))),
+        )
+
+    def some_of_train(self, count: int) -> np.ndarray:
+        """Draws up to `count` training samples, sorted."""
+        total = len(self.train)
+        key = derive_key(_MEASURING_SEED, Stream.ORDER, 0)
+        return np.sort(self.train[permute(np.arange(min(count, total)), total, key)])
+
+    def open_test(self) -> Source:
+        """Opens the images of the test split: at the end of a run, once."""
+        return _open_plain(self.config, self.test_index)
+
+
+def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> FinetuneData:
+    """Opens the splits and chooses samples, source and workers.
+
+    Raises:
+        InputError: for data that is missing, damaged or without labels, for a split that
+            there is not, or settings that do not fit the images.
+    """
+    section, img_size = config.data, config.model.image_hw
+    index = open_index(Path(section.path), section.split)
+    test_index = _open_test_index(config, index)
+    augment = section.augment
+    check_pad(augment.crop, index, img_size)
+    train, held_out = _choose(config, index, ranks)
+    views = Augment(img_size=img_size, crop=augment.crop, flip=augment.flip, **augment.crop_options)
+    source = open_source(
+        index,
+        section.source,
+        channels=config.model.in_chans,
+        augment=views,
+        memory_limit_gib=section.memory_limit_gib,
+    )
+    on_gpu = device.type == "cuda"
+    cores = available_cores() // ranks.local_world_size
+    workers = (
+        section.workers
+        if isinstance(section.workers, int)
+        else auto_workers(source, cores=cores, on_gpu=on_gpu)
+    )
+    if workers:
+        start_worker_server()
+    mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
+    return FinetuneData(
+        config=config,
+        index=index,
+        train=train,
+        held_out=held_out,
+        source=SubsetSource(source, train),
+        plain=_open_plain(config, index),
+        order=make_order(
+            index,
+            train,
+            effective_batch_size=config.train.effective_batch_size,
+            seed=config.run.seed,
+            lanes=section.lanes,
+            block_shards=section.block_shards,
+        ),
+        test_index=test_index,
+        mean=mean,
+        std=std,
+        workers=workers,
+        pin_memory=on_gpu,
+    )
+
+
+def _open_plain(config: FinetuneConfig, index: ShardIndex) -> Source:
+    return open_source(
+        index,
+        "auto" if config.data.source == "memory" else config.data.source,
+        channels=config.model.in_chans,
+        augment=Augment(img_size=config.model.image_hw),
+        memory_limit_gib=config.data.memory_limit_gib,
+    )
+
+
+def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np.ndarray, np.ndarray]:
+    """Chooses samples: (trained on, held out). The subset is drawn first: both count as labels used."""
+    labels = np.asarray(index.labels)
+    samples = np.flatnonzero(labels >= 0)
+    if len(np.unique(labels[samples])) < 2:
+        raise InputError(
+            f'split "{index.split}" of {config.data.path} has no labels of two classes: fine-tuning needs them '
+            "(mae-vit prepare takes them from class folders)"
+        )
+    limit, share = config.data.labels_per_class, config.finetune.holdout
+    if limit is None and not share:
+        return samples, samples[:0]
+    keys = index.keys()
+    if limit is not None:
+        fewest = int(np.bincount(labels[samples]).min())
+        if limit > int(np.bincount(labels[samples]).max()):
+            raise InputError(f"data.labels_per_class={limit} is more than any class has (fewest: {fewest})")
+        samples, _ = limit_per_class(samples, labels, keys, limit)
+    if config.finetune.mode != "finetune" or not share:
+        # Nothing is chosen by held-out images: all are support.
+        return samples, samples[:0]
+    held_out, train = draw_held_out(samples, labels, keys, share)
+    if len(held_out) < ranks.world_size:
+        raise InputError(
+            f"finetune.holdout={share:g} of {len(samples)} images leaves {len(held_out)} to choose the epoch by: "
+            "give more labels, or finetune.holdout=0 for the last epoch"
+        )
+    return train, held_out
+
+
+def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
+    wanted, own, splits = config.finetune.test_split, config.data.split, index.dataset.splits
+    others = [name for name in splits if name != own]
+    if wanted == own:
+        raise InputError(
+            f'finetune.test_split="{wanted}" is what data.split trains on: give another split '
+            f"({', '.join(others) or 'there is none'})"
+        )
+    found = wanted or next((name for name in TEST_SPLITS if name in others), None)
+    if found is None:
+        raise InputError(
+            f'{config.data.path} has no split "test" or "val" to measure on ({", ".join(splits)}): '
+            "mae-vit prepare ... --holdout 1/10 draws one, or give finetune.test_split"
+        )
+    test_index = open_index(Path(config.data.path), found)
+    if not (test_index.labels >= 0).any():
+        raise InputError(f'split "{found}" of {config.data.path} has no labels to measure by')
+    return test_index

@@ -1,0 +1,167 @@
+"""What an encoder's frozen features are worth: few-shot in closed form, and nearest neighbors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from finetune.config import FinetuneConfig
+from finetune.data import FinetuneData
+from finetune.model import describe_encoder
+from finetune.results import Measuring, Outputs, sizes_of
+from mae_vit.config_file import dump_config
+from mae_vit.data.loader import FixedBatches
+from mae_vit.encoder import set_fused_attention
+from mae_vit.errors import InputError
+from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
+from mae_vit.evaluation.knn import knn_scores
+from mae_vit.evaluation.metrics import Predictions
+from mae_vit.objectives.classify import Classifier, ViTClassifier
+from mae_vit.starts import Start, load_start
+from mae_vit.training.distributed import Ranks, barrier, sum_over_ranks
+from mae_vit.training.engines import be_deterministic, connect
+from mae_vit.training.entry import Arguments
+from mae_vit.training.precision import Autocast
+from mae_vit.training.resume import set_aside
+from mae_vit.training.run_folder import RunFolder, describe_environment
+
+
+def score_frozen(
+    arguments: Arguments,
+    config: FinetuneConfig,
+    data: FinetuneData,
+    build: Callable[[], Classifier],
+    start: Start | None,
+    folder: RunFolder,
+    ranks: Ranks,
+    device: torch.device,
+) -> int:
+    """Scores frozen features on the test split, which is read once; returns the exit code.
+
+    Raises:
+        InputError: if the folder holds another run.
+    """
+    if config.finetune.mode == "few_shot":
+        _check_shots(config, data)
+    text = dump_config(config)
+    if arguments.resume == "auto" and _is_done(folder, text):
+        if ranks.rank == 0:
+            print(f"{folder.path} is finished; results: {folder.path / 'results.json'}")
+        return 0
+    model = build()
+    assert isinstance(model, ViTClassifier)
+    # Features come from behind the final norm, whatever is read: it stays.
+    model.encoder.norm = torch.nn.LayerNorm(model.encoder.embed_dim, eps=1e-6)
+    if start is not None:
+        coverage = load_start(start, model.encoder)
+        if ranks.rank == 0:
+            print(coverage.describe(start.source))
+    if arguments.dry_run:
+        if ranks.rank == 0:
+            print(
+                f"{config.finetune.mode} of {config.finetune.start or 'random weights'}: {len(data.train):,} labeled "
+                f'images, {len(data.test):,} of split "{data.test_index.split}"\nall checks passed; nothing was scored'
+            )
+        return 0
+    if config.run.deterministic:
+        be_deterministic()
+    connect(config, device)
+    if ranks.rank == 0:
+        if arguments.resume == "never" and (moved := set_aside(folder)):
+            print(f"moved the earlier run {folder.path} to {moved}")
+        folder.create(text, describe_environment(sys.argv, ranks.world_size))
+        folder.write_summary("running", sizes_of(config, data))
+    barrier(ranks)
+    context = Autocast(model, device, config.train.precision).context
+    batch_size = config.train.batch_size_per_device or min(256, config.train.effective_batch_size)
+    measuring = Measuring(ranks, device, context, batch_size)
+    found, guesses = _score(config, data, model.to(device), measuring)
+    summary = {**sizes_of(config, data), "train_top1": None, "val_top1": None, **found}
+    if ranks.rank == 0:
+        outputs = Outputs(config, data, folder, measuring, describe_encoder(config, data))
+        outputs.write(guesses, summary, {})
+        folder.write_summary("done", summary)
+        print(f"done: test {summary['test_top1']:.2%} of {len(data.test):,} images ({config.finetune.mode})")
+        for shots, told in summary.get("few_shot", {}).items():
+            print(
+                f"  {shots:>3} shots  {told['mean']:.2%} +- {told['std']:.2%} ({config.finetune.draws} draws)"
+            )
+        print(f"  details   {folder.path / 'results.json'}, {folder.path / 'predictions.csv'}")
+    barrier(ranks)
+    return 0
+
+
+def _check_shots(config: FinetuneConfig, data: FinetuneData) -> None:
+    """Refuses more shots than a class has labeled images."""
+    counts = np.bincount(np.asarray(data.index.labels)[data.train], minlength=len(data.classes))
+    fewest = int(counts[counts > 0].min())
+    if max(config.finetune.shots) > fewest:
+        name = data.classes[int(np.flatnonzero(counts == fewest)[0])]
+        raise InputError(
+            f'finetune.shots={config.finetune.shots}: class "{name}" has {fewest} labeled images '
+            f"(nearest: {fewest})"
+        )
+
+
+def _is_done(folder: RunFolder, text: str) -> bool:
+    """Whether this very run is finished; another run in the folder is refused."""
+    config = folder.path / "config.yaml"
+    if folder.read_status() is None or not config.exists():
+        return False
+    if config.read_text() != text:
+        raise InputError(
+            f"{folder.path} holds another run: give this one another run.name, or --resume never to move that aside"
+        )
+    return folder.read_status() == "done"
+
+
+def _score(
+    config: FinetuneConfig, data: FinetuneData, model: ViTClassifier, measuring: Measuring
+) -> tuple[dict[str, Any], Predictions]:
+    """Returns what goes into the summary, and predictions: of the last draw at the most shots."""
+    labels = torch.from_numpy(np.asarray(data.index.labels)[data.train].astype(np.int64))
+    asked = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
+    ranks, size, classes = measuring.ranks, measuring.batch_size, len(data.classes)
+    support = _features(model, data.fixed(data.plain, data.train, ranks, size), len(data.train), measuring)
+    query = _features(model, data.fixed(data.open_test(), data.test, ranks, size), len(data.test), measuring)
+    if config.finetune.mode == "knn":
+        neighbors = config.finetune.neighbors
+        scores = knn_scores(support, labels, query, num_classes=classes, neighbors=neighbors)
+        guesses = _predictions(asked, scores / scores.sum(dim=1, keepdim=True))
+        return {"test_top1": guesses.top1, "test_top5": guesses.top5, "neighbors": neighbors}, guesses
+    told: dict[str, Any] = {}
+    for shots in sorted(set(config.finetune.shots)):
+        found = []
+        for draw in range(config.finetune.draws):
+            chosen, _ = draw_shots(labels.numpy(), shots=shots, queries=0, draw=draw)
+            scores = least_squares_scores(support[chosen], labels[chosen], query, num_classes=classes)
+            guesses = _predictions(asked, scores.softmax(dim=1))
+            found.append(guesses.top1)
+        told[str(shots)] = {"mean": float(np.mean(found)), "std": float(np.std(found)), "draws": found}
+    return {"test_top1": told[str(max(config.finetune.shots))]["mean"], "few_shot": told}, guesses
+
+
+@torch.no_grad()
+def _features(model: ViTClassifier, batches: FixedBatches, total: int, measuring: Measuring) -> torch.Tensor:
+    """Reads features of the frozen encoder, each rank its share: float32 (n, D) on the CPU; collective."""
+    set_fused_attention(model, fused=measuring.device.type != "cpu")
+    model.eval()
+    features = torch.zeros(total, model.encoder.embed_dim, device=measuring.device)
+    rows = []
+    with measuring.autocast():
+        for batch in batches:
+            tokens = model.encoder.forward_features(model.normalize(batch.to(measuring.device).images))
+            rows.append((tokens[:, 0] if model.pool == "cls" else tokens[:, 1:].mean(dim=1)).float())
+    if rows:
+        features[measuring.ranks.rank :: measuring.ranks.world_size] = torch.cat(rows)
+    return sum_over_ranks(features, measuring.ranks).cpu()
+
+
+def _predictions(labels: np.ndarray, chances: torch.Tensor) -> Predictions:
+    top = chances.topk(min(5, chances.shape[1]), dim=-1)
+    in_top5 = (top.indices == torch.from_numpy(labels)[:, None]).any(dim=1)
+    return Predictions(labels, top.indices[:, 0].numpy(), top.values[:, 0].double().numpy(), in_top5.numpy())

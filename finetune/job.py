@@ -1,0 +1,189 @@
+"""Puts a fine-tuning job together: config, data, start, network, engine, resume, loop, test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from finetune.config import FinetuneConfig, StartAmendment
+from finetune.data import FinetuneData, open_data
+from finetune.frozen import score_frozen
+from finetune.model import build_classifier, describe_encoder, load_into, optimizer_of
+from finetune.recipes import find_recipe
+from finetune.report import describe_plan, describe_rates, rates_of
+from finetune.results import Measuring, Outputs
+from mae_vit.batch import Batch
+from mae_vit.config_file import load_config
+from mae_vit.objectives.classify import Classifier
+from mae_vit.plan import Plan, make_plan
+from mae_vit.starts import Start
+from mae_vit.training.distributed import find_device, find_ranks
+from mae_vit.training.engine import Engine
+from mae_vit.training.engines import build_engine
+from mae_vit.training.entry import Arguments, parse_arguments, run_to_exit_code
+from mae_vit.training.estimate import estimate
+from mae_vit.training.evaluate import HeldOut
+from mae_vit.training.files import write_json
+from mae_vit.training.probe import OnlineProbe
+from mae_vit.training.resume import find_start, run_identity
+from mae_vit.training.run_folder import RunFolder
+from mae_vit.training.running import Run, begin, check_engine, is_finished, open_folder
+from mae_vit.training.state import Best, weights_of
+from mae_vit.weights import EncoderInfo
+
+EXAMPLES = """examples:
+  python finetune/run.py --ckpt runs/mae_cifar_tiny                      its data, the recipe for its size
+  python finetune/run.py --config configs/finetune_cifar_tiny.yaml       the same network from scratch
+  python finetune/run.py --ckpt mae_pretrain_vit_base.pth --config configs/finetune_base.yaml data.path=data/mine
+  python finetune/run.py --ckpt runs/mae_cifar_tiny data.labels_per_class=500 finetune.mode=few_shot
+  python finetune/run.py --config configs/simple_cnn_cifar.yaml model.name=timm:resnet18
+Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command goes on.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+
+    def job() -> int:
+        arguments = parse_arguments(
+            argv,
+            description="Fine-tune an encoder, or train a network from scratch, on labeled images.",
+            examples=EXAMPLES,
+            takes_ckpt=True,
+        )
+        return finetune(arguments)
+
+    return run_to_exit_code(job)
+
+
+def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Start | None]:
+    """Reads config and start, which has a say in the config.
+
+    Raises:
+        InputError: for whatever does not fit.
+    """
+    path, recipe = arguments.config, list[str]()
+    if path is None:
+        path, recipe = find_recipe(arguments.ckpt)
+    amendment = StartAmendment(arguments.ckpt, path.stem)
+    config = load_config(FinetuneConfig, path, [*recipe, *arguments.overrides], amend=amendment)
+    return config, amendment.start
+
+
+def finetune(arguments: Arguments) -> int:
+    """Checks everything, then trains and tests; returns the exit code.
+
+    Raises:
+        InputError: before anything is written, for whatever the user can mend.
+    """
+    config, start = read_config(arguments)
+    ranks = find_ranks()
+    config = config.on(ranks.world_size)
+    check_engine(config, ranks)
+    device = find_device(ranks)
+    data = open_data(config, ranks, device)
+    info = describe_encoder(config, data)
+    folder = open_folder(config, ranks)
+    build = partial(build_classifier, config, data, info)
+    if config.finetune.mode != "finetune":
+        return score_frozen(arguments, config, data, build, start, folder, ranks, device)
+
+    plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
+    costs = estimate(
+        build,
+        image_shape=(config.model.in_chans, *config.model.image_hw),
+        batch_size_per_device=plan.batch_size_per_device,
+        activation_checkpointing=config.train.activation_checkpointing,
+        optimizer_slots=len(optimizer_of(config).slots),
+    )
+    derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
+    identity = run_identity(config, derived=derived)
+    if arguments.dry_run:
+        found = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
+        model = build()
+        coverage = load_into(model, start) if start else None
+        if ranks.rank == 0:
+            print(describe_plan(config, plan, ranks, device, data, costs, folder, found, coverage, model))
+        return 0
+    found = begin(config, arguments, folder, identity, ranks, device)
+    if found is not None and is_finished(folder, found, plan):
+        if ranks.rank == 0:
+            print(f"{folder.path} is finished ({found.step} steps); results: {folder.path / 'results.json'}")
+        return 0
+    model = build()
+    if found is None and start is not None:
+        coverage = load_into(model, start)
+        if ranks.rank == 0:
+            print(coverage.describe(start.source))
+    rates = rates_of(config, model, plan)
+    if ranks.rank == 0 and rates:
+        print(describe_rates(rates))
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_json(folder.path / "rates.json", [asdict(row) for row in rates])
+    engine = build_engine(config, plan, model, ranks, device, optimizer=optimizer_of(config))
+    noisy = bool(config.model.drop_path_rate or getattr(config.model, "drop_rate", 0.0))
+    selects = "top1" if len(data.held_out) else None
+    run = Run(config, plan, engine, folder, identity, costs.flops_per_image, noisy, selects)
+    return run.go(Job(config, plan, data, info, engine, folder, build()), found)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What fine-tuning brings to a run.
+
+    Attributes:
+        measured: a second network, for the chosen weights.
+    """
+
+    config: FinetuneConfig
+    plan: Plan
+    data: FinetuneData
+    info: EncoderInfo | None
+    engine: Engine
+    folder: RunFolder
+    measured: Classifier
+    _summary: dict[str, Any] = field(default_factory=dict)
+
+    def batches(self, start_step: int) -> Iterator[Batch]:
+        """Yields this rank's micro-batches from `start_step` to the end of the run."""
+        return self.data.batches(self.engine.ranks, self.plan, start_step)
+
+    def held_out(self) -> HeldOut | None:
+        """The images that choose the epoch."""
+        return self.data.measured(
+            self.engine.ranks,
+            pictures=self.config.monitor.picture_images,
+            batch_size=self.plan.batch_size_per_device,
+        )
+
+    def probe(self) -> OnlineProbe | None:
+        """None: the held-out accuracy says more."""
+        return None
+
+    def finish(self, step: int, best: Best | None) -> dict[str, Any]:
+        """Tests the chosen weights, the last ones where none were chosen; collective."""
+        if best is None:
+            with self.engine.whole():
+                best = Best(step, float("nan"), weights_of(self.engine.objective))
+        measuring = Measuring(
+            self.engine.ranks,
+            self.engine.device,
+            self.engine.module.context,
+            self.plan.batch_size_per_device,
+        )
+        outputs = Outputs(self.config, self.data, self.folder, measuring, self.info)
+        self._summary.update(outputs.measure(self.measured, best))
+        return self._summary
+
+    def results(self) -> list[str]:
+        """Names the outcome and the files."""
+        told, path = self._summary, self.folder.path
+        return [
+            f"  test      {told['test_top1']:.2%} of {told['test_size']:,} images, by the weights of step "
+            f"{told['best_step']}",
+            f"  reading   {told['reading']}",
+            f"  model     {path / 'model.safetensors'}",
+            f"  details   {path / 'results.json'}, {path / 'predictions.csv'}",
+        ]

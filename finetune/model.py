@@ -1,0 +1,97 @@
+"""Builds what is fine-tuned, and puts a start into it."""
+
+from __future__ import annotations
+
+import torch
+
+from finetune.config import FinetuneConfig
+from finetune.data import FinetuneData
+from mae_vit.baselines import build_network
+from mae_vit.config import ModelSection
+from mae_vit.errors import InputError
+from mae_vit.geometry import resolve_encoder
+from mae_vit.objectives.classify import Classifier, NetworkClassifier, ViTClassifier
+from mae_vit.starts import Coverage, Start, load_start
+from mae_vit.training.optimizers import OptimizerOptions
+from mae_vit.training.param_groups import EMBEDDINGS
+from mae_vit.weights import EncoderInfo
+
+_FINAL_NORM = ("norm.weight", "norm.bias")
+
+
+def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo | None:
+    """Resolves the geometry of the encoder; None for a network of another kind.
+
+    Raises:
+        InputError: if width and heads do not fit.
+    """
+    if not isinstance(config.model, ModelSection):
+        return None
+    return resolve_encoder(config.model, mean=data.mean, std=data.std, objective="finetune")
+
+
+def build_classifier(config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None) -> Classifier:
+    """Builds the network with fresh weights, from the run's seed.
+
+    Raises:
+        InputError: if it cannot be built.
+    """
+    torch.manual_seed(config.run.seed)
+    model, finetune, classes = config.model, config.finetune, len(data.classes)
+    normalization = {"mean": data.mean, "std": data.std}
+    if isinstance(model, ModelSection):
+        assert info is not None
+        return ViTClassifier(
+            info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate),
+            pool=finetune.pool,
+            head_init=finetune.head_init,
+            num_classes=classes,
+            label_smoothing=finetune.label_smoothing,
+            **normalization,
+        )
+    try:
+        network = build_network(
+            model.name,
+            num_classes=classes,
+            in_chans=model.in_chans,
+            img_size=model.image_hw,
+            drop_path_rate=model.drop_path_rate,
+        )
+    except ValueError as error:
+        raise InputError(f"model.name: {error}") from None
+    return NetworkClassifier(network, label_smoothing=finetune.label_smoothing, **normalization)
+
+
+def load_into(model: Classifier, start: Start) -> Coverage:
+    """Puts a start into a fresh classifier's encoder.
+
+    Returns:
+        What became of each tensor; the read-out and head begin anew by design.
+
+    Raises:
+        InputError: if it does not fit, naming the difference.
+    """
+    assert isinstance(model, ViTClassifier)
+    coverage = load_start(start, model.encoder)
+    if model.pool == "mean":
+        dropped = [name for name in _FINAL_NORM if name in coverage.skipped]
+        coverage.skipped = [name for name in coverage.skipped if name not in dropped]
+        if dropped:
+            note = "final norm, dropped: the mean of the patch tokens has a new norm behind it (MAE)"
+            coverage.by_design[" + ".join(dropped)] = note
+        coverage.by_design["fc_norm"] = "fresh: the norm behind the mean"
+    coverage.by_design["head"] = "fresh: these classes"
+    return coverage
+
+
+def optimizer_of(config: FinetuneConfig) -> OptimizerOptions:
+    """Which optimizer; as in the official MAE code, [CLS] and positions do not decay."""
+    optim = config.optim
+    return OptimizerOptions(
+        optim.name,
+        optim.weight_decay,
+        optim.own_options,
+        # LARS tells its groups apart by their first parameter's shape alone.
+        exempt=() if optim.name == "lars" else EMBEDDINGS,
+        layer_decay=optim.layer_decay,
+    )

@@ -1,0 +1,79 @@
+"""What `--ckpt RUN` alone means: the run's own data, and the recipe for its model's size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from mae_vit.data.dataset import read_dataset
+from mae_vit.errors import InputError
+
+_CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+_PASS = "give --config FILE data.path=DIR, such as --config configs/finetune_cifar_tiny.yaml"
+# By size: the file, and what MAE Table 9 has another value for.
+_RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tiny-cifar": ("finetune_cifar_tiny", ()),
+    "Ti": ("finetune_base", ()),
+    "S": ("finetune_base", ()),
+    "B": ("finetune_base", ()),
+    "L": (
+        "finetune_base",
+        ("optim.blr=1e-3", "optim.layer_decay=0.75", "train.epochs=50", "model.drop_path_rate=0.2"),
+    ),
+    "H": (
+        "finetune_base",
+        ("optim.blr=1e-3", "optim.layer_decay=0.75", "train.epochs=50", "model.drop_path_rate=0.3"),
+    ),
+}
+# Where images are measured that were not trained on, best first.
+TEST_SPLITS = ("test", "val")
+
+
+def find_recipe(ckpt: str | None) -> tuple[Path, list[str]]:
+    """Returns the config and overrides for a start that is a run folder.
+
+    Raises:
+        InputError: saying what to pass, where that does not tell everything.
+    """
+    if ckpt is None:
+        raise InputError(f"nothing to do: give --ckpt START, --config FILE or both (see --help); or {_PASS}")
+    folder = Path(ckpt)
+    if not folder.is_dir():
+        raise InputError(f"--ckpt {ckpt} alone does not say which data to fine-tune on: {_PASS}")
+    run = _read_config(folder)
+    model, data = run["model"], run["data"]
+    path, split = Path(data["path"]), data["split"]
+    dataset = read_dataset(path)
+    if not dataset.classes or not sum(dataset.splits[split].class_counts if split in dataset.splits else ()):
+        raise InputError(f"the data of {folder}, {path}, has no labels: {_PASS}")
+    if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
+        raise InputError(f"the data of {folder}, {path}, has no split to measure on (test or val): {_PASS}")
+    if model["name"] not in _RECIPES:
+        raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS}')
+    name, overrides = _RECIPES[model["name"]]
+    # Crops and flips of these images too: what may be mirrored depends on what they show.
+    augment = {key: value for key, value in data["augment"].items() if value is not None}
+    taken = {"data.path": str(path), "data.split": split, "data.augment": augment}
+    return _CONFIGS / f"{name}.yaml", [
+        *overrides,
+        *(f"{key}={_inline(value)}" for key, value in taken.items()),
+    ]
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.yaml"
+    try:
+        raw = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        if isinstance(raw["model"], dict) and isinstance(raw["data"]["augment"], dict):
+            return dict(raw)
+    except Exception as error:  # missing, or not a config of ours
+        raise InputError(f"{folder} has no readable config.yaml ({type(error).__name__}): {_PASS}") from None
+    raise InputError(f"{path} is no config of a run: {_PASS}")
+
+
+def _inline(value: Any) -> str:
+    """A value in YAML's flow style, which JSON is part of."""
+    return json.dumps(value)

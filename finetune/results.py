@@ -1,0 +1,180 @@
+"""What a finished run leaves: the test split is read here, once."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save as save_tensors
+
+from finetune.config import FinetuneConfig
+from finetune.data import FinetuneData
+from mae_vit.batch import Batch
+from mae_vit.encoder import set_fused_attention
+from mae_vit.evaluation.metrics import Predictions, read_gap
+from mae_vit.objectives.classify import Classifier, ViTClassifier
+from mae_vit.training.distributed import Ranks, sum_over_ranks
+from mae_vit.training.files import write_atomically, write_json
+from mae_vit.training.run_folder import RunFolder
+from mae_vit.training.state import Best
+from mae_vit.weights import EncoderInfo
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Where and how images are measured.
+
+    Attributes:
+        ranks: all of them take part.
+        device: of this rank.
+        autocast: makes the context of the run's precision.
+        batch_size: images of a batch.
+    """
+
+    ranks: Ranks
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[Any]]
+    batch_size: int
+
+    @torch.no_grad()
+    def predict(self, model: Classifier, batches: Iterable[Batch], labels: np.ndarray) -> Predictions:
+        """Classifies images, each rank its share; collective.
+
+        Args:
+            model: on the device; left in evaluation mode.
+            batches: this rank's part: every world_size-th image.
+            labels: (n,) of all images.
+        """
+        model.eval()
+        rows = []
+        with self.autocast():
+            for batch in batches:
+                moved = batch.to(self.device)
+                chances = model.classify(moved).softmax(dim=-1)
+                top = chances.topk(min(5, chances.shape[1]), dim=-1)
+                found = (top.indices == moved.labels[:, None]).any(dim=1)
+                rows.append(torch.stack([top.indices[:, 0], top.values[:, 0], found], dim=1).double())
+        table = torch.zeros(len(labels), 3, dtype=torch.float64, device=self.device)
+        if rows:
+            table[self.ranks.rank :: self.ranks.world_size] = torch.cat(rows)
+        told = sum_over_ranks(table, self.ranks).cpu().numpy()
+        return Predictions(
+            labels.astype(np.int64), told[:, 0].astype(np.int64), told[:, 1], told[:, 2].astype(bool)
+        )
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Writes the results of a run into its folder; all ranks take part, rank 0 writes.
+
+    Attributes:
+        config: of the run.
+        data: of the run.
+        folder: of the run.
+        measuring: where images are measured.
+        info: geometry of the encoder; None for a network of another kind.
+    """
+
+    config: FinetuneConfig
+    data: FinetuneData
+    folder: RunFolder
+    measuring: Measuring
+    info: EncoderInfo | None
+
+    def measure(self, model: Classifier, best: Best) -> dict[str, Any]:
+        """Measures chosen weights on training and on test images, and writes it all.
+
+        Args:
+            model: takes the weights.
+            best: weights, and when and by what they were chosen.
+
+        Returns:
+            What belongs into `summary.json`.
+        """
+        model.load_state_dict(best.tensors, strict=True)
+        model.to(self.measuring.device)
+        set_fused_attention(model, fused=self.measuring.device.type != "cpu")
+        data, ranks, size = self.data, self.measuring.ranks, self.measuring.batch_size
+        known = data.some_of_train(self.config.finetune.train_images)
+        train = self.measuring.predict(
+            model, data.fixed(data.plain, known, ranks, size), np.asarray(data.index.labels)[known]
+        )
+        test = self.measuring.predict(
+            model,
+            data.fixed(data.open_test(), data.test, ranks, size),
+            np.asarray(data.test_index.labels)[data.test],
+        )
+        held_out = best.score if len(data.held_out) else None
+        summary = {
+            **sizes_of(self.config, data),
+            "best_step": best.step,
+            "train_top1": train.top1,
+            "val_top1": held_out,
+            "test_top1": test.top1,
+            "test_top5": test.top5,
+            "train_test_gap": train.top1 - test.top1,
+            "reading": read_gap(train.top1, test.top1),
+            "calibration_error": test.calibration_error,
+        }
+        if ranks.rank == 0:
+            write_atomically(self.folder.path / "model.safetensors", self._model_bytes(model, best))
+            self.write(test, summary, {"train_images_measured": len(known)})
+        return summary
+
+    def write(self, test: Predictions, summary: dict[str, Any], more: dict[str, Any]) -> None:
+        """Writes `results.json` and `predictions.csv`."""
+        classes = self.data.classes
+        details = {
+            **summary,
+            **more,
+            "test_split": self.data.test_index.split,
+            "classes": classes,
+            "per_class": dict(zip(classes, test.per_class(len(classes)), strict=True)),
+            "confusion": test.confusion(len(classes)).tolist(),
+        }
+        write_json(self.folder.path / "results.json", details)
+        write_atomically(self.folder.path / "predictions.csv", self._table(test).encode())
+
+    def _table(self, test: Predictions) -> str:
+        keys, classes = self.data.test_index.keys(), self.data.classes
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(["key", "label", "prediction", "confidence"])
+        for row, sample in enumerate(self.data.test):
+            label, guess = classes[test.labels[row]], classes[test.classes[row]]
+            writer.writerow([keys[sample], label, guess, f"{test.confidences[row]:.6f}"])
+        return stream.getvalue()
+
+    def _model_bytes(self, model: Classifier, best: Best) -> bytes:
+        """The whole classifier: a Vision Transformer by timm's names, other networks by their own."""
+        prefix = "encoder." if isinstance(model, ViTClassifier) else "network."
+        tensors = {
+            name.removeprefix(prefix): value.detach().cpu().contiguous()
+            for name, value in model.state_dict().items()
+        }
+        told: dict[str, Any] = {"classes": self.data.classes, "mean": self.data.mean, "std": self.data.std}
+        if self.info is not None:
+            told |= {**asdict(self.info), "step": best.step, "pool": self.config.finetune.pool}
+        else:
+            told["network"] = self.config.model.name
+        return save_tensors(tensors, metadata={"mae_vit": json.dumps(told, sort_keys=True)})
+
+
+def sizes_of(config: FinetuneConfig, data: FinetuneData) -> dict[str, Any]:
+    """What a run was done with, for its summary."""
+    return {
+        "mode": config.finetune.mode,
+        "model": config.model.name,
+        "start": config.finetune.start,
+        "seed": config.run.seed,
+        "train_size": len(data.train),
+        "val_size": len(data.held_out),
+        "test_size": len(data.test),
+    }

@@ -1,0 +1,18 @@
+"""Fine-tunes a pretrained encoder, or trains a network from scratch, on labels.
+
+python finetune/run.py --ckpt runs/mae_cifar_tiny
+python finetune/run.py --ckpt runs/mae_cifar_tiny --config configs/finetune_cifar_tiny.yaml data.labels_per_class=500
+deepspeed --num_accelerators 2 finetune/run.py --config configs/finetune_cifar_tiny.yaml
+"""
+
+import sys
+from pathlib import Path
+
+# Data workers import this file again, under another name: everything heavy stays
+# below this line.
+if __name__ == "__main__":
+    # So that a checkout runs without being installed.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from finetune.job import main
+
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What a classifier's predictions are worth: accuracy, by class, confusion, calibration.
+
+Shapes: n images, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# Bins of the expected calibration error (Guo et al., arXiv 1706.04599, Sec. 5).
+_BINS = 15
+# Points of accuracy between training and test images from which we speak of over-fitting,
+# and share of the training images from which we hold them to be learned: rules of thumb.
+_LARGE_GAP = 0.10
+_LEARNED = 0.80
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a classifier says of n images.
+
+    Attributes:
+        labels: (n,) true classes.
+        classes: (n,) predicted ones.
+        confidences: (n,) the largest probability.
+        in_top5: (n,) whether the true class is among the five most probable.
+    """
+
+    labels: np.ndarray
+    classes: np.ndarray
+    confidences: np.ndarray
+    in_top5: np.ndarray
+
+    @property
+    def top1(self) -> float:
+        """Share of images whose class is predicted."""
+        return float((self.labels == self.classes).mean())
+
+    @property
+    def top5(self) -> float:
+        """Share of images whose class is among the five most probable."""
+        return float(self.in_top5.mean())
+
+    def confusion(self, num_classes: int) -> np.ndarray:
+        """Counts images by true class (row) and predicted class (column): int64 (K, K)."""
+        flat = self.labels * num_classes + self.classes
+        return np.bincount(flat, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+    def per_class(self, num_classes: int) -> list[float | None]:
+        """Share of each class's images that are found; None where it has none."""
+        counts = self.confusion(num_classes)
+        return [
+            float(counts[k, k] / total) if (total := counts[k].sum()) else None for k in range(num_classes)
+        ]
+
+    @property
+    def calibration_error(self) -> float:
+        """Expected calibration error: how far confidence and accuracy lie apart, over 15 equal bins."""
+        edges = np.linspace(0, 1, _BINS + 1)[1:-1]
+        bins = np.digitize(self.confidences, edges, right=True)
+        gaps = np.bincount(bins, self.confidences - (self.labels == self.classes), minlength=_BINS)
+        return float(np.abs(gaps).sum() / len(self.labels))
+
+
+def read_gap(train_top1: float, test_top1: float) -> str:
+    """Says what accuracy on training images (without augmentation) and on test images tell together."""
+    gap = train_top1 - test_top1
+    told = f"train {train_top1:.1%}, test {test_top1:.1%}, gap {100 * gap:.1f} points"
+    if gap >= _LARGE_GAP:
+        reading = "over-fitting: the training images are known better than others of their kind"
+        return f"{told}: {reading}" + (", and not yet well" if train_top1 < _LEARNED else "")
+    if train_top1 < _LEARNED:
+        return f"{told}: under-fitting: the training images themselves are not learned"
+    return f"{told}: neither over- nor under-fitting by much"
