@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -190,9 +190,10 @@ class StartAmendment:
     normalization that the start was trained with.
     """
 
-    def __init__(self, ckpt: str | None, stem: str) -> None:
-        """Remembers --ckpt, and the name of the config for that of the run."""
-        self._ckpt, self._stem = ckpt, stem
+    def __init__(self, ckpt: str | None, stem: str, overrides: Sequence[str] = ()) -> None:
+        """Remembers --ckpt, and what names the run: the config, and a mode among the overrides."""
+        modes = [text.partition("=")[2] for text in overrides if text.startswith("finetune.mode=")]
+        self._ckpt, self._name = ckpt, "-".join([stem, *modes[-1:]])
         self.start: Start | None = None
 
     def __call__(self, raw: dict[str, Any]) -> None:
@@ -204,6 +205,9 @@ class StartAmendment:
         extra = raw.pop(WITH_START, None) or {}
         section = raw.get("finetune")
         named = self._ckpt or (section.get("start") if isinstance(section, dict) else None)
+        run = raw.setdefault("run", {})
+        if isinstance(run, dict):
+            run.setdefault("name", self._name + (f"-{start_name(str(named))}" if named else ""))
         if named is None:
             return
         if not isinstance(extra, dict):
@@ -219,9 +223,6 @@ class StartAmendment:
         if self.start.mean is not None and self.start.std is not None:
             facts["data"] = {"normalize": [list(self.start.mean), list(self.start.std)]}
         _lay_over(raw, facts)
-        run = raw.setdefault("run", {})
-        if isinstance(run, dict):
-            run.setdefault("name", f"{self._stem}-{start_name(str(named))}")
 
 
 def start_name(start: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +49,8 @@ def score_frozen(
     if config.finetune.mode == "few_shot":
         _check_shots(config, data)
     text = dump_config(config)
-    if arguments.resume == "auto" and _is_done(folder, text):
+    digest = start.digest if start else None
+    if arguments.resume != "never" and _is_done(folder, text, digest):
         if ranks.rank == 0:
             print(f"{folder.path} is finished; results: {folder.path / 'results.json'}")
         return 0
@@ -74,13 +76,19 @@ def score_frozen(
         if arguments.resume == "never" and (moved := set_aside(folder)):
             print(f"moved the earlier run {folder.path} to {moved}")
         folder.create(text, describe_environment(sys.argv, ranks.world_size))
-        folder.write_summary("running", sizes_of(config, data))
+        folder.write_summary("running", {**sizes_of(config, data), "start_digest": digest})
     barrier(ranks)
     context = Autocast(model, device, config.train.precision).context
     batch_size = config.train.batch_size_per_device or min(256, config.train.effective_batch_size)
     measuring = Measuring(ranks, device, context, batch_size)
     found, guesses = _score(config, data, model.to(device), measuring)
-    summary = {**sizes_of(config, data), "train_top1": None, "val_top1": None, **found}
+    summary = {
+        **sizes_of(config, data),
+        "train_top1": None,
+        "val_top1": None,
+        "start_digest": digest,
+        **found,
+    }
     if ranks.rank == 0:
         outputs = Outputs(config, data, folder, measuring, describe_encoder(config, data))
         outputs.write(guesses, summary, {})
@@ -107,12 +115,13 @@ def _check_shots(config: FinetuneConfig, data: FinetuneData) -> None:
         )
 
 
-def _is_done(folder: RunFolder, text: str) -> bool:
+def _is_done(folder: RunFolder, text: str, digest: str | None) -> bool:
     """Whether this very run is finished; another run in the folder is refused."""
     config = folder.path / "config.yaml"
     if folder.read_status() is None or not config.exists():
         return False
-    if config.read_text() != text:
+    told = json.loads(folder.summary.read_text())
+    if config.read_text() != text or told.get("start_digest") != digest:
         raise InputError(
             f"{folder.path} holds another run: give this one another run.name, or --resume never to move that aside"
         )

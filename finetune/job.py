@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -67,8 +68,9 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Start | None]:
     path, recipe = arguments.config, list[str]()
     if path is None:
         path, recipe = find_recipe(arguments.ckpt)
-    amendment = StartAmendment(arguments.ckpt, path.stem)
-    config = load_config(FinetuneConfig, path, [*recipe, *arguments.overrides], amend=amendment)
+    overrides = [*recipe, *arguments.overrides]
+    amendment = StartAmendment(arguments.ckpt, path.stem, overrides)
+    config = load_config(FinetuneConfig, path, overrides, amend=amendment)
     return config, amendment.start
 
 
@@ -117,6 +119,7 @@ def finetune(arguments: Arguments) -> int:
         coverage = load_into(model, start)
         if ranks.rank == 0:
             print(coverage.describe(start.source))
+            warn_of_normalization(start, data)
     rates = rates_of(config, model, plan)
     if ranks.rank == 0 and rates:
         print(describe_rates(rates))
@@ -125,8 +128,32 @@ def finetune(arguments: Arguments) -> int:
     engine = build_engine(config, plan, model, ranks, device, optimizer=optimizer_of(config))
     noisy = bool(config.model.drop_path_rate or getattr(config.model, "drop_rate", 0.0))
     selects = "top1" if len(data.held_out) else None
-    run = Run(config, plan, engine, folder, identity, costs.flops_per_image, noisy, selects)
+    run = Run(
+        config,
+        plan,
+        engine,
+        folder,
+        identity,
+        costs.flops_per_image,
+        noisy,
+        selects,
+        config.finetune.start or "scratch",
+    )
     return run.go(Job(config, plan, data, info, engine, folder, build()), found)
+
+
+def warn_of_normalization(start: Start, data: FinetuneData) -> None:
+    """Says so if images are not normalized as the start was trained; an override asked for it."""
+    if start.mean is not None and (start.mean, start.std) != (data.mean, data.std):
+        print(
+            f"warning: {start.source} was trained on images normalized by mean {_rounded(start.mean)}, "
+            f"this run's is {_rounded(data.mean)} (data.normalize)",
+            file=sys.stderr,
+        )
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in values]
 
 
 @dataclass(frozen=True)

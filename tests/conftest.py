@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from sklearn.datasets import load_digits
 
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare import prepare
@@ -68,6 +70,23 @@ def many_shards(digits, tmp_path_factory) -> Path:
     train = index.split_info.model_copy(update={"shards": writer.shards})
     described = index.dataset.model_copy(update={"splits": {"test": test, "train": train}})
     (out / "dataset.json").write_text(described.model_dump_json())
+    return out
+
+
+@pytest.fixture(scope="session")
+def colored(tmp_path_factory) -> Path:
+    """scikit-learn's digits at 32 px in three colors: enough for a batch of 4096."""
+    folder, out = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("colored")
+    data = load_digits()
+    for number, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
+        large = np.kron(image * 15, np.ones((4, 4))).astype(np.uint8)
+        for color in range(3):
+            pixels = np.zeros((32, 32, 3), np.uint8)
+            pixels[..., color] = large
+            target = folder / ("val" if number % 10 == 0 else "train") / str(label)
+            target.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(target / f"{number}-{color}.png", compress_level=0)
+    prepare([open_source(str(folder), out=out, split="train", root=None)], out)
     return out
 
 

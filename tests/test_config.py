@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from finetune.config import FinetuneConfig, StartAmendment
 from mae_vit.config_file import dump_config, load_config
 from mae_vit.errors import InputError
 from mae_vit.plan import make_plan
@@ -127,7 +128,10 @@ def test_dump_reads_back_the_same(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
-    load_config(PretrainConfig, path)
+    if "\nfinetune:" in path.read_text():
+        load_config(FinetuneConfig, path, amend=StartAmendment(None, path.stem))
+    else:
+        load_config(PretrainConfig, path)
     header = path.read_text().split("\n\n")[0]
     for word in ("Command:", "Hardware:", "Time:", "Result:", "Follows:"):
         assert word in header, f"{path.name} lacks {word}"

@@ -2,44 +2,51 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
-from sklearn.datasets import load_digits
 
-from mae_vit.data.prepare import prepare
-from mae_vit.data.sources import open_source
-from pretrain.job import main
+from finetune.job import main as finetune
+from pretrain.job import main as pretrain
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
-@pytest.fixture(scope="module")
-def colored(tmp_path_factory) -> Path:
-    """scikit-learn's digits at 32 px in three colors: enough for a batch of 4096."""
-    folder, out = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("colored")
-    data = load_digits()
-    for number, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
-        large = np.kron(image * 15, np.ones((4, 4))).astype(np.uint8)
-        for color in range(3):
-            pixels = np.zeros((32, 32, 3), np.uint8)
-            pixels[..., color] = large
-            target = folder / ("val" if number % 10 == 0 else "train") / str(label)
-            target.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(target / f"{number}-{color}.png", compress_level=0)
-    prepare([open_source(str(folder), out=out, split="train", root=None)], out)
-    return out
+def is_finetuning(path: Path) -> bool:
+    return "\nfinetune:" in path.read_text()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_dry_run(path, colored, digits, tmp_path, capsys):
     data = digits if "digits" in path.stem else colored
+    main = finetune if is_finetuning(path) else pretrain
     assert main(["--config", str(path), "--dry-run", f"data.path={data}", f"run.dir={tmp_path / 'run'}"]) == 0
     plan = capsys.readouterr().out
     assert "GFLOP per image" in plan
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["finetune_cifar_tiny", "finetune_base"])
+def test_dry_run_from_a_start(name, colored, tmp_path, capsys):
+    """The parts of a config that hold with a start alone are valid too."""
+    import torch
+
+    from mae_vit.encoder import SIZES
+    from mae_vit.weights import EncoderInfo, encoder_bytes
+
+    size = SIZES["tiny-cifar"]
+    info = EncoderInfo(
+        "tiny-cifar", (32, 32), 4, 3, 128, size.depth, 4, 4.0, "sincos", [0.5] * 3, [0.2] * 3, "mae", 9
+    )
+    torch.manual_seed(0)
+    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(info.build(), info))
+    arguments = ["--config", str(ROOT / f"configs/{name}.yaml"), "--dry-run", "--ckpt", str(tmp_path)]
+    assert finetune([*arguments, f"data.path={colored}", f"run.dir={tmp_path / 'run'}"]) == 0
+    plan = capsys.readouterr().out
+    assert "tiny-cifar, 32x32 px" in plan
+    assert "100.0% of the encoder's parameters" in plan
+    share = {"finetune_cifar_tiny": 0.8, "finetune_base": 0.65}[name]
+    assert f"embeddings      {share ** (size.depth + 1):.4f}" in plan
+
+
 def test_all_are_here():
-    assert len(CONFIGS) >= 14
+    assert len(CONFIGS) >= 18

@@ -38,6 +38,7 @@ class RunHooks:
         tensorboard: bool,
         selects: str | None = None,
         best: Best | None = None,
+        begins_from: str = "scratch",
     ) -> None:
         """Opens the outputs of a run that begins, or goes on, at `start_step`.
 
@@ -67,7 +68,7 @@ class RunHooks:
             config_yaml=config_yaml,
         )
         self._summarize("running", start_step)
-        source = f"going on from {resumed_from}" if resumed_from else "starting from scratch"
+        source = f"going on from {resumed_from}" if resumed_from else f"starting from {begins_from}"
         self._monitor.say(f"{folder.path}: {source}, step {start_step} of {plan.total_steps}")
         if held_out is None and selects is None:
             self._monitor.say(

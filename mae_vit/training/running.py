@@ -69,6 +69,7 @@ class Run:
         noisy: whether layers draw noise (dropout, drop-path).
         selects: the name of the held-out metric by which the best weights are kept; None
             for the last weights.
+        begins_from: what a fresh start begins from, for people.
     """
 
     config: Config
@@ -79,6 +80,7 @@ class Run:
     flops_per_image: float
     noisy: bool
     selects: str | None = None
+    begins_from: str = "scratch"
 
     def go(self, work: Work, start: Checkpoint | None) -> int:
         """Trains from `start` to the end or to a signal; returns the exit code."""
@@ -106,6 +108,7 @@ class Run:
             tensorboard=self.config.monitor.tensorboard,
             selects=self.selects,
             best=start.state.best if start else None,
+            begins_from=self.begins_from,
         )
         results: dict[str, Any] = {}
         try:

@@ -28,13 +28,13 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def command(launcher: str, ranks: int, arguments: list[str]) -> list[str]:
+def command(launcher: str, ranks: int, arguments: list[str], script: str = "pretrain/run.py") -> list[str]:
     """The command line of `python`, `deepspeed` or `torchrun` on this machine."""
     scripts = Path(sys.executable).parent
-    script = ["pretrain/run.py", *arguments]
+    words = [script, *arguments]
     port = str(free_port())
     return {
-        "python": [sys.executable, *script],
+        "python": [sys.executable, *words],
         "deepspeed": [
             sys.executable,
             str(scripts / "deepspeed"),
@@ -42,7 +42,7 @@ def command(launcher: str, ranks: int, arguments: list[str]) -> list[str]:
             str(ranks),
             "--master_port",
             port,
-            *script,
+            *words,
         ],
         "torchrun": [
             sys.executable,
@@ -50,7 +50,7 @@ def command(launcher: str, ranks: int, arguments: list[str]) -> list[str]:
             "torch.distributed.run",
             f"--nproc-per-node={ranks}",
             f"--master-port={port}",
-            *script,
+            *words,
         ],
     }[launcher]
 
@@ -59,7 +59,14 @@ class Run:
     """A run in its own session; every process of it is found again by its marker."""
 
     def __init__(
-        self, folder: Path, launcher: str, ranks: int, arguments: list[str], *, terminal: bool = False
+        self,
+        folder: Path,
+        launcher: str,
+        ranks: int,
+        arguments: list[str],
+        *,
+        terminal: bool = False,
+        script: str = "pretrain/run.py",
     ) -> None:
         self.folder = folder
         self.marker = f"run.dir={folder}"
@@ -70,7 +77,7 @@ class Run:
         self.log = (folder.parent / f"{folder.name}.log").open("a")
         shown = self._open_terminal() if terminal else self.log
         self.process = subprocess.Popen(
-            command(launcher, ranks, [*arguments, self.marker]),
+            command(launcher, ranks, [*arguments, self.marker], script),
             cwd=ROOT,
             env=environment,
             stdin=shown if terminal else subprocess.DEVNULL,
@@ -119,7 +126,7 @@ class Run:
             except psutil.Error:
                 continue
             # `python -u pretrain/run.py`: launchers have other words in front of the script.
-            if any(word.endswith("pretrain/run.py") for word in words[1:3]):
+            if any(word.endswith(("pretrain/run.py", "finetune/run.py")) for word in words[1:3]):
                 ranks.append((int(environment.get("RANK", 0)), process))
         return [process for _, process in sorted(ranks, key=lambda pair: pair[0])]
 

@@ -1,0 +1,44 @@
+"""Fine-tuning under launchers: layer-wise rates, held-out choice and test are those of one process."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from launching import Run
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "finetune"))
+from finetune_helpers import SMALL, TINY
+
+OPTIONS = [*SMALL, *TINY, "optim.layer_decay=0.6", "finetune.pool=mean", "run.name=same"]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("launcher", "stage", "network"),
+    [("deepspeed", 2, False), ("deepspeed", 3, False), ("torchrun", 0, True)],
+)
+def test_two_ranks_do_what_one_process_does(digits, tmp_path, launcher, stage, network):
+    config = "simple_cnn_cifar" if network else "finetune_cifar_tiny"
+    options = [*SMALL, TINY[0], TINY[2], "run.name=same"] if network else OPTIONS
+    arguments = ["--config", f"configs/{config}.yaml", *options, f"data.path={digits}", "optim.name=sgd"]
+    script = "finetune/run.py"
+    alone = Run(tmp_path / "alone", "python", 1, arguments, script=script)
+    ranks = Run(tmp_path / "ranks", launcher, 2, [*arguments, f"train.zero_stage={stage}"], script=script)
+    for run in (alone, ranks):
+        assert run.wait() == 0, run.output()
+    told = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("alone", "ranks")]
+    assert told[0]["test_size"] == told[1]["test_size"]
+    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "ranks"))
+    assert expected.keys() == found.keys()
+    if network:
+        # BatchNorm sees half the batch on each rank: the same kind of run, not the same numbers.
+        assert all(value.isfinite().all() for value in found.values())
+        assert (tmp_path / "ranks" / "predictions.csv").exists()
+        return
+    assert told[0]["best_step"] == told[1]["best_step"]
+    for key, value in expected.items():
+        assert (found[key] - value).abs().max() < 2e-5, key
+    for name in ("train_top1", "val_top1", "test_top1"):
+        assert told[0][name] == pytest.approx(told[1][name], abs=0.01), name

@@ -1,0 +1,56 @@
+"""Accuracy, confusion and calibration against scikit-learn."""
+
+import numpy as np
+import pytest
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import accuracy_score, confusion_matrix, recall_score, top_k_accuracy_score
+
+from mae_vit.evaluation.metrics import Predictions, read_gap
+
+
+@pytest.fixture
+def chances():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 7, 500)
+    logits = rng.normal(0, 1.5, (500, 7)) + 1.2 * np.eye(7)[labels]
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    order = np.argsort(-chances, axis=1)
+    in_top5 = (order[:, :5] == labels[:, None]).any(axis=1)
+    return labels, chances, Predictions(labels, order[:, 0], chances.max(axis=1), in_top5)
+
+
+def test_against_scikit_learn(chances):
+    labels, table, found = chances
+    assert found.top1 == pytest.approx(accuracy_score(labels, found.classes))
+    assert found.top5 == pytest.approx(top_k_accuracy_score(labels, table, k=5))
+    assert np.array_equal(found.confusion(7), confusion_matrix(labels, found.classes, labels=range(7)))
+    np.testing.assert_allclose(found.per_class(7), recall_score(labels, found.classes, average=None))
+
+
+def test_calibration_against_scikit_learn(chances):
+    _, _, found = chances
+    right = found.labels == found.classes
+    accuracy, confidence = calibration_curve(right, found.confidences, n_bins=15)
+    counts = np.histogram(found.confidences, np.linspace(0, 1, 16))[0]
+    expected = (counts[counts > 0] / len(right) * np.abs(accuracy - confidence)).sum()
+    assert found.calibration_error == pytest.approx(expected)
+    assert 0.01 < expected < 0.5
+
+
+def test_calibration_by_hand():
+    # Half of the sure ones are wrong; the unsure one is right.
+    found = Predictions(np.array([0, 1, 0]), np.array([0, 0, 0]), np.array([1.0, 1.0, 0.4]), np.ones(3, bool))
+    assert found.calibration_error == pytest.approx((2 * 0.5 + 0.6) / 3)
+
+
+def test_a_class_without_images_has_no_accuracy():
+    found = Predictions(np.array([0, 2]), np.array([0, 1]), np.array([0.9, 0.8]), np.ones(2, bool))
+    assert found.per_class(4) == [1.0, None, 0.0, None]
+
+
+def test_the_gap_is_read():
+    assert "over-fitting" in read_gap(0.95, 0.70)
+    assert "not yet well" in read_gap(0.70, 0.40)
+    assert "under-fitting" in read_gap(0.53, 0.49)
+    assert "neither" in read_gap(0.93, 0.91)
+    assert "gap -2.0 points" in read_gap(0.50, 0.52)

@@ -1,0 +1,109 @@
+"""Bad input to finetune/run.py: one line, exit code 2, nothing written."""
+
+import json
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+CASES = {
+    "misspelt key": (["finetune.pol=mean"], 'unknown key "finetune.pol": did you mean "pool"'),
+    "misspelt model key": (["model.patchsize=2"], 'unknown key "model.patchsize": did you mean "patch_size"'),
+    "wrong mode": (["finetune.mode=linear"], "finetune.mode='linear'"),
+    "unknown model": (["model.name=SimpelCNN"], '"SimpelCNN" is none of tiny-cifar'),
+    "network without patches": (["model.name=SimpleCNN"], 'unknown key "model.patch_size"'),
+    "holdout of all": (["finetune.holdout=0.9"], "finetune.holdout=0.9"),
+    "holdout of nothing": (["data.labels_per_class=1"], "leaves 0 to choose the epoch by"),
+    "too many labels": (["data.labels_per_class=9999"], "more than any class has"),
+    "shots beyond labels": (
+        ["data.labels_per_class=20", "finetune.mode=few_shot"],
+        'class "0" has 20 labeled images',
+    ),
+    "test split that is trained on": (["finetune.test_split=train"], "give another split (test)"),
+    "unknown test split": (["finetune.test_split=tst"], 'no split "tst"'),
+    "pretraining's init": (["model.init=x"], "give weights to begin from by --ckpt"),
+    "pretraining's probe": (["monitor.probe_every_steps=3"], "no effect in fine-tuning"),
+    "pretraining's held-out images": (["monitor.evaluate_images=9"], "no effect in fine-tuning"),
+    "layer decay": (["optim.layer_decay=1.5"], "optim.layer_decay=1.5"),
+    "missing start": (["--ckpt", "nowhere"], "start nowhere does not exist"),
+    "batch larger than the data": (
+        ["data.labels_per_class=2", "train.effective_batch_size=64"],
+        "larger than the data",
+    ),
+    "ranks": (["train.engine=torch", "train.zero_stage=1"], 'zero_stage=1 needs engine="deepspeed"'),
+}
+NETWORK_CASES = {
+    "pool": (["finetune.pool=mean"], 'finetune.pool has no effect with model.name="SimpleCNN"'),
+    "layer decay": (["optim.layer_decay=0.5"], "optim.layer_decay has no effect"),
+    "frozen": (["finetune.mode=knn"], "needs a Vision Transformer"),
+    "drop path": (["model.drop_path_rate=0.1"], "drop_path_rate has no effect"),
+    "unknown architecture": (["model.name=timm:resnet19"], 'did you mean "resnet18"'),
+    "architecture that does not fit": (
+        ["model.name=timm:vit_tiny_patch16_224"],
+        "cannot be built for 1 x (8, 8)",
+    ),
+}
+
+
+def one_line(capsys) -> str:
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_config(call, tmp_path, capsys, name):
+    arguments, expected = CASES[name]
+    assert call(*arguments) == 2
+    assert expected in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", NETWORK_CASES)
+def test_networks(call, tmp_path, capsys, name):
+    arguments, expected = NETWORK_CASES[name]
+    model = ["model.img_size=8", "model.in_chans=1"]
+    assert call(*arguments, config="simple_cnn_cifar", model=model) == 2
+    assert expected in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_has_no_start(call, pretrained, tmp_path, capsys):
+    assert call("model.img_size=8", config="simple_cnn_cifar", ckpt=pretrained) == 2
+    assert 'model.name="SimpleCNN" begins from scratch' in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_is_no_start(call, tmp_path, capsys):
+    model = ["model.img_size=8", "model.in_chans=1"]
+    assert (
+        call("train.steps=1", "train.warmup_steps=0", config="simple_cnn_cifar", model=model, name="cnn") == 0
+    )
+    capsys.readouterr()
+    assert call(ckpt=tmp_path / "cnn") == 2
+    assert "is SimpleCNN: it has no Vision Transformer" in one_line(capsys)
+    (tmp_path / "cnn" / "model.safetensors").unlink()
+    assert call(ckpt=tmp_path / "cnn") == 2
+    assert "is a run of SimpleCNN" in one_line(capsys)
+
+
+def test_data_without_labels_or_test_split(call, digits, tmp_path, capsys):
+    data = tmp_path / "data"
+    shutil.copytree(digits, data, ignore=shutil.ignore_patterns(".index"))
+    described = json.loads((data / "dataset.json").read_text())
+    only = {**described, "splits": {"train": described["splits"]["train"]}}
+    (data / "dataset.json").write_text(json.dumps(only))
+    assert call(f"data.path={data}") == 2
+    assert 'has no split "test" or "val" to measure on (train)' in one_line(capsys)
+
+
+def test_a_frozen_run_does_not_replace_another(call, pretrained, tmp_path, capsys):
+    assert call("finetune.mode=knn", ckpt=pretrained) == 0
+    before = (tmp_path / "run" / "results.json").read_bytes()
+    capsys.readouterr()
+    assert call("finetune.mode=few_shot", ckpt=pretrained) == 2
+    assert "holds another run" in one_line(capsys)
+    assert (tmp_path / "run" / "results.json").read_bytes() == before

@@ -1,0 +1,69 @@
+"""The convolutional baselines: published sizes, output shapes, names of timm's."""
+
+import pytest
+import torch
+
+from mae_vit.baselines import build_network, check_network
+from mae_vit.encoder import SIZES, ViTEncoder
+from mae_vit.objectives.classify import ViTClassifier
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("SimpleCNN", 141_354), ("SmallResNet", 175_258)])
+def test_published_parameter_counts(name, parameters):
+    network = build_network(name, num_classes=10, in_chans=3, img_size=(32, 32))
+    assert sum(p.numel() for p in network.parameters()) == parameters
+    assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    assert build_network(name, num_classes=7, in_chans=1, img_size=(8, 8))(torch.randn(2, 1, 8, 8)).shape == (
+        2,
+        7,
+    )
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_the_published_count_of_the_vision_transformer(pool):
+    size = SIZES["tiny-cifar"]
+    encoder = ViTEncoder(img_size=(32, 32), patch_size=4, **size.__dict__)
+    model = ViTClassifier(encoder, pool=pool, head_init="zero", num_classes=10, mean=[0.5] * 3, std=[0.2] * 3)
+    assert sum(p.numel() for p in model.parameters()) == 1_205_898
+
+
+@pytest.mark.parametrize(("head_init", "low", "high"), [("zero", 0, 0), ("small", 1e-5, 3e-5)])
+def test_heads_begin_as_they_should(head_init, low, high):
+    encoder = ViTEncoder(img_size=(8, 8), patch_size=2, embed_dim=64, depth=1, num_heads=2)
+    model = ViTClassifier(
+        encoder, pool="cls", head_init=head_init, num_classes=50, mean=[0.5] * 3, std=[0.2] * 3
+    )
+    assert low <= model.head.weight.std() <= high
+    assert not model.head.bias.any()
+
+
+def test_pooling_reads_what_it_says():
+    torch.manual_seed(0)
+    encoder = ViTEncoder(img_size=(8, 8), patch_size=4, in_chans=1, embed_dim=16, depth=1, num_heads=2)
+    images = torch.randn(2, 1, 8, 8)
+    normed = encoder.forward_features(images)
+    options = {"head_init": "small", "num_classes": 3, "mean": [0.5], "std": [0.2]}
+    by_cls = ViTClassifier(encoder, pool="cls", **options)
+    torch.testing.assert_close(by_cls.logits(images), by_cls.head(normed[:, 0]))
+    final_norm = encoder.norm
+    by_mean = ViTClassifier(encoder, pool="mean", **options)
+    encoder.norm = final_norm
+    raw = []
+    hook = encoder.norm.register_forward_pre_hook(lambda module, inputs: raw.append(inputs[0]))
+    encoder.forward_features(images)
+    hook.remove()
+    encoder.norm = torch.nn.Identity()
+    expected = by_mean.head(torch.nn.functional.layer_norm(raw[0][:, 1:].mean(dim=1), (16,), eps=1e-6))
+    torch.testing.assert_close(by_mean.logits(images), expected)
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18", "timm:resnetv2_50x1_bit", "timm:vit_tiny_patch16_224"])
+def test_architectures_of_timm(name):
+    with torch.device("meta"):
+        network = build_network(name, num_classes=10, in_chans=3, img_size=(32, 32))
+        assert network(torch.empty(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_an_unknown_architecture_is_named():
+    with pytest.raises(ValueError, match=r'no architecture "resnet19": did you mean "resnet18"'):
+        check_network("timm:resnet19")
