@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +16,9 @@ from finetune.recipes import find_recipe
 from finetune.report import describe_plan, describe_rates, rates_of
 from finetune.results import Measuring, Outputs
 from mae_vit.batch import Batch
+from mae_vit.config import ModelSection
 from mae_vit.config_file import load_config
+from mae_vit.errors import InputError
 from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan, make_plan
 from mae_vit.starts import Start
@@ -24,7 +26,7 @@ from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
 from mae_vit.training.entry import Arguments, parse_arguments, run_to_exit_code
-from mae_vit.training.estimate import estimate
+from mae_vit.training.estimate import Estimate, estimate
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.files import write_json
 from mae_vit.training.probe import OnlineProbe
@@ -93,13 +95,7 @@ def finetune(arguments: Arguments) -> int:
         return score_frozen(arguments, config, data, build, start, folder, ranks, device)
 
     plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
-    costs = estimate(
-        build,
-        image_shape=(config.model.in_chans, *config.model.image_hw),
-        batch_size_per_device=plan.batch_size_per_device,
-        activation_checkpointing=config.train.activation_checkpointing,
-        optimizer_slots=len(optimizer_of(config).slots),
-    )
+    costs = estimate_costs(config, plan, build)
     derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
     identity = run_identity(config, derived=derived)
     if arguments.dry_run:
@@ -140,6 +136,30 @@ def finetune(arguments: Arguments) -> int:
         config.finetune.start or "scratch",
     )
     return run.go(Job(config, plan, data, info, engine, folder, build()), found)
+
+
+def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Classifier]) -> Estimate:
+    """Measures what the run will cost.
+
+    Raises:
+        InputError: if the network does not take such images.
+    """
+    channels, (height, width) = config.model.in_chans, config.model.image_hw
+    try:
+        return estimate(
+            build,
+            image_shape=(channels, height, width),
+            batch_size_per_device=plan.batch_size_per_device,
+            activation_checkpointing=config.train.activation_checkpointing,
+            optimizer_slots=len(optimizer_of(config).slots),
+        )
+    except (RuntimeError, AssertionError) as error:
+        # Our own encoders take what their config allows.
+        if isinstance(config.model, ModelSection):
+            raise
+        raise InputError(
+            f'model.name="{config.model.name}" does not take {channels} x {height} x {width} images: {error}'
+        ) from None
 
 
 def warn_of_normalization(start: Start, data: FinetuneData) -> None:

@@ -41,7 +41,7 @@ NETWORK_CASES = {
     "unknown architecture": (["model.name=timm:resnet19"], 'did you mean "resnet18"'),
     "architecture that does not fit": (
         ["model.name=timm:vit_tiny_patch16_224"],
-        "cannot be built for 1 x (8, 8)",
+        "does not take 1 x 8 x 8 images",
     ),
 }
 

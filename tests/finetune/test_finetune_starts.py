@@ -27,7 +27,8 @@ def run(colored, tmp_path):
     """Fine-tunes on color images of 32 px."""
 
     def call(ckpt, *arguments, name="run", config="finetune_cifar_tiny") -> int:
-        options = [f"data.path={colored}", f"run.dir={tmp_path / name}", *SHORT, *arguments]
+        few = ["data.labels_per_class=16", "finetune.train_images=64", "train.effective_batch_size=64"]
+        options = [f"data.path={colored}", f"run.dir={tmp_path / name}", *SHORT, *few, *arguments]
         return main(["--config", str(ROOT / f"configs/{config}.yaml"), "--ckpt", str(ckpt), *options])
 
     return call
@@ -190,7 +191,7 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     (data / "dataset.json").write_text(json.dumps({**whole, "classes": []}))
     refused("has no labels")
     config.write_text("model: 3\n")
-    refused("no readable config.yaml")
+    refused("is no config of a run")
     config.unlink()
     refused("no readable config.yaml")
     encoder = alone.folder / "encoder.safetensors"
