@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mae_vit import __version__
 from mae_vit.commandline import OneLineParser
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, counted
 
 EXIT_DAMAGED = 1
 EXIT_INPUT = 2
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rest and hasattr(arguments, "paths") and not any(word.startswith("-") for word in rest):
             arguments.paths += rest
         elif rest:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            getattr(arguments, "parser", parser).unrecognized(rest)
         code: int = arguments.run(arguments)
         return code
     except InputError as error:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="mae-vit",
         description="Prepare and check image data for self-supervised pretraining.",
@@ -64,6 +64,7 @@ def _add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "prepare",
         help="images -> webdataset shards",
+        usage="%(prog)s [options] SRC [SRC ...] OUT",
         description="Write images as webdataset shards with dataset.json. Image bytes are stored unchanged. "
         "A later call adds splits.",
     )
@@ -84,7 +85,7 @@ def _add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--shard-samples", type=int, default=10_000, metavar="N", help="most samples in one (10000)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace splits that exist")
-    parser.set_defaults(run=_prepare)
+    parser.set_defaults(run=_prepare, parser=parser)
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
@@ -115,15 +116,15 @@ def _prepare(arguments: argparse.Namespace) -> int:
     dataset = report.dataset
     for split in report.written:
         info = dataset.splits[split]
-        print(f"{split}: {info.samples:,} images in {len(info.shards)} shards")
+        print(f"{split}: {counted(info.samples, 'image')} in {counted(len(info.shards), 'shard')}")
     if report.unreadable:
-        print(f"left out {len(report.unreadable)} unreadable images:")
+        print(f"left out {counted(len(report.unreadable), 'unreadable image')}:")
         for line in report.unreadable[:_NAMED]:
             print(f"  {line}")
         if len(report.unreadable) > _NAMED:
             print(f"  and {len(report.unreadable) - _NAMED} more")
     if report.ignored:
-        print(f"ignored {report.ignored} files that are no images")
+        print(f"ignored {counted(report.ignored, 'other file')}")
     print(f"{out}: {len(dataset.classes)} classes, {time.monotonic() - begun:.1f} s")
     return 0
 
@@ -136,7 +137,7 @@ def _add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     parser.add_argument("path", type=Path, metavar="DIR", help="the data folder")
     parser.add_argument("--decode", action="store_true", help="decode every image too")
-    parser.set_defaults(run=_check)
+    parser.set_defaults(run=_check, parser=parser)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -145,7 +146,9 @@ def _check(arguments: argparse.Namespace) -> int:
     problems = check(arguments.path, decode_all=arguments.decode)
     for problem in problems:
         print(f"damaged: {problem}")
-    print(f"{arguments.path}: {f'{len(problems)} problems' if problems else 'all shards are as described'}")
+    print(
+        f"{arguments.path}: {counted(len(problems), 'problem') if problems else 'all shards are as described'}"
+    )
     return EXIT_DAMAGED if problems else 0
 
 

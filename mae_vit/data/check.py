@@ -64,7 +64,7 @@ def _check_shard(path: Path, shard: Shard, decode_all: bool) -> list[str]:
         if problems or decode_all:
             problems += _undecodable(path)
     except (DamagedTar, OSError) as error:
-        problems.append(f"{shard.file}: {error}")
+        problems.append(f"{shard.file}: {str(error).removeprefix(f'{path}: ')}")
     return problems
 
 
