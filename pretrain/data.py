@@ -149,7 +149,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     section, img_size = config.data, config.model.image_hw
     index = open_index(Path(section.path), section.split)
     augment = section.augment
-    _check_pad(augment.crop, index, img_size)
+    _check_pad(config, index)
     source = open_source(
         index,
         section.source,
@@ -226,14 +226,18 @@ def _auto_workers(source: Source, ranks: Ranks, device: torch.device) -> int:
     )
 
 
-def _check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
-    split = index.split_info
+def _check_pad(config: Config, index: ShardIndex) -> None:
+    split, img_size = index.split_info, config.model.image_hw
     stored = (split.height[0], split.width[0])
-    if crop == "pad" and (stored != img_size or (split.height[1], split.width[1]) != img_size):
+    if config.data.augment.crop == "pad" and (
+        stored != img_size or (split.height[1], split.width[1]) != img_size
+    ):
+        height, width = (
+            str(low) if low == high else f"{low}-{high}" for low, high in (split.height, split.width)
+        )
         raise InputError(
-            f'data.augment.crop="pad" needs images of model.img_size={list(img_size)}, but split '
-            f'"{index.split}" holds {split.height[0]}-{split.height[1]} x {split.width[0]}-{split.width[1]} px: '
-            'use crop="random_resized"'
+            f'data.augment.crop="pad" needs images of model.img_size={config.model.img_size}, but '
+            f'split "{index.split}" holds {height} x {width} px: use data.augment.crop=random_resized'
         )
 
 

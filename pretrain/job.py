@@ -13,6 +13,7 @@ import torch
 
 from mae_vit.config import Config
 from mae_vit.config_file import dump_config, load_config
+from mae_vit.config_keys import describe_keys
 from mae_vit.encoder import SIZES
 from mae_vit.errors import InputError
 from mae_vit.keyed import noise_seed
@@ -39,7 +40,8 @@ from pretrain.report import describe_plan
 
 EXAMPLES = """examples:
   python pretrain/run.py --config configs/mae_digits.yaml
-  deepspeed --num_accelerators 2 pretrain/run.py --config configs/mae_cifar_tiny.yaml data.path=.data/cifar10
+  deepspeed --num_accelerators 2 pretrain/run.py --config configs/mae_cifar_tiny.yaml \\
+      data.path=data/mine data.augment.crop=random_resized
   python pretrain/run.py --config configs/mae_cifar_tiny.yaml --dry-run
 Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command goes on.
 """
@@ -56,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def job() -> int:
         arguments = parse_arguments(
-            argv, description="Pretrain a Vision Transformer without labels.", examples=EXAMPLES
+            argv,
+            description="Pretrain a Vision Transformer without labels.",
+            keys=describe_keys(PretrainConfig),
+            examples=EXAMPLES,
         )
         return pretrain(arguments)
 

@@ -19,13 +19,18 @@ from mae_vit.cli import main
     ("arguments", "expected"),
     [
         ([], "required: COMMAND"),
-        (["prepar"], "choose from"),
+        (["prepar"], 'did you mean "prepare"?'),
+        (["zzz"], "choose from"),
         (["prepare"], "required: SRC... OUT"),
         (["prepare", "digits"], "needs sources and an output folder"),
         (["prepare", "digits", "{out}", "--shard-samples", "0"], "--shard-samples 0: at least 1"),
         (["prepare", "digits", "{out}", "--shard-mib", "many"], "invalid int value: 'many'"),
         (["prepare", "digits", "{out}", "--split", "../x"], '--split "../x": letters, digits and _ only'),
-        (["prepare", "digits", "{out}", "--overwite"], "unrecognized arguments: --overwite"),
+        (["prepare", "digits", "{out}", "--overwite"], 'arguments: --overwite: did you mean "--overwrite"?'),
+        (["prepare", "--shard-mb", "3", "digits", "{out}"], 'did you mean "--shard-mib"?'),
+        # Another command's option is no suggestion.
+        (["check", "--decde", "{out}"], 'did you mean "--decode"?'),
+        (["check", "--shard-mib=3", "{out}"], "--shard-mib=3: known: --decode, --help"),
         (["check"], "required: DIR"),
         (["check", "{out}"], "does not exist"),
     ],
@@ -62,6 +67,14 @@ def test_help_says_what_there_is(capsys, arguments):
         assert word in text
 
 
+def test_usage_of_prepare_is_of_people(capsys):
+    with pytest.raises(SystemExit):
+        main(["prepare", "--help"])
+    text = capsys.readouterr().out
+    assert text.startswith("usage: mae-vit prepare [options] SRC [SRC ...] OUT\n")
+    assert text.count("SRC...") == 1  # the heading of their description
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
@@ -73,7 +86,7 @@ def test_options_may_stand_anywhere_and_the_end_says_what_was_done(tmp_path, cap
     assert main(["prepare", "--shard-samples", "600", "digits", "--overwrite", str(out)]) == 0
     text = capsys.readouterr().out
     assert re.search(r"train: 1,\d\d\d images in 3 shards", text)
-    assert re.search(r"test: \d\d\d images in 1 shards", text)
+    assert re.search(r"test: \d\d\d images in 1 shard\n", text)
     assert re.search(rf"{out}: 10 classes, \d+\.\d s", text)
 
 

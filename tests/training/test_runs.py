@@ -387,6 +387,24 @@ def test_dry_run_sets_shards_against_ranks_and_lanes(
     assert not (tmp_path / "run").exists()
 
 
+def test_the_plan_reads_well(call, capsys):
+    """One of a thing is named in the singular."""
+    options = ("train.steps=1", "train.warmup_steps=0", "monitor.evaluate_every_steps=1")
+    assert (
+        call("--dry-run", *options, "checkpoint.every_steps=1", "data.split=test", "data.source=memory") == 0
+    )
+    output = capsys.readouterr().out
+    assert not re.findall(r"\b1 (?:steps|ranks|shards|workers|micro-batches|images|checkpoints)\b", output)
+    assert "263 images in 1 shard, " in output
+    assert output.count("every step") == 1  # the split that is held out otherwise is trained on
+    assert "128 = 1 rank x 1 micro-batch x 128" in output
+    assert call("--dry-run", "checkpoint.every_steps=1", "monitor.evaluate_every_steps=1") == 0
+    output = capsys.readouterr().out
+    assert "1,534 images in 4 shards" in output
+    assert "263 images, every step\n" in output
+    assert "MiB every step; " in output
+
+
 @pytest.mark.parametrize(
     "change",
     [
