@@ -239,7 +239,7 @@ def _say(report: Report) -> None:
         if len(report.unreadable) > _NAMED:
             print(f"  and {len(report.unreadable) - _NAMED} more")
     if report.ignored:
-        print(f"ignored {counted(report.ignored, 'file')} that are no images")
+        print(f"ignored {counted(report.ignored, 'file')} (no images)")
     for note in report.notes:
         print(note)
     if report.conversions:
