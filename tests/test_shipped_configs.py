@@ -12,6 +12,7 @@ from mae_vit.data.sources import open_source
 from pretrain.job import main
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.xdist_group("configs")  # they share their images
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
