@@ -14,12 +14,13 @@ import torch
 from mae_vit.config import Config
 from mae_vit.config_file import dump_config, load_config
 from mae_vit.config_keys import describe_keys
+from mae_vit.coverage import load_start
 from mae_vit.encoder import SIZES
 from mae_vit.errors import InputError
 from mae_vit.keyed import noise_seed
 from mae_vit.objectives import Objective, ObjectiveConfig
 from mae_vit.plan import Plan, make_plan
-from mae_vit.starts import load_start, read_start
+from mae_vit.starts import read_start
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks, barrier, find_device, find_ranks
 from mae_vit.training.engine import Engine

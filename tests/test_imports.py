@@ -23,6 +23,7 @@ ALLOWED = {
     "mae_vit.encoder": (),
     "mae_vit.weights": ("encoder", "errors"),
     "mae_vit.starts": ("encoder", "errors"),
+    "mae_vit.coverage": ("encoder", "errors", "starts"),
     "mae_vit.objectives": ("batch", "config", "encoder", "masking", "patches", "objectives"),
     "mae_vit.data": ("batch", "keyed", "errors", "data", "__version__"),
     "mae_vit.training": (

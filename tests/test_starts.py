@@ -10,10 +10,11 @@ import timm
 import torch
 from test_parity_transformers import convert, theirs
 
+from mae_vit.coverage import load_start
 from mae_vit.encoder import ViTEncoder
 from mae_vit.errors import InputError
 from mae_vit.objectives.mae import MAEConfig
-from mae_vit.starts import load_start, read_start
+from mae_vit.starts import read_start
 from mae_vit.weights import EncoderInfo, encoder_bytes
 from pretrain.job import main
 
