@@ -400,7 +400,7 @@ def test_the_plan_reads_well(call, capsys):
     assert "128 = 1 rank x 1 micro-batch x 128" in output
     assert call("--dry-run", "checkpoint.every_steps=1", "monitor.evaluate_every_steps=1") == 0
     output = capsys.readouterr().out
-    assert "1,534 images in 4 shards" in output
+    assert "1,497 images in 4 shards" in output
     assert "263 images, every step\n" in output
     assert "MiB every step; " in output
 
