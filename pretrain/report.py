@@ -78,7 +78,7 @@ def describe_order(data: Data, ranks: Ranks) -> str:
     """Says which shards a rank reads."""
     order, shards = data.order, len(data.index.split_info.shards)
     if not isinstance(order, BlockOrder):
-        return f"global: each rank reads all {shards} shards"
+        return f"global: each rank reads {'all ' if shards > 1 else ''}{counted(shards, 'shard')}"
     most = max(
         len(order.shards_of(Share(rank, ranks.world_size), epoch=0)) for rank in range(ranks.world_size)
     )

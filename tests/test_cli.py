@@ -97,8 +97,9 @@ def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
     assert (tmp_path / "out").read_text() == "mine"
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers):
+# While processes start, and when they are at work.
+@pytest.mark.parametrize(("workers", "after_s"), [("0", 0.5), ("2", 0.15), ("2", 0.3), ("2", 0.6)])
+def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
     source, out = tmp_path / "src" / "cat", tmp_path / "out"
     source.mkdir(parents=True)
     stream = io.BytesIO()
@@ -117,7 +118,7 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers):
     deadline = time.monotonic() + 30
     while not (out / ".train.partial").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.5)
+    time.sleep(after_s)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130

@@ -237,10 +237,10 @@ def test_processes_go_when_their_parent_is_killed(many, tmp_path):
         return found
 
     deadline = time.monotonic() + 60
-    # This process, the server, its tracker, two workers.
-    while len(group()) < 5 and process.poll() is None and time.monotonic() < deadline:
+    # The command, the tracker of its semaphores, two workers.
+    while len(group()) < 4 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert len(group()) == 5
+    assert len(group()) == 4
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + 30

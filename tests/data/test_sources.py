@@ -180,7 +180,7 @@ def test_images_without_labels_have_no_cls_and_others_read_them(sources, tmp_pat
         out = tmp_path / name
         assert prepare(*sources[name], out) == 0
         assert read_back(out) == {name[:-4]: {"jpg": data} for name, data in PHOTOS.items()}
-        assert "train: 12 images in 1 shards, no labels" in capsys.readouterr().out
+        assert "train: 12 images in 1 shard, no labels" in capsys.readouterr().out
         assert read_dataset(out).classes == []
     shards = [str(path) for path in (tmp_path / "flat zip").glob("train-*.tar")]
     samples = list(wds.WebDataset(shards, shardshuffle=False))

@@ -395,13 +395,13 @@ def test_the_plan_reads_well(call, capsys):
     )
     output = capsys.readouterr().out
     assert not re.findall(r"\b1 (?:steps|ranks|shards|workers|micro-batches|images|checkpoints)\b", output)
-    assert "263 images in 1 shard, " in output
+    assert "300 images in 1 shard, " in output
     assert output.count("every step") == 1  # the split that is held out otherwise is trained on
     assert "128 = 1 rank x 1 micro-batch x 128" in output
     assert call("--dry-run", "checkpoint.every_steps=1", "monitor.evaluate_every_steps=1") == 0
     output = capsys.readouterr().out
-    assert "1,534 images in 4 shards" in output
-    assert "263 images, every step\n" in output
+    assert "1,497 images in 4 shards" in output
+    assert "300 images, every step\n" in output
     assert "MiB every step; " in output
 
 
