@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -86,17 +87,24 @@ class Run:
         """Opens a terminal that is copied to the log; returns the end that a program sits at."""
         self._terminal, inside = pty.openpty()
 
+        self._hung_up = threading.Event()
+
         def copy() -> None:
             with contextlib.suppress(OSError):
-                while text := os.read(self._terminal, 4096):
-                    self.log.write(text.decode(errors="replace"))
+                while not self._hung_up.is_set():
+                    # A read under way would keep the terminal open.
+                    if select.select([self._terminal], [], [], 0.1)[0]:
+                        self.log.write(os.read(self._terminal, 4096).decode(errors="replace"))
+            os.close(self._terminal)
 
-        threading.Thread(target=copy, daemon=True).start()
+        self._copying = threading.Thread(target=copy, daemon=True)
+        self._copying.start()
         return inside
 
     def hang_up(self) -> None:
         """Closes the terminal, as a lost connection does."""
-        os.close(self._terminal)
+        self._hung_up.set()
+        self._copying.join()
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that has this run's folder in its command line."""
