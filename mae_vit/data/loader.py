@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.forkserver
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,10 +42,25 @@ def start_worker_server() -> None:
             signal.signal(number, handler)
 
 
-def _ignore_stop_signals(worker: int) -> None:
-    """Once more in each worker: torch's worker loop sets SIGTERM back to deadly."""
+def _set_up_worker(worker: int) -> None:
+    """Makes a worker deaf to stop signals, and mortal."""
+    # Once more: torch's worker loop sets SIGTERM back to deadly.
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_die_with_trainer, daemon=True, name="trainer-watch").start()
+
+
+def _die_with_trainer() -> None:
+    """Ends this worker when the trainer is gone, killed outright too.
+
+    torch's own watch compares parent process ids, but a worker's parent is the server
+    that it was forked from, which in turn lives as long as a worker does: both would
+    stay for ever, and hold their memory.
+    """
+    trainer = multiprocessing.parent_process()
+    if trainer is not None:
+        trainer.join()
+        os._exit(1)
 
 
 class _Batches(Dataset[Any]):
@@ -111,7 +128,7 @@ def load_batches(
         batch_sampler=_Positions(order, share, start_step, stop_step),  # type: ignore[arg-type]
         num_workers=workers,
         collate_fn=_unchanged,
-        worker_init_fn=_ignore_stop_signals,
+        worker_init_fn=_set_up_worker,
         pin_memory=pin_memory,
         multiprocessing_context="forkserver" if workers else None,
         # Its own generator: DataLoader draws a seed for its workers, which must
