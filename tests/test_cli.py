@@ -114,6 +114,8 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
         text=True,
         # Ctrl-C reaches every process of a terminal's foreground group.
         start_new_session=True,
+        # Around the tests it may be ignored: they may be a background job.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 30
     while not (out / ".train.partial").exists() and time.monotonic() < deadline:

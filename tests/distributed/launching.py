@@ -56,6 +56,18 @@ def command(launcher: str, ranks: int, arguments: list[str]) -> list[str]:
     }[launcher]
 
 
+def hear_signals() -> None:
+    """In a new process: what is ignored around the tests (nohup, a background job) is not ignored by it."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _sit_down() -> None:
+    """In a new process: its standard input is its terminal."""
+    hear_signals()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Run:
     """A run in its own session; every process of it is found again by its marker."""
 
@@ -78,7 +90,7 @@ class Run:
             stdout=shown,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if terminal else None,
+            preexec_fn=_sit_down if terminal else hear_signals,
         )
         if terminal:
             os.close(shown)
