@@ -5,7 +5,7 @@ Same model, batch, threads and precision; transformers in both of its attention 
 process of its own, as its users run it, and they take turns, so that ratios hold where
 absolute times drift. Prints JSON.
 
-    python benchmarks/step.py [--batch 128] [--rounds 7] [--threads 2] [--out FILE]
+    python benchmarks/step.py [--batch 128] [--rounds 7] [--steps 5] [--threads 2] [--out FILE]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -22,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+# So that a checkout runs without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mae_vit.batch import Batch
 from mae_vit.encoder import SIZES, ViTEncoder
@@ -177,11 +181,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--batch", type=int, default=128, metavar="N", help="images per step (128)")
+    parser.add_argument(
+        "--rounds", type=int, default=7, metavar="N", help="times that each contender's turn comes (7)"
+    )
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps in a turn (5)")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads of each contender (2)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON here too")
     arguments = parser.parse_args()
     report = {
         "benchmark": "step",

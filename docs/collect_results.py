@@ -1,6 +1,6 @@
 """Collects runs into what the README shows: curves, last pictures, and a JSON of numbers.
 
-    PYTHONPATH=. python docs/collect_results.py runs/mae_cifar_tiny runs/masked_patch_cifar_tiny
+    python docs/collect_results.py runs/mae_cifar_tiny runs/masked_patch_cifar_tiny
 
 Writes docs/results/curves.png, docs/results/NAME.png and docs/results/pretraining.json. The final
 numbers are measured again on the whole held-out split, from each run's newest checkpoint.
@@ -11,11 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import matplotlib
+
+# So that a checkout runs without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mae_vit.config_file import load_config
 from mae_vit.plan import make_plan
@@ -115,8 +119,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--override", action="append", default=[], metavar="KEY.PATH=VALUE")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of finished runs")
+    parser.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="KEY.PATH=VALUE",
+        help="change a value of the runs' configs, e.g. data.path=data/cifar10; may be repeated",
+    )
     arguments = parser.parse_args()
     runs = [read(path) for path in arguments.runs]
     OUT.mkdir(exist_ok=True)

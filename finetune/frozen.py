@@ -15,6 +15,7 @@ from finetune.data import FinetuneData
 from finetune.model import describe_encoder
 from finetune.results import Measuring, Outputs, sizes_of
 from mae_vit.config_file import dump_config
+from mae_vit.coverage import load_start
 from mae_vit.data.loader import FixedBatches
 from mae_vit.encoder import set_fused_attention
 from mae_vit.errors import InputError
@@ -22,7 +23,7 @@ from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.objectives.classify import Classifier, ViTClassifier
-from mae_vit.starts import Start, load_start
+from mae_vit.starts import Start
 from mae_vit.training.distributed import Ranks, barrier, sum_over_ranks
 from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import Arguments

@@ -18,6 +18,7 @@ from finetune.results import Measuring, Outputs
 from mae_vit.batch import Batch
 from mae_vit.config import ModelSection
 from mae_vit.config_file import load_config
+from mae_vit.config_keys import describe_keys
 from mae_vit.errors import InputError
 from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan, make_plan
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse_arguments(
             argv,
             description="Fine-tune an encoder, or train a network from scratch, on labeled images.",
+            keys=describe_keys(FinetuneConfig),
             examples=EXAMPLES,
             takes_ckpt=True,
         )

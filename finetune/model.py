@@ -8,10 +8,11 @@ from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
 from mae_vit.baselines import build_network
 from mae_vit.config import ModelSection
+from mae_vit.coverage import Coverage, load_start
 from mae_vit.errors import InputError
 from mae_vit.geometry import resolve_encoder
 from mae_vit.objectives.classify import Classifier, NetworkClassifier, ViTClassifier
-from mae_vit.starts import Coverage, Start, load_start
+from mae_vit.starts import Start
 from mae_vit.training.optimizers import OptimizerOptions
 from mae_vit.training.param_groups import EMBEDDINGS
 from mae_vit.weights import EncoderInfo

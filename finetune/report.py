@@ -8,9 +8,9 @@ import torch
 
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
+from mae_vit.coverage import Coverage
 from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan
-from mae_vit.starts import Coverage
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.estimate import Estimate

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mae_vit import __version__
 from mae_vit.commandline import OneLineParser
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, counted
 from mae_vit.prepare_command import add_prepare
 
 EXIT_DAMAGED = 1
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rest and hasattr(arguments, "paths") and not any(word.startswith("-") for word in rest):
             arguments.paths += rest
         elif rest:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            getattr(arguments, "parser", parser).unrecognized(rest)
         code: int = arguments.run(arguments)
         return code
     except InputError as error:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="mae-vit",
         description="Prepare and check image data for self-supervised pretraining.",
@@ -69,7 +69,7 @@ def _add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     parser.add_argument("path", type=Path, metavar="DIR", help="the data folder")
     parser.add_argument("--decode", action="store_true", help="decode every image too")
-    parser.set_defaults(run=_check)
+    parser.set_defaults(run=_check, parser=parser)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -78,7 +78,9 @@ def _check(arguments: argparse.Namespace) -> int:
     problems = check(arguments.path, decode_all=arguments.decode)
     for problem in problems:
         print(f"damaged: {problem}")
-    print(f"{arguments.path}: {f'{len(problems)} problems' if problems else 'all shards are as described'}")
+    print(
+        f"{arguments.path}: {counted(len(problems), 'problem') if problems else 'all shards are as described'}"
+    )
     return EXIT_DAMAGED if problems else 0
 
 

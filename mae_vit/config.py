@@ -6,10 +6,11 @@ steps) live in `mae_vit.plan`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -30,10 +31,18 @@ def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> 
 class RunSection(Section):
     """What the run is called, where it lives, and its seed."""
 
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str
     dir: str | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
     deterministic: bool = False
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _check_name(cls, name: Any) -> Any:
+        # Empty, it is a slip as well: `run.name=$NAME`.
+        if name is None or (isinstance(name, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)):
+            raise ValueError("letters, digits, . _ - (a letter or digit first); a folder goes in run.dir")
+        return name
 
 
 class ModelSection(Section):

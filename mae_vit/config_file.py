@@ -8,7 +8,7 @@ built. Command-line overrides `key.path=value` go through the same check.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from mae_vit.config import Config
-from mae_vit.errors import InputError, nearest
+from mae_vit.config_errors import Document, explain
+from mae_vit.config_keys import fields_at
+from mae_vit.errors import InputError
 
 # A config is a page of text; a larger one is a wrong file.
 MAX_CONFIG_BYTES = 1 << 20
@@ -29,7 +31,9 @@ _ALTERNATIVES = (
     ("optim.lr", "optim.blr"),
     ("checkpoint.every_steps", "checkpoint.every_epochs"),
     ("monitor.evaluate_every_steps", "monitor.evaluate_every_epochs"),
+    ("monitor.probe_every_steps", "monitor.probe_every_epochs"),
 )
+_MAX_PROBLEMS = 5
 
 
 ConfigType = TypeVar("ConfigType", bound=Config)
@@ -48,11 +52,13 @@ def load_config(
         schema: the config class of the job.
         path: a YAML 1.2 file (so that `1e-3` is a number and `no` a string).
             `run.name` defaults to its stem.
-        overrides: `key.path=value`, the value in YAML.
+        overrides: `key.path=value`, the value in YAML. It takes the place of the file's
+            value, and of other ways of giving the same thing; `null` unsets a key.
         amend: changes what the file says, before the overrides.
 
     Raises:
-        InputError: naming the key, the value and the nearest valid choice.
+        InputError: naming the key, the value and the nearest valid choice, and whether
+            the file or the command line is to be changed.
     """
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
@@ -60,31 +66,49 @@ def load_config(
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read config {path}: {_reason(error)}") from None
+    changed = _assemble(schema, path, text, overrides, amend)
+    config, problems = _check(schema, changed)
+    if config is not None:
+        return config
+    # What is wrong without the overrides too is the file's.
+    of_file = _check(schema, _assemble(schema, path, text, (), amend))[1] if overrides else problems
+    sources: dict[str, list[str]] = {}
+    for problem in problems[:_MAX_PROBLEMS]:
+        sources.setdefault(str(path) if problem in of_file else "command line", []).append(problem)
+    raise InputError("; ".join(f"{source}: {'; '.join(found)}" for source, found in sources.items()))
+
+
+def _assemble(
+    schema: type[BaseModel],
+    path: Path,
+    text: str,
+    overrides: Sequence[str],
+    amend: Callable[[dict[str, Any]], None] | None,
+) -> Document:
+    """Reads the file's text and changes it as the command line says."""
     raw = _parse_yaml(text, str(path))
     if not isinstance(raw, dict):
         raise InputError(f"{path}: a config is a mapping of sections, not {type(raw).__name__}")
     if amend is not None:
         amend(raw)
-    drop_alternatives(raw, {override.partition("=")[0] for override in overrides})
-    for override in overrides:
-        _apply_override(raw, override)
+    parsed = [_parse_override(override) for override in overrides]
+    drop_alternatives(raw, {key for key, value in parsed if value is not None})
+    for override, (key, value) in zip(overrides, parsed, strict=True):
+        _apply_override(schema, raw, override, key.split("."), value)
     run = raw.setdefault("run", {})
     if isinstance(run, dict):
         run.setdefault("name", path.stem)
-    return validate(schema, raw, where=str(path))
+    return Document(raw, path, {key for key, _ in parsed})
 
 
-def validate(schema: type[ConfigType], raw: dict[str, Any], *, where: str) -> ConfigType:
-    """Checks plain data against a schema; all problems become one line."""
+def _check(schema: type[ConfigType], document: Document) -> tuple[ConfigType | None, list[str]]:
+    """Checks plain data against a schema: returns the config, or None and what is wrong."""
     try:
-        return schema.model_validate(raw)
+        return schema.model_validate(document.raw), []
     except ValidationError as error:
-        # Unknown keys first: they are mostly what makes others missing.
-        found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-        problems = _merge(_explain(schema, raw, problem) for problem in found)
-        raise InputError(f"{where}: {'; '.join(problems[:5])}") from None
+        return None, explain(schema, document, error)
     except RecursionError:
-        raise InputError(f"{where}: nested too deeply") from None
+        raise InputError(f"{document.path}: nested too deeply") from None
 
 
 def dump_config(config: Config) -> str:
@@ -124,96 +148,30 @@ def drop_alternatives(raw: dict[str, Any], overridden: set[str]) -> None:
                     raw[section].pop(name, None)
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> None:
+def _parse_override(override: str) -> tuple[str, Any]:
     key, separator, text = override.partition("=")
-    path = key.split(".")
-    if not separator or not all(path):
+    if not separator or not all(key.split(".")):
         raise InputError(f'override "{override}": write key.path=value, e.g. train.epochs=10')
+    return key, _parse_yaml(text, f'override "{override}"')
+
+
+def _apply_override(
+    schema: type[BaseModel], raw: dict[str, Any], override: str, path: Sequence[str], value: Any
+) -> None:
     node: Any = raw
     for depth, name in enumerate(path[:-1]):
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             raise InputError(f'override "{override}": {".".join(path[: depth + 1])} is not a section')
-    node[path[-1]] = _parse_yaml(text, f'override "{override}"')
-
-
-def _merge(problems: Iterable[str]) -> list[str]:
-    """Joins what each branch of a union has to say of one value."""
-    merged: dict[str, list[str]] = {}
-    for problem in problems:
-        key, _, message = problem.partition(": ")
-        merged.setdefault(key, []).append(message)
-    return [
-        ": ".join([key, " or ".join(messages)]) if messages != [""] else key
-        for key, messages in merged.items()
-    ]
-
-
-def _explain(schema: type[BaseModel], raw: dict[str, Any], problem: Any) -> str:
-    """Writes one pydantic problem as: key, what is wrong, nearest right thing."""
-    location = [str(part) for part in problem["loc"]]
-    kind = problem["type"]
-    key = ".".join(_written_location(location, raw))
-    if kind == "extra_forbidden":
-        known = _known_keys(schema, location[:-1])
-        return f'unknown key "{key}": {nearest(location[-1], known)}'
-    if kind == "missing":
-        return f'"{key}" is missing'
-    if kind == "value_error":
-        message = str(problem["ctx"]["error"])
-        return f"{key}: {message}" if key else message
-    if kind == "union_tag_invalid":
-        tag, tags = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].replace("'", "").split(", ")
-        return f'{key}.name="{tag}": {nearest(tag, tags)}'
-    message = problem["msg"][:1].lower() + problem["msg"][1:]
-    value = problem["input"]
-    shown = (
-        repr(value) if len(repr(value)) <= 80 else f"{type(value).__name__} of {len(repr(value))} characters"
-    )
-    choices = problem.get("ctx", {}).get("expected")
-    hint = ""
-    if isinstance(value, str) and isinstance(choices, str):
-        hint = f"; {nearest(value, choices.replace(' or ', ', ').replace(chr(39), '').split(', '))}"
-    return f"{key}={shown}: {message}{hint}"
-
-
-def _written_location(location: Sequence[str], raw: Any) -> list[str]:
-    """Drops the parts of a location that name union branches rather than keys in the file."""
-    written: list[str] = []
-    node = raw
-    for depth, part in enumerate(location):
-        last = depth == len(location) - 1
-        if isinstance(node, dict) and (part in node or last):
-            node = node.get(part)
-            written.append(part)
-        elif isinstance(node, list) and part.isdigit() and int(part) < len(node):
-            node = node[int(part)]
-            written.append(part)
-    return written
-
-
-def _known_keys(schema: type[BaseModel], location: Sequence[str]) -> list[str]:
-    """Lists the valid keys of the section at `location` (union branches count as a level)."""
-    current: list[Any] = [schema]
-    for part in location:
-        found: list[Any] = []
-        for item in current:
-            if isinstance(item, type) and issubclass(item, BaseModel) and part in item.model_fields:
-                found += _models_in(item.model_fields[part].annotation)
-            elif isinstance(item, type) and issubclass(item, BaseModel):
-                name = item.model_fields.get("name")
-                if name is not None and part in getattr(name.annotation, "__args__", ()):
-                    found.append(item)
-        # A tag that no name says: any of the branches.
-        current = found or current
-    keys = {key for item in current for key in item.model_fields}
-    return sorted(keys)
-
-
-def _models_in(annotation: Any) -> list[Any]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
+    fields = fields_at(schema, path)
+    keeps_null = any(type(None) in getattr(field.annotation, "__args__", ()) for field in fields)
+    # A key that cannot be null goes back to its default. Not by an empty value, which is
+    # mostly a slip (`run.name=$NAME`), nor a key that there never was.
+    unset = value is None and not override.endswith("=") and not keeps_null
+    if unset and (fields or path[-1] in node):
+        node.pop(path[-1], None)
+    else:
+        node[path[-1]] = value
 
 
 def _reason(error: BaseException) -> str:

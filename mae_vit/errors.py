@@ -1,4 +1,4 @@
-"""The one exception that means "the user's input is wrong"."""
+"""The one exception that means "the user's input is wrong", and the words that messages share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ class InputError(ValueError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns a hint such as `did you mean "img_size"?`, or the list of known names."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        return f'did you mean "{close[0]}"?'
-    return f"known: {', '.join(known)}" if known else "none are known"
+    listed = f"known: {', '.join(known)}" if known else "none are known"
+    return closest(name, known) or listed
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Returns a hint such as `did you mean "img_size"?`; empty where nothing is close."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f'did you mean "{close[0]}"?' if close else ""
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Returns a number with its noun: `1 shard`, `1,200 shards`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

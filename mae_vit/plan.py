@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mae_vit.config import Config, fitting_lanes, lanes_fit
+from mae_vit.config import Config, TrainSection, fitting_lanes, lanes_fit
 from mae_vit.errors import InputError
 
 
@@ -102,7 +102,7 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         steps=train.warmup_steps, epochs=train.warmup_epochs, samples=train.warmup_samples, **sizes
     )
     if warmup > total:
-        raise InputError(f"warm-up of {warmup} steps is longer than the run of {total} steps")
+        raise InputError(_long_warmup(train, warmup, total))
     decay = round(total * optim.decay_share) if optim.decay_share else 0
     if warmup + decay > total:
         raise InputError(
@@ -148,6 +148,23 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         if probe_size
         else 0,
     )
+
+
+def _long_warmup(train: TrainSection, warmup: int, total: int) -> str:
+    return (
+        f"{_as_given(train, 'warmup_', warmup)} is longer than {_as_given(train, '', total)}: "
+        f"give train.warmup_steps={total // 10}"
+    )
+
+
+def _as_given(train: TrainSection, prefix: str, steps: int) -> str:
+    """Names a duration's key and value, and its steps where it was given another way."""
+    for unit in ("steps", "epochs", "samples"):
+        value = getattr(train, prefix + unit)
+        if value is not None:
+            typed = f"{value:g}" if isinstance(value, float) else str(value)
+            return f"train.{prefix}{unit}={typed}{'' if unit == 'steps' else f' ({steps} steps)'}"
+    raise AssertionError("the schema asks for one")
 
 
 def _peak_rate(lr: float | None, blr: float | None, effective_batch_size: int) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mae_vit.commandline import OneLineParser
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, counted
 
 if TYPE_CHECKING:
     from mae_vit.data.prepare import Report
@@ -26,7 +26,12 @@ _NOT_IN_PLACE = (
 
 def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `prepare`."""
-    parser = commands.add_parser("prepare", help="images -> webdataset shards", description=_DESCRIPTION)
+    parser = commands.add_parser(
+        "prepare",
+        help="images -> webdataset shards",
+        usage="%(prog)s [options] SRC [SRC ...] OUT",
+        description=_DESCRIPTION,
+    )
     parser.add_argument(
         "paths",
         nargs="+",
@@ -52,7 +57,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace splits that exist")
     _add_choice(parser.add_argument_group("which images (of train; val and test stay whole)"))
     _add_form(parser.add_argument_group("in which form"))
-    parser.set_defaults(run=run_prepare)
+    parser.set_defaults(run=run_prepare, parser=parser)
 
 
 def _add_choice(group: argparse._ArgumentGroup) -> None:
@@ -226,15 +231,15 @@ def _say(report: Report) -> None:
         labels = (
             "" if labelled == info.samples else f", {labelled:,} with labels" if labelled else ", no labels"
         )
-        print(f"{split}: {info.samples:,} images in {len(info.shards)} shards{labels}")
+        print(f"{split}: {counted(info.samples, 'image')} in {counted(len(info.shards), 'shard')}{labels}")
     if report.unreadable:
-        print(f"left out {len(report.unreadable)} unreadable images:")
+        print(f"left out {counted(len(report.unreadable), 'unreadable image')}:")
         for line in report.unreadable[:_NAMED]:
             print(f"  {line}")
         if len(report.unreadable) > _NAMED:
             print(f"  and {len(report.unreadable) - _NAMED} more")
     if report.ignored:
-        print(f"ignored {report.ignored} files that are no images")
+        print(f"ignored {counted(report.ignored, 'file')} (no images)")
     for note in report.notes:
         print(note)
     if report.conversions:

@@ -13,11 +13,13 @@ import torch
 from mae_vit.batch import Batch
 from mae_vit.config import Config
 from mae_vit.config_file import load_config
+from mae_vit.config_keys import describe_keys
+from mae_vit.coverage import load_start
 from mae_vit.errors import InputError
 from mae_vit.geometry import resolve_encoder
 from mae_vit.objectives import Objective, ObjectiveConfig
 from mae_vit.plan import Plan, make_plan
-from mae_vit.starts import load_start, read_start
+from mae_vit.starts import read_start
 from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine, optimizer_options
@@ -36,7 +38,8 @@ from pretrain.report import describe_plan
 
 EXAMPLES = """examples:
   python pretrain/run.py --config configs/mae_digits.yaml
-  deepspeed --num_accelerators 2 pretrain/run.py --config configs/mae_cifar_tiny.yaml data.path=.data/cifar10
+  deepspeed --num_accelerators 2 pretrain/run.py --config configs/mae_cifar_tiny.yaml \\
+      data.path=data/mine data.augment.crop=random_resized
   python pretrain/run.py --config configs/mae_cifar_tiny.yaml --dry-run
 Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command goes on.
 """
@@ -53,7 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def job() -> int:
         arguments = parse_arguments(
-            argv, description="Pretrain a Vision Transformer without labels.", examples=EXAMPLES
+            argv,
+            description="Pretrain a Vision Transformer without labels.",
+            keys=describe_keys(PretrainConfig),
+            examples=EXAMPLES,
         )
         return pretrain(arguments)
 

@@ -10,6 +10,7 @@ import torch
 from mae_vit.config import Config
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.order import Share
+from mae_vit.errors import counted
 from mae_vit.plan import Plan
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
@@ -38,12 +39,11 @@ def describe_plan(
         kept += plan.total_steps // (plan.checkpoint_every_steps * config.checkpoint.keep_every)
     disk = kept * costs.checkpoint_bytes + 4 * costs.encoder_parameters
     source = type(data.source).__name__.removesuffix("Source").lower()
-    shards = len(data.index.split_info.shards)
     begin = f"goes on from {start.path} (step {start.step})" if start else "from scratch"
     schedule = config.optim.schedule + (f" over the last {plan.decay_steps:,}" if plan.decay_steps else "")
     held_out = (
         f'split "{data.held_out_index.split}", {min(config.monitor.evaluate_images, len(data.held_out_index)):,} '
-        f"of {len(data.held_out_index):,} images, every {plan.evaluate_every_steps:,} steps"
+        f"of {len(data.held_out_index):,} images, {_every(plan.evaluate_every_steps)}"
         if data.held_out_index
         else 'none: no split "val" or "test"'
     )
@@ -52,21 +52,22 @@ def describe_plan(
         "model": f"{model.name}, {height}x{width} px, patch {model.patch_size}: {tokens} tokens + [CLS]",
         "parameters": f"{costs.encoder_parameters:,} encoder, {costs.parameters:,} with the objective",
         "compute": f"{costs.flops_per_image / 1e9:.3f} GFLOP per image and step (3 x forward)",
-        "data": f'{config.data.path}, split "{config.data.split}": {plan.num_samples:,} images in {shards} shards, '
-        f"source {source}, {data.workers} workers for each of {ranks.world_size} ranks",
+        "data": f'{config.data.path}, split "{config.data.split}": {counted(plan.num_samples, "image")} in '
+        f"{counted(len(data.index.split_info.shards), 'shard')}, source {source}, "
+        f"{counted(data.workers, 'worker')} for each of {counted(ranks.world_size, 'rank')}",
         "order": describe_order(data, ranks),
         "held out": held_out,
-        "batch": f"{plan.effective_batch_size:,} = {ranks.world_size} ranks x {plan.accumulation} micro-batches x "
-        f"{plan.batch_size_per_device}",
-        "length": f"{plan.total_steps:,} steps = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
+        "batch": f"{plan.effective_batch_size:,} = {counted(ranks.world_size, 'rank')} x "
+        f"{counted(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
+        "length": f"{counted(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
         f"{plan.steps_per_epoch:,} ({plan.num_samples % plan.effective_batch_size:,} images of each dropped)",
-        "rate": f"{plan.lr:.3e} peak after {plan.warmup_steps:,} steps of warm-up, {schedule} to "
+        "rate": f"{plan.lr:.3e} peak after {counted(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
         f"{config.optim.min_lr:g}; {config.optim.name}",
         "engine": f"{train.engine}, ZeRO {train.zero_stage}, {train.precision}, {device}",
         "memory": f"{memory:.2f} GiB for each rank, about (states and float32 activations)",
-        "disk": f"{disk / 2**20:,.0f} MiB for {kept} checkpoints of "
+        "disk": f"{disk / 2**20:,.0f} MiB for {counted(kept, 'checkpoint')} of "
         f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
-        f"every {plan.checkpoint_every_steps:,} steps; free: {_free_bytes(folder.path) / 2**30:,.0f} GiB",
+        f"{_every(plan.checkpoint_every_steps)}; free: {_free_bytes(folder.path) / 2**30:,.0f} GiB",
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"warning: {text}" for text in order_warnings(data)]
@@ -77,7 +78,7 @@ def describe_order(data: Data, ranks: Ranks) -> str:
     """Says which shards a rank reads."""
     order, shards = data.order, len(data.index.split_info.shards)
     if not isinstance(order, BlockOrder):
-        return f"global: each rank reads all {shards} shards"
+        return f"global: each rank reads {'all ' if shards > 1 else ''}{counted(shards, 'shard')}"
     most = max(
         len(order.shards_of(Share(rank, ranks.world_size), epoch=0)) for rank in range(ranks.world_size)
     )
@@ -104,6 +105,10 @@ def order_warnings(data: Data) -> list[str]:
         f"ranks read each other's; prepare at least {order.lanes * order.block_shards} (--shard-samples), "
         f"or set {instead}"
     ]
+
+
+def _every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps:,} steps"
 
 
 def _free_bytes(path: Path) -> int:

@@ -14,7 +14,11 @@
 #SBATCH --output=%x-%j.out
 #SBATCH --signal=B:USR1@120
 
-cd "${SLURM_SUBMIT_DIR:?start this with sbatch}" || exit 2
+if [[ -z ${SLURM_SUBMIT_DIR:-} ]]; then
+  echo "error: not inside a Slurm job: start it by sbatch slurm/pretrain.sh CONFIG [key=value ...]" >&2
+  exit 2
+fi
+cd "$SLURM_SUBMIT_DIR" || exit 2
 # Activated, not only called: DeepSpeed looks for its tools on PATH. Before `set -u`, which not
 # every such file survives.
 environment=${MAE_VIT_ENV:-.venv/bin/activate}

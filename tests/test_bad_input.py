@@ -46,7 +46,25 @@ def damaged(digits, tmp_path) -> Path:
 
 
 CONFIG_CASES = {
-    "misspelt key": (["objective.mask_ration=0.5"], 'did you mean "mask_ratio"'),
+    "misspelt key": (
+        ["objective.mask_ration=0.5"],
+        'error: command line: unknown key "objective.mask_ration": did you mean "objective.mask_ratio"?',
+    ),
+    "forgotten section": (
+        ["epochs=3"],
+        'error: command line: unknown key "epochs": did you mean "train.epochs"?',
+    ),
+    "another objective": (
+        ["objective.name=masked_patch"],
+        'norm_pix_loss of mae_digits.yaml belong to objective "mae": use a config of masked_patch (',
+    ),
+    "name of a run in a folder": (["run.name=a/b"], "run.name='a/b': letters, digits, . _ - "),
+    "empty name of a run": (["run.name="], "; a folder goes in run.dir"),
+    "word for true": (["data.augment.flip=yes"], "data.augment.flip='yes': true or false"),
+    "warm-up longer than the run": (
+        ["train.steps=20"],
+        "error: train.warmup_epochs=3 (33 steps) is longer than train.steps=20: give train.warmup_steps=2",
+    ),
     "wrong type": (["train.epochs=ten"], "train.epochs='ten'"),
     "mask ratio 0": (["objective.mask_ratio=0.0"], "objective.mask_ratio=0.0"),
     "mask ratio 1": (["objective.mask_ratio=1.0"], "objective.mask_ratio=1.0"),
@@ -67,10 +85,22 @@ CONFIG_CASES = {
     "resume from nothing": (["--resume", "nowhere"], "--resume nowhere: is no folder"),
     "heads": (["model.num_heads=5"], "model.embed_dim=128 is not divisible by model.num_heads=5"),
     "decoder heads": (["objective.decoder_num_heads=5"], "objective.decoder_embed_dim=96 is not divisible"),
-    "pad of another size": (["data.augment.crop=pad", "model.img_size=16"], 'crop="pad" needs images of'),
+    "pad of another size": (
+        ["data.augment.crop=pad", "model.img_size=16"],
+        'data.augment.crop="pad" needs images of model.img_size=16, but split "train" holds 8 x 8 px: '
+        "use data.augment.crop=random_resized",
+    ),
+    "pad of another shape": (
+        ["data.augment.crop=pad", "model.img_size=[8, 16]"],
+        "model.img_size=[8, 16], but",
+    ),
     "statistics": (["model.in_chans=3", "data.normalize=[[0.5], [0.5]]"], "data.normalize="),
     "memory limit": (["data.source=memory", "data.memory_limit_gib=1e-9"], "over data.memory_limit_gib"),
-    "no config": (["--confg", "x"], "unrecognized arguments: --confg"),
+    "misspelt option": (["--confg", "x"], 'unrecognized arguments: --confg x: did you mean "--config"?'),
+    "misspelt --dry-run": (["--dryrun"], 'unrecognized arguments: --dryrun: did you mean "--dry-run"?'),
+    "misspelt --resume": (["--resum", "never"], 'did you mean "--resume"?'),
+    "misspelt --resume=": (["--resum=never"], 'did you mean "--resume"?'),
+    "option of nothing": (["--xyz"], "--xyz: known: --config, --dry-run, --help, --resume (see --help)"),
 }
 
 
@@ -125,7 +155,17 @@ def test_unusable_shard(damaged, tmp_path, capsys):
     path = damaged / "train-000000.tar"
     path.write_bytes(os.urandom(path.stat().st_size))
     assert call(damaged, tmp_path / "run") == EXIT_INPUT
-    assert "shard train-000000.tar cannot be used" in one_line(capsys)
+    line = one_line(capsys)
+    assert f"error: shard {path} cannot be used: bad header checksum at offset 0" in line
+    assert line.count("train-000000.tar") == 1
+
+
+def test_images_of_several_sizes_are_a_range(damaged, tmp_path, capsys):
+    described = json.loads((damaged / "dataset.json").read_text())
+    described["splits"]["train"]["height"] = [8, 12]
+    (damaged / "dataset.json").write_text(json.dumps(described))
+    assert call(damaged, tmp_path / "run", "data.augment.crop=pad") == EXIT_INPUT
+    assert 'split "train" holds 8-12 x 8 px' in one_line(capsys)
 
 
 def test_damaged_description(damaged, tmp_path, capsys):

@@ -19,13 +19,18 @@ from mae_vit.cli import main
     ("arguments", "expected"),
     [
         ([], "required: COMMAND"),
-        (["prepar"], "choose from"),
+        (["prepar"], 'did you mean "prepare"?'),
+        (["zzz"], "choose from"),
         (["prepare"], "required: SRC... OUT"),
         (["prepare", "digits"], "needs sources and an output folder"),
         (["prepare", "digits", "{out}", "--shard-samples", "0"], "--shard-samples 0: at least 1"),
         (["prepare", "digits", "{out}", "--shard-mib", "many"], "invalid int value: 'many'"),
         (["prepare", "digits", "{out}", "--split", "../x"], '--split "../x": letters, digits and _ only'),
-        (["prepare", "digits", "{out}", "--overwite"], "unrecognized arguments: --overwite"),
+        (["prepare", "digits", "{out}", "--overwite"], 'arguments: --overwite: did you mean "--overwrite"?'),
+        (["prepare", "--shard-mb", "3", "digits", "{out}"], 'did you mean "--shard-mib"?'),
+        # Another command's option is no suggestion.
+        (["check", "--decde", "{out}"], 'did you mean "--decode"?'),
+        (["check", "--shard-mib=3", "{out}"], "--shard-mib=3: known: --decode, --help"),
         (["check"], "required: DIR"),
         (["check", "{out}"], "does not exist"),
     ],
@@ -62,6 +67,14 @@ def test_help_says_what_there_is(capsys, arguments):
         assert word in text
 
 
+def test_usage_of_prepare_is_of_people(capsys):
+    with pytest.raises(SystemExit):
+        main(["prepare", "--help"])
+    text = capsys.readouterr().out
+    assert text.startswith("usage: mae-vit prepare [options] SRC [SRC ...] OUT\n")
+    assert text.count("SRC...") == 1  # the heading of their description
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
@@ -73,7 +86,7 @@ def test_options_may_stand_anywhere_and_the_end_says_what_was_done(tmp_path, cap
     assert main(["prepare", "--shard-samples", "600", "digits", "--overwrite", str(out)]) == 0
     text = capsys.readouterr().out
     assert re.search(r"train: 1,\d\d\d images in 3 shards", text)
-    assert re.search(r"test: \d\d\d images in 1 shards", text)
+    assert re.search(r"test: \d\d\d images in 1 shard\n", text)
     assert re.search(rf"{out}: 10 classes, \d+\.\d s", text)
 
 
@@ -84,8 +97,9 @@ def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
     assert (tmp_path / "out").read_text() == "mine"
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers):
+# While processes start, and when they are at work.
+@pytest.mark.parametrize(("workers", "after_s"), [("0", 0.5), ("2", 0.15), ("2", 0.3), ("2", 0.6)])
+def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
     source, out = tmp_path / "src" / "cat", tmp_path / "out"
     source.mkdir(parents=True)
     stream = io.BytesIO()
@@ -100,11 +114,13 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers):
         text=True,
         # Ctrl-C reaches every process of a terminal's foreground group.
         start_new_session=True,
+        # Around the tests it may be ignored: they may be a background job.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 30
     while not (out / ".train.partial").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.5)
+    time.sleep(after_s)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130

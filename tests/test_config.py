@@ -1,12 +1,16 @@
 """Bad configs: one line that names the key, the value and the nearest valid choice."""
 
+import re
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from finetune.config import FinetuneConfig, StartAmendment
 from mae_vit.config_file import dump_config, load_config
+from mae_vit.config_keys import describe_keys, key_paths
 from mae_vit.errors import InputError
+from mae_vit.objectives import OBJECTIVES
 from mae_vit.plan import make_plan
 from pretrain.job import PretrainConfig
 
@@ -14,12 +18,32 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "mae_digits.yaml"
 
 BAD = {
-    "model.img_sise=8": 'unknown key "model.img_sise": did you mean "img_size"?',
+    "model.img_sise=8": 'command line: unknown key "model.img_sise": did you mean "model.img_size"?',
     "optimizer.lr=1": 'unknown key "optimizer": did you mean "optim"?',
-    "objective.mask_ration=0.5": 'unknown key "objective.mask_ration": did you mean "mask_ratio"?',
-    "data.augment.flipp=true": 'unknown key "data.augment.flipp": did you mean "flip"?',
+    "objective.mask_ration=0.5": 'unknown key "objective.mask_ration": did you mean "objective.mask_ratio"?',
+    "data.augment.flipp=true": 'unknown key "data.augment.flipp": did you mean "data.augment.flip"?',
+    "train.epoch=3": 'command line: unknown key "train.epoch": did you mean "train.epochs"?',
+    "epochs=3": 'command line: unknown key "epochs": did you mean "train.epochs"?',
+    "epoch=3": 'unknown key "epoch": did you mean "train.epochs"?',
+    "lr=1e-3": 'unknown key "lr": did you mean "optim.lr"?',
+    "augment.crop=none": 'unknown key "augment": did you mean "data.augment"?',
+    "train.lr=1e-3": 'unknown key "train.lr": did you mean "optim.lr"?',
+    "name=x": 'did you mean "run.name" or "model.name" or "optim.name" or "objective.name"?',
+    "mask_ratio=0.5": 'unknown key "mask_ratio": did you mean "objective.mask_ratio"?',
+    "corrupt_ratio=0.5": 'did you mean "objective.corrupt_ratio" or "objective.masked_patch.corrupt_ratio"?',
+    "zzz=1": 'unknown key "zzz": known: checkpoint, data, model, ',
+    "train.zzz=1": 'unknown key "train.zzz": known in train: activation_checkpointing, ',
+    "objective.corrupt_ratio=0.5": 'objective.corrupt_ratio belongs to objective "masked_patch"; '
+    'options of "mae": mask_ratio, decoder_embed_dim, ',
+    "objective.mask_unit=4 objective.corrupt_ratio=0.5": "objective.mask_unit, objective.corrupt_ratio belong "
+    'to objective "masked_patch" or "simmim"',
+    "objective.name=null": '"objective.name" is missing: one of joint, mae, ',
+    "objective=mae": "objective='mae': this is a section: give its keys, e.g. objective.name=...",
+    "train.epoks=null": 'unknown key "train.epoks": did you mean "train.epochs"?',
+    "run.name=": "run.name=null: letters, digits, . _ - (a letter or digit first); a folder goes in run.dir",
+    "run.name=a/b": "run.name='a/b': letters, digits, . _ - (a letter or digit first); a folder goes in run.dir",
     "train.effective_batch_size=many": "train.effective_batch_size='many': input should be a valid integer",
-    "data.augment.flip=no": "data.augment.flip='no': input should be a valid boolean",
+    "data.augment.flip=no": "data.augment.flip='no': true or false",
     "objective.mask_ratio=1.0": "objective.mask_ratio=1.0: input should be less than 1",
     "objective.mask_ratio=0": "objective.mask_ratio=0: input should be greater than 0",
     "objective.name=may": 'objective.name="may": did you mean "mae"?',
@@ -73,6 +97,8 @@ def test_bad_override_is_one_readable_line(override):
     assert BAD[override] in message, message
     assert "\n" not in message
     assert "pydantic" not in message
+    assert str(CONFIG) not in message
+    assert message.startswith(("command line: ", "override ")), message
 
 
 @pytest.mark.parametrize(
@@ -110,6 +136,131 @@ def test_an_override_takes_the_place_of_the_files_way():
     assert (config.train.steps, config.train.epochs) == (5, None)
     assert (config.optim.blr, config.optim.lr) == (1e-4, None)
     assert (config.train.warmup_samples, config.train.warmup_epochs) == (7, None)
+
+
+DURATIONS = sorted(
+    path
+    for path in key_paths(PretrainConfig, {})
+    if path.endswith("steps") and path.removesuffix("steps") + "epochs" in set(key_paths(PretrainConfig, {}))
+)
+
+
+@pytest.fixture
+def write_config(tmp_path):
+    """Writes a changed copy of the digits' config: write_config(train={...}) -> path."""
+
+    def write(**sections) -> Path:
+        yaml = YAML(typ="safe", pure=True)
+        yaml.sort_base_mapping_type_on_output = False
+        raw = yaml.load(CONFIG.read_text())
+        for name, values in sections.items():
+            raw[name] = {**raw.get(name, {}), **values}
+        path = tmp_path / "mae_mine.yaml"
+        yaml.dump(raw, path)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("in_steps", DURATIONS)
+def test_any_duration_in_epochs_is_changed_to_steps_by_an_override(write_config, in_steps):
+    section, _, name = in_steps.partition(".")
+    path = write_config(**{section: {name.removesuffix("steps") + "epochs": 2}})
+    config = load_config(PretrainConfig, path, [f"{in_steps}=3"])
+    assert getattr(getattr(config, section), name) == 3
+
+
+def test_there_are_durations():
+    assert "train.warmup_steps" in DURATIONS
+    assert "monitor.probe_every_steps" in DURATIONS
+
+
+def test_null_unsets_a_key(write_config):
+    path = write_config(optim={"clip_grad": 3.0, "weight_decay": 0.3})
+    config = load_config(
+        PretrainConfig,
+        path,
+        ["optim.clip_grad=null", "optim.weight_decay=null", "train.warmup_epochs=null", "run.seed=null"],
+    )
+    assert config.optim.clip_grad is None
+    assert config.optim.weight_decay == 0.05
+    assert config.train.warmup_epochs is None
+    assert config.run.seed == 0
+    assert load_config(PretrainConfig, path, ["run.name=null"]).run.name == "mae_mine"
+    # Unsetting one way of giving a thing leaves the other.
+    assert load_config(PretrainConfig, path, ["optim.blr=null"]).optim.lr == 1e-3
+
+
+def message_of(path: Path, *overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        load_config(PretrainConfig, path, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_problem_is_blamed_on_the_file_or_on_the_command_line(write_config):
+    path = write_config(train={"epoch": 3})
+    of_file = f'{path}: unknown key "train.epoch": did you mean "train.epochs"?'
+    of_command_line = 'command line: unknown key "modle": did you mean "model"?'
+    assert message_of(path) == of_file
+    assert message_of(path, "run.seed=3") == of_file
+    assert message_of(path, "modle.name=S") in (
+        f"{of_file}; {of_command_line}",
+        f"{of_command_line}; {of_file}",
+    )
+    # Right in the file, wrong together.
+    assert message_of(CONFIG, "train.engine=torch", "train.zero_stage=1") == (
+        'command line: train: zero_stage=1 needs engine="deepspeed"'
+    )
+
+
+def test_another_objective_on_the_command_line_says_whose_options_the_file_has(write_config):
+    path = ROOT / "configs" / "mae_cifar_tiny.yaml"
+    named = "mask_ratio, decoder_embed_dim, decoder_depth, decoder_num_heads, norm_pix_loss"
+    assert message_of(path, "objective.name=masked_patch") == (
+        f"command line: objective.name=masked_patch: {named} of mae_cifar_tiny.yaml belong to objective "
+        f'"mae": use a config of masked_patch ({ROOT}/configs/masked_patch_*.yaml) or unset them '
+        "(objective.mask_ratio=null ...)"
+    )
+    # No config of it beside this one.
+    assert message_of(write_config(), "objective.name=simmim").endswith(
+        'norm_pix_loss of mae_mine.yaml belong to objective "mae": unset them '
+        "(objective.decoder_embed_dim=null ...)"
+    )
+    unset = [f"objective.{name}=null" for name in named.split(", ")]
+    config = load_config(PretrainConfig, path, ["objective.name=masked_patch", *unset])
+    assert config.objective.name == "masked_patch"
+
+
+def test_a_part_of_an_objective_names_its_own_keys():
+    unset = [
+        f"objective.{name}=null"
+        for name in ("mask_ratio", "decoder_embed_dim", "decoder_depth", "decoder_num_heads", "norm_pix_loss")
+    ]
+    joint = ["objective.name=joint", *unset]
+    assert (
+        load_config(PretrainConfig, CONFIG, [*joint, "objective.mae.mask_ratio=0.5"]).objective.name
+        == "joint"
+    )
+    assert message_of(CONFIG, *joint, "objective.mae.mask_ration=0.5") == (
+        'command line: unknown key "objective.mae.mask_ration": did you mean "objective.mae.mask_ratio"?'
+    )
+    assert 'did you mean "objective.mae.decoder_depth"?' in message_of(CONFIG, *joint, "decoder_depth=3")
+
+
+def test_help_lists_every_key():
+    text = describe_keys(PretrainConfig)
+    assert max(map(len, text.splitlines())) <= 100
+    words = text.split()
+    for path in key_paths(PretrainConfig, {}):
+        section, _, key = path.partition(".")
+        if section != "objective":
+            assert section in words
+            assert not key or any(word == key or word.startswith(f"{key}.") for word in words), path
+    for tag, section in OBJECTIVES.items():
+        assert f"name={tag}:" in words
+        for name in section.model_fields:
+            assert name == "name" or any(re.fullmatch(rf"{name}(\..*)?", word) for word in words)
 
 
 def test_yaml_1_2_numbers_and_words(tmp_path):
@@ -161,6 +312,11 @@ def test_durations_become_steps():
     assert plan("monitor.evaluate_every_epochs=2").evaluate_every_steps == 22
 
 
+def test_the_warm_up_that_a_message_asks_for_works():
+    assert plan("train.steps=20", "train.warmup_steps=2").warmup_steps == 2
+    assert plan("train.steps=5", "train.warmup_steps=0").warmup_steps == 0
+
+
 def test_base_rate_is_per_256_samples():
     assert plan("optim.blr=1.5e-4", "train.effective_batch_size=512").lr == pytest.approx(3e-4)
 
@@ -210,7 +366,23 @@ def test_the_decay_is_a_share_of_the_run():
             "data.lanes=8 does not fit 6 ranks: one must divide the other (nearest lanes: 6, or use 4 ranks)",
         ),
         (["train.effective_batch_size=2000"], 1, "larger than the data"),
-        (["train.warmup_epochs=31"], 1, "warm-up of 341 steps is longer than the run of 330 steps"),
+        (
+            ["train.warmup_epochs=31"],
+            1,
+            "train.warmup_epochs=31 (341 steps) is longer than train.epochs=30 (330 steps): "
+            "give train.warmup_steps=33",
+        ),
+        (
+            ["train.steps=20"],
+            1,
+            "train.warmup_epochs=3 (33 steps) is longer than train.steps=20: give train.warmup_steps=2",
+        ),
+        (
+            ["train.warmup_samples=1500", "train.samples=1000"],
+            1,
+            "train.warmup_samples=1500 (12 steps) is longer than train.samples=1000 (8 steps): "
+            "give train.warmup_steps=0",
+        ),
         (["train.epochs=0.01", "train.warmup_epochs=0"], 1, "less than one step"),
         (["optim.min_lr=0.5"], 1, "optim.min_lr=0.5 is above the peak rate optim.lr=0.001"),
         (

@@ -8,6 +8,7 @@ from finetune.job import main as finetune
 from pretrain.job import main as pretrain
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.xdist_group("configs")  # they share their images
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 

@@ -31,6 +31,16 @@ def test_no_personal_paths_and_no_site(script):
     assert not {"partition", "account", "mail-user", "constraint", "nodelist", "chdir"} & set(options)
 
 
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_outside_of_slurm_it_is_one_clear_line(script):
+    found = subprocess.run(["bash", str(script), "configs/mae_digits.yaml"], capture_output=True, text=True)
+    assert found.returncode == 2
+    assert found.stderr == (
+        "error: not inside a Slurm job: start it by sbatch slurm/pretrain.sh CONFIG [key=value ...]\n"
+    )
+    assert found.stdout == ""
+
+
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 240) -> None:
     """Waits until `condition()`; fails naming `what`."""
     deadline = time.monotonic() + seconds

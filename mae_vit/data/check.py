@@ -67,7 +67,7 @@ def _check_shard(path: Path, shard: Shard, classes: int, decode_all: bool) -> li
         if problems or decode_all:
             problems += _undecodable(path)
     except (DamagedTar, OSError) as error:
-        problems.append(f"{shard.file}: {error}")
+        problems.append(f"{shard.file}: {str(error).removeprefix(f'{path}: ')}")
     return problems
 
 

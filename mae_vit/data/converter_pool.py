@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import signal
 import threading
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mae_vit.data.convert import Conversion, Converted, convert_chunk
 from mae_vit.errors import InputError
@@ -77,20 +76,14 @@ class ConverterPool:
 
     def _start(self) -> ProcessPoolExecutor:
         if self._executor is None:
-            multiprocessing.set_forkserver_preload([convert_chunk.__module__])
-            # The server and its children inherit this: Ctrl-C is for the process that started them.
-            with _on_ctrl_c(signal.SIG_IGN):
-                multiprocessing.forkserver.ensure_running()
-            caught: list[int] = []
-            # Processes that are half started could not be shut down.
-            with _on_ctrl_c(lambda number, _: caught.append(number)):
-                self._executor = ProcessPoolExecutor(
-                    self._workers, multiprocessing.get_context("forkserver"), initializer=_leave_with_parent
-                )
-                # The first task starts the processes.
-                self._executor.submit(convert_chunk, [], self.options)
-            if caught:
-                raise KeyboardInterrupt
+            # Not forkserver: a Python process has one such server, with what it imported first,
+            # and that of training imports torch. What these need is imported in 0.2 s.
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(self._workers, context, initializer=_leave_with_parent)
+            # The processes inherit this: Ctrl-C is for the one that starts them.
+            with _ctrl_c_ignored():
+                for _ in range(self._workers):  # a task each starts them all
+                    self._executor.submit(convert_chunk, [], self.options)
         return self._executor
 
 
@@ -115,11 +108,11 @@ def _results(
 
 
 @contextmanager
-def _on_ctrl_c(handler: Any) -> Iterator[None]:
+def _ctrl_c_ignored() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may, and only it gets the signal
+        yield  # only the main thread may
         return
-    held = signal.signal(signal.SIGINT, handler)
+    held = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:

@@ -184,7 +184,8 @@ def _build(folder: Path, info: Split, array_path: Path) -> None:
         try:
             rows = index_shard(folder / shard.file, number)
         except (DamagedTar, OSError) as error:
-            raise InputError(f"shard {shard.file} cannot be used: {error}") from None
+            problem = str(error).removeprefix(f"{folder / shard.file}: ")
+            raise InputError(f"shard {folder / shard.file} cannot be used: {problem}") from None
         if len(rows) != shard.samples:
             raise InputError(
                 f"shard {shard.file} holds {len(rows)} samples, dataset.json says {shard.samples}"

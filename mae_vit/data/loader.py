@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.forkserver
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,10 +42,25 @@ def start_worker_server() -> None:
             signal.signal(number, handler)
 
 
-def _ignore_stop_signals(worker: int) -> None:
-    """Once more in each worker: torch's worker loop sets SIGTERM back to deadly."""
+def _set_up_worker(worker: int) -> None:
+    """Makes a worker deaf to stop signals, and mortal."""
+    # Once more: torch's worker loop sets SIGTERM back to deadly.
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_die_with_trainer, daemon=True, name="trainer-watch").start()
+
+
+def _die_with_trainer() -> None:
+    """Ends this worker when the trainer is gone, killed outright too.
+
+    torch's own watch compares parent process ids, but a worker's parent is the server
+    that it was forked from, which in turn lives as long as a worker does: both would
+    stay for ever, and hold their memory.
+    """
+    trainer = multiprocessing.parent_process()
+    if trainer is not None:
+        trainer.join()
+        os._exit(1)
 
 
 class _Batches(Dataset[Any]):
@@ -106,12 +123,18 @@ def load_batches(
         workers: data processes; 0 decodes in this one.
         pin_memory: put batches in page-locked memory, for copies that do not block.
     """
+    positions = _Positions(order, share, start_step, stop_step)
+    yield from _load(source, order.seed, positions, workers=workers, pin_memory=pin_memory)
+
+
+def _load(source: Source, seed: int, positions: Any, *, workers: int, pin_memory: bool) -> Iterator[Batch]:
+    """Yields the batch of each (epoch, sample indices)."""
     loader = DataLoader(
-        _Batches(source, order.seed),
-        batch_sampler=_Positions(order, share, start_step, stop_step),  # type: ignore[arg-type]
+        _Batches(source, seed),
+        batch_sampler=positions,
         num_workers=workers,
         collate_fn=_unchanged,
-        worker_init_fn=_ignore_stop_signals,
+        worker_init_fn=_set_up_worker,
         pin_memory=pin_memory,
         multiprocessing_context="forkserver" if workers else None,
         # Its own generator: DataLoader draws a seed for its workers, which must
@@ -119,7 +142,7 @@ def load_batches(
         generator=torch.Generator(),
     )
     for images, labels, index, epoch in loader:
-        yield Batch(images, labels, SampleKeys(order.seed, epoch, index))
+        yield Batch(images, labels, SampleKeys(seed, epoch, index))
 
 
 class FixedBatches:
@@ -152,18 +175,8 @@ class FixedBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         """Goes through all batches."""
-        loader = DataLoader(
-            _Batches(self._source, self._seed),
-            batch_sampler=[(0, chunk) for chunk in self._chunks],  # type: ignore[misc]
-            num_workers=self._workers,
-            collate_fn=_unchanged,
-            worker_init_fn=_ignore_stop_signals,
-            pin_memory=self._pin_memory,
-            multiprocessing_context="forkserver" if self._workers else None,
-            generator=torch.Generator(),
-        )
-        for images, labels, index, epoch in loader:
-            yield Batch(images, labels, SampleKeys(self._seed, epoch, index))
+        positions = [(0, chunk) for chunk in self._chunks]
+        return _load(self._source, self._seed, positions, workers=self._workers, pin_memory=self._pin_memory)
 
 
 def fixed_batches(source: Source, samples: np.ndarray, *, seed: int, batch_size: int) -> Iterator[Batch]:

@@ -77,10 +77,13 @@ def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
     split = index.split_info
     stored = (split.height[0], split.width[0])
     if crop == "pad" and (stored != img_size or (split.height[1], split.width[1]) != img_size):
+        height, width = (
+            str(low) if low == high else f"{low}-{high}" for low, high in (split.height, split.width)
+        )
+        size = img_size[0] if img_size[0] == img_size[1] else list(img_size)
         raise InputError(
-            f'data.augment.crop="pad" needs images of model.img_size={list(img_size)}, but split '
-            f'"{index.split}" holds {split.height[0]}-{split.height[1]} x {split.width[0]}-{split.width[1]} px: '
-            'use crop="random_resized"'
+            f'data.augment.crop="pad" needs images of model.img_size={size}, but '
+            f'split "{index.split}" holds {height} x {width} px: use data.augment.crop=random_resized'
         )
 
 

@@ -42,7 +42,11 @@ def publish(
 ) -> Dataset:
     """Moves a split's shards into place, then says so in `dataset.json`."""
     old = dataset.splits.get(split) if dataset else None
-    splits = dict(dataset.splits) if dataset else {}
+    # Splits that had no classes to count, before this one brought some.
+    splits = {
+        name: info if info.class_counts else info.model_copy(update={"class_counts": [0] * len(classes)})
+        for name, info in (dataset.splits.items() if dataset else ())
+    }
     if old is not None and dataset is not None:
         # Until the new shards are described, the folder must not claim the old ones.
         del splits[split]

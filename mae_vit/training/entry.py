@@ -44,14 +44,15 @@ class Arguments:
 
 
 def parse_arguments(
-    argv: Sequence[str] | None, *, description: str, examples: str, takes_ckpt: bool = False
+    argv: Sequence[str] | None, *, description: str, keys: str, examples: str, takes_ckpt: bool = False
 ) -> Arguments:
     """Parses the command line of a training job.
 
     Args:
         argv: the words; None for this process's.
-        description: of the job, for --help.
-        examples: for --help.
+        description: of the job, a sentence.
+        keys: the config's sections and keys, as `--help` is to list them.
+        examples: of command lines, for the end of `--help`.
         takes_ckpt: whether there is --ckpt, with which --config may be left out.
 
     Raises:
@@ -59,7 +60,7 @@ def parse_arguments(
     """
     parser = OneLineParser(
         description=description,
-        epilog=examples,
+        epilog=f"sections and their keys (train.epochs=10):\n{keys}\n\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -81,7 +82,8 @@ def parse_arguments(
         "overrides",
         nargs="*",
         metavar="KEY.PATH=VALUE",
-        help="change one value, e.g. train.epochs=10 run.name=try",
+        help="change one value, in place of the file's: train.epochs=10 run.name=try; null unsets a key "
+        "(monitor.evaluate_images=null is its default again)",
     )
     parser.add_argument(
         "--resume",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Mapping
@@ -74,9 +75,27 @@ def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
             if key not in _FREE_KEYS
         }
 
-    values = flat(config.model_dump(mode="json"))
-    given = flat(config.model_dump(mode="json", exclude_defaults=True))
-    return Identity({**values, **derived}, frozenset({*values, *derived} - {*given}))
+    dumped = config.model_dump(mode="json")
+    values = flat(dumped)
+    new = {key for key in values if _at_default(config, dumped, key)}
+    return Identity({**values, **derived}, frozenset({*new, *derived}))
+
+
+def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
+    """Whether a config without this key is the same config.
+
+    Asked of the schema: some defaults depend on other options (betas on the optimizer).
+    """
+    without = copy.deepcopy(dumped)
+    *path, name = key.split(".")
+    section = without
+    for part in path:
+        section = section[part]
+    del section[name]
+    try:
+        return type(config).model_validate(without) == config
+    except ValueError:
+        return False  # it has to be given, or another one then
 
 
 def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:

@@ -64,6 +64,26 @@ def test_a_class_without_a_name_is_found(copy, capsys):
     assert "a sample of class 9, dataset.json names 9 classes" in capsys.readouterr().out
 
 
+def test_the_count_and_the_names_read_well(copy, capsys):
+    path = copy / "train-000002.tar"
+    data = bytearray(path.read_bytes())
+    data[600] ^= 1  # in an image, not in a header
+    path.write_bytes(data)
+    assert main(["check", str(copy)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "damaged: train-000002.tar: checksum differs: its bytes were changed",
+        f"{copy}: 1 problem",
+    ]
+    path.write_bytes(b"x" * 512 + bytes(data[512:]))
+    assert main(["check", str(copy)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == [
+        "damaged: train-000002.tar: bad header checksum at offset 0",
+        f"{copy}: 2 problems",
+    ]
+
+
 def test_no_data_folder(tmp_path, capsys):
     assert main(["check", str(tmp_path / "nothing")]) == 2
     assert "does not exist" in capsys.readouterr().err

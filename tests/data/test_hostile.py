@@ -159,7 +159,7 @@ def test_images_of_too_many_pixels_are_left_out_unread(tmp_path, capsys):
     }
     source = write_files(tmp_path / "src", files)
     assert prepare(source, tmp_path / "a") == 0
-    assert "left out 1 unreadable images:\n  cat/bomb.png: " in capsys.readouterr().out
+    assert "left out 1 unreadable image:\n  cat/bomb.png: " in capsys.readouterr().out
     assert prepare(source, tmp_path / "b", "--max-pixels", 90 * 90 - 1) == 0
     assert "dog/large.png: 90x90 pixels are over the bound of 8099" in capsys.readouterr().out
 

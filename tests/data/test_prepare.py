@@ -86,7 +86,7 @@ def test_webdataset_reads_the_same_bytes_and_classes(tree, tmp_path, capsys):
         assert sorted(found.values()) == expected
         assert len(dataset.splits[split].shards) == -(-len(expected) // 5)
     assert "dog.wild/000_v1" in read_back(out, "train")
-    assert "ignored 1 files" in capsys.readouterr().out
+    assert "ignored 1 file (no images)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("suffix", "mode"), [(".tar", "w"), (".tar.gz", "w:gz"), (".tgz", "w:gz")])
@@ -249,7 +249,7 @@ def test_hidden_files_and_folders_are_ignored_and_counted(tree, tmp_path, capsys
     (source / ".thumbnails" / "cat").mkdir(parents=True)
     (source / ".thumbnails" / "cat" / "1.jpg").write_bytes(jpeg(0))
     assert main(["prepare", str(source), str(tmp_path / "out")]) == 0
-    assert "ignored 2 files" in capsys.readouterr().out
+    assert "ignored 2 files (no images)" in capsys.readouterr().out
     assert read_dataset(tmp_path / "out").classes == ["cat", "dog.wild", "eel"]
 
 

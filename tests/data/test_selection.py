@@ -47,7 +47,10 @@ def test_shares_are_nested_balanced_and_blind_to_the_order_of_listing():
 
 
 def test_a_draw_is_not_the_first_files():
-    assert taken(Selection(fraction=Fraction(1, 10)), entries(300, 1)) != {f"c0/{n}" for n in range(30)}
+    listed = entries(300, 1)
+    drawn = taken(Selection(fraction=Fraction(1, 10)), listed)
+    assert drawn != {entry.key for entry in listed[:30]}
+    assert drawn != set(sorted(entry.key for entry in listed)[:30])
 
 
 def test_a_limit_is_of_each_class_and_nested_in_the_same_order():

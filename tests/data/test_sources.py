@@ -180,7 +180,7 @@ def test_images_without_labels_have_no_cls_and_others_read_them(sources, tmp_pat
         out = tmp_path / name
         assert prepare(*sources[name], out) == 0
         assert read_back(out) == {name[:-4]: {"jpg": data} for name, data in PHOTOS.items()}
-        assert "train: 12 images in 1 shards, no labels" in capsys.readouterr().out
+        assert "train: 12 images in 1 shard, no labels" in capsys.readouterr().out
         assert read_dataset(out).classes == []
     shards = [str(path) for path in (tmp_path / "flat zip").glob("train-*.tar")]
     samples = list(wds.WebDataset(shards, shardshuffle=False))
@@ -205,10 +205,12 @@ def test_a_split_without_labels_joins_one_with(sources, tmp_path):
     assert main(["check", str(out)]) == 0
     assert (open_index(out, "unlabelled").labels == -1).all()
     # And the other way round: classes come with the first split that has them.
-    assert prepare(*sources["flat folder"], tmp_path / "b") == 0
-    assert prepare(*sources["zip"], tmp_path / "b", "--overwrite") == 0
-    assert prepare(*sources["flat folder"], tmp_path / "b", "--split", "test") == 0
-    assert len(read_dataset(tmp_path / "b").classes) == 3
+    assert prepare(*sources["flat folder"], tmp_path / "b", "--split", "unlabelled") == 0
+    assert prepare(*sources["class folders"], tmp_path / "b") == 0
+    both = read_dataset(tmp_path / "b")
+    assert (len(both.classes), both.splits["train"].class_counts) == (3, [4, 4, 4])
+    assert both.splits["unlabelled"].class_counts == [0, 0, 0]
+    assert main(["check", str(tmp_path / "b")]) == 0
 
 
 def test_an_archive_of_a_zip_gives_the_same_shards_as_its_folder(sources, tmp_path):

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -55,6 +56,18 @@ def command(launcher: str, ranks: int, arguments: list[str], script: str = "pret
     }[launcher]
 
 
+def hear_signals() -> None:
+    """In a new process: what is ignored around the tests (nohup, a background job) is not ignored by it."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _sit_down() -> None:
+    """In a new process: its standard input is its terminal."""
+    hear_signals()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Run:
     """A run in its own session; every process of it is found again by its marker."""
 
@@ -84,7 +97,7 @@ class Run:
             stdout=shown,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if terminal else None,
+            preexec_fn=_sit_down if terminal else hear_signals,
         )
         if terminal:
             os.close(shown)
@@ -93,17 +106,24 @@ class Run:
         """Opens a terminal that is copied to the log; returns the end that a program sits at."""
         self._terminal, inside = pty.openpty()
 
+        self._hung_up = threading.Event()
+
         def copy() -> None:
             with contextlib.suppress(OSError):
-                while text := os.read(self._terminal, 4096):
-                    self.log.write(text.decode(errors="replace"))
+                while not self._hung_up.is_set():
+                    # A read under way would keep the terminal open.
+                    if select.select([self._terminal], [], [], 0.1)[0]:
+                        self.log.write(os.read(self._terminal, 4096).decode(errors="replace"))
+            os.close(self._terminal)
 
-        threading.Thread(target=copy, daemon=True).start()
+        self._copying = threading.Thread(target=copy, daemon=True)
+        self._copying.start()
         return inside
 
     def hang_up(self) -> None:
         """Closes the terminal, as a lost connection does."""
-        os.close(self._terminal)
+        self._hung_up.set()
+        self._copying.join()
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that has this run's folder in its command line."""

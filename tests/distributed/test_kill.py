@@ -3,6 +3,7 @@
 import random
 import time
 
+import psutil
 import pytest
 from launching import Run, steps_told
 
@@ -86,3 +87,31 @@ def test_killed_in_mid_epoch_of_blocks_ends_bit_identical(many_shards, tmp_path)
 def test_killed_ten_times_ends_bit_identical(digits, many_shards, tmp_path, ranks, source, order):
     data = many_shards if order == "blocks" else digits
     kill_and_restart(data, tmp_path, ranks, source, kills=10, order=order)
+
+
+@pytest.mark.distributed
+def test_a_killed_trainer_leaves_no_data_workers(digits, tmp_path):
+    """Workers and the server they are forked from would hold their memory for ever."""
+    run = Run(
+        tmp_path / "run",
+        "python",
+        1,
+        [
+            *("--config", "configs/mae_digits.yaml", f"data.path={digits}", "model.embed_dim=32"),
+            *(
+                "model.depth=1",
+                "train.epochs=3000",
+                "train.engine=torch",
+                "data.source=tar",
+                "data.workers=2",
+            ),
+            *("monitor.log_every_steps=5", "monitor.tensorboard=false"),
+        ],
+    )
+    try:
+        run.wait_for_step(10)
+        family = run.ranks()[0].children(recursive=True)
+        assert len(family) >= 3
+    finally:
+        run.kill()
+    assert psutil.wait_procs(family, timeout=20)[1] == []

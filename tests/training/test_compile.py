@@ -11,6 +11,7 @@ from mae_vit.keyed import SampleKeys
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.engine import StepOptions, TorchEngine
+from mae_vit.training.optimizers import OptimizerOptions
 
 OPTIONS = {
     "mae": {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2},
@@ -24,7 +25,8 @@ def losses(name: str, *, compile: bool) -> list[float]:
     encoder = ViTEncoder(img_size=(8, 8), patch_size=4, embed_dim=16, depth=1, num_heads=2)
     section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS[name]})
     objective = section.build(encoder, mean=[0.5] * 3, std=[0.25] * 3)
-    options = StepOptions((0.9, 0.95), 1e-8, 0.05, None, "fp32", 4, 1, compile=compile)
+    adamw = OptimizerOptions("adamw", 0.05, {"betas": (0.9, 0.95), "eps": 1e-8})
+    options = StepOptions(adamw, None, "fp32", 4, 1, compile=compile)
     engine = TorchEngine(objective, options, Ranks(), torch.device("cpu"))
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     found = []

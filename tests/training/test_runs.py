@@ -387,6 +387,24 @@ def test_dry_run_sets_shards_against_ranks_and_lanes(
     assert not (tmp_path / "run").exists()
 
 
+def test_the_plan_reads_well(call, capsys):
+    """One of a thing is named in the singular."""
+    options = ("train.steps=1", "train.warmup_steps=0", "monitor.evaluate_every_steps=1")
+    assert (
+        call("--dry-run", *options, "checkpoint.every_steps=1", "data.split=test", "data.source=memory") == 0
+    )
+    output = capsys.readouterr().out
+    assert not re.findall(r"\b1 (?:steps|ranks|shards|workers|micro-batches|images|checkpoints)\b", output)
+    assert "300 images in 1 shard, " in output
+    assert output.count("every step") == 1  # the split that is held out otherwise is trained on
+    assert "128 = 1 rank x 1 micro-batch x 128" in output
+    assert call("--dry-run", "checkpoint.every_steps=1", "monitor.evaluate_every_steps=1") == 0
+    output = capsys.readouterr().out
+    assert "1,497 images in 4 shards" in output
+    assert "300 images, every step\n" in output
+    assert "MiB every step; " in output
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -428,7 +446,7 @@ def test_every_training_option_changes_the_encoder(call, tmp_path, change):
         assert call(*base, name="base") == 0
         SEEN.append((tmp_path / "base" / "encoder.safetensors").read_bytes())
     # An option of an option is to change what it belongs to.
-    assert call(*base, *re.split(r" (?=\w+\.)", change), name="changed") == 0
+    assert call(*base, *re.split(r" (?=[a-z]+\.)", change), name="changed") == 0
     changed = (tmp_path / "changed" / "encoder.safetensors").read_bytes()
     assert changed not in SEEN
     SEEN.append(changed)

@@ -1,0 +1,149 @@
+"""The keys that a config's schema knows: where each stands, and the nearest to one it does not know.
+
+A section may be one of several, told apart by its `name` (an objective): its branches.
+"""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel, Tag
+from pydantic.fields import FieldInfo
+
+# difflib's ratio: from it on, a key of the same section, or of another, is taken for the one meant.
+_CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.5, 0.7
+_MAX_MEANT = 4
+
+
+def branches(field: FieldInfo | None) -> dict[str, type[BaseModel]]:
+    """Lists the models of a field by their `name`; empty where there are not several."""
+    models = _models_in(field.annotation) if field else []
+    names = [_names_of(model) for model in models]
+    if len(models) < 2 or not all(names):
+        return {}
+    return {several[0]: model for several, model in zip(names, models, strict=True)}
+
+
+def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    """Drops the parts of pydantic's location that name branches and types rather than keys in the file."""
+    path: list[str] = []
+    models: list[type[BaseModel]] = [schema]
+    tags: dict[str, type[BaseModel]] = {}
+    for part in location:
+        if part in tags:
+            models, tags = [tags[str(part)]], {}
+        elif models:
+            path.append(str(part))
+            field = models[0].model_fields.get(str(part))
+            models = _models_in(field.annotation) if field else []
+            tags = branches(field) or _tagged(field)
+        elif isinstance(part, int):  # a place in a list
+            path.append(str(part))
+    return path
+
+
+def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[str]:
+    """Yields all keys, sections too, as `section.key`; of branches only the one that `raw` chooses."""
+    for name, field in schema.model_fields.items():
+        yield prefix + name
+        inner = raw.get(name) if isinstance(raw, dict) else None
+        for model in _chosen(field, inner):
+            yield from key_paths(model, inner, f"{prefix}{name}.")
+
+
+def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
+    """Finds what stands at a path, in any branch; empty for an unknown key."""
+    models, found = [schema], []
+    for part in path:
+        found = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = [model for field in found for model in _models_in(field.annotation)]
+    return found
+
+
+def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
+    """Names the key that an unknown one stands for, by its whole path: of its section, or of any other."""
+    section, _, leaf = key.rpartition(".")
+    paths = list(dict.fromkeys(key_paths(schema, raw)))
+    beside = [path for path in paths if path.rpartition(".")[0] == section]
+
+    def score(path: str) -> float:
+        ratio = difflib.SequenceMatcher(None, leaf, path.rpartition(".")[2]).ratio()
+        near = path in beside
+        # Beside counts more, but less than the very name elsewhere.
+        return ratio + 0.15 * near if ratio >= (_CLOSE_BESIDE if near else _CLOSE_ELSEWHERE) else 0.0
+
+    scores = {path: score(path) for path in paths}
+    best = max(scores.values(), default=0.0)
+    meant = [path for path in paths if best and scores[path] == best] or [
+        # Of a branch that is not chosen, which is said once the key stands in its section.
+        path
+        for path in dict.fromkeys(key_paths(schema, {}))
+        if path.rpartition(".")[2] == leaf
+    ]
+    if meant:
+        return "did you mean " + " or ".join(f'"{path}"' for path in meant[:_MAX_MEANT]) + "?"
+    known = sorted(path.rpartition(".")[2] for path in beside)
+    return f"known{f' in {section}' if section else ''}: {', '.join(known)}"
+
+
+def describe_keys(schema: type[BaseModel], width: int = 100) -> str:
+    """Lists all sections and their keys, a line or a few for each: the key part of `--help`."""
+    lines: list[str] = []
+    for name, field in schema.model_fields.items():
+        heads = branches(field) or dict.fromkeys([""], _models_in(field.annotation)[0])
+        for tag, model in heads.items():
+            keys = [key for key in _leaves(model) if not (tag and key == "name")]
+            text = f"name={tag}: {' '.join(keys)}" if tag else " ".join(keys)
+            begin = f"  {name if tag == next(iter(heads)) else '':<13}"
+            lines += textwrap.wrap(
+                text,
+                width,
+                initial_indent=begin,
+                subsequent_indent=" " * (17 if tag else 15),
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
+
+
+def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        inner = _models_in(field.annotation)
+        if not inner:
+            yield prefix + name
+        for one in inner:
+            # A part of several in one is named by its key.
+            yield from (key for key in _leaves(one, f"{prefix}{name}.") if key != f"{prefix}{name}.name")
+
+
+def _chosen(field: FieldInfo, raw: Any) -> list[type[BaseModel]]:
+    models = _models_in(field.annotation)
+    choice = raw.get("name") if isinstance(raw, dict) else None
+    if not isinstance(choice, str) or len(models) < 2:
+        return models
+    open_ones = [model for model in models if not _names_of(model)]
+    return [model for model in models if choice in _names_of(model)] or open_ones or models
+
+
+def _names_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """What a model's `name` may be; empty where it is any text."""
+    field = model.model_fields.get("name")
+    return getattr(field.annotation, "__args__", ()) if field else ()
+
+
+def _tagged(field: FieldInfo | None) -> dict[str, type[BaseModel]]:
+    """Lists the models of a union that is told apart by a function, by the tags it gives."""
+    return {
+        mark.tag: _models_in(part)[0]
+        for part in (getattr(field.annotation, "__args__", ()) if field else ())
+        for mark in getattr(part, "__metadata__", ())
+        if isinstance(mark, Tag)
+    }
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
