@@ -105,7 +105,8 @@ class FinetuneSection(Section):
         label_smoothing: of the training loss.
         holdout: share of the labeled images that is not trained on and chooses the epoch; 0
             trains on all and takes the last weights.
-        test_split: read once, at the end; "test" if there is one, else "val".
+        test: measure on the test split, once, at the end; false to choose settings by held-out images.
+        test_split: "test" if there is one, else "val".
         train_images: most training images that `train_top1` is measured on.
         shots: images of each class, of the mode "few_shot".
         draws: how often they are drawn.
@@ -118,6 +119,7 @@ class FinetuneSection(Section):
     head_init: HeadInit = "zero"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     holdout: float = Field(default=0.1, ge=0, le=0.5)
+    test: bool = True
     test_split: str | None = None
     train_images: int = Field(default=10_000, gt=0)
     # ViT Sec. 4.1 has five and ten.
@@ -129,6 +131,10 @@ class FinetuneSection(Section):
     def _check(self) -> FinetuneSection:
         if min(self.shots) < 1:
             raise ValueError(f"shots={self.shots}: at least 1 each")
+        if not self.test and (self.mode != "finetune" or not self.holdout):
+            raise ValueError(
+                'test=false leaves nothing to measure: it needs mode="finetune" and holdout above 0'
+            )
         return self
 
 
@@ -192,7 +198,9 @@ class StartAmendment:
 
     def __init__(self, ckpt: str | None, stem: str, overrides: Sequence[str] = ()) -> None:
         """Remembers --ckpt, and what names the run: the config, and a mode among the overrides."""
-        modes = [text.partition("=")[2] for text in overrides if text.startswith("finetune.mode=")]
+        modes = [
+            text.partition("=")[2].strip("\"' ") for text in overrides if text.startswith("finetune.mode=")
+        ]
         self._ckpt, self._name = ckpt, "-".join([stem, *modes[-1:]])
         self.start: Start | None = None
 

@@ -132,7 +132,7 @@ def finetune(arguments: Arguments) -> int:
         engine,
         folder,
         identity,
-        costs.flops_per_image,
+        costs,
         noisy,
         selects,
         config.finetune.start or "scratch",
@@ -229,10 +229,17 @@ class Job:
     def results(self) -> list[str]:
         """Names the outcome and the files."""
         told, path = self._summary, self.folder.path
+        model = f"  model     {path / 'model.safetensors'}"
+        if not self.config.finetune.test:
+            return [
+                f"  held-out  {told['val_top1']:.2%} of {told['val_size']:,} images at step {told['best_step']}; "
+                "the test split was not read (finetune.test=false)",
+                model,
+            ]
         return [
             f"  test      {told['test_top1']:.2%} of {told['test_size']:,} images, by the weights of step "
             f"{told['best_step']}",
             f"  reading   {told['reading']}",
-            f"  model     {path / 'model.safetensors'}",
+            model,
             f"  details   {path / 'results.json'}, {path / 'predictions.csv'}",
         ]

@@ -106,17 +106,23 @@ class Outputs:
         train = self.measuring.predict(
             model, data.fixed(data.plain, known, ranks, size), np.asarray(data.index.labels)[known]
         )
-        test = self.measuring.predict(
-            model,
-            data.fixed(data.open_test(), data.test, ranks, size),
-            np.asarray(data.test_index.labels)[data.test],
-        )
         held_out = best.score if len(data.held_out) else None
         summary = {
             **sizes_of(self.config, data),
             "best_step": best.step,
             "train_top1": train.top1,
             "val_top1": held_out,
+        }
+        if ranks.rank == 0:
+            write_atomically(self.folder.path / "model.safetensors", self._model_bytes(model, best))
+        if not self.config.finetune.test:
+            return summary
+        test = self.measuring.predict(
+            model,
+            data.fixed(data.open_test(), data.test, ranks, size),
+            np.asarray(data.test_index.labels)[data.test],
+        )
+        summary |= {
             "test_top1": test.top1,
             "test_top5": test.top5,
             "train_test_gap": train.top1 - test.top1,
@@ -124,7 +130,6 @@ class Outputs:
             "calibration_error": test.calibration_error,
         }
         if ranks.rank == 0:
-            write_atomically(self.folder.path / "model.safetensors", self._model_bytes(model, best))
             self.write(test, summary, {"train_images_measured": len(known)})
         return summary
 

@@ -36,7 +36,7 @@ _ALTERNATIVES = (
 _MAX_PROBLEMS = 5
 
 
-ConfigType = TypeVar("ConfigType", bound=Config)
+ConfigType = TypeVar("ConfigType", bound=BaseModel)
 
 
 def load_config(

@@ -90,9 +90,15 @@ def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
 
 
 def describe_keys(schema: type[BaseModel], width: int = 100) -> str:
-    """Lists all sections and their keys, a line or a few for each: the key part of `--help`."""
+    """Lists all keys, those of each section on a line or a few: the key part of `--help`."""
     lines: list[str] = []
+    alone = [name for name, field in schema.model_fields.items() if not _models_in(field.annotation)]
+    if alone:
+        text = " ".join(alone)
+        lines += textwrap.wrap(text, width, initial_indent=" " * 15, subsequent_indent=" " * 15)
     for name, field in schema.model_fields.items():
+        if name in alone:
+            continue
         heads = branches(field) or dict.fromkeys([""], _models_in(field.annotation)[0])
         for tag, model in heads.items():
             keys = [key for key in _leaves(model) if not (tag and key == "name")]

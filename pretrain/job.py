@@ -113,7 +113,7 @@ def pretrain(arguments: Arguments) -> int:
         initialize(objective, config, info, say=ranks.rank == 0)
     engine = build_engine(config, plan, objective, ranks, device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
-    run = Run(config, plan, engine, folder, identity, costs.flops_per_image, noisy)
+    run = Run(config, plan, engine, folder, identity, costs, noisy)
     return run.go(Job(config, plan, data, info, engine, folder), start)
 
 

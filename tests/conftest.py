@@ -3,12 +3,12 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import run
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -16,8 +16,6 @@ from mae_vit.data.index import open_index
 from mae_vit.data.prepare import prepare
 from mae_vit.data.shard_writer import ShardWriter
 from mae_vit.data.sources import open_source
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_collection_modifyitems(items):
@@ -88,13 +86,6 @@ def colored(tmp_path_factory) -> Path:
             Image.fromarray(pixels).save(target / f"{number}-{color}.png", compress_level=0)
     prepare([open_source(str(folder), out=out, split="train", root=None)], out)
     return out
-
-
-def run(*arguments: str, timeout: float = 120, **options) -> subprocess.CompletedProcess:
-    """Runs a command of ours with this interpreter."""
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, cwd=ROOT, **options
-    )
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,18 @@ class RunHooks:
         selects: str | None = None,
         best: Best | None = None,
         begins_from: str = "scratch",
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         """Opens the outputs of a run that begins, or goes on, at `start_step`.
 
         With `selects` the weights of the largest held-out metric of this name are kept in
         `best`, on all ranks, and with every checkpoint: so a resumed run chooses as the
-        undisturbed one does.
+        undisturbed one does. `facts` go into every summary.
         """
         self.best, self._selects = best, selects
         self._engine, self._folder, self._plan = engine, folder, plan
         self._checkpoint, self._identity = checkpoint, identity
+        self._facts = dict(facts or {})
         self._held_out, self._probe, self._stop = held_out, probe, stop
         self._last_line: dict[str, Any] = {}
         self._wall_s_before = 0.0
@@ -142,6 +145,7 @@ class RunHooks:
             {
                 "steps": step,
                 "total_steps": self._plan.total_steps,
+                **self._facts,
                 "samples": step * self._plan.effective_batch_size,
                 **{name: self._last_line.get(name) for name in ("loss", "images_per_s", "wall_s")},
                 **{name: self._last_line[name] for name in ("heldout", "probe") if name in self._last_line},

@@ -23,7 +23,7 @@ from mae_vit.training.distributed import Ranks, barrier
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import EXIT_REQUEUE, Arguments
-from mae_vit.training.estimate import peak_flops
+from mae_vit.training.estimate import Estimate, peak_flops
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import train
@@ -65,7 +65,7 @@ class Run:
         engine: takes the steps.
         folder: where it leaves what it makes.
         identity: what must not change when it goes on.
-        flops_per_image: model FLOPs of one image's step.
+        costs: what its steps cost.
         noisy: whether layers draw noise (dropout, drop-path).
         selects: the name of the held-out metric by which the best weights are kept; None
             for the last weights.
@@ -77,7 +77,7 @@ class Run:
     engine: Engine
     folder: RunFolder
     identity: Identity
-    flops_per_image: float
+    costs: Estimate
     noisy: bool
     selects: str | None = None
     begins_from: str = "scratch"
@@ -109,6 +109,7 @@ class Run:
             selects=self.selects,
             best=start.state.best if start else None,
             begins_from=self.begins_from,
+            facts=self._facts(),
         )
         results: dict[str, Any] = {}
         try:
@@ -121,7 +122,7 @@ class Run:
                 noise_seed=self._noise_seed(),
                 start_step=start_step,
                 log_every_steps=self.config.monitor.log_every_steps,
-                flops_per_image=self.flops_per_image,
+                flops_per_image=self.costs.flops_per_image,
                 peak_flops=peak_flops(self.engine.device, self.config.train.precision),
             )
             if outcome.finished:
@@ -143,6 +144,14 @@ class Run:
                 print(f"done: {outcome.step} steps in {time.monotonic() - begun:.0f} s here")
                 print("\n".join(self._results(work.results())))
         return 0 if outcome.finished else EXIT_REQUEUE
+
+    def _facts(self) -> dict[str, Any]:
+        """What a comparison of runs needs of each."""
+        return {
+            "parameters": self.costs.parameters,
+            "epochs": self.plan.total_steps / self.plan.steps_per_epoch,
+            "flops_per_step": self.costs.flops_per_image * self.plan.effective_batch_size,
+        }
 
     def _rate(self) -> Callable[[int], float]:
         return partial(

@@ -10,10 +10,23 @@ from launching import Run, steps_told
 pytestmark = pytest.mark.distributed
 
 
-def arguments(data, source: str, order: str) -> list[str]:
-    return [
+MAE = ["--config", "configs/mae_digits.yaml", "objective.decoder_embed_dim=32", "objective.decoder_depth=1"]
+JOINT = [
+    *(
         "--config",
-        "configs/mae_digits.yaml",
+        "configs/joint_cifar_tiny.yaml",
+        "model.img_size=8",
+        "model.patch_size=2",
+        "model.in_chans=1",
+    ),
+    *("objective.mae.decoder_embed_dim=32", "objective.mae.decoder_depth=1"),
+    *("train.effective_batch_size=128", "train.precision=fp32"),
+]
+
+
+def arguments(data, source: str, order: str, objective: list[str] = MAE) -> list[str]:
+    return [
+        *objective,
         f"data.path={data}",
         f"data.source={source}",
         f"data.order={order}",
@@ -22,8 +35,6 @@ def arguments(data, source: str, order: str) -> list[str]:
         "data.workers=" + ("1" if source == "tar" else "0"),
         "model.embed_dim=32",
         "model.depth=2",
-        "objective.decoder_embed_dim=32",
-        "objective.decoder_depth=1",
         "train.epochs=20",
         "train.warmup_epochs=1",
         "monitor.log_every_steps=1",
@@ -42,10 +53,18 @@ def finish(run: Run) -> bytes:
 
 
 def kill_and_restart(
-    data, tmp_path, ranks: int, source: str, kills: int, *, zero: int = 0, order: str = "global"
+    data,
+    tmp_path,
+    ranks: int,
+    source: str,
+    kills: int,
+    *,
+    zero: int = 0,
+    order: str = "global",
+    objective: list[str] = MAE,
 ) -> None:
     launcher = "python" if ranks == 1 else "deepspeed"
-    options = [*arguments(data, source, order), f"train.zero_stage={zero}"]
+    options = [*arguments(data, source, order, objective), f"train.zero_stage={zero}"]
     straight = Run(tmp_path / "straight", launcher, ranks, options)
     expected = finish(straight)
     chance = random.Random(f"{ranks}{source}{zero}")
@@ -87,6 +106,14 @@ def test_killed_in_mid_epoch_of_blocks_ends_bit_identical(many_shards, tmp_path)
 def test_killed_ten_times_ends_bit_identical(digits, many_shards, tmp_path, ranks, source, order):
     data = many_shards if order == "blocks" else digits
     kill_and_restart(data, tmp_path, ranks, source, kills=10, order=order)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", ["sum", "alternate"])
+def test_killed_five_times_joint_ends_bit_identical(digits, tmp_path, mode):
+    objective = [*JOINT, f"objective.mode={mode}"]
+    kill_and_restart(digits, tmp_path, 2, "memory", kills=5, objective=objective)
 
 
 @pytest.mark.distributed

@@ -8,8 +8,11 @@ import pytest
 pytestmark = pytest.mark.timeout(60)
 
 CASES = {
-    "misspelt key": (["finetune.pol=mean"], 'unknown key "finetune.pol": did you mean "pool"'),
-    "misspelt model key": (["model.patchsize=2"], 'unknown key "model.patchsize": did you mean "patch_size"'),
+    "misspelt key": (["finetune.pol=mean"], 'unknown key "finetune.pol": did you mean "finetune.pool"'),
+    "misspelt model key": (
+        ["model.patchsize=2"],
+        'unknown key "model.patchsize": did you mean "model.patch_size"',
+    ),
     "wrong mode": (["finetune.mode=linear"], "finetune.mode='linear'"),
     "unknown model": (["model.name=SimpelCNN"], '"SimpelCNN" is none of tiny-cifar'),
     "network without patches": (["model.name=SimpleCNN"], 'unknown key "model.patch_size"'),

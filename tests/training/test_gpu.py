@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import run
+from commands import run
 
 pytestmark = pytest.mark.gpu
 

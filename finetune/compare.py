@@ -1,0 +1,14 @@
+"""Compares starts and networks on the same labels, and writes a report.
+
+python finetune/compare.py --config configs/compare_demo.yaml
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    # So that a checkout runs without being installed.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from finetune.comparison.main import main
+
+    sys.exit(main())

@@ -1,0 +1,272 @@
+"""Runs of other commands side by side: each in its process, one bar over all."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from mae_vit.errors import InputError
+from mae_vit.training.distributed import available_cores
+from mae_vit.training.entry import EXIT_REQUEUE
+from mae_vit.training.files import write_json
+from mae_vit.training.run_folder import RunFolder
+
+_POLL_S = 0.2
+_ROOT = Path(__file__).resolve().parents[2]
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Attributes:
+        name: for people.
+        folder: of the run.
+        script: `pretrain/run.py` or `finetune/run.py`.
+        arguments: of its command line, without the folder.
+    """
+
+    name: str
+    folder: Path
+    script: str
+    arguments: tuple[str, ...]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the run has said so far; empty before it begins."""
+        try:
+            told: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return told
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def _told(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.job.json")
+
+    def is_done(self) -> bool:
+        """Whether it has ended well.
+
+        Raises:
+            InputError: if the folder holds a run of other arguments.
+        """
+        if not self._told.exists():
+            return False
+        if json.loads(self._told.read_text()) != list(self.arguments):
+            raise InputError(
+                f"{self.folder} was run with other settings than {self.name} has now: give the comparison "
+                f"another run.name, or delete {self.folder} to run it again"
+            )
+        return RunFolder(self.folder).read_status() == "done"
+
+    def remember(self) -> None:
+        """Notes the arguments, before it begins."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._told, list(self.arguments))
+
+    def command(self) -> list[str]:
+        """The command line."""
+        return [
+            sys.executable,
+            str(_ROOT / self.script),
+            *self.arguments,
+            f"run.dir={self.folder}",
+            "run.name=" + self.folder.name,
+        ]
+
+    def work(self) -> tuple[float, float] | None:
+        """FLOPs done and in all; None before it says so."""
+        told = self.summary
+        total, flops = told.get("total_steps"), told.get("flops_per_step")
+        if told.get("status") == "done" and not total:
+            return 0.0, 0.0  # scored in one go
+        if not total or not flops:
+            return None
+        if told["status"] == "done":
+            return total * flops, total * flops
+        return _last_step(self.folder / "metrics.jsonl") * flops, total * flops
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    slot: int
+
+
+@dataclass
+class Runner:
+    """Runs jobs in slots: one for each GPU, or a share of the cores.
+
+    Attributes:
+        slots: jobs at a time.
+        failed: names of jobs that failed, with the last line that they said.
+        stopped: the signal that ended it all; None if none did.
+    """
+
+    slots: int
+    failed: dict[str, str] = field(default_factory=dict)
+    stopped: str | None = None
+
+    def run(self, jobs: Iterable[Job], bar: Bar) -> None:
+        """Runs all that are not done, in order; when told to stop, those that run save and end.
+
+        Raises:
+            InputError: if a folder holds another run.
+        """
+        waiting = [job for job in jobs if not job.is_done()]
+        running: list[_Running] = []
+        told = False
+        try:
+            while (waiting or running) and not (self.stopped and not running):
+                while waiting and len(running) < self.slots and not self.stopped:
+                    free = next(s for s in range(self.slots) if s not in {one.slot for one in running})
+                    running.append(self._start(waiting.pop(0), free))
+                if self.stopped and not told:
+                    told = True
+                    for one in running:
+                        one.process.terminate()
+                for one in [one for one in running if one.process.poll() is not None]:
+                    running.remove(one)
+                    self._settle(one)
+                bar.show([one.job for one in running])
+                time.sleep(_POLL_S)
+        finally:
+            for one in running:
+                one.process.kill()
+
+    def stop(self, reason: str) -> None:
+        """Asks for the end: no further job begins, those that run save."""
+        self.stopped = self.stopped or reason
+
+    def _start(self, job: Job, slot: int) -> _Running:
+        job.remember()
+        environment = dict(os.environ)
+        if gpus := torch.cuda.device_count():
+            environment["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
+        with job.log.open("ab") as log:
+            process = subprocess.Popen(
+                job.command(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                cwd=os.getcwd(),
+                preexec_fn=_settle_in(os.getpid(), slot, self.slots),
+            )
+        return _Running(job, process, slot)
+
+    def _settle(self, one: _Running) -> None:
+        code = one.process.returncode
+        if code == 0 or (code == EXIT_REQUEUE and self.stopped):
+            return
+        lines = [line for line in one.job.log.read_text(errors="replace").splitlines() if line.strip()]
+        said = lines[-1] if lines else "no output"
+        self.failed[one.job.name] = f"exit {code}: {said} ({one.job.log})"
+        tqdm.write(f"failed: {one.job.name}: {self.failed[one.job.name]}", file=sys.stderr)
+
+
+class Bar:
+    """One bar over all jobs, those that are not known yet too; in FLOPs."""
+
+    def __init__(self, jobs: list[Job], *, more: int = 0) -> None:
+        """Counts `jobs` and `more` that come later."""
+        self._jobs, self._more = jobs, more
+        self._begun: float | None = None
+        self._bar = tqdm(
+            total=1.0,
+            unit="",
+            dynamic_ncols=True,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
+            mininterval=0.5,
+        )
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Names jobs that were counted before."""
+        added = list(jobs)
+        self._jobs = self._jobs + added
+        self._more = max(0, self._more - len(added))
+
+    def show(self, running: list[Job]) -> None:
+        """Reads how far all are."""
+        works = [job.work() for job in self._jobs]
+        known = [work for work in works if work is not None]
+        unknown = len(works) - len(known) + self._more
+        mean = sum(total for _, total in known) / len(known) if known else 1.0
+        share = sum(done for done, _ in known) / (sum(total for _, total in known) + unknown * mean)
+        if self._begun is None:
+            # Of what earlier sittings did the bar's rate knows nothing.
+            self._begun = share
+            self._bar.initial = share
+        self._bar.n = share
+        done = sum(work is not None and work[0] == work[1] for work in works)
+        self._bar.set_description_str(f"{done}/{len(works) + self._more} runs", refresh=False)
+        self._bar.set_postfix_str(", ".join(job.name for job in running), refresh=False)
+        self._bar.refresh()
+
+    def close(self) -> None:
+        """Leaves the bar as it is."""
+        self._bar.close()
+
+
+def slots_of(parallel: int | str) -> int:
+    """How many runs at a time: as asked, or one for each GPU, or for each core."""
+    if isinstance(parallel, int):
+        return parallel
+    return torch.cuda.device_count() or available_cores()
+
+
+def _last_step(metrics: Path) -> int:
+    """The step of the newest line, read from the file's end."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
+
+
+def _settle_in(parent: int, slot: int, slots: int) -> Callable[[], None] | None:
+    """What a job does first, on Linux: takes its share of the cores, and ends with the comparison.
+
+    With its own cores it starts as many threads as there are; of more threads than cores
+    each waits for the others. A comparison that is killed outright and started again
+    never meets a run of the earlier one.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores[slot::slots] or [cores[slot % len(cores)]]
+
+    def prepare() -> None:
+        os.sched_setaffinity(0, own)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare

@@ -1,0 +1,209 @@
+"""Runs a comparison: pretraining, tuning, cells, report."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from finetune.comparison.config import CompareConfig
+from finetune.comparison.jobs import Bar, Job, Runner, slots_of
+from finetune.comparison.matrix import Cell, Matrix
+from finetune.comparison.page import write_page, write_text
+from finetune.comparison.rows import read_rows, table
+from mae_vit.commandline import OneLineParser
+from mae_vit.config_file import load_config
+from mae_vit.config_keys import describe_keys
+from mae_vit.errors import InputError, counted
+from mae_vit.training.entry import EXIT_FAILED, EXIT_REQUEUE, run_to_exit_code
+from mae_vit.training.files import write_atomically
+
+_EXAMPLES = """examples:
+  python finetune/compare.py --config configs/compare_demo.yaml
+  python finetune/compare.py --config configs/compare_demo.yaml seeds=[0] run.name=quick
+  python finetune/compare.py --config configs/compare_demo.yaml --dry-run
+  python finetune/compare.py --config configs/compare_demo.yaml --report     of what is there, runs nothing
+Finished runs are kept: the same command goes on where it stopped, after Ctrl-C or a power cut alike.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+
+    def job() -> int:
+        parser = OneLineParser(
+            description="Compare starts and networks on the same labels: pretrains what is missing, tunes each\n"
+            "entry alike on held-out images, runs every cell of the matrix, and writes a report.",
+            epilog=f"sections and their keys:\n{describe_keys(CompareConfig)}\n\n{_EXAMPLES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        parser.add_argument(
+            "--config", type=Path, required=True, metavar="FILE", help="the comparison, as YAML"
+        )
+        parser.add_argument(
+            "overrides", nargs="*", metavar="KEY.PATH=VALUE", help="change one value: seeds=[0]"
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="check all of it, list the runs, run nothing"
+        )
+        parser.add_argument(
+            "--report", action="store_true", help="write the report of what is finished, run nothing"
+        )
+        parsed = parser.parse_intermixed_args(argv)
+        config = load_config(CompareConfig, parsed.config, parsed.overrides)
+        folder = Path(config.run.dir or Path("runs") / config.run.name)
+        matrix = Matrix(config, parsed.config.resolve().parent, folder)
+        if not parsed.report:
+            matrix.check()
+        if parsed.dry_run:
+            print(_describe(matrix, folder))
+            return 0
+        if parsed.report:
+            return _report(matrix, folder, {})
+        with _alone(folder):
+            return compare(matrix, folder)
+
+    return run_to_exit_code(job)
+
+
+def compare(matrix: Matrix, folder: Path) -> int:
+    """Runs all that is missing and writes the report; returns the exit code.
+
+    Raises:
+        InputError: if a folder holds another run.
+    """
+    runner = Runner(slots_of(matrix.config.parallel))
+    pretraining, tuning = list(matrix.pretraining.values()), matrix.tuning()
+    bar = Bar([*pretraining, *tuning], more=matrix.count_cells())
+    with _stopping(runner):
+        try:
+            runner.run(pretraining, bar)
+            # Nothing begins from what failed: that would be another experiment.
+            _run_with_starts(matrix, runner, bar, lambda: tuning)
+            for compute_of in (False, True):
+                _run_cells(matrix, runner, bar, compute_of=compute_of)
+        finally:
+            bar.close()
+    if runner.stopped:
+        print(f"stopped on {runner.stopped}; the same command goes on", file=sys.stderr)
+        return EXIT_REQUEUE
+    return _report(matrix, folder, runner.failed)
+
+
+def _run_with_starts(matrix: Matrix, runner: Runner, bar: Bar, jobs: Callable[[], list[Job]]) -> None:
+    missing = {str(job.folder) for job in matrix.pretraining.values() if job.summary.get("status") != "done"}
+    ready = []
+    for job in jobs():
+        waits = missing & set(job.arguments)
+        if not waits:
+            ready.append(job)
+        elif not runner.stopped:
+            runner.failed[job.name] = f"its start {waits.pop()} is not there"
+    if not runner.stopped:
+        runner.run(ready, bar)
+
+
+def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) -> None:
+    if runner.stopped:
+        return
+    try:
+        cells = matrix.cells(compute_of=compute_of)
+    except InputError as error:
+        if not runner.failed:
+            raise
+        runner.failed["cells of equal compute"] = str(error)
+        return
+    bar.add(cell.job for cell in cells)
+    _run_with_starts(matrix, runner, bar, lambda: [cell.job for cell in cells])
+
+
+def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
+    """Writes the table and the pages; returns the exit code."""
+    cells = _known_cells(matrix)
+    rows = read_rows(matrix, cells)
+    missing = [cell.job.name for cell in cells if cell.job.summary.get("status") != "done"]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (
+        ("results.csv", table(rows)),
+        ("report.md", write_text(matrix, rows, missing)),
+        ("report.html", write_page(matrix, rows, missing)),
+    ):
+        write_atomically(folder / name, text.encode())
+    for name, reason in failed.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    print(f"{len(rows)} of {counted(matrix.count_cells(), 'cell')} done")
+    print(f"  report    {folder / 'report.html'} (open in a browser), {folder / 'report.md'}")
+    print(f"  table     {folder / 'results.csv'}")
+    return EXIT_FAILED if failed else 0
+
+
+def _known_cells(matrix: Matrix) -> list[Cell]:
+    """All cells in the table's order, without those of which it is not known yet what they are."""
+    cells = matrix.cells(compute_of=False)
+    with suppress(InputError):
+        cells += matrix.cells(compute_of=True)
+    order = {entry.name: place for place, entry in enumerate(matrix.config.entries)}
+    return sorted(cells, key=lambda cell: order[cell.entry.name])
+
+
+def _describe(matrix: Matrix, folder: Path) -> str:
+    jobs = {"pretraining": list(matrix.pretraining.values()), "tuning": matrix.tuning()}
+    lines = [f"comparison  {folder}, {counted(slots_of(matrix.config.parallel), 'run')} at a time"]
+    for what, several in jobs.items():
+        done = sum(job.is_done() for job in several)
+        lines.append(f"{what:<12}{counted(len(several), 'run')}, {done} done")
+        lines += [f"  {job.name}" for job in several if what == "pretraining"]
+    lines.append(f"{'cells':<12}{counted(matrix.count_cells(), 'run')}")
+    for entry, labels, mode in matrix.rows():
+        seeds = entry.seeds or matrix.config.seeds
+        lines.append(
+            f"  {entry.name}, {labels} labels for each class, {mode}, seeds {', '.join(map(str, seeds))}"
+        )
+    return "\n".join([*lines, "all checks passed; nothing was run"])
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds a lock on the comparison's folder, which the end of this process frees.
+
+    Raises:
+        InputError: if another process has it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"{folder} is being worked on by another process") from None
+        yield
+
+
+@contextmanager
+def _stopping(runner: Runner) -> Iterator[None]:
+    """Signals end the comparison after what runs has saved; a second Ctrl-C does not wait."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if runner.stopped and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        runner.stop(signal.Signals(number).name)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,227 @@
+"""From a comparison's config to its runs: pretraining, tuning, the cells of the table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from finetune.comparison.config import CompareConfig, EntrySection, Mode, Overrides, slug
+from finetune.comparison.jobs import Job
+from finetune.config import FinetuneConfig, StartAmendment
+from mae_vit.config_file import load_config
+from mae_vit.errors import InputError
+from pretrain.job import PretrainConfig
+
+Labels = int | Literal["all"]
+_TUNED_BY = "val_top1"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place in the table.
+
+    Attributes:
+        entry: its row.
+        labels: of each class.
+        mode: how it is measured.
+        seed: of the run.
+        point: the settings chosen for it.
+        job: its run.
+    """
+
+    entry: EntrySection
+    labels: Labels
+    mode: Mode
+    seed: int
+    point: Overrides
+    job: Job
+
+
+class Matrix:
+    """All runs of a comparison; those that depend on others' results are made when these are there."""
+
+    def __init__(self, config: CompareConfig, base: Path, folder: Path) -> None:
+        """Names everything.
+
+        Args:
+            config: of the comparison.
+            base: the folder that its files are named from.
+            folder: where all of it goes.
+        """
+        self.config, self._base, self._folder = config, base, folder
+        self.pretraining = {name: self._pretrain_job(name) for name in config.pretrain}
+
+    def check(self) -> None:
+        """Checks every config as far as it can be before there are starts.
+
+        Raises:
+            InputError: naming the entry.
+        """
+        for name, section in self.config.pretrain.items():
+            with_name = self._file(section.config)
+            try:
+                load_config(PretrainConfig, with_name, _lines(section.set))
+            except InputError as error:
+                raise InputError(f"pretrain.{name}: {error}") from None
+        for entry in self.config.entries:
+            known = entry.start is not None and entry.start in self.config.pretrain
+            for point in self.config.points_of(entry) or [{}]:
+                for mode in self.modes_of(entry):
+                    if known:
+                        continue  # it has a say in its config, and is not there yet
+                    lines = _lines(self._settings(entry, mode, point))
+                    path = self._file(entry.config)
+                    try:
+                        amend = StartAmendment(entry.start, path.stem, lines)
+                        load_config(FinetuneConfig, path, lines, amend=amend)
+                    except InputError as error:
+                        raise InputError(f'entry "{entry.name}": {error}') from None
+
+    def modes_of(self, entry: EntrySection) -> list[Mode]:
+        """How an entry is measured."""
+        return entry.modes or self.config.modes
+
+    def rows(self) -> Iterator[tuple[EntrySection, Labels, Mode]]:
+        """Goes through the table's groups of cells that differ in their seed alone."""
+        for entry in self.config.entries:
+            for labels in entry.labels_per_class or self.config.labels_per_class:
+                for mode in self.modes_of(entry):
+                    yield entry, labels, mode
+
+    def tuning(self) -> list[Job]:
+        """Lists the runs that settings are chosen by."""
+        return [
+            self._tune_job(entry, labels, number, seed)
+            for entry, labels, mode in self.rows()
+            if mode == "finetune"
+            for number in range(len(self.config.points_of(entry)))
+            for seed in self.config.tune_seeds
+            if entry.compute_of is None and len(self.config.points_of(entry)) > 1
+        ]
+
+    def chosen(self, entry: EntrySection, labels: Labels) -> tuple[Overrides, list[float]]:
+        """Chooses an entry's settings: the best mean accuracy on held-out images, of equal ones the first.
+
+        Returns:
+            The settings, and the accuracies of all.
+        """
+        if entry.compute_of is not None:
+            # As the other scratch cells: no budget of its own.
+            entry = self._like(entry)
+        points = self.config.points_of(entry)
+        if len(points) < 2:
+            return (points[0] if points else {}), []
+        scores = []
+        for number in range(len(points)):
+            found = [
+                self._tune_job(entry, labels, number, seed).summary.get(_TUNED_BY)
+                for seed in self.config.tune_seeds
+            ]
+            known = [float(score) for score in found if score is not None]
+            scores.append(sum(known) / len(known) if len(known) == len(found) else -1.0)
+        return points[scores.index(max(scores))], scores
+
+    def count_cells(self) -> int:
+        """How many cells the table has."""
+        return sum(len(entry.seeds or self.config.seeds) for entry, _, _ in self.rows())
+
+    def cells(self, *, compute_of: bool) -> list[Cell]:
+        """Lists cells: those with (or without) another one's compute.
+
+        Raises:
+            InputError: if it is not known yet what that one cost.
+        """
+        found = []
+        for entry, labels, mode in self.rows():
+            if (entry.compute_of is not None) != compute_of:
+                continue
+            point = self.chosen(entry, labels)[0] if mode == "finetune" else {}
+            for seed in entry.seeds or self.config.seeds:
+                more = self._epochs_for(entry, labels, mode) if compute_of else {}
+                job = self._cell_job(entry, labels, mode, seed, point | more)
+                found.append(Cell(entry, labels, mode, seed, point | more, job))
+        return found
+
+    def pretraining_of(self, entry: EntrySection) -> Job | None:
+        """The run that an entry begins from, if it is one of ours."""
+        return self.pretraining.get(entry.start) if entry.start else None
+
+    def _epochs_for(self, entry: EntrySection, labels: Labels, mode: Mode) -> Overrides:
+        """As many epochs as cost what pretraining and fine-tuning of the other one did."""
+        other = next(one for one in self.config.entries if one.name == entry.compute_of)
+        like = self._like(entry)
+        seed = (other.seeds or self.config.seeds)[0]
+        theirs = self._cell_job(other, labels, mode, seed, self.chosen(other, labels)[0]).summary
+        own = self._cell_job(like, labels, mode, seed, self.chosen(like, labels)[0]).summary
+        before = self.pretraining_of(other)
+        total = total_flops(theirs) + (total_flops(before.summary) if before else 0.0)
+        if not total or not total_flops(own) or not own.get("epochs"):
+            raise InputError(f'"{entry.name}": the cost of "{other.name}" or "{like.name}" is not known')
+        return {"train.epochs": math.ceil(total / total_flops(own) * own["epochs"])}
+
+    def _like(self, entry: EntrySection) -> EntrySection:
+        """The scratch entry of the same network that is trained as long as all others."""
+        for one in self.config.entries:
+            if one.compute_of is None and one.start is None and one.config == entry.config:
+                return one
+        raise InputError(
+            f'entry "{entry.name}": compute_of needs a scratch entry with config "{entry.config}"'
+        )
+
+    def _pretrain_job(self, name: str) -> Job:
+        section = self.config.pretrain[name]
+        settings = {"data.path": self.config.data.path, **section.set}
+        arguments = ("--config", str(self._file(section.config)), *_lines(settings))
+        return Job(f"pretrain {name}", self._folder / "pretrain" / slug(name), "pretrain/run.py", arguments)
+
+    def _tune_job(self, entry: EntrySection, labels: Labels, number: int, seed: int) -> Job:
+        point = self.config.points_of(entry)[number] | {"finetune.test": False}
+        folder = self._folder / "tune" / slug(entry.name) / f"labels-{labels}-setting-{number}-seed-{seed}"
+        name = f"tune {entry.name}, {labels} labels, setting {number}"
+        return Job(name, folder, "finetune/run.py", self._arguments(entry, labels, "finetune", seed, point))
+
+    def _cell_job(self, entry: EntrySection, labels: Labels, mode: Mode, seed: int, point: Overrides) -> Job:
+        folder = self._folder / "cells" / slug(entry.name) / f"{mode}-labels-{labels}-seed-{seed}"
+        name = f"{entry.name}, {labels} labels, {mode}, seed {seed}"
+        return Job(name, folder, "finetune/run.py", self._arguments(entry, labels, mode, seed, point))
+
+    def _arguments(
+        self, entry: EntrySection, labels: Labels, mode: Mode, seed: int, point: Overrides
+    ) -> tuple[str, ...]:
+        start = entry.start
+        if start in self.pretraining:
+            start = str(self.pretraining[start].folder)
+        settings = {
+            **self._settings(entry, mode, point),
+            "run.seed": seed,
+            "finetune.mode": mode,
+            **({} if labels == "all" else {"data.labels_per_class": labels}),
+        }
+        return (
+            "--config",
+            str(self._file(entry.config)),
+            *(("--ckpt", start) if start else ()),
+            *_lines(settings),
+        )
+
+    def _settings(self, entry: EntrySection, mode: Mode, point: Overrides) -> Overrides:
+        shared = {**self.config.set, **entry.set, **point}
+        return {**shared, "data.path": self.config.data.path, "finetune.mode": mode}
+
+    def _file(self, name: str) -> Path:
+        path = Path(name)
+        return path if path.is_absolute() else self._base / path
+
+
+def total_flops(summary: dict[str, Any]) -> float:
+    """What a run has cost, in model FLOPs."""
+    return float(summary.get("flops_per_step") or 0.0) * float(summary.get("steps") or 0)
+
+
+def _lines(overrides: Overrides) -> list[str]:
+    """As the command line has them: values in YAML's flow style, which JSON is part of."""
+    return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]

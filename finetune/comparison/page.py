@@ -1,0 +1,252 @@
+"""`report.html`, one page that needs nothing beside it, and `report.md`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from finetune.comparison import charts
+from finetune.comparison.matrix import Matrix
+from finetune.comparison.rows import Row
+from finetune.comparison.summary import Line, headline, lines_of
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8881; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+.headline { font-size: 1.1rem; border-left: .25rem solid #0072b2; padding-left: .8rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 10rem; }
+tr.reference { background: var(--soft); }
+figure { margin: 0; } svg, img { max-width: 100%; height: auto; }
+img { image-rendering: pixelated; }
+.note { opacity: .75; font-size: .9rem; overflow-wrap: anywhere; }
+code { font-size: .9em; overflow-wrap: anywhere; }
+"""
+_READING = """Accuracy is top-1 on test images, which each run reads once, after its epoch was chosen on images held
+out of its own labels; mean and standard deviation over seeds. Settings were chosen on held-out images alone, each entry
+from as many. The gap is to the reference, seed by seed and image by image; its interval covers the choice of
+test images and of seeds, not another subset of labels or another pretraining run. p is McNemar's exact test on the
+test images (of all seeds the one that speaks least for a difference), then the paired t-test over seeds."""
+
+
+def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> str:
+    """Returns `report.md`."""
+    config = matrix.config
+    lines = lines_of(config, rows)
+    head, body = _table(matrix, lines)
+    text = [f"# {config.run.name}", "", headline(config, lines), ""]
+    text += ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
+    text += ["| " + " | ".join(row) + " |" for row in body]
+    text += ["", _READING, ""]
+    if missing:
+        text += ["Not finished: " + "; ".join(missing) + ".", ""]
+    return "\n".join(text)
+
+
+def write_page(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> str:
+    """Returns `report.html`."""
+    config = matrix.config
+    lines = lines_of(config, rows)
+    palette = charts.Palette([entry.name for entry in config.entries])
+    parts = [
+        f"<h1>{escape(config.run.name)}</h1>",
+        f'<p class="headline">{escape(headline(config, lines))}</p>',
+    ]
+    if missing:
+        parts.append(f"<p><strong>Not finished:</strong> {escape('; '.join(missing))}.</p>")
+    parts += ["<h2>Accuracy</h2>", _html_table(*_table(matrix, lines), reference=config.reference)]
+    parts.append(f'<p class="note">{escape(_READING)}</p>')
+    labels = list(dict.fromkeys(row.cell.labels for row in rows))
+    for count in labels:
+        if drawn := charts.curves(rows, palette, count):
+            parts += [
+                f"<h2>Learning curves, {_labels(count)}</h2>",
+                _figure(drawn, "Held-out images; mean and range over seeds."),
+            ]
+    if drawn := charts.against_labels(rows, palette):
+        parts += ["<h2>Accuracy against labels</h2>", _figure(drawn, _crossings(config.reference, lines))]
+    if drawn := charts.against_compute(rows, palette):
+        caption = "Pretraining counts whole for each entry that begins from it, though one run serves all."
+        parts += ["<h2>Accuracy against compute</h2>", _figure(drawn, caption), _html_table(*_costs(lines))]
+    parts += _per_class(config.reference, lines)
+    parts += _tuning(matrix)
+    parts += _pictures(matrix)
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(config.run.name)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+    subset = matrix.config.test_subset
+    head = [
+        "entry",
+        "labels / class",
+        "mode",
+        "parameters",
+        "test %",
+        *([f"on {subset:,} %"] if subset else []),
+    ]
+    head += ["top-5 %", "train %", "held-out %", "ECE %", "gap", "p images", "p seeds"]
+    body = []
+    for line in lines:
+        gap = line.gap
+        parameters = line.rows[0].values["parameters"]
+        body.append(
+            [
+                line.entry + (f" ({line.note})" if line.note else ""),
+                str(line.labels),
+                line.mode,
+                f"{parameters:,}" if parameters else "",
+                _mean(line, "test_top1"),
+                *([_mean(line, f"test_top1_{subset}")] if subset else []),
+                _mean(line, "test_top5"),
+                _mean(line, "train_top1"),
+                _mean(line, "val_top1"),
+                _mean(line, "calibration_error"),
+                gap.describe() if gap else "",
+                _p(gap.p_images) if gap else "",
+                _p(gap.p_seeds) if gap else "",
+            ]
+        )
+    return head, body
+
+
+def _costs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+    head = [
+        "entry",
+        "labels / class",
+        "pretraining FLOPs",
+        "fine-tuning FLOPs",
+        "images seen",
+        "hours, pretraining",
+        "hours, fine-tuning",
+    ]
+    body = []
+    for line in lines:
+        if line.mode != "finetune":
+            continue
+        images = (line.mean("images_seen") or 0) + (line.mean("pretrain_images_seen") or 0)
+        body.append(
+            [
+                line.entry,
+                str(line.labels),
+                f"{line.mean('pretrain_flops') or 0:.2e}",
+                f"{line.mean('finetune_flops') or 0:.2e}",
+                f"{images:,.0f}",
+                f"{(line.mean('pretrain_s') or 0) / 3600:.2f}",
+                f"{(line.mean('finetune_s') or 0) / 3600:.2f}",
+            ]
+        )
+    return head, body
+
+
+def _per_class(reference: str, lines: Sequence[Line]) -> list[str]:
+    """Gains over the reference by class, at the most labels."""
+    tuned = [line for line in lines if line.mode == "finetune"]
+    if not tuned:
+        return []
+    most = max(line.rows[0].values["train_size"] for line in tuned)
+    told = {line.entry: line for line in tuned if line.rows[0].values["train_size"] == most}
+    base = told.pop(reference, None)
+    if base is None or not told:
+        return []
+    classes = sorted(base.rows[0].per_class)
+    body = []
+    for name in classes[:100]:
+        own = _class_mean(base, name)
+        body.append(
+            [
+                name,
+                f"{100 * own:.1f}",
+                *(f"{100 * (_class_mean(line, name) - own):+.1f}" for line in told.values()),
+            ]
+        )
+    head = ["class", f"{reference}, %", *(f"{name}, points" for name in told)]
+    return ["<h2>Gain by class</h2>", _html_table(head, body)]
+
+
+def _class_mean(line: Line, name: str) -> float:
+    return sum(row.per_class.get(name, 0.0) for row in line.rows) / len(line.rows)
+
+
+def _tuning(matrix: Matrix) -> list[str]:
+    body = []
+    for entry, labels, mode in matrix.rows():
+        if mode != "finetune" or entry.compute_of is not None:
+            continue
+        point, scores = matrix.chosen(entry, labels)
+        for other, score in zip(matrix.config.points_of(entry), scores, strict=False):
+            settings = ", ".join(f"{key}={value}" for key, value in other.items())
+            told = f"{100 * score:.1f}" if score >= 0 else "not finished"
+            body.append([entry.name, str(labels), settings, told, "chosen" if other == point else ""])
+    if not body:
+        return []
+    return ["<h2>Settings</h2>", _html_table(["entry", "labels / class", "settings", "held-out %", ""], body)]
+
+
+def _pictures(matrix: Matrix) -> list[str]:
+    parts: list[str] = []
+    for name, job in matrix.pretraining.items():
+        pictures = sorted((job.folder / "pictures").glob("step-*.png"))
+        if pictures:
+            data = base64.b64encode(pictures[-1].read_bytes()).decode()
+            image = f'<img alt="{escape(name)}" src="data:image/png;base64,{data}">'
+            caption = "held-out images; the original is the last row"
+            parts.append(f"<h2>Pretraining: {escape(name)}</h2>" + _figure(image, caption))
+    return parts
+
+
+def _crossings(reference: str, lines: Sequence[Line]) -> str:
+    """Says where an entry overtakes the reference, or falls behind it."""
+    told: dict[str, list[tuple[float, float]]] = {}
+    for line in lines:
+        if line.mode == "finetune":
+            point = (float(line.rows[0].values["train_size"]), line.mean("test_top1") or 0.0)
+            told.setdefault(line.entry, []).append(point)
+    base = sorted(told.pop(reference, []))
+    found = [
+        f"{entry} crosses {reference} at about {at:,.0f} labels"
+        for entry, points in told.items()
+        for at in charts.crossings(sorted(points), base)
+    ]
+    return "; ".join(found) + "." if found else f"No entry crosses {reference} within these labels."
+
+
+def _html_table(head: Sequence[str], body: Sequence[Sequence[str]], reference: str | None = None) -> str:
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    rows = "\n".join(
+        f"<tr{' class=reference' if reference and row[0].startswith(reference) else ''}>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "</tr>"
+        for row in body
+    )
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
+
+
+def _figure(drawn: str, caption: str) -> str:
+    return f'<figure>{drawn}<figcaption class="note">{escape(caption)}</figcaption></figure>'
+
+
+def _labels(count: Any) -> str:
+    return "all labels" if count == "all" else f"{count} labels for each class"
+
+
+def _mean(line: Line, column: str) -> str:
+    mean, spread = line.mean(column), line.spread(column)
+    if mean is None:
+        return ""
+    return f"{100 * mean:.1f}" + (f" +- {100 * spread:.1f}" if spread is not None else "")
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "< 0.0001" if value < 0.0001 else f"{value:.4f}"

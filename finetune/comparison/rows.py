@@ -1,0 +1,140 @@
+"""What came of a comparison's runs, as one table: a row for each cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finetune.comparison.matrix import Cell, Labels, Matrix, total_flops
+from mae_vit.data.selection import SUBSET_HASH, hash_key
+
+# Those that differ from one machine, or one try, to the next.
+TIME_COLUMNS = ("finetune_s", "pretrain_s")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A finished cell.
+
+    Attributes:
+        cell: where it stands.
+        values: columns of `results.csv`.
+        correct: bool (n,), whether each test image is found, in the order of `keys`.
+        keys: of the test images, sorted.
+        labels: (n,) their classes.
+        curve: epochs and held-out accuracies.
+        per_class: class -> accuracy on test images.
+    """
+
+    cell: Cell
+    values: dict[str, Any]
+    correct: np.ndarray
+    keys: tuple[str, ...]
+    labels: tuple[str, ...]
+    curve: tuple[tuple[float, float], ...]
+    per_class: dict[str, float]
+
+
+def read_rows(matrix: Matrix, cells: Sequence[Cell]) -> list[Row]:
+    """Reads the cells that are done."""
+    return [_read(matrix, cell) for cell in cells if cell.job.summary.get("status") == "done"]
+
+
+def _read(matrix: Matrix, cell: Cell) -> Row:
+    summary, folder = cell.job.summary, cell.job.folder
+    details = json.loads((folder / "results.json").read_text())
+    told = sorted(
+        csv.DictReader(io.StringIO((folder / "predictions.csv").read_text())), key=lambda row: row["key"]
+    )
+    correct = np.array([row["label"] == row["prediction"] for row in told])
+    keys, labels = tuple(row["key"] for row in told), tuple(row["label"] for row in told)
+    before = matrix.pretraining_of(cell.entry)
+    pretraining = before.summary if before else {}
+    values: dict[str, Any] = {
+        "entry": cell.entry.name,
+        "model": summary.get("model"),
+        "start": cell.entry.start or "scratch",
+        "labels_per_class": cell.labels,
+        "mode": cell.mode,
+        "seed": cell.seed,
+        "settings": json.dumps(cell.point, sort_keys=True),
+        "parameters": summary.get("parameters"),
+        "train_size": summary.get("train_size"),
+        "val_size": summary.get("val_size"),
+        "test_size": summary.get("test_size"),
+        "best_step": summary.get("best_step"),
+        "train_top1": summary.get("train_top1"),
+        "val_top1": summary.get("val_top1"),
+        "test_top1": summary.get("test_top1"),
+        "test_top5": summary.get("test_top5"),
+        "calibration_error": summary.get("calibration_error"),
+    }
+    if (size := matrix.config.test_subset) is not None:
+        values[f"test_top1_{size}"] = float(correct[choose_subset(keys, labels, size)].mean())
+    values |= {
+        "images_seen": summary.get("samples"),
+        "finetune_flops": total_flops(summary),
+        "pretrain_images_seen": pretraining.get("samples", 0),
+        "pretrain_flops": total_flops(pretraining),
+        "finetune_s": _rounded(summary.get("wall_s")),
+        "pretrain_s": _rounded(pretraining.get("wall_s", 0.0)),
+    }
+    return Row(
+        cell,
+        values,
+        correct,
+        keys,
+        labels,
+        tuple(_curve(folder / "metrics.jsonl")),
+        {name: share for name, share in details["per_class"].items() if share is not None},
+    )
+
+
+def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.ndarray:
+    """Chooses as many images of each class, by the hash that nested training subsets are drawn by.
+
+    Returns:
+        Sorted places, `size` or, rounded to whole classes, a few less.
+    """
+    classes = sorted(set(labels))
+    chosen: list[int] = []
+    for name in classes:
+        members = [place for place, label in enumerate(labels) if label == name]
+        members.sort(key=lambda place: (hash_key(keys[place], SUBSET_HASH), keys[place]))
+        chosen += members[: size // len(classes)]
+    return np.array(sorted(chosen), np.int64)
+
+
+def _curve(metrics: Path) -> list[tuple[float, float]]:
+    if not metrics.exists():
+        return []
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [(line["epoch"], line["heldout"]["top1"]) for line in lines if "top1" in line.get("heldout", {})]
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Writes `results.csv`: the same for the same runs, time columns apart, which stand last."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(rows[0].values) if rows else ["entry"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row.values for row in rows)
+    return stream.getvalue()
+
+
+def group(rows: Sequence[Row]) -> dict[tuple[str, Labels, str], list[Row]]:
+    """Puts together what differs in its seed alone."""
+    found: dict[tuple[str, Labels, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.cell.entry.name, row.cell.labels, row.cell.mode), []).append(row)
+    return found

@@ -1,0 +1,96 @@
+"""What a comparison says: the headline, and the lines of its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from finetune.comparison.config import CompareConfig
+from finetune.comparison.matrix import Labels
+from finetune.comparison.paired import Gap, compare
+from finetune.comparison.rows import Row, group
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table: an entry on so many labels, over its seeds.
+
+    Attributes:
+        entry: its name.
+        note: what is to be said with it.
+        labels: of each class.
+        mode: how it was measured.
+        rows: one for each seed.
+        gap: to the reference in the same place; None for the reference itself, or without one.
+    """
+
+    entry: str
+    note: str
+    labels: Labels
+    mode: str
+    rows: tuple[Row, ...]
+    gap: Gap | None
+
+    def mean(self, column: str) -> float | None:
+        """Mean over seeds; None where it was not measured."""
+        values = self._values(column)
+        return float(np.mean(values)) if values else None
+
+    def spread(self, column: str) -> float | None:
+        """Standard deviation over seeds; None for less than two."""
+        values = self._values(column)
+        return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+    def _values(self, column: str) -> list[float]:
+        return [float(row.values[column]) for row in self.rows if row.values.get(column) is not None]
+
+
+def lines_of(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
+    """Puts the table together, in the config's order."""
+    found = group(rows)
+    notes = {entry.name: entry.note for entry in config.entries}
+    lines = []
+    for (entry, labels, mode), several in found.items():
+        others = found.get((config.reference, labels, mode))
+        gap = compare(several, others) if others and entry != config.reference else None
+        lines.append(Line(entry, notes[entry], labels, mode, tuple(several), gap))
+    return lines
+
+
+def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
+    """Says in a sentence or two what was found: gaps with their intervals, at the most labels."""
+    tuned = [line for line in lines if line.mode == "finetune"] or list(lines)
+    if not tuned:
+        return "Nothing is finished yet."
+    most = max((line.rows[0].values["train_size"] for line in tuned), default=0)
+    told = [line for line in tuned if line.rows[0].values["train_size"] == most]
+    reference = next((line for line in told if line.entry == config.reference), None)
+    if reference is None:
+        return f"{config.reference}, which all is compared with, is not finished yet."
+    begin = f"On {_labels(reference)}, {config.reference} reaches {_percent(reference)} of test images"
+    gaps = sorted((line for line in told if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
+    if not gaps:
+        return begin + "."
+    said = [
+        f"{line.entry} {_percent(line)}, {line.gap.describe()}"
+        + ("" if line.gap.is_clear else ", which chance may explain")
+        for line in gaps
+        if line.gap is not None
+    ]
+    return f"{begin}; against it " + "; ".join(said) + "."
+
+
+def _labels(line: Line) -> str:
+    size = line.rows[0].values["train_size"]
+    held_out = line.rows[0].values["val_size"] or 0
+    return f"{size + held_out:,} labeled images"
+
+
+def _percent(line: Line) -> str:
+    mean, spread = line.mean("test_top1"), line.spread("test_top1")
+    assert mean is not None
+    return f"{100 * mean:.1f} %" + (
+        f" (+- {100 * spread:.1f} over {len(line.rows)} seeds)" if spread is not None else ""
+    )

@@ -1,0 +1,78 @@
+"""The numbers that a comparison's claims rest on, against others' and by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from comparing import row
+
+from finetune.comparison.charts import crossings
+from finetune.comparison.paired import compare, mcnemar
+from finetune.comparison.rows import choose_subset
+
+
+def test_mcnemar_by_hand():
+    # Seven images speak for one, one for the other: 2 (C(8, 0) + C(8, 1)) / 2^8.
+    ours = np.array([True] * 7 + [False] + [True] * 20 + [False] * 5)
+    theirs = np.array([False] * 7 + [True] + [True] * 20 + [False] * 5)
+    assert mcnemar(ours, theirs) == pytest.approx(18 / 256)
+    assert mcnemar(theirs, ours) == pytest.approx(18 / 256)
+    assert mcnemar(ours, ours) == 1
+
+
+def test_a_gap_is_paired_by_seed_and_image():
+    generator = np.random.default_rng(0)
+    truth = generator.random((3, 400))
+    ours = [row("ours", seed, truth[seed] < 0.7) for seed in range(3)]
+    theirs = [row("theirs", seed, truth[seed] < 0.6) for seed in (2, 0, 1)]
+    gap = compare(ours, theirs)
+    differences = np.stack([(truth[s] < 0.7) * 1.0 - (truth[s] < 0.6) for s in range(3)])
+    assert gap.seeds == 3
+    assert gap.points == pytest.approx(100 * differences.mean())
+    # t(0.975, 2) and z(0.975), from the tables.
+    over_seeds = 4.302653 * differences.mean(axis=1).std(ddof=1) / 3**0.5
+    over_images = 1.959964 * differences.mean(axis=0).std(ddof=1) / 400**0.5
+    assert gap.half_width == pytest.approx(100 * (over_seeds**2 + over_images**2) ** 0.5, rel=1e-5)
+    assert gap.is_clear
+    back = compare(theirs, ours)
+    assert back.points == pytest.approx(-gap.points)
+    assert back.half_width == pytest.approx(gap.half_width)
+
+
+def test_the_interval_holds_what_it_says():
+    """Of many pairs of equal classifiers about one in twenty is called different."""
+    generator = np.random.default_rng(1)
+    clear = 0
+    for _ in range(400):
+        rows = [
+            [row(name, seed, generator.random(200) < 0.6) for seed in range(3)] for name in ("one", "other")
+        ]
+        gap = compare(*rows)
+        clear += gap.is_clear
+    assert 0 < clear < 0.08 * 400
+
+
+def test_no_gap_of_other_images_or_seeds():
+    ours, theirs = row("ours", 0, np.ones(4, bool)), row("theirs", 1, np.ones(4, bool))
+    assert compare([ours], [theirs]) is None
+    other = replace(theirs, cell=replace(theirs.cell, seed=0), keys=("a", "b", "c", "e"))
+    assert compare([ours], [other]) is None
+
+
+def test_lines_cross_between_two_sizes():
+    rising, flat = [(10.0, 0.1), (100.0, 0.5), (1000.0, 0.6)], [(10.0, 0.3), (100.0, 0.3), (1000.0, 0.4)]
+    # Half way on the logarithm: -0.2 at 10, +0.2 at 100.
+    assert crossings(rising, flat) == pytest.approx([10**1.5])
+    assert crossings(flat, flat) == []
+    assert crossings(rising, [(10.0, 0.3)]) == []
+
+
+def test_subsets_of_the_test_images_are_nested_and_even():
+    keys = [f"image-{number:04d}" for number in range(300)]
+    labels = [str(number % 3) for number in range(300)]
+    small, large = choose_subset(keys, labels, 30), choose_subset(keys, labels, 90)
+    assert set(small) <= set(large)
+    assert len(small) == 30
+    assert [sum(labels[place] == name for place in small) for name in "012"] == [10, 10, 10]
+    backwards = choose_subset(keys[::-1], labels[::-1], 30)
+    assert {keys[place] for place in small} == {keys[::-1][place] for place in backwards}
