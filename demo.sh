@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Pretrains both objectives on scikit-learn's digits, on two CPU ranks. `make demo` runs it.
+# Pretrains both objectives on scikit-learn's digits, on two CPU ranks, and compares what comes of
+# them. `make demo` runs it.
 set -euo pipefail
 runs=${1:-runs}
 
@@ -10,6 +11,10 @@ for objective in mae masked_patch; do
   deepspeed --log_level error --num_accelerators 2 --master_port "$port" \
     pretrain/run.py --config "configs/${objective}_digits.yaml" "run.dir=$runs/${objective}_digits"
 done
+
+echo "== comparison with ten labels of each digit: from scratch, pretrained, convolutional"
+python finetune/compare.py --config configs/compare_demo.yaml "run.dir=$runs/compare_demo" \
+  "pretrain.MAE.dir=$runs/mae_digits" "pretrain.mean color.dir=$runs/masked_patch_digits"
 
 echo
 echo "Reconstructions of held-out digits (masked / predicted / pasted / original):"

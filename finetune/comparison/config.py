@@ -43,9 +43,11 @@ class PretrainSection(Section):
     Attributes:
         config: its file, beside the comparison's.
         set: changes to it; `data.path` is the comparison's unless it is here.
+        dir: its run folder, which comparisons may share; in the comparison's own by default.
     """
 
     config: str
+    dir: str | None = None
     set: Overrides = Field(default_factory=dict)
 
 

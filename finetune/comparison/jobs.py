@@ -37,12 +37,16 @@ class Job:
         folder: of the run.
         script: `pretrain/run.py` or `finetune/run.py`.
         arguments: of its command line, without the folder.
+        notes: beside which its output and arguments are kept; beside the folder by default.
+            A run whose folder is elsewhere may have been begun by others: it is always
+            called, and says itself that it is finished, or another one.
     """
 
     name: str
     folder: Path
     script: str
     arguments: tuple[str, ...]
+    notes: Path | None = None
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -56,11 +60,11 @@ class Job:
     @property
     def log(self) -> Path:
         """Where its output goes."""
-        return self.folder.with_name(f"{self.folder.name}.log")
+        return self._beside(".log")
 
     @property
     def _told(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.job.json")
+        return self._beside(".job.json")
 
     def is_done(self) -> bool:
         """Whether it has ended well.
@@ -68,7 +72,7 @@ class Job:
         Raises:
             InputError: if the folder holds a run of other arguments.
         """
-        if not self._told.exists():
+        if self.notes is not None or not self._told.exists():
             return False
         if json.loads(self._told.read_text()) != list(self.arguments):
             raise InputError(
@@ -79,8 +83,12 @@ class Job:
 
     def remember(self) -> None:
         """Notes the arguments, before it begins."""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self._told.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._told, list(self.arguments))
+
+    def _beside(self, suffix: str) -> Path:
+        stem = self.notes or self.folder
+        return stem.with_name(stem.name + suffix)
 
     def command(self) -> list[str]:
         """The command line."""
@@ -196,7 +204,9 @@ class Bar:
             unit="",
             dynamic_ncols=True,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
-            mininterval=0.5,
+            # In a file, a line a minute.
+            mininterval=0.5 if sys.stderr.isatty() else 60,
+            miniters=0,
         )
 
     def add(self, jobs: Iterable[Job]) -> None:
@@ -216,11 +226,11 @@ class Bar:
             # Of what earlier sittings did the bar's rate knows nothing.
             self._begun = share
             self._bar.initial = share
-        self._bar.n = share
+        share, before = max(0.0, min(share, 1.0)), self._bar.n
         done = sum(work is not None and work[0] == work[1] for work in works)
         self._bar.set_description_str(f"{done}/{len(works) + self._more} runs", refresh=False)
         self._bar.set_postfix_str(", ".join(job.name for job in running), refresh=False)
-        self._bar.refresh()
+        self._bar.update(share - before)
 
     def close(self) -> None:
         """Leaves the bar as it is."""

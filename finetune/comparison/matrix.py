@@ -141,7 +141,7 @@ class Matrix:
                 continue
             point = self.chosen(entry, labels)[0] if mode == "finetune" else {}
             for seed in entry.seeds or self.config.seeds:
-                more = self._epochs_for(entry, labels, mode) if compute_of else {}
+                more = self._steps_for(entry, labels, mode) if compute_of else {}
                 job = self._cell_job(entry, labels, mode, seed, point | more)
                 found.append(Cell(entry, labels, mode, seed, point | more, job))
         return found
@@ -150,8 +150,8 @@ class Matrix:
         """The run that an entry begins from, if it is one of ours."""
         return self.pretraining.get(entry.start) if entry.start else None
 
-    def _epochs_for(self, entry: EntrySection, labels: Labels, mode: Mode) -> Overrides:
-        """As many epochs as cost what pretraining and fine-tuning of the other one did."""
+    def _steps_for(self, entry: EntrySection, labels: Labels, mode: Mode) -> Overrides:
+        """As many steps as cost what pretraining and fine-tuning of the other one did."""
         other = next(one for one in self.config.entries if one.name == entry.compute_of)
         like = self._like(entry)
         seed = (other.seeds or self.config.seeds)[0]
@@ -159,9 +159,9 @@ class Matrix:
         own = self._cell_job(like, labels, mode, seed, self.chosen(like, labels)[0]).summary
         before = self.pretraining_of(other)
         total = total_flops(theirs) + (total_flops(before.summary) if before else 0.0)
-        if not total or not total_flops(own) or not own.get("epochs"):
+        if not total or not own.get("flops_per_step"):
             raise InputError(f'"{entry.name}": the cost of "{other.name}" or "{like.name}" is not known')
-        return {"train.epochs": math.ceil(total / total_flops(own) * own["epochs"])}
+        return {"train.steps": math.ceil(total / own["flops_per_step"])}
 
     def _like(self, entry: EntrySection) -> EntrySection:
         """The scratch entry of the same network that is trained as long as all others."""
@@ -176,7 +176,15 @@ class Matrix:
         section = self.config.pretrain[name]
         settings = {"data.path": self.config.data.path, **section.set}
         arguments = ("--config", str(self._file(section.config)), *_lines(settings))
-        return Job(f"pretrain {name}", self._folder / "pretrain" / slug(name), "pretrain/run.py", arguments)
+        own = self._folder / "pretrain" / slug(name)
+        elsewhere = Path(section.dir) if section.dir else None
+        return Job(
+            f"pretrain {name}",
+            elsewhere or own,
+            "pretrain/run.py",
+            arguments,
+            notes=own if elsewhere else None,
+        )
 
     def _tune_job(self, entry: EntrySection, labels: Labels, number: int, seed: int) -> Job:
         point = self.config.points_of(entry)[number] | {"finetune.test": False}
@@ -210,6 +218,10 @@ class Matrix:
 
     def _settings(self, entry: EntrySection, mode: Mode, point: Overrides) -> Overrides:
         shared = {**self.config.set, **entry.set, **point}
+        if entry.compute_of is not None and "train.steps" in point:
+            shared = {
+                key: value for key, value in shared.items() if key not in ("train.epochs", "train.samples")
+            }
         return {**shared, "data.path": self.config.data.path, "finetune.mode": mode}
 
     def _file(self, name: str) -> Path:

@@ -1,0 +1,255 @@
+"""Whole comparisons on the digits: run, stopped, killed, and told."""
+
+import csv
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import ROOT, run
+
+from finetune.comparison.rows import TIME_COLUMNS
+
+MODEL = (
+    "model.img_size: 8, model.patch_size: 2, model.in_chans: 1, "
+    "model.embed_dim: 16, model.depth: 2, model.num_heads: 2"
+)
+CONFIG = """
+run: {{name: small}}
+data: {{path: {data}}}
+set:
+  model.img_size: 8
+  model.in_chans: 1
+  data.augment: {{crop: pad, pad_px: 1, flip: false}}
+  train.steps: {steps}
+  train.warmup_steps: 1
+  train.effective_batch_size: 32
+  monitor.log_every_steps: 1
+  monitor.evaluate_every_steps: 2
+  monitor.tensorboard: false
+  checkpoint.every_steps: 2
+pretrain:
+  MAE:
+    config: {configs}/mae_digits.yaml
+    set: {{{model}, objective.decoder_embed_dim: 16, objective.decoder_depth: 1, objective.decoder_num_heads: 2,
+          train.engine: torch, train.steps: {steps}, train.warmup_steps: 1, monitor.tensorboard: false,
+          checkpoint.every_steps: 2, monitor.evaluate_every_steps: 3, monitor.evaluate_images: 64}}
+entries:
+  - {{name: ViT from scratch, config: {configs}/finetune_cifar_tiny.yaml, set: {{{model}}}}}
+  - {{name: ViT from MAE, config: {configs}/finetune_cifar_tiny.yaml, start: MAE, modes: [finetune, few_shot]}}
+  - {{name: SimpleCNN, config: {configs}/simple_cnn_cifar.yaml, tune: [{{optim.lr: 2e-3}}, {{optim.lr: 4e-3}}]}}
+  - {{name: as long as MAE, config: {configs}/finetune_cifar_tiny.yaml, set: {{{model}}}, compute_of: ViT from MAE}}
+reference: ViT from scratch
+labels_per_class: [25]
+seeds: [0]
+tune: [{{optim.lr: 1e-3}}, {{optim.lr: 3e-3}}]
+test_subset: 50
+parallel: 2
+"""
+
+
+def write_config(folder: Path, data: Path, *, steps: int) -> Path:
+    path = folder / "small.yaml"
+    path.write_text(CONFIG.format(data=data, configs=ROOT / "configs", steps=steps, model=MODEL))
+    return path
+
+
+def command(config: Path, folder: Path, *more: str) -> list[str]:
+    return ["finetune/compare.py", "--config", str(config), f"run.dir={folder}", *more]
+
+
+def read(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open() as file:
+        return [
+            {key: value for key, value in line.items() if key not in TIME_COLUMNS}
+            for line in csv.DictReader(file)
+        ]
+
+
+@pytest.fixture(scope="module")
+def compared(digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    config = write_config(folder, digits, steps=6)
+    done = run(*command(config, folder / "run"), timeout=500)
+    assert done.returncode == 0, done.stderr
+    return config, folder / "run", done
+
+
+def test_the_table_tells_what_the_runs_found(compared):
+    _, folder, done = compared
+    lines = read(folder)
+    assert [(line["entry"], line["mode"]) for line in lines] == [
+        ("ViT from scratch", "finetune"),
+        ("ViT from MAE", "finetune"),
+        ("ViT from MAE", "few_shot"),
+        ("SimpleCNN", "finetune"),
+        ("as long as MAE", "finetune"),
+    ]
+    assert str(folder / "report.html") in done.stdout
+    for line in lines[:2]:
+        entry = line["entry"].lower().replace(" ", "-")
+        (summary,) = (folder / "cells" / entry).glob("finetune-*/summary.json")
+        told = json.loads(summary.read_text())
+        assert float(line["test_top1"]) == told["test_top1"]
+        assert (told["train_size"], told["val_size"], told["test_size"]) == (220, 30, 300)
+
+
+def test_settings_are_chosen_on_held_out_images_alone(compared):
+    _, folder, _ = compared
+    for entry, rates in {"vit-from-scratch": (1e-3, 3e-3), "simplecnn": (2e-3, 4e-3)}.items():
+        told = [
+            json.loads(
+                (folder / "tune" / entry / f"labels-25-setting-{n}-seed-1000/summary.json").read_text()
+            )
+            for n in range(2)
+        ]
+        assert all("test_top1" not in one for one in told)
+        assert not list((folder / "tune").rglob("predictions.csv"))
+        best = max(range(2), key=lambda number: told[number]["val_top1"])
+        (cell,) = (folder / "cells" / entry).glob("finetune-*/config.yaml")
+        assert f"lr: {rates[best]}" in cell.read_text()
+
+
+def test_equal_compute_is_equal(compared):
+    _, folder, _ = compared
+    lines = {(line["entry"], line["mode"]): line for line in read(folder)}
+    theirs, ours = lines["ViT from MAE", "finetune"], lines["as long as MAE", "finetune"]
+    total = float(theirs["finetune_flops"]) + float(theirs["pretrain_flops"])
+    assert total == pytest.approx(float(ours["finetune_flops"]), rel=0.1)  # whole steps, of a dozen
+    assert float(ours["pretrain_flops"]) == 0
+
+
+def test_the_page_needs_nothing_beside_it(compared):
+    _, folder, _ = compared
+    page = (folder / "report.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:|#)', page.replace('xlink:href="#', 'href="#'))
+    assert "ViT from MAE" in page
+    assert page.count("<svg") >= 2
+    assert "On 250 labeled images, ViT from scratch reaches" in page
+    assert (folder / "report.md").read_text().count("| ViT from scratch |") == 1
+
+
+def test_again_it_has_nothing_to_do(compared):
+    config, folder, _ = compared
+    before = (folder / "results.csv").read_bytes(), (folder / "report.html").read_bytes()
+    begun = time.monotonic()
+    done = run(*command(config, folder))
+    assert done.returncode == 0
+    assert time.monotonic() - begun < 60
+    assert ((folder / "results.csv").read_bytes(), (folder / "report.html").read_bytes()) == before
+
+
+def test_other_settings_in_the_same_folder_are_refused(compared):
+    config, folder, _ = compared
+    done = run(*command(config, folder, "seeds=[0]", "tune=[]", "entries=null"))
+    assert done.returncode == 2
+    before = (folder / "results.csv").read_bytes()
+    changed = config.with_name("changed.yaml")
+    changed.write_text(config.read_text().replace("effective_batch_size: 32", "effective_batch_size: 16"))
+    done = run(*command(changed, folder))
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()[-1:]) == 1
+    assert "was run with other settings" in done.stderr
+    assert (folder / "results.csv").read_bytes() == before
+
+
+WRONG = {
+    "unknown reference": (
+        "reference: ViT from scratch",
+        "reference: ViT from scrach",
+        'did you mean "ViT from scratch"?',
+    ),
+    "own key": (
+        "  train.steps:",
+        "  run.seed: 3\n  train.steps:",
+        '"run.seed" is given by the comparison (seeds)',
+    ),
+    "uneven budget": (
+        "[{optim.lr: 2e-3}, {optim.lr: 4e-3}]",
+        "[{optim.lr: 2e-3}]",
+        "give all the same number",
+    ),
+    "unknown key of a run": ("  model.img_size: 8\n", "  model.img_sise: 8\n", '"model.img_size"'),
+    "missing file": ("simple_cnn_cifar.yaml", "simple_cnn.yaml", "cannot read config"),
+    "seed of tuning": ("seeds: [0]", "seeds: [1000]", "tune_seeds"),
+    "two of a name": ("name: SimpleCNN", "name: ViT-from scratch", "two are called"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input_is_one_line(digits, tmp_path, name):
+    config = write_config(tmp_path, digits, steps=2)
+    old, new, expected = WRONG[name]
+    assert old in config.read_text()
+    config.write_text(config.read_text().replace(old, new, 1))
+    done = run(*command(config, tmp_path / "run"))
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert expected in errors[0]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def start(config: Path, folder: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *command(config, folder)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(folder: Path, pattern: str, process: subprocess.Popen) -> None:
+    for _ in range(3000):
+        if any(folder.glob(pattern)) or process.poll() is not None:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nothing at {pattern}")
+
+
+@pytest.mark.distributed
+def test_stopped_it_saves_and_goes_on(digits, tmp_path):
+    config = write_config(tmp_path, digits, steps=400)
+    folder = tmp_path / "run"
+    process = start(config, folder)
+    try:
+        wait_for(folder, "pretrain/mae/checkpoints/latest", process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 75, process.stderr.read()
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+    finally:
+        process.kill()
+    assert json.loads((folder / "pretrain/mae/summary.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.timeout(1800)
+def test_killed_three_times_it_ends_with_the_same_table(digits, tmp_path):
+    config = write_config(tmp_path, digits, steps=40)
+    assert run(*command(config, tmp_path / "straight"), timeout=900).returncode == 0
+    folder, chance = tmp_path / "killed", random.Random(0)
+    for pattern in ("pretrain/mae/checkpoints/latest", "tune/*/*/metrics.jsonl", "cells/*/*/metrics.jsonl"):
+        process = start(config, folder)
+        try:
+            wait_for(folder, pattern, process)
+            time.sleep(3 * chance.random())
+            family = psutil.Process(process.pid).children(recursive=True)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            # Nothing goes on that a second comparison could meet.
+            assert psutil.wait_procs(family, timeout=20)[1] == []
+        finally:
+            process.kill()
+    assert run(*command(config, folder), timeout=900).returncode == 0
+    assert read(folder) == read(tmp_path / "straight")
