@@ -12,7 +12,7 @@ for objective in mae masked_patch; do
     pretrain/run.py --config "configs/${objective}_digits.yaml" "run.dir=$runs/${objective}_digits"
 done
 
-echo "== comparison with ten labels of each digit: from scratch, pretrained, convolutional"
+echo "== comparison with twenty labels of each digit: from scratch, pretrained, convolutional"
 python finetune/compare.py --config configs/compare_demo.yaml "run.dir=$runs/compare_demo" \
   "pretrain.MAE.dir=$runs/mae_digits" "pretrain.mean color.dir=$runs/masked_patch_digits"
 

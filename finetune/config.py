@@ -74,6 +74,12 @@ class LabeledDataSection(DataSection):
 
     labels_per_class: int | None = Field(default=None, gt=0)
 
+    @model_validator(mode="after")
+    def _check_labels(self) -> LabeledDataSection:
+        if self.leave_out_per_class is not None:
+            raise ValueError("leave_out_per_class is pretraining's: fine-tuning takes labels_per_class")
+        return self
+
 
 class FinetuneOptimSection(OptimSection):
     """The optimizer, with MAE's betas of fine-tuning (Sec. A.1) and layer-wise decay of the rate."""
@@ -131,6 +137,13 @@ class FinetuneSection(Section):
     def _check(self) -> FinetuneSection:
         if min(self.shots) < 1:
             raise ValueError(f"shots={self.shots}: at least 1 each")
+        for key, mode in (("shots", "few_shot"), ("draws", "few_shot"), ("neighbors", "knn")):
+            if key in self.model_fields_set and self.mode != mode:
+                default = type(self).model_fields[key].default
+                if getattr(self, key) != default:
+                    raise ValueError(
+                        f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{mode}"'
+                    )
         if not self.test and (self.mode != "finetune" or not self.holdout):
             raise ValueError(
                 'test=false leaves nothing to measure: it needs mode="finetune" and holdout above 0'
@@ -193,16 +206,28 @@ class StartAmendment:
     """Lays a start's facts over what a config file says; overrides come after it.
 
     First the file's section `with_start`, then the encoder's geometry and the
-    normalization that the start was trained with.
+    normalization that the start was trained with; `replaced` tells what else the file
+    said, (its value, the start's) by key. The size of images is the file's, where it
+    gives one.
     """
 
     def __init__(self, ckpt: str | None, stem: str, overrides: Sequence[str] = ()) -> None:
-        """Remembers --ckpt, and what names the run: the config, and a mode among the overrides."""
+        """Remembers --ckpt, and what names the run: the config, and a mode among the overrides.
+
+        Raises:
+            InputError: if the start is given in a way that does not count.
+        """
+        if ckpt is not None and not ckpt.strip():
+            raise InputError('--ckpt "" names no start: give one, or leave --ckpt out to begin from scratch')
+        for text in overrides:
+            if text.partition("=")[0] == "finetune.start":
+                raise InputError(f'override "{text}": weights to begin from are given by --ckpt')
         modes = [
             text.partition("=")[2].strip("\"' ") for text in overrides if text.startswith("finetune.mode=")
         ]
         self._ckpt, self._name = ckpt, "-".join([stem, *modes[-1:]])
         self.start: Start | None = None
+        self.replaced: dict[str, tuple[Any, Any]] = {}
 
     def __call__(self, raw: dict[str, Any]) -> None:
         """Changes sections as read.
@@ -228,8 +253,17 @@ class StartAmendment:
         if self.start.geometry is not None and (name is None or name in SIZES):
             # As in the official MAE code: a fixed table is where learned positions begin.
             facts["model"] = {**self.start.geometry, "pos_embed": "learnable"}
+            if isinstance(model, dict) and "img_size" in model:
+                # Positions are interpolated to the size that the recipe asks for.
+                del facts["model"]["img_size"]
         if self.start.mean is not None and self.start.std is not None:
             facts["data"] = {"normalize": [list(self.start.mean), list(self.start.std)]}
+        self.replaced = {
+            f"{section}.{key}": (raw[section][key], value)
+            for section in ("model", "data")
+            for key, value in facts.get(section, {}).items()
+            if isinstance(raw.get(section), dict) and raw[section].get(key, value) != value
+        }
         _lay_over(raw, facts)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
-from finetune.model import describe_encoder
+from finetune.model import describe_encoder, warn_of_normalization
 from finetune.results import Measuring, Outputs, sizes_of
 from mae_vit.config_file import dump_config
 from mae_vit.coverage import load_start
@@ -63,6 +63,7 @@ def score_frozen(
         coverage = load_start(start, model.encoder)
         if ranks.rank == 0:
             print(coverage.describe(start.source))
+            warn_of_normalization(start, data)
     if arguments.dry_run:
         if ranks.rank == 0:
             print(
@@ -96,9 +97,10 @@ def score_frozen(
         folder.write_summary("done", summary)
         print(f"done: test {summary['test_top1']:.2%} of {len(data.test):,} images ({config.finetune.mode})")
         for shots, told in summary.get("few_shot", {}).items():
-            print(
-                f"  {shots:>3} shots  {told['mean']:.2%} +- {told['std']:.2%} ({config.finetune.draws} draws)"
+            spread = (
+                "" if told["std"] is None else f" +- {told['std']:.2%} over {config.finetune.draws} draws"
             )
+            print(f"  {shots:>3} shots  {told['mean']:.2%}{spread}")
         print(f"  details   {folder.path / 'results.json'}, {folder.path / 'predictions.csv'}")
     barrier(ranks)
     return 0
@@ -147,11 +149,12 @@ def _score(
     for shots in sorted(set(config.finetune.shots)):
         found = []
         for draw in range(config.finetune.draws):
-            chosen, _ = draw_shots(labels.numpy(), shots=shots, queries=0, draw=draw)
+            chosen, _ = draw_shots(labels.numpy(), shots=shots, queries=0, draw=draw, seed=config.run.seed)
             scores = least_squares_scores(support[chosen], labels[chosen], query, num_classes=classes)
             guesses = _predictions(asked, scores.softmax(dim=1))
             found.append(guesses.top1)
-        told[str(shots)] = {"mean": float(np.mean(found)), "std": float(np.std(found)), "draws": found}
+        spread = float(np.std(found, ddof=1)) if len(found) > 1 else None
+        told[str(shots)] = {"mean": float(np.mean(found)), "std": spread, "draws": found}
     return {"test_top1": told[str(max(config.finetune.shots))]["mean"], "few_shot": told}, guesses
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -11,7 +10,14 @@ from typing import Any
 from finetune.config import FinetuneConfig, StartAmendment
 from finetune.data import FinetuneData, open_data
 from finetune.frozen import score_frozen
-from finetune.model import build_classifier, describe_encoder, load_into, optimizer_of
+from finetune.model import (
+    build_classifier,
+    describe_encoder,
+    draws_noise,
+    load_into,
+    optimizer_of,
+    warn_of_normalization,
+)
 from finetune.recipes import find_recipe
 from finetune.report import describe_plan, describe_rates, rates_of
 from finetune.results import Measuring, Outputs
@@ -63,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_to_exit_code(job)
 
 
-def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Start | None]:
-    """Reads config and start, which has a say in the config.
+def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Start | None, list[str]]:
+    """Reads config and start, which has a say in the config; and what of the file that replaced.
 
     Raises:
         InputError: for whatever does not fit.
@@ -75,7 +81,11 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Start | None]:
     overrides = [*recipe, *arguments.overrides]
     amendment = StartAmendment(arguments.ckpt, path.stem, overrides)
     config = load_config(FinetuneConfig, path, overrides, amend=amendment)
-    return config, amendment.start
+    notes = [
+        f"note: {key}={said} of {path.name} gives way to the start's {start}"
+        for key, (said, start) in amendment.replaced.items()
+    ]
+    return config, amendment.start, notes
 
 
 def finetune(arguments: Arguments) -> int:
@@ -84,8 +94,10 @@ def finetune(arguments: Arguments) -> int:
     Raises:
         InputError: before anything is written, for whatever the user can mend.
     """
-    config, start = read_config(arguments)
+    config, start, notes = read_config(arguments)
     ranks = find_ranks()
+    if notes and ranks.rank == 0:
+        print("\n".join(notes))
     config = config.on(ranks.world_size)
     check_engine(config, ranks)
     device = find_device(ranks)
@@ -99,6 +111,9 @@ def finetune(arguments: Arguments) -> int:
     plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
     costs = estimate_costs(config, plan, build)
     derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
+    if len(data.held_out):
+        # When held-out images are measured decides which weights can be chosen.
+        derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
     identity = run_identity(config, derived=derived)
     if arguments.dry_run:
         found = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
@@ -110,7 +125,8 @@ def finetune(arguments: Arguments) -> int:
     found = begin(config, arguments, folder, identity, ranks, device)
     if found is not None and is_finished(folder, found, plan):
         if ranks.rank == 0:
-            print(f"{folder.path} is finished ({found.step} steps); results: {folder.path / 'results.json'}")
+            told = folder.path / "results.json" if config.finetune.test else folder.summary
+            print(f"{folder.path} is finished ({found.step} steps); results: {told}")
         return 0
     model = build()
     if found is None and start is not None:
@@ -124,7 +140,6 @@ def finetune(arguments: Arguments) -> int:
         folder.path.mkdir(parents=True, exist_ok=True)
         write_json(folder.path / "rates.json", [asdict(row) for row in rates])
     engine = build_engine(config, plan, model, ranks, device, optimizer=optimizer_of(config))
-    noisy = bool(config.model.drop_path_rate or getattr(config.model, "drop_rate", 0.0))
     selects = "top1" if len(data.held_out) else None
     run = Run(
         config,
@@ -133,7 +148,7 @@ def finetune(arguments: Arguments) -> int:
         folder,
         identity,
         costs,
-        noisy,
+        draws_noise(model),
         selects,
         config.finetune.start or "scratch",
     )
@@ -155,27 +170,13 @@ def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Class
             activation_checkpointing=config.train.activation_checkpointing,
             optimizer_slots=len(optimizer_of(config).slots),
         )
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ValueError) as error:
         # Our own encoders take what their config allows.
         if isinstance(config.model, ModelSection):
             raise
         raise InputError(
             f'model.name="{config.model.name}" does not take {channels} x {height} x {width} images: {error}'
         ) from None
-
-
-def warn_of_normalization(start: Start, data: FinetuneData) -> None:
-    """Says so if images are not normalized as the start was trained; an override asked for it."""
-    if start.mean is not None and (start.mean, start.std) != (data.mean, data.std):
-        print(
-            f"warning: {start.source} was trained on images normalized by mean {_rounded(start.mean)}, "
-            f"this run's is {_rounded(data.mean)} (data.normalize)",
-            file=sys.stderr,
-        )
-
-
-def _rounded(values: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in values]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 import torch
 
 from finetune.config import FinetuneConfig
@@ -63,6 +66,15 @@ def build_classifier(config: FinetuneConfig, data: FinetuneData, info: EncoderIn
     return NetworkClassifier(network, label_smoothing=finetune.label_smoothing, **normalization)
 
 
+def draws_noise(model: Classifier) -> bool:
+    """Whether layers draw noise: dropout, stochastic depth, whatever architecture asks for it."""
+    return any(
+        max(getattr(module, "p", 0.0) or 0.0, getattr(module, "drop_prob", 0.0) or 0.0) > 0
+        for module in model.modules()
+        if "drop" in type(module).__name__.lower()
+    )
+
+
 def load_into(model: Classifier, start: Start) -> Coverage:
     """Puts a start into a fresh classifier's encoder.
 
@@ -96,3 +108,17 @@ def optimizer_of(config: FinetuneConfig) -> OptimizerOptions:
         exempt=() if optim.name == "lars" else EMBEDDINGS,
         layer_decay=optim.layer_decay,
     )
+
+
+def warn_of_normalization(start: Start, data: FinetuneData) -> None:
+    """Says so if images are not normalized as the start was trained; an override asked for it."""
+    if start.mean is not None and (start.mean, start.std) != (data.mean, data.std):
+        print(
+            f"warning: {start.source} was trained on images normalized by mean {_rounded(start.mean)}, "
+            f"this run's is {_rounded(data.mean)} (data.normalize)",
+            file=sys.stderr,
+        )
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in values]

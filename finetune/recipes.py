@@ -54,9 +54,12 @@ def find_recipe(ckpt: str | None) -> tuple[Path, list[str]]:
     if model["name"] not in _RECIPES:
         raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS}')
     name, overrides = _RECIPES[model["name"]]
-    # Crops and flips of these images too: what may be mirrored depends on what they show.
-    augment = {key: value for key, value in data["augment"].items() if value is not None}
-    taken = {"data.path": str(path), "data.split": split, "data.augment": augment}
+    # How images may be cut and mirrored depends on their sizes and on what they show; how
+    # small a cut may be is the recipe's.
+    augment = {key: data["augment"].get(key) for key in ("crop", "pad_px", "flip")}
+    taken = {"data.path": str(path), "data.split": split}
+    taken |= {f"data.augment.{key}": value for key, value in augment.items() if value is not None}
+    taken["model.img_size"] = model["img_size"]
     return _CONFIGS / f"{name}.yaml", [
         *overrides,
         *(f"{key}={_inline(value)}" for key, value in taken.items()),

@@ -120,11 +120,18 @@ def build_network(
         return BASELINES[name](num_classes, in_chans)
     check_network(name)
     wanted = name.removeprefix(TIMM_PREFIX)
-    options: dict[str, Any] = {"drop_path_rate": drop_path_rate} if drop_path_rate else {}
+    # Given even at 0: some architectures have another default.
+    options: dict[str, Any] = {"drop_path_rate": drop_path_rate}
     if timm.get_pretrained_cfg_value(wanted, "fixed_input_size"):
         options["img_size"] = img_size
     try:
-        return timm.create_model(wanted, num_classes=num_classes, in_chans=in_chans, **options)
+        try:
+            return timm.create_model(wanted, num_classes=num_classes, in_chans=in_chans, **options)
+        except TypeError:
+            if drop_path_rate:
+                raise
+            del options["drop_path_rate"]  # an architecture without
+            return timm.create_model(wanted, num_classes=num_classes, in_chans=in_chans, **options)
     except Exception as error:  # whatever an architecture has against it
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{name} cannot be built for {in_chans} x {img_size}: {reason[:160]}") from None

@@ -146,7 +146,9 @@ class DataSection(Section):
     """Where images come from, in which order, and how they reach the model.
 
     `order="global"` permutes all samples; with "blocks" a rank reads only the shards of
-    its lanes, a few at a time (`mae_vit.data.blocks`).
+    its lanes, a few at a time (`mae_vit.data.blocks`). `leave_out_per_class=N` trains on the
+    images that fine-tuning's `data.labels_per_class=N` does not take: a start that has seen
+    labels, and is to be fine-tuned on a part of the same data, must not have seen that part's.
     """
 
     path: str
@@ -158,6 +160,7 @@ class DataSection(Section):
     workers: int | Literal["auto"] = "auto"
     memory_limit_gib: float = Field(default=4.0, gt=0)
     normalize: Literal["dataset", "imagenet", "half"] | list[list[float]] = "dataset"
+    leave_out_per_class: int | None = Field(default=None, gt=0)
     augment: AugmentSection = AugmentSection()
 
     @model_validator(mode="before")

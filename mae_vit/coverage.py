@@ -78,6 +78,7 @@ def load_start(
     _check_blocks(start, encoder)
     coverage = Coverage()
     state = encoder.state_dict()
+    _check_kind(start, set(state))
     taken: dict[str, Tensor] = {}
     for name, own in state.items():
         found = start.tensors.get(name)
@@ -103,11 +104,15 @@ def load_start(
     if parts is not None:
         used |= _load_parts(start, parts, objective, coverage)
     coverage.skipped = [name for name in start.tensors if name not in used]
-    if foreign := [name for name in coverage.skipped if name.startswith(_FOREIGN)]:
+    return coverage
+
+
+def _check_kind(start: Start, own: set[str]) -> None:
+    """What the rest would compute something else without."""
+    if foreign := [name for name in start.tensors if name.startswith(_FOREIGN) and name not in own]:
         raise InputError(
             f"{start.source} is an encoder of another kind: ours has no {foreign[0]} ({len(foreign)} such tensors)"
         )
-    return coverage
 
 
 def _check_blocks(start: Start, encoder: ViTEncoder) -> None:
@@ -151,6 +156,11 @@ def _load_positions(
         coverage.kept["pos_embed"] = "fixed sin-cos table, the same function"
         return
     known = start.grid_size
+    if known is not None and known[0] * known[1] != num_found:
+        raise InputError(
+            f"{start.source} is an encoder of another kind: its {num_found + 1} positions are not those of [CLS] and "
+            f"{known[0]} x {known[1]} patches"
+        )
     if known == encoder.grid_size or (known is None and num_found == encoder.num_patches):
         taken["pos_embed"] = found
         coverage.loaded.append("pos_embed")

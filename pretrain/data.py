@@ -18,6 +18,7 @@ from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
 from mae_vit.data.opening import auto_workers, check_pad, make_order, normalization
 from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
+from mae_vit.data.subset import SubsetSource, limit_per_class
 from mae_vit.errors import InputError
 from mae_vit.evaluation.few_shot import draw_shots
 from mae_vit.keyed import Stream, derive_key
@@ -61,8 +62,8 @@ class Data:
 
     @property
     def num_samples(self) -> int:
-        """Images in the training split."""
-        return len(self.index)
+        """Images that are trained on."""
+        return len(self.source.labels)
 
     @property
     def num_classes(self) -> int:
@@ -169,11 +170,13 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         start_worker_server()
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
     held_out = _held_out_index(config, index)
+    samples = _choose(config, index)
     return Data(
         index=index,
-        source=source,
+        source=source if samples is None else SubsetSource(source, samples),
         order=make_order(
             index,
+            samples,
             effective_batch_size=config.train.effective_batch_size,
             seed=config.run.seed,
             lanes=section.lanes,
@@ -194,6 +197,19 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         else None,
         pin_memory=on_gpu,
     )
+
+
+def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
+    """Chooses the samples that are trained on; None for all."""
+    limit = config.data.leave_out_per_class
+    if limit is None:
+        return None
+    labels = np.asarray(index.labels)
+    taken, _ = limit_per_class(np.flatnonzero(labels >= 0), labels, index.keys(), limit)
+    rest = np.setdiff1d(np.arange(len(labels)), taken)
+    if not len(rest):
+        raise InputError(f'data.leave_out_per_class={limit} leaves nothing of split "{index.split}"')
+    return rest
 
 
 def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:

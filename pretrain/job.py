@@ -45,6 +45,12 @@ Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command g
 """
 
 
+_NOTHING_HELD_OUT = (
+    'no split "val" or "test" in the data: no held-out metrics and no pictures '
+    "(mae-vit prepare ... --holdout 0.05 sets some images aside)"
+)
+
+
 class PretrainConfig(Config):
     """A pretraining run: the common sections and an objective."""
 
@@ -113,7 +119,7 @@ def pretrain(arguments: Arguments) -> int:
         initialize(objective, config, info, say=ranks.rank == 0)
     engine = build_engine(config, plan, objective, ranks, device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
-    run = Run(config, plan, engine, folder, identity, costs, noisy)
+    run = Run(config, plan, engine, folder, identity, costs, noisy, advice=_NOTHING_HELD_OUT)
     return run.go(Job(config, plan, data, info, engine, folder), start)
 
 

@@ -67,3 +67,16 @@ def test_architectures_of_timm(name):
 def test_an_unknown_architecture_is_named():
     with pytest.raises(ValueError, match=r'no architecture "resnet19": did you mean "resnet18"'):
         check_network("timm:resnet19")
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "resnet18", "vgg11"])
+def test_stochastic_depth_is_what_the_config_says(name):
+    """Some architectures of timm's have another default; some have none."""
+
+    def rates(network) -> set[float]:
+        return {getattr(module, "drop_prob", 0.0) or 0.0 for module in network.modules()} - {0.0}
+
+    size = {"num_classes": 2, "in_chans": 3, "img_size": (224, 224)}
+    assert rates(build_network(f"timm:{name}", **size)) == set()
+    if name != "vgg11":
+        assert max(rates(build_network(f"timm:{name}", drop_path_rate=0.2, **size))) == pytest.approx(0.2)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from finetune.comparison.config import CompareConfig
+from finetune.comparison.matrix import Matrix
 from finetune.config import FinetuneConfig, StartAmendment
 from mae_vit.config_file import dump_config, load_config
 from mae_vit.config_keys import describe_keys, key_paths
@@ -279,7 +281,10 @@ def test_dump_reads_back_the_same(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
-    if "\nfinetune:" in path.read_text():
+    if path.stem.startswith("compare_"):
+        config = load_config(CompareConfig, path)
+        Matrix(config, path.parent, Path("runs")).check()
+    elif "\nfinetune:" in path.read_text():
         load_config(FinetuneConfig, path, amend=StartAmendment(None, path.stem))
     else:
         load_config(PretrainConfig, path)

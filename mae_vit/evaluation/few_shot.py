@@ -53,7 +53,7 @@ def least_squares_scores(
 
 
 def draw_shots(
-    labels: np.ndarray, *, shots: int, queries: int, draw: int = 0
+    labels: np.ndarray, *, shots: int, queries: int, draw: int = 0, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws `shots` samples of each class, and `queries` of the others; keyed, so the same everywhere.
 
@@ -63,11 +63,12 @@ def draw_shots(
             queries, where the class is).
         queries: largest number of query samples.
         draw: number of the draw; each is another.
+        seed: of the draws.
 
     Returns:
         Sorted positions of support and of query samples, which share none.
     """
-    high, _ = words(derive_key(0, Stream.FEW_SHOT, draw), np.arange(len(labels)), 1)
+    high, _ = words(derive_key(seed, Stream.FEW_SHOT, draw), np.arange(len(labels)), 1)
     shuffled = np.argsort(high[:, 0], kind="stable")
     shuffled = shuffled[labels[shuffled] >= 0]
     support = []

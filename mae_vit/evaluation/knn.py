@@ -9,6 +9,8 @@ from torch import Tensor
 # The paper's temperature; it uses 200 neighbors on ImageNet, later work 20.
 TEMPERATURE = 0.07
 NEIGHBORS = 20
+# Held at a time: 256 MiB.
+_MAX_SIMILARITIES = 1 << 26
 
 
 def knn_scores(
@@ -33,8 +35,12 @@ def knn_scores(
     Returns:
         float32 (m, K); the largest is the predicted class.
     """
-    similarity = F.normalize(query.float(), dim=-1) @ F.normalize(support.float(), dim=-1).T
-    nearest = similarity.topk(min(neighbors, len(support)), dim=-1)
-    votes = (nearest.values / temperature).exp()
+    directions = F.normalize(support.float(), dim=-1).T
     scores = torch.zeros(len(query), num_classes, device=query.device)
-    return scores.scatter_add_(1, labels[nearest.indices], votes)
+    for start in range(0, len(query), max(1, _MAX_SIMILARITIES // len(support))):
+        part = slice(start, start + max(1, _MAX_SIMILARITIES // len(support)))
+        nearest = (F.normalize(query[part].float(), dim=-1) @ directions).topk(
+            min(neighbors, len(support)), dim=-1
+        )
+        scores[part].scatter_add_(1, labels[nearest.indices], (nearest.values / temperature).exp())
+    return scores

@@ -41,12 +41,14 @@ class RunHooks:
         best: Best | None = None,
         begins_from: str = "scratch",
         facts: Mapping[str, Any] | None = None,
+        advice: str = "",
     ) -> None:
         """Opens the outputs of a run that begins, or goes on, at `start_step`.
 
         With `selects` the weights of the largest held-out metric of this name are kept in
         `best`, on all ranks, and with every checkpoint: so a resumed run chooses as the
-        undisturbed one does. `facts` go into every summary.
+        undisturbed one does. `facts` go into every summary. `advice` is said where nothing is
+        held out.
         """
         self.best, self._selects = best, selects
         self._engine, self._folder, self._plan = engine, folder, plan
@@ -73,11 +75,8 @@ class RunHooks:
         self._summarize("running", start_step)
         source = f"going on from {resumed_from}" if resumed_from else f"starting from {begins_from}"
         self._monitor.say(f"{folder.path}: {source}, step {start_step} of {plan.total_steps}")
-        if held_out is None and selects is None:
-            self._monitor.say(
-                'no split "val" or "test" in the data: no held-out metrics and no pictures '
-                "(mae-vit prepare ... --holdout 0.05 sets some images aside)"
-            )
+        if held_out is None and advice:
+            self._monitor.say(advice)
 
     def stop_requested(self) -> bool:
         """True once this rank was asked to stop."""

@@ -70,6 +70,7 @@ class Run:
         selects: the name of the held-out metric by which the best weights are kept; None
             for the last weights.
         begins_from: what a fresh start begins from, for people.
+        advice: said where no images are held out.
     """
 
     config: Config
@@ -81,6 +82,7 @@ class Run:
     noisy: bool
     selects: str | None = None
     begins_from: str = "scratch"
+    advice: str = ""
 
     def go(self, work: Work, start: Checkpoint | None) -> int:
         """Trains from `start` to the end or to a signal; returns the exit code."""
@@ -110,6 +112,7 @@ class Run:
             best=start.state.best if start else None,
             begins_from=self.begins_from,
             facts=self._facts(),
+            advice=self.advice,
         )
         results: dict[str, Any] = {}
         try:
@@ -222,7 +225,13 @@ def begin(
     if arguments.resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
         print(f"moved the earlier run {folder.path} to {moved}")
     barrier(ranks)
-    return find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
+    found = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
+    if found is None and folder.read_status() == "done":
+        raise InputError(
+            f"{folder.path} holds a finished run that left no checkpoints to go on from: give this one another "
+            "run.name, or --resume never to move that aside"
+        )
+    return found
 
 
 def is_finished(folder: RunFolder, start: Checkpoint | None, plan: Plan) -> bool:

@@ -27,7 +27,7 @@ def call(digits, tmp_path):
         start = ["--ckpt", str(ckpt)] if ckpt else []
         options = [f"data.path={digits}", f"run.dir={tmp_path / name}", f"run.name={name}"]
         file = str(ROOT / "configs" / f"{config}.yaml")
-        geometry = [] if ckpt else model
+        geometry = ["model.img_size=8"] if ckpt else model
         return main(["--config", file, *start, *SMALL, *geometry, *options, *arguments])
 
     return run

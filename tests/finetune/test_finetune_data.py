@@ -1,13 +1,26 @@
 """Labeled subsets and held-out shares: nested, balanced, by keys alone."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
+from finetune.config import FinetuneConfig
+from finetune.data import open_data as open_finetune_data
+from mae_vit.config_file import load_config
+from mae_vit.data.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare import prepare
+from mae_vit.data.reading import open_source as open_image_source
 from mae_vit.data.selection import Selection
 from mae_vit.data.sources import open_source
 from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
+from mae_vit.training.distributed import Ranks
+from pretrain.data import open_data as open_pretrain_data
+from pretrain.job import PretrainConfig
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 @pytest.fixture
@@ -94,3 +107,31 @@ def test_blocks_of_a_subset(call, many_shards, tmp_path):
     assert call(*options[:1], options[2], "data.labels_per_class=20", "train.steps=4", name="global") == 0
     models = {(tmp_path / name / "model.safetensors").read_bytes() for name in ("blocks", "global")}
     assert len(models) == 2
+
+
+def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits, tmp_path):
+    """A start that has seen labels has seen none of those that it is fine-tuned and chosen by."""
+    device, ranks = torch.device("cpu"), Ranks(0, 1, 0, 1)
+    place = [
+        f"data.path={digits}",
+        "data.augment={crop: none, flip: false}",
+        "model.in_chans=1",
+        "model.img_size=8",
+    ]
+    config = load_config(
+        FinetuneConfig, CONFIGS / "simple_cnn_cifar.yaml", [*place, "data.labels_per_class=20"]
+    )
+    taken = open_finetune_data(config, ranks, device)
+    more = [*place, "data.leave_out_per_class=20", "model.patch_size=2"]
+    config = load_config(PretrainConfig, CONFIGS / "supervised_cifar_tiny.yaml", more)
+    data = open_pretrain_data(config, ranks, device)
+    assert data.num_samples == 1497 - 200
+    labels = np.asarray(data.index.labels)
+    seen = np.sort(np.concatenate([taken.train, taken.held_out]))
+    rest = np.setdiff1d(np.arange(1497), seen)
+    assert np.array_equal(data.source.labels, labels[rest])
+    plain = open_image_source(
+        data.index, "auto", channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1
+    )
+    places = np.array([0, 5, len(rest) - 1])
+    assert np.array_equal(data.source.images(0, 0, places), plain.images(0, 0, rest[places]))

@@ -29,11 +29,16 @@ CASES = {
     "pretraining's probe": (["monitor.probe_every_steps=3"], "no effect in fine-tuning"),
     "pretraining's held-out images": (["monitor.evaluate_images=9"], "no effect in fine-tuning"),
     "layer decay": (["optim.layer_decay=1.5"], "optim.layer_decay=1.5"),
+    "start as an override": (["finetune.start=runs/mae"], "weights to begin from are given by --ckpt"),
+    "no start": (["--ckpt", ""], "names no start"),
+    "neighbors of another mode": (["finetune.neighbors=3"], 'neighbors has no effect with mode="finetune"'),
+    "pretraining's left-out images": (["data.leave_out_per_class=5"], "fine-tuning takes labels_per_class"),
     "missing start": (["--ckpt", "nowhere"], "start nowhere does not exist"),
     "batch larger than the data": (
         ["data.labels_per_class=2", "train.effective_batch_size=64"],
         "larger than the data",
     ),
+    "nothing measured": (["finetune.test=false", "finetune.holdout=0"], "leaves nothing to measure"),
     "ranks": (["train.engine=torch", "train.zero_stage=1"], 'zero_stage=1 needs engine="deepspeed"'),
 }
 NETWORK_CASES = {
@@ -110,3 +115,28 @@ def test_a_frozen_run_does_not_replace_another(call, pretrained, tmp_path, capsy
     assert call("finetune.mode=few_shot", ckpt=pretrained) == 2
     assert "holds another run" in one_line(capsys)
     assert (tmp_path / "run" / "results.json").read_bytes() == before
+
+
+def test_fine_tuning_does_not_replace_a_frozen_run(call, pretrained, tmp_path, capsys):
+    assert call("finetune.mode=knn", ckpt=pretrained) == 0
+    before = (tmp_path / "run" / "summary.json").read_bytes()
+    capsys.readouterr()
+    assert call(ckpt=pretrained) == 2
+    assert "holds a finished run that left no checkpoints" in capsys.readouterr().err.splitlines()[-1]
+    assert (tmp_path / "run" / "summary.json").read_bytes() == before
+
+
+def test_how_often_the_epoch_is_chosen_is_part_of_the_run(call, tmp_path, capsys):
+    assert call() == 0
+    capsys.readouterr()
+    assert call("monitor.evaluate_every_steps=3") == 2
+    assert "finetune.evaluate_every_steps was 2, now 3" in one_line(capsys)
+
+
+def test_the_test_split_is_not_read_without_being_asked_for(call, tmp_path, capsys):
+    assert call("finetune.test=false") == 0
+    assert "the test split was not read" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["val_top1"] > 0
+    assert not any(name.startswith("test_top") for name in summary)
+    assert not (tmp_path / "run" / "predictions.csv").exists()

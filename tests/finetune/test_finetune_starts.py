@@ -107,7 +107,7 @@ def test_geometry_and_normalization_are_the_starts(run, tmp_path, capsys):
         name.removeprefix("model."): v for name, v in state.identity.items() if name.startswith("model.")
     }
     assert (found["patch_size"], found["embed_dim"], found["depth"], found["num_heads"]) == (8, 48, 2, 3)
-    assert (found["mlp_ratio"], found["img_size"]) == (2.0, [32, 32])
+    assert (found["mlp_ratio"], found["img_size"]) == (2.0, 32)
     assert (state.identity["data.mean"], state.identity["data.std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
     assert "warning" not in capsys.readouterr().err
     assert run(tmp_path, "data.normalize=half", name="other") == 0
@@ -199,3 +199,31 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     assert "does not say which data to fine-tune on" in capsys.readouterr().err
     assert main([]) == 2
     assert "give --ckpt START, --config FILE or both" in capsys.readouterr().err
+
+
+def test_what_the_file_says_and_the_start_replaces_is_told(run, tmp_path, capsys):
+    from mae_vit.weights import EncoderInfo, encoder_bytes
+
+    info = EncoderInfo("S", (16, 16), 2, 3, 48, 2, 3, 2.0, "learnable", [0.5] * 3, [0.5] * 3, "mae", 9)
+    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(info.build(), info))
+    assert run(tmp_path, "--dry-run") == 0
+    output = capsys.readouterr().out
+    assert "note: model.patch_size=4 of finetune_cifar_tiny.yaml gives way to the start's 2" in output
+    # The file's size of images holds: positions are interpolated to it.
+    assert "8 x 8 -> 16 x 16 patches" in output
+
+
+# Of timm's, built without their weights.
+OTHER_KINDS = ["deit3_small_patch16_224", "vit_small_patch14_reg4_dinov2", "vit_base_patch16_siglip_224"]
+
+
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_another_kind_of_encoder_is_one_line(run, name, tmp_path, monkeypatch, capsys):
+    create = timm.create_model
+    monkeypatch.setattr(
+        timm, "create_model", lambda *a, **options: create(*a, **{**options, "pretrained": False})
+    )
+    assert run(f"timm:{name}", "--dry-run") == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert "error: " in error[0]
