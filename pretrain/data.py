@@ -79,6 +79,26 @@ class Data:
             "data.std": list(self.std),
         }
 
+    def check_held_out_labels(self) -> None:
+        """Makes sure that what learns from labels can be measured by some.
+
+        Raises:
+            InputError: if no held-out image has one, naming the split.
+        """
+        index = self.held_out_index
+        if index is None or (index.labels >= 0).any():
+            return
+        others = [
+            name
+            for name, split in index.dataset.splits.items()
+            if any(split.class_counts) and name != self.index.split
+        ]
+        raise InputError(
+            f'held-out split "{index.split}" has no labels to measure by: '
+            + (f"give monitor.evaluate_split={others[0]}, or " if others else "")
+            + "prepare it from class folders, or draw one from train (mae-vit prepare ... --holdout 0.05)"
+        )
+
     def batches(self, ranks: Ranks, plan: Plan, start_step: int) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
         return load_batches(

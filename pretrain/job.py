@@ -78,6 +78,8 @@ def pretrain(arguments: Arguments) -> int:
     check_engine(config, ranks)
     device = find_device(ranks)
     data = open_data(config, ranks, device)
+    if config.objective.uses_labels:
+        data.check_held_out_labels()
     plan = make_plan(
         config,
         num_samples=data.num_samples,

@@ -5,8 +5,13 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 
+from mae_vit.data.prepare import prepare
+from mae_vit.data.sources import open_source
 from mae_vit.training.entry import EXIT_INPUT
 from pretrain.job import main
 
@@ -174,6 +179,41 @@ def test_damaged_description(damaged, tmp_path, capsys):
     (damaged / "dataset.json").write_text(json.dumps(described))
     assert call(damaged, tmp_path / "run") == EXIT_INPUT
     assert "dataset.json is damaged: splits.train.shards.0.file" in one_line(capsys)
+
+
+@pytest.fixture
+def flat_test(tmp_path) -> Path:
+    """Digits: train and val in class folders, test in none."""
+    data, digits = tmp_path / "flat", load_digits()
+    for number in range(60):
+        split = ("train", "val", "test")[number % 3]
+        place = tmp_path / "images" / split / ("" if split == "test" else str(digits.target[number]))
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((digits.images[number] * 15).astype(np.uint8)).save(place / f"{number}.png")
+    prepare([open_source(str(tmp_path / "images"), out=data)], data)
+    return data
+
+
+SUPERVISED = [
+    *("--config", str(ROOT / "configs/supervised_cifar_tiny.yaml"), "model.img_size=8", "model.patch_size=2"),
+    *("model.in_chans=1", "model.depth=1", "train.effective_batch_size=8", "train.engine=torch"),
+    *("train.steps=1", "train.warmup_steps=0", "data.augment.crop=none", "monitor.tensorboard=false"),
+]
+
+
+def test_held_out_images_without_labels_of_a_supervised_run(flat_test, tmp_path, capsys):
+    supervised = [*SUPERVISED, f"data.path={flat_test}", f"run.dir={tmp_path / 'run'}"]
+    without = 'error: held-out split "test" has no labels to measure by: '
+    assert main([*supervised, "monitor.evaluate_split=test"]) == EXIT_INPUT
+    assert one_line(capsys).startswith(f"{without}give monitor.evaluate_split=val, or prepare it")
+    assert not (tmp_path / "run").exists()
+    described = json.loads((flat_test / "dataset.json").read_text())
+    del described["splits"]["val"]
+    (flat_test / "dataset.json").write_text(json.dumps(described))
+    assert main(supervised) == EXIT_INPUT
+    assert one_line(capsys).startswith(f"{without}prepare it from class folders")
+    # Without labels there is nothing to miss.
+    assert call(flat_test, tmp_path / "run", "train.effective_batch_size=8", "--dry-run") == 0
 
 
 def test_run_folder_that_cannot_be_written(digits, tmp_path, capsys):
