@@ -138,10 +138,15 @@ def _load_positions(
     source = start.source
     if found.ndim != 3 or found.shape[-1] != own.shape[-1]:
         raise InputError(f"{source} does not fit the model: {_difference('pos_embed', found, own)}")
-    num_found = found.shape[1] - 1
+    num_found, known = found.shape[1] - 1, start.grid_size
+    if known is not None and known[0] * known[1] != num_found:
+        raise InputError(
+            f"{source} is an encoder of another kind: its pos_embed has {num_found + 1} rows for "
+            f"{known[0]} x {known[1]} patches, ours one for each and one for [CLS]"
+        )
+    side = round(num_found**0.5)
     if not encoder.pos_embed.requires_grad:
-        side = round(num_found**0.5)
-        grid = encoder.grid_size if num_found == encoder.num_patches else (side, side)
+        grid = known or (encoder.grid_size if num_found == encoder.num_patches else (side, side))
         if grid[0] * grid[1] != num_found or not torch.allclose(
             found.float(), sincos_position_table(grid, found.shape[-1]), atol=1e-4
         ):
@@ -150,12 +155,10 @@ def _load_positions(
             )
         coverage.kept["pos_embed"] = "fixed sin-cos table, the same function"
         return
-    known = start.grid_size
     if known == encoder.grid_size or (known is None and num_found == encoder.num_patches):
         taken["pos_embed"] = found
         coverage.loaded.append("pos_embed")
         return
-    side = round(num_found**0.5)
     old_rows, old_columns = known or (side, side)
     if old_rows * old_columns != num_found:
         raise InputError(

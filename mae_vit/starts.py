@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from mae_vit.encoder import SIZES
+from mae_vit.encoder import SIZES, ViTEncoder
 from mae_vit.errors import InputError
 
 TIMM_PREFIX = "timm:"
@@ -208,6 +208,8 @@ def _read_timm(start: str) -> Start:
     except Exception as error:  # no network, no such weights, a broken download
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"cannot fetch the weights of {start} (network needed): {reason[:160]}") from None
+    if isinstance(model, VisionTransformer):
+        _check_function(model, start)
     config = model.pretrained_cfg
     return Start(
         start,
@@ -217,6 +219,25 @@ def _read_timm(start: str) -> Start:
         std=tuple(config["std"]),
         geometry=_geometry_in(model) if isinstance(model, VisionTransformer) else None,
     )
+
+
+def _check_function(model: VisionTransformer, source: str) -> None:
+    """Refuses what has our names and shapes and computes something else."""
+    own = ViTEncoder(img_size=(1, 1), patch_size=1, embed_dim=4, depth=1, num_heads=1).blocks[0]
+    other = model.blocks[0]
+    facts = [("blocks are", type(other).__name__, type(own).__name__)]
+    if type(other) is type(own):
+        facts += [
+            ("activation is", repr(other.mlp.act), repr(own.mlp.act)),
+            ("norm is", _norm_name(other.norm1), _norm_name(own.norm1)),
+        ]
+    for what, found, ours in facts:
+        if found != ours:
+            raise InputError(f"{source} is an encoder of another kind: its {what} {found}, ours {ours}")
+
+
+def _norm_name(norm: torch.nn.Module) -> str:
+    return f"{type(norm).__name__} of eps {norm.eps:g}"
 
 
 def _geometry_in(model: VisionTransformer) -> dict[str, Any]:
