@@ -34,6 +34,7 @@ class Coverage:
         random: names of the model that the file does not hold.
         by_design: names of either that are not to be taken over, with the reason.
         share: of the encoder's parameters that were loaded or interpolated.
+        passed_over: what is wrong with newer checkpoints of the same run.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -43,10 +44,12 @@ class Coverage:
     random: list[str] = field(default_factory=list)
     by_design: dict[str, str] = field(default_factory=dict)
     share: float = 0.0
+    passed_over: tuple[str, ...] = ()
 
     def describe(self, source: str) -> str:
         """A table for people."""
         lines = [f"start    {source}: {self.share:.1%} of the encoder's parameters"]
+        lines += [f"  passed over   {problem}" for problem in self.passed_over]
         lines.append(f"  loaded        {len(self.loaded)} tensors: {_shorten(self.loaded)}")
         for title, notes in (
             ("interpolated", self.interpolated),
@@ -76,7 +79,7 @@ def load_start(
             `MIN_COVERAGE` of the encoder is there.
     """
     _check_blocks(start, encoder)
-    coverage = Coverage()
+    coverage = Coverage(passed_over=start.passed_over)
     state = encoder.state_dict()
     taken: dict[str, Tensor] = {}
     for name, own in state.items():

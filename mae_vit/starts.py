@@ -12,7 +12,7 @@ import hashlib
 import json
 import pickle
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from mae_vit.checkpoint_files import BrokenCheckpoint, as_broken, read_description, read_newest, read_part
 from mae_vit.encoder import SIZES, ViTEncoder
 from mae_vit.errors import InputError
 
@@ -53,6 +54,7 @@ class Start:
         std: per-channel standard deviation.
         num_heads: attention heads, which no shape tells; None if not known.
         geometry: of the encoder, by the keys of a config's `model` section; None if not known.
+        passed_over: what is wrong with newer checkpoints of the same run.
     """
 
     source: str
@@ -62,6 +64,7 @@ class Start:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     geometry: dict[str, Any] | None = None
+    passed_over: tuple[str, ...] = ()
 
     @property
     def grid_size(self) -> tuple[int, int] | None:
@@ -117,29 +120,41 @@ def read_start(start: str) -> Start:
 
 
 def _read_run(folder: Path) -> Start:
-    """The newest checkpoint, which has the objective's parts; else the exported encoder."""
+    """The newest whole checkpoint, which has the objective's parts; else the exported encoder."""
     if (folder / "model.safetensors").exists():
         # Fine-tuned: its best weights, which the newest checkpoint need not hold.
         return _read_safetensors(folder / "model.safetensors")
-    latest = folder / "checkpoints" / "latest"
-    if latest.exists():
-        checkpoint = latest.parent / Path(latest.read_text().strip()).name
-        identity: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())["identity"]
-        mean, std = identity.get("data.mean"), identity.get("data.std")
-        geometry = _geometry_of(identity, str(folder))
-        return Start(
-            source=str(checkpoint),
-            tensors=_without_prefix(load_file(checkpoint / "parameters.safetensors")),
-            objective=identity.get("objective.name"),
-            num_heads=geometry["num_heads"],
-            mean=tuple(mean) if mean else None,
-            std=tuple(std) if std else None,
-            geometry=geometry,
-        )
+    try:
+        found, broken = read_newest(folder / "checkpoints", _read_checkpoint)
+    except BrokenCheckpoint as error:
+        exported = folder / "encoder.safetensors"
+        instead = f": {exported} is there as well" if exported.exists() else ""
+        raise InputError(f"start {folder} cannot be used: {error}{instead}") from None
+    if found is not None:
+        return replace(found, passed_over=tuple(map(str, broken)))
     if (folder / "encoder.safetensors").exists():
         return _read_safetensors(folder / "encoder.safetensors")
     raise InputError(
         f"start {folder} is no run folder: it has neither checkpoints nor an encoder.safetensors"
+    )
+
+
+def _read_checkpoint(path: Path) -> Start:
+    """The parameters of a checkpoint of ours, and what it says of them."""
+    with as_broken(path):
+        described = read_description(path)
+        tensors = read_part(path, "parameters", described)
+        identity: dict[str, Any] = described["identity"]
+    mean, std = identity.get("data.mean"), identity.get("data.std")
+    geometry = _geometry_of(identity, str(path.parents[1]))
+    return Start(
+        source=str(path),
+        tensors=_without_prefix(tensors),
+        objective=identity.get("objective.name"),
+        num_heads=geometry["num_heads"],
+        mean=tuple(mean) if mean else None,
+        std=tuple(std) if std else None,
+        geometry=geometry,
     )
 
 

@@ -3,6 +3,8 @@
 import argparse
 import json
 import pickle
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -230,8 +232,26 @@ def test_a_run_begins_from_another(digits, tmp_path, capsys):
     second = read_start(str(tmp_path / "second"))
     for name, value in first.tensors.items():
         torch.testing.assert_close(second.tensors[name], value, atol=1e-6, rtol=0)
+    newest = sorted((tmp_path / "first" / "checkpoints").glob("step-*"))[-1]
+    shutil.copytree(newest, newest.with_name("step-00000099"))
+    damage = newest.with_name("step-00000099") / "parameters.safetensors"
+    damage.write_bytes(damage.read_bytes()[:-1] + b"!")
+    (newest.parent / "latest").write_text("step-00000099\n")
+    again = read_start(str(tmp_path / "first"))
+    assert again.source == str(newest)
+    for name, value in first.tensors.items():
+        assert torch.equal(again.tensors[name], value)
+    objective = [*small, f"run.dir={tmp_path / 'again'}", f"model.init={tmp_path / 'first'}", "--dry-run"]
+    capsys.readouterr()
+    assert main(objective) == 0
+    problem = "passed over   .*step-00000099: parameters.safetensors is damaged"
+    assert re.search(problem, capsys.readouterr().out)
     bad = [*small, f"run.dir={tmp_path / 'third'}", f"model.init={tmp_path / 'first'}", "model.num_heads=2"]
     state = next((tmp_path / "first" / "checkpoints").glob("step-*/state.json"))
     assert json.loads(state.read_text())["identity"]["model.num_heads"] in (None, 4)
     assert main(bad) == 2
     assert not (tmp_path / "third").exists()
+    for checkpoint in newest.parent.glob("step-*"):
+        (checkpoint / "parameters.safetensors").unlink()
+    with pytest.raises(InputError, match=r"all 2 checkpoints in .* are broken: .*/encoder.safetensors is"):
+        read_start(str(tmp_path / "first"))
