@@ -304,7 +304,7 @@ class MonitorSection(Section):
     picture_images: int = Field(default=8, gt=0, le=64)
     probe_every_steps: int | None = Field(default=None, gt=0)
     probe_every_epochs: float | None = Field(default=None, gt=0)
-    probe_shots: int = Field(default=25, gt=0)
+    probe_shots: int | None = Field(default=None, gt=0)
     probe_queries: int = Field(default=500, ge=0)
     tensorboard: bool = True
 

@@ -84,6 +84,23 @@ CONFIG_CASES = {
     "patch size": (["model.patch_size=3"], "patch_size=3 does not divide img_size=8"),
     "batch over micro-batches": (["train.batch_size_per_device=50"], "nearest: 32"),
     "batch larger than the data": (["train.effective_batch_size=5000"], "larger than the data"),
+    "probe of too many images": (
+        ["monitor.probe_shots=101"],
+        "monitor.probe_shots=101 of 10 classes are more than the 1000 images that the probe fits on "
+        "(at most monitor.probe_shots=100)",
+    ),
+    "probe of more shots than images": (
+        ["monitor.probe_shots=100"],
+        'more than half of any class of split "test" (at most monitor.probe_shots=15)',
+    ),
+    "probe of no images": (
+        ["data.split=test", "monitor.probe_every_epochs=1"],
+        'monitor.probe_every_epochs=1.0 has no effect: there is no probe (no split "val" or "test")',
+    ),
+    "shots of no probe": (
+        ["monitor.probe_queries=0", "monitor.probe_shots=5"],
+        "monitor.probe_shots=5 has no effect: there is no probe (monitor.probe_queries=0)",
+    ),
     "missing folder": (["data.path=nowhere"], "data folder nowhere does not exist"),
     "unknown split": (["data.split=trian"], 'no split "trian": did you mean "train"?'),
     "unknown held-out split": (["monitor.evaluate_split=dev"], 'no split "dev"'),
@@ -212,8 +229,24 @@ def test_held_out_images_without_labels_of_a_supervised_run(flat_test, tmp_path,
     (flat_test / "dataset.json").write_text(json.dumps(described))
     assert main(supervised) == EXIT_INPUT
     assert one_line(capsys).startswith(f"{without}prepare it from class folders")
-    # Without labels there is nothing to miss.
+    # Others do without.
     assert call(flat_test, tmp_path / "run", "train.effective_batch_size=8", "--dry-run") == 0
+    no_labels = 'none: split "test" has no labels of two classes, with two images of each'
+    assert f"probe       {no_labels}\n" in capsys.readouterr().out
+    assert call(flat_test, tmp_path / "run", "monitor.probe_every_steps=1") == EXIT_INPUT
+    assert "monitor.probe_every_steps=1 has no effect: there is no probe (split" in one_line(capsys)
+
+
+def test_the_plan_tells_what_the_probe_does(digits, tmp_path, capsys):
+    assert call(digits, tmp_path / "run", "--dry-run") == 0
+    probe = '15 shots (149 images of 10 classes) and 151 queries of split "test", every 352 steps'
+    assert f"probe       {probe}\n" in capsys.readouterr().out
+    small = ("monitor.probe_shots=1", "monitor.probe_queries=1", "monitor.probe_every_steps=7")
+    assert call(digits, tmp_path / "run", "--dry-run", *small) == 0
+    probe = '1 shot (10 images of 10 classes) and 1 query of split "test", every 7 steps'
+    assert f"probe       {probe}\n" in capsys.readouterr().out
+    assert call(digits, tmp_path / "run", "--dry-run", "monitor.probe_queries=0") == 0
+    assert "probe       none: monitor.probe_queries=0\n" in capsys.readouterr().out
 
 
 def test_run_folder_that_cannot_be_written(digits, tmp_path, capsys):
