@@ -191,8 +191,9 @@ _OPTIMIZER_OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.9, "nesterov": False},
     "lars": {"momentum": 0.9, "trust_coefficient": 0.001},
 }
-# From the same places.
-_WEIGHT_DECAY = {"adamw": 0.05, "adam": 0.1, "sgd": 0.0, "lars": 0.0}
+# From the same places, but for Adam: ViT's decay of 0.1 is decoupled in its authors' code,
+# which is `adamw` with betas 0.9 / 0.999 here; as an L2 term it would be another thing.
+_WEIGHT_DECAY = {"adamw": 0.05, "adam": 0.0, "sgd": 0.0, "lars": 0.0}
 # arXiv 2405.18392 Sec. 4: a fifth of the run reaches what a cosine does.
 _SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {"cosine": {}, "linear": {}, "wsd": {"decay_share": 0.2}}
 
@@ -306,7 +307,7 @@ class MonitorSection(Section):
     picture_images: int = Field(default=8, gt=0, le=64)
     probe_every_steps: int | None = Field(default=None, gt=0)
     probe_every_epochs: float | None = Field(default=None, gt=0)
-    probe_shots: int = Field(default=25, gt=0)
+    probe_shots: int | None = Field(default=None, gt=0)
     probe_queries: int = Field(default=500, ge=0)
     tensorboard: bool = True
 

@@ -34,6 +34,7 @@ class Coverage:
         random: names of the model that the file does not hold.
         by_design: names of either that are not to be taken over, with the reason.
         share: of the encoder's parameters that were loaded or interpolated.
+        passed_over: what is wrong with newer checkpoints of the same run.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -43,10 +44,12 @@ class Coverage:
     random: list[str] = field(default_factory=list)
     by_design: dict[str, str] = field(default_factory=dict)
     share: float = 0.0
+    passed_over: tuple[str, ...] = ()
 
     def describe(self, source: str) -> str:
         """A table for people."""
         lines = [f"start    {source}: {self.share:.1%} of the encoder's parameters"]
+        lines += [f"  passed over   {problem}" for problem in self.passed_over]
         lines.append(f"  loaded        {len(self.loaded)} tensors: {_shorten(self.loaded)}")
         for title, notes in (
             ("interpolated", self.interpolated),
@@ -76,7 +79,7 @@ def load_start(
             `MIN_COVERAGE` of the encoder is there.
     """
     _check_blocks(start, encoder)
-    coverage = Coverage()
+    coverage = Coverage(passed_over=start.passed_over)
     state = encoder.state_dict()
     _check_kind(start, set(state))
     taken: dict[str, Tensor] = {}
@@ -143,10 +146,15 @@ def _load_positions(
     source = start.source
     if found.ndim != 3 or found.shape[-1] != own.shape[-1]:
         raise InputError(f"{source} does not fit the model: {_difference('pos_embed', found, own)}")
-    num_found = found.shape[1] - 1
+    num_found, known = found.shape[1] - 1, start.grid_size
+    if known is not None and known[0] * known[1] != num_found:
+        raise InputError(
+            f"{source} is an encoder of another kind: its pos_embed has {num_found + 1} rows for "
+            f"{known[0]} x {known[1]} patches, ours one for each and one for [CLS]"
+        )
+    side = round(num_found**0.5)
     if not encoder.pos_embed.requires_grad:
-        side = round(num_found**0.5)
-        grid = encoder.grid_size if num_found == encoder.num_patches else (side, side)
+        grid = known or (encoder.grid_size if num_found == encoder.num_patches else (side, side))
         if grid[0] * grid[1] != num_found or not torch.allclose(
             found.float(), sincos_position_table(grid, found.shape[-1]), atol=1e-4
         ):
@@ -155,17 +163,10 @@ def _load_positions(
             )
         coverage.kept["pos_embed"] = "fixed sin-cos table, the same function"
         return
-    known = start.grid_size
-    if known is not None and known[0] * known[1] != num_found:
-        raise InputError(
-            f"{start.source} is an encoder of another kind: its {num_found + 1} positions are not those of [CLS] and "
-            f"{known[0]} x {known[1]} patches"
-        )
     if known == encoder.grid_size or (known is None and num_found == encoder.num_patches):
         taken["pos_embed"] = found
         coverage.loaded.append("pos_embed")
         return
-    side = round(num_found**0.5)
     old_rows, old_columns = known or (side, side)
     if old_rows * old_columns != num_found:
         raise InputError(

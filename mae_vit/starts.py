@@ -12,7 +12,7 @@ import hashlib
 import json
 import pickle
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from mae_vit.encoder import SIZES
+from mae_vit.checkpoint_files import BrokenCheckpoint, as_broken, read_description, read_newest, read_part
+from mae_vit.encoder import SIZES, ViTEncoder
 from mae_vit.errors import InputError
 
 TIMM_PREFIX = "timm:"
@@ -53,6 +54,7 @@ class Start:
         std: per-channel standard deviation.
         num_heads: attention heads, which no shape tells; None if not known.
         geometry: of the encoder, by the keys of a config's `model` section; None if not known.
+        passed_over: what is wrong with newer checkpoints of the same run.
     """
 
     source: str
@@ -62,6 +64,7 @@ class Start:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     geometry: dict[str, Any] | None = None
+    passed_over: tuple[str, ...] = ()
 
     @property
     def grid_size(self) -> tuple[int, int] | None:
@@ -117,29 +120,41 @@ def read_start(start: str) -> Start:
 
 
 def _read_run(folder: Path) -> Start:
-    """The newest checkpoint, which has the objective's parts; else the exported encoder."""
+    """The newest whole checkpoint, which has the objective's parts; else the exported encoder."""
     if (folder / "model.safetensors").exists():
         # Fine-tuned: its best weights, which the newest checkpoint need not hold.
         return _read_safetensors(folder / "model.safetensors")
-    latest = folder / "checkpoints" / "latest"
-    if latest.exists():
-        checkpoint = latest.parent / Path(latest.read_text().strip()).name
-        identity: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())["identity"]
-        mean, std = identity.get("data.mean"), identity.get("data.std")
-        geometry = _geometry_of(identity, str(folder))
-        return Start(
-            source=str(checkpoint),
-            tensors=_without_prefix(load_file(checkpoint / "parameters.safetensors")),
-            objective=identity.get("objective.name"),
-            num_heads=geometry["num_heads"],
-            mean=tuple(mean) if mean else None,
-            std=tuple(std) if std else None,
-            geometry=geometry,
-        )
+    try:
+        found, broken = read_newest(folder / "checkpoints", _read_checkpoint)
+    except BrokenCheckpoint as error:
+        exported = folder / "encoder.safetensors"
+        instead = f": {exported} is there as well" if exported.exists() else ""
+        raise InputError(f"start {folder} cannot be used: {error}{instead}") from None
+    if found is not None:
+        return replace(found, passed_over=tuple(map(str, broken)))
     if (folder / "encoder.safetensors").exists():
         return _read_safetensors(folder / "encoder.safetensors")
     raise InputError(
         f"start {folder} is no run folder: it has neither checkpoints nor an encoder.safetensors"
+    )
+
+
+def _read_checkpoint(path: Path) -> Start:
+    """The parameters of a checkpoint of ours, and what it says of them."""
+    with as_broken(path):
+        described = read_description(path)
+        tensors = read_part(path, "parameters", described)
+        identity: dict[str, Any] = described["identity"]
+    mean, std = identity.get("data.mean"), identity.get("data.std")
+    geometry = _geometry_of(identity, str(path.parents[1]))
+    return Start(
+        source=str(path),
+        tensors=_without_prefix(tensors),
+        objective=identity.get("objective.name"),
+        num_heads=geometry["num_heads"],
+        mean=tuple(mean) if mean else None,
+        std=tuple(std) if std else None,
+        geometry=geometry,
     )
 
 
@@ -208,6 +223,8 @@ def _read_timm(start: str) -> Start:
     except Exception as error:  # no network, no such weights, a broken download
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"cannot fetch the weights of {start} (network needed): {reason[:160]}") from None
+    if isinstance(model, VisionTransformer):
+        _check_function(model, start)
     config = model.pretrained_cfg
     return Start(
         start,
@@ -217,6 +234,25 @@ def _read_timm(start: str) -> Start:
         std=tuple(config["std"]),
         geometry=_geometry_in(model) if isinstance(model, VisionTransformer) else None,
     )
+
+
+def _check_function(model: VisionTransformer, source: str) -> None:
+    """Refuses what has our names and shapes and computes something else."""
+    own = ViTEncoder(img_size=(1, 1), patch_size=1, embed_dim=4, depth=1, num_heads=1).blocks[0]
+    other = model.blocks[0]
+    facts = [("blocks are", type(other).__name__, type(own).__name__)]
+    if type(other) is type(own):
+        facts += [
+            ("activation is", repr(other.mlp.act), repr(own.mlp.act)),
+            ("norm is", _norm_name(other.norm1), _norm_name(own.norm1)),
+        ]
+    for what, found, ours in facts:
+        if found != ours:
+            raise InputError(f"{source} is an encoder of another kind: its {what} {found}, ours {ours}")
+
+
+def _norm_name(norm: torch.nn.Module) -> str:
+    return f"{type(norm).__name__} of eps {norm.eps:g}"
 
 
 def _geometry_in(model: VisionTransformer) -> dict[str, Any]:

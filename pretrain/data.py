@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mae_vit.batch import Batch
-from mae_vit.config import Config, MonitorSection
+from mae_vit.config import Config
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
@@ -20,18 +20,17 @@ from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.subset import SubsetSource, limit_per_class
 from mae_vit.errors import InputError
-from mae_vit.evaluation.few_shot import draw_shots
 from mae_vit.keyed import Stream, derive_key
 from mae_vit.plan import Plan
 from mae_vit.training.distributed import Ranks, available_cores
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.probe import OnlineProbe
+from pretrain.probe import ProbeSplit, choose_probe
 
 # Where held-out images are looked for, best first.
 _HELD_OUT_SPLITS = ("val", "test")
 # Not the run's seed: runs of all seeds are measured on the same images and masks.
 _HELD_OUT_SEED = 0
-_MAX_PROBE_SUPPORT = 1000
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Data:
         std: per-channel standard deviation.
         held_out_index: of the held-out split, None where there is none.
         held_out_source: its images without augmentation.
+        probe_split: those of them that the online probe is about.
         pin_memory: for copies to a GPU.
     """
 
@@ -58,6 +58,7 @@ class Data:
     std: tuple[float, ...]
     held_out_index: ShardIndex | None
     held_out_source: Source | None
+    probe_split: ProbeSplit
     pin_memory: bool
 
     @property
@@ -80,6 +81,26 @@ class Data:
             "data.std": list(self.std),
         }
 
+    def check_held_out_labels(self) -> None:
+        """Makes sure that what learns from labels can be measured by some.
+
+        Raises:
+            InputError: if no held-out image has one, naming the split.
+        """
+        index = self.held_out_index
+        if index is None or (index.labels >= 0).any():
+            return
+        others = [
+            name
+            for name, split in index.dataset.splits.items()
+            if any(split.class_counts) and name != self.index.split
+        ]
+        raise InputError(
+            f'held-out split "{index.split}" has no labels to measure by: '
+            + (f"give monitor.evaluate_split={others[0]}, or " if others else "")
+            + "prepare it from class folders, or draw one from train (mae-vit prepare ... --holdout 0.05)"
+        )
+
     def batches(self, ranks: Ranks, plan: Plan, start_step: int) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
         return load_batches(
@@ -92,30 +113,17 @@ class Data:
             pin_memory=self.pin_memory,
         )
 
-    def probe_split(self, monitor: MonitorSection) -> tuple[np.ndarray, np.ndarray]:
-        """Chooses labeled held-out images to fit on and to score; empty where there is no probe."""
-        nothing = np.zeros(0, np.int64)
-        if self.held_out_source is None or not monitor.probe_queries or len(self.index.dataset.classes) < 2:
-            return nothing, nothing
-        classes = len(self.index.dataset.classes)
-        shots = max(1, min(monitor.probe_shots, _MAX_PROBE_SUPPORT // classes))
-        labels = np.asarray(self.held_out_source.labels)
-        support, queries = draw_shots(labels, shots=shots, queries=monitor.probe_queries)
-        return (support, queries) if len(support) and len(queries) else (nothing, nothing)
-
-    def probe(self, ranks: Ranks, monitor: MonitorSection, *, batch_size: int) -> OnlineProbe | None:
+    def probe(self, ranks: Ranks, *, batch_size: int) -> OnlineProbe | None:
         """Loads the online probe, this rank's part of its images; None where there is none."""
-        support, queries = self.probe_split(monitor)
-        samples = np.concatenate([support, queries])
-        if len(samples) < ranks.world_size or self.held_out_source is None:
+        source, samples = self.held_out_source, self.probe_split.samples
+        if source is None or self.probe_split.why_none:
             return None
         places = np.arange(len(samples))[ranks.rank :: ranks.world_size]
-        source = self.held_out_source
         return OnlineProbe(
             batches=list(fixed_batches(source, samples[places], seed=_HELD_OUT_SEED, batch_size=batch_size)),
             places=torch.from_numpy(places),
             labels=torch.from_numpy(np.asarray(source.labels)[samples].astype(np.int64)),
-            num_support=len(support),
+            num_support=len(self.probe_split.support),
             num_classes=len(self.index.dataset.classes),
         )
 
@@ -195,6 +203,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         )
         if held_out
         else None,
+        probe_split=choose_probe(config.monitor, held_out, ranks.world_size),
         pin_memory=on_gpu,
     )
 

@@ -84,11 +84,13 @@ def pretrain(arguments: Arguments) -> int:
     check_engine(config, ranks)
     device = find_device(ranks)
     data = open_data(config, ranks, device)
+    if config.objective.uses_labels:
+        data.check_held_out_labels()
     plan = make_plan(
         config,
         num_samples=data.num_samples,
         world_size=ranks.world_size,
-        probe_size=sum(map(len, data.probe_split(config.monitor))),
+        probe_size=len(data.probe_split.samples),
     )
     info = describe_encoder(config, data)
     build = partial(build_objective, config, info, num_classes=data.num_classes)
@@ -206,9 +208,7 @@ class Job:
 
     def probe(self) -> OnlineProbe | None:
         """Loads the online probe."""
-        return self.data.probe(
-            self.engine.ranks, self.config.monitor, batch_size=self.plan.batch_size_per_device
-        )
+        return self.data.probe(self.engine.ranks, batch_size=self.plan.batch_size_per_device)
 
     def finish(self, step: int, best: Best | None) -> dict[str, Any]:
         """Writes `encoder.safetensors`; collective."""

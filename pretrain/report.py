@@ -57,6 +57,7 @@ def describe_plan(
         f"{counted(data.workers, 'worker')} for each of {counted(ranks.world_size, 'rank')}",
         "order": describe_order(data, ranks),
         "held out": held_out,
+        "probe": describe_probe(data, plan),
         "batch": f"{plan.effective_batch_size:,} = {counted(ranks.world_size, 'rank')} x "
         f"{counted(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
         "length": f"{counted(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
@@ -72,6 +73,18 @@ def describe_plan(
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"warning: {text}" for text in order_warnings(data)]
     return "\n".join([*lines, "all checks passed; nothing was trained"])
+
+
+def describe_probe(data: Data, plan: Plan) -> str:
+    """Says what the online probe fits on and scores, and how often; or why there is none."""
+    probe, index = data.probe_split, data.held_out_index
+    if index is None or probe.why_none:
+        return f"none: {probe.why_none}"
+    return (
+        f"{counted(probe.shots, 'shot')} ({counted(len(probe.support), 'image')} of "
+        f"{len(index.dataset.classes)} classes) and {counted(len(probe.queries), 'query', 'queries')} "
+        f'of split "{index.split}", {_every(plan.probe_every_steps)}'
+    )
 
 
 def describe_order(data: Data, ranks: Ranks) -> str:

@@ -5,8 +5,13 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 
+from mae_vit.data.prepare import prepare
+from mae_vit.data.sources import open_source
 from mae_vit.training.entry import EXIT_INPUT
 from pretrain.job import main
 
@@ -79,6 +84,23 @@ CONFIG_CASES = {
     "patch size": (["model.patch_size=3"], "patch_size=3 does not divide img_size=8"),
     "batch over micro-batches": (["train.batch_size_per_device=50"], "nearest: 32"),
     "batch larger than the data": (["train.effective_batch_size=5000"], "larger than the data"),
+    "probe of too many images": (
+        ["monitor.probe_shots=101"],
+        "monitor.probe_shots=101 of 10 classes are more than the 1000 images that the probe fits on "
+        "(at most monitor.probe_shots=100)",
+    ),
+    "probe of more shots than images": (
+        ["monitor.probe_shots=100"],
+        'more than half of any class of split "test" (at most monitor.probe_shots=15)',
+    ),
+    "probe of no images": (
+        ["data.split=test", "monitor.probe_every_epochs=1"],
+        'monitor.probe_every_epochs=1.0 has no effect: there is no probe (no split "val" or "test")',
+    ),
+    "shots of no probe": (
+        ["monitor.probe_queries=0", "monitor.probe_shots=5"],
+        "monitor.probe_shots=5 has no effect: there is no probe (monitor.probe_queries=0)",
+    ),
     "missing folder": (["data.path=nowhere"], "data folder nowhere does not exist"),
     "unknown split": (["data.split=trian"], 'no split "trian": did you mean "train"?'),
     "unknown held-out split": (["monitor.evaluate_split=dev"], 'no split "dev"'),
@@ -174,6 +196,57 @@ def test_damaged_description(damaged, tmp_path, capsys):
     (damaged / "dataset.json").write_text(json.dumps(described))
     assert call(damaged, tmp_path / "run") == EXIT_INPUT
     assert "dataset.json is damaged: splits.train.shards.0.file" in one_line(capsys)
+
+
+@pytest.fixture
+def flat_test(tmp_path) -> Path:
+    """Digits: train and val in class folders, test in none."""
+    data, digits = tmp_path / "flat", load_digits()
+    for number in range(60):
+        split = ("train", "val", "test")[number % 3]
+        place = tmp_path / "images" / split / ("" if split == "test" else str(digits.target[number]))
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((digits.images[number] * 15).astype(np.uint8)).save(place / f"{number}.png")
+    prepare([open_source(str(tmp_path / "images"), out=data)], data)
+    return data
+
+
+SUPERVISED = [
+    *("--config", str(ROOT / "configs/supervised_cifar_tiny.yaml"), "model.img_size=8", "model.patch_size=2"),
+    *("model.in_chans=1", "model.depth=1", "train.effective_batch_size=8", "train.engine=torch"),
+    *("train.steps=1", "train.warmup_steps=0", "data.augment.crop=none", "monitor.tensorboard=false"),
+]
+
+
+def test_held_out_images_without_labels_of_a_supervised_run(flat_test, tmp_path, capsys):
+    supervised = [*SUPERVISED, f"data.path={flat_test}", f"run.dir={tmp_path / 'run'}"]
+    without = 'error: held-out split "test" has no labels to measure by: '
+    assert main([*supervised, "monitor.evaluate_split=test"]) == EXIT_INPUT
+    assert one_line(capsys).startswith(f"{without}give monitor.evaluate_split=val, or prepare it")
+    assert not (tmp_path / "run").exists()
+    described = json.loads((flat_test / "dataset.json").read_text())
+    del described["splits"]["val"]
+    (flat_test / "dataset.json").write_text(json.dumps(described))
+    assert main(supervised) == EXIT_INPUT
+    assert one_line(capsys).startswith(f"{without}prepare it from class folders")
+    # Others do without.
+    assert call(flat_test, tmp_path / "run", "train.effective_batch_size=8", "--dry-run") == 0
+    no_labels = 'none: split "test" has no labels of two classes, with two images of each'
+    assert f"probe       {no_labels}\n" in capsys.readouterr().out
+    assert call(flat_test, tmp_path / "run", "monitor.probe_every_steps=1") == EXIT_INPUT
+    assert "monitor.probe_every_steps=1 has no effect: there is no probe (split" in one_line(capsys)
+
+
+def test_the_plan_tells_what_the_probe_does(digits, tmp_path, capsys):
+    assert call(digits, tmp_path / "run", "--dry-run") == 0
+    probe = '15 shots (149 images of 10 classes) and 151 queries of split "test", every 352 steps'
+    assert f"probe       {probe}\n" in capsys.readouterr().out
+    small = ("monitor.probe_shots=1", "monitor.probe_queries=1", "monitor.probe_every_steps=7")
+    assert call(digits, tmp_path / "run", "--dry-run", *small) == 0
+    probe = '1 shot (10 images of 10 classes) and 1 query of split "test", every 7 steps'
+    assert f"probe       {probe}\n" in capsys.readouterr().out
+    assert call(digits, tmp_path / "run", "--dry-run", "monitor.probe_queries=0") == 0
+    assert "probe       none: monitor.probe_queries=0\n" in capsys.readouterr().out
 
 
 def test_run_folder_that_cannot_be_written(digits, tmp_path, capsys):

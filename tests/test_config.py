@@ -343,6 +343,7 @@ def test_each_optimizer_and_schedule_has_its_own_defaults():
 
     assert (optim().betas, optim().weight_decay) == ([0.9, 0.95], 0.05)
     assert optim("optim.name=adam").own_options == {"betas": [0.9, 0.999], "eps": 1e-8}
+    assert optim("optim.name=adam").weight_decay == 0
     assert optim("optim.name=sgd").own_options == {"momentum": 0.9, "nesterov": False}
     lars = optim("optim.name=lars", "optim.momentum=0.5")
     assert lars.own_options == {"momentum": 0.5, "trust_coefficient": 0.001}

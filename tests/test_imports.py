@@ -22,7 +22,8 @@ ALLOWED = {
     "mae_vit.masking": ("keyed",),
     "mae_vit.encoder": (),
     "mae_vit.weights": ("encoder", "errors"),
-    "mae_vit.starts": ("encoder", "errors"),
+    "mae_vit.checkpoint_files": (),
+    "mae_vit.starts": ("checkpoint_files", "encoder", "errors"),
     "mae_vit.coverage": ("encoder", "errors", "starts"),
     "mae_vit.baselines": (),
     "mae_vit.geometry": ("config", "encoder", "errors", "weights"),
@@ -30,6 +31,7 @@ ALLOWED = {
     "mae_vit.data": ("batch", "keyed", "errors", "data", "__version__"),
     "mae_vit.training": (
         "batch",
+        "checkpoint_files",
         "commandline",
         "config",
         "config_file",

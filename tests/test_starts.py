@@ -3,6 +3,8 @@
 import argparse
 import json
 import pickle
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -167,6 +169,54 @@ def test_timm_names(monkeypatch):
         read_start("timm:vit_tiny_patch16_224")
 
 
+@pytest.fixture
+def fresh_timm(monkeypatch):
+    """timm's models without their weights, which are not here."""
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained, **options: create(name, **options))
+
+
+def test_a_timm_model_of_our_kind_is_loaded_in_full(fresh_timm):
+    start = read_start("timm:vit_tiny_patch16_224")
+    assert start.geometry["name"] == "Ti"
+    encoder = ViTEncoder(img_size=(224, 224), patch_size=16, embed_dim=192, depth=12, num_heads=3)
+    assert load_start(start, encoder).share == 1
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0).eval()
+    model.load_state_dict(start.tensors)
+    images = torch.randn(1, 3, 224, 224)
+    torch.testing.assert_close(encoder.eval().forward_features(images), model.forward_features(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit_base_patch32_clip_quickgelu_224", "its activation is QuickGELU"),
+        ("vit_base_patch32_clip_224", "its norm is LayerNorm of eps 1e-05, ours LayerNorm of eps 1e-06"),
+        ("vit_base_patch16_rpn_224", "its blocks are ResPostBlock, ours Block"),
+        ("vit_base_patch16_18x2_224", "its blocks are ParallelThingsBlock, ours Block"),
+    ],
+)
+def test_timm_models_that_compute_something_else_are_refused(fresh_timm, name, expected):
+    # Large ones, and none of their numbers is needed.
+    with torch.device("meta"), pytest.raises(InputError, match=expected):
+        read_start(f"timm:{name}")
+
+
+def test_positions_without_that_of_the_class_token_are_refused(fresh_timm):
+    encoder = ViTEncoder(img_size=(224, 224), patch_size=16, embed_dim=192, depth=12, num_heads=3)
+    start = read_start("timm:vit_tiny_patch16_224")
+    start.tensors["pos_embed"] = start.tensors["pos_embed"][:, 1:]
+    with pytest.raises(InputError, match="its pos_embed has 196 rows for 14 x 14 patches, ours one for each"):
+        load_start(start, encoder)
+
+
+def test_a_fixed_table_of_another_grid_of_as_many_patches_is_a_fixed_table(tmp_path):
+    info = EncoderInfo("S", (16, 64), 4, 3, 64, 3, 4, 4.0, "sincos", [0.5] * 3, [0.25] * 3, "mae", 9)
+    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(encoder_of(img_size=(16, 64)), info))
+    coverage = load_start(read_start(str(tmp_path)), encoder_of())
+    assert coverage.kept == {"pos_embed": "fixed sin-cos table, the same function"}
+
+
 def test_a_run_begins_from_another(digits, tmp_path, capsys):
     small = [
         *("--config", str(ROOT / "configs/mae_digits.yaml"), f"data.path={digits}", "train.engine=torch"),
@@ -182,8 +232,26 @@ def test_a_run_begins_from_another(digits, tmp_path, capsys):
     second = read_start(str(tmp_path / "second"))
     for name, value in first.tensors.items():
         torch.testing.assert_close(second.tensors[name], value, atol=1e-6, rtol=0)
+    newest = sorted((tmp_path / "first" / "checkpoints").glob("step-*"))[-1]
+    shutil.copytree(newest, newest.with_name("step-00000099"))
+    damage = newest.with_name("step-00000099") / "parameters.safetensors"
+    damage.write_bytes(damage.read_bytes()[:-1] + b"!")
+    (newest.parent / "latest").write_text("step-00000099\n")
+    again = read_start(str(tmp_path / "first"))
+    assert again.source == str(newest)
+    for name, value in first.tensors.items():
+        assert torch.equal(again.tensors[name], value)
+    objective = [*small, f"run.dir={tmp_path / 'again'}", f"model.init={tmp_path / 'first'}", "--dry-run"]
+    capsys.readouterr()
+    assert main(objective) == 0
+    problem = "passed over   .*step-00000099: parameters.safetensors is damaged"
+    assert re.search(problem, capsys.readouterr().out)
     bad = [*small, f"run.dir={tmp_path / 'third'}", f"model.init={tmp_path / 'first'}", "model.num_heads=2"]
     state = next((tmp_path / "first" / "checkpoints").glob("step-*/state.json"))
     assert json.loads(state.read_text())["identity"]["model.num_heads"] in (None, 4)
     assert main(bad) == 2
     assert not (tmp_path / "third").exists()
+    for checkpoint in newest.parent.glob("step-*"):
+        (checkpoint / "parameters.safetensors").unlink()
+    with pytest.raises(InputError, match=r"all 2 checkpoints in .* are broken: .*/encoder.safetensors is"):
+        read_start(str(tmp_path / "first"))

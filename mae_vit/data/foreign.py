@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mae_vit.data.dataset import FILE_NAME, read_dataset
 from mae_vit.data.decode import MAX_IMAGE_BYTES, DecodeError
-from mae_vit.data.layout import SPLIT_NAMES, Entry, ImageSource, plain_text, unique_key
+from mae_vit.data.layout import SPLIT_NAMES, Entry, ImageSource, inside, plain_text, unique_key
 from mae_vit.data.samples import Sample, read_samples
 from mae_vit.data.tarwalk import DamagedTar
 from mae_vit.errors import InputError
@@ -58,7 +58,8 @@ def open_shards(folder: Path, shards: Sequence[Path], *, split: str, name: str) 
         name: of the source.
 
     Raises:
-        InputError: if one is damaged or its labels make no sense.
+        InputError: if one is damaged, holds paths that leave its folder, or its labels make
+            no sense.
     """
     known = read_dataset(folder) if (folder / FILE_NAME).exists() else None
     splits = {s.file: name for name, info in known.splits.items() for s in info.shards} if known else {}
@@ -78,12 +79,13 @@ def open_shards(folder: Path, shards: Sequence[Path], *, split: str, name: str) 
     else:
         classes = sorted(map(_text, labels))
     entries = []
-    keys: dict[str, set[str]] = {}
+    keys: dict[str, dict[str, int]] = {}
     for own, shard, sample in found:
+        inside(f"{sample.key}.{sample.extension}", str(shard))  # keys become names in our shards
         class_name = None
         if sample.label is not None:
             class_name = _class_of(sample, shard, classes) if numbered else _text(sample.label)
-        key = unique_key(sample.key, keys.setdefault(own, set()))
+        key = unique_key(sample.key, keys.setdefault(own, {}))
         path = f"{plain_text(sample.key)}.{sample.extension}"
         read = partial(_read, shard, sample.offset, sample.length)
         entries.append(Entry(own, class_name, key, path, sample.extension, read))

@@ -128,7 +128,7 @@ def arrange(
             placed = [(own, parts[1:]) for own, parts in placed]
         labels = False
     flat = _flat_splits(placed, where) if labels else {own for own, _ in placed}
-    keys: dict[str, set[str]] = {}
+    keys: dict[str, dict[str, int]] = {}
     entries = []
     for (own, parts), (path, read) in zip(placed, files.images, strict=True):
         stem, _, extension = parts[-1].rpartition(".")
@@ -141,21 +141,28 @@ def arrange(
             if plain_text(class_name) != class_name:
                 raise InputError(f"{where}: the class folder {plain_text(class_name)} is not named in UTF-8")
             base = f"{class_name}/{'_'.join([*parts[1:-1], stem]).replace('.', '_')}"
-        key = unique_key(base, keys.setdefault(own, set()))
+        key = unique_key(base, keys.setdefault(own, {}))
         entries.append(Entry(own, class_name, key, path, extension.lower(), read))
     return ImageSource(name, entries, files.ignored, notes=tuple(files.notes))
 
 
-def unique_key(name: str, taken: set[str]) -> str:
-    """Makes a key that webdataset reads as one, and no other sample has."""
+def unique_key(name: str, taken: dict[str, int]) -> str:
+    """Makes a key that webdataset reads as one, and no other sample has.
+
+    Args:
+        name: what it is made from.
+        taken: the keys so far, each with the number that the next one like it tries first;
+            changed in place.
+    """
     base = plain_text(name)
     # webdataset takes members named __so__ for metadata.
     base = f"x{base}" if base.startswith("__") else base
-    key, number = base, 2
+    key, number = base, taken.get(base, 2)
     while key in taken:
         key = f"{base}_{number}"
         number += 1
-    taken.add(key)
+    taken[base] = number
+    taken.setdefault(key, 2)
     return key
 
 

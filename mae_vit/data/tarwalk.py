@@ -130,17 +130,19 @@ def _short_name(header: bytes) -> str:
 def _read_pax(data: bytes, path: Path, at: int) -> dict[str, str]:
     """Parses "LENGTH KEY=VALUE" records."""
     records = {}
-    while data:
+    start = 0
+    while start < len(data):
         try:
-            length = int(data[: data.index(b" ")])
-            if not 0 < length <= len(data):
+            space = data.index(b" ", start)
+            end = start + int(data[start:space])
+            if not space < end <= len(data):
                 raise ValueError
-            record = data[:length].partition(b" ")[2]
+            record = data[space + 1 : end]
             key, equals, value = record.removesuffix(b"\n").partition(b"=")
             if not equals:
                 raise ValueError
             records[key.decode()] = value.decode("utf-8", "surrogateescape")
         except ValueError:
             raise DamagedTar(f"{path}: bad pax record at offset {at}") from None
-        data = data[length:]
+        start = end
     return records

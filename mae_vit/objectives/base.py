@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -91,9 +91,13 @@ class Objective(Task):
 
 
 class ObjectiveSection(Section, ABC):
-    """The `objective` section of a config: an objective's options, and how to build it."""
+    """The `objective` section of a config: an objective's options, and how to build it.
+
+    `uses_labels` says whether it learns from labels, and is measured by those of held-out images.
+    """
 
     name: str
+    uses_labels: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:

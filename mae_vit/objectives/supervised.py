@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection
 class SupervisedConfig(ObjectiveSection):
     """Options of the `supervised` objective; defaults are ViT Sec. 3.1's pretraining head."""
 
+    uses_labels: ClassVar[bool] = True
     name: Literal["supervised"]
     head: Literal["mlp", "linear"] = "mlp"
     pool: Literal["cls", "mean"] = "cls"
@@ -76,21 +77,24 @@ class Supervised(Objective):
         return self.head(pooled).float()
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Hits and loss; held-out labels are those of the training classes."""
+        """Hits and loss over images with a label; held-out labels are those of the training classes."""
         logits = self.classify(batch)
         return {
-            "images": torch.tensor(float(len(logits)), device=logits.device),
-            "loss": F.cross_entropy(logits, batch.labels, reduction="sum"),
+            "images": (batch.labels >= 0).sum().float(),
+            "loss": F.cross_entropy(logits, batch.labels, reduction="sum", ignore_index=-1),
             "hits": (logits.argmax(dim=-1) == batch.labels).sum().float(),
         }
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Loss without smoothing, and accuracy."""
+        """Loss without smoothing, and accuracy; nothing where no image has a label."""
+        if not sums["images"]:
+            return {}
         return {"loss": sums["loss"] / sums["images"], "accuracy": sums["hits"] / sums["images"]}
 
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows which images are classified wrongly, and all."""
-        wrong = (self.classify(batch).argmax(dim=-1) != batch.labels)[:, None, None, None]
+        """Shows which images are classified wrongly (none without a label is), and all."""
+        wrong = (self.classify(batch).argmax(dim=-1) != batch.labels) & (batch.labels >= 0)
+        wrong = wrong[:, None, None, None]
         original = batch.images.float() / 255
         return [
             Picture("classified wrongly", torch.where(wrong, original, 0.5)),

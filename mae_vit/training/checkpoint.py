@@ -19,19 +19,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from mae_vit.checkpoint_files import (
+    FORMAT,
+    BrokenCheckpoint,
+    as_broken,
+    list_checkpoints,
+    read_description,
+    read_newest,
+    read_part,
+    sha256,
+    step_of,
+)
 from mae_vit.errors import InputError
-from mae_vit.training.files import sha256, sync_folder, write_atomically
+from mae_vit.training.files import sync_folder, write_atomically
 from mae_vit.training.precision import LossScale
 from mae_vit.training.state import Best, TrainState
 
 # What state.json does not say was so before it did.
 _SLOTS_BEFORE = ("exp_avg", "exp_avg_sq")
 _SLOT = re.compile(r"[a-z_]+")
-_NAME = re.compile(r"step-(\d{8,})")
-FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -49,10 +57,6 @@ class Checkpoint:
     step: int
     identity: dict[str, Any]
     state: TrainState
-
-
-class BrokenCheckpoint(ValueError):
-    """A checkpoint is incomplete or damaged."""
 
 
 def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dict[str, Any]) -> Path:
@@ -101,22 +105,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         BrokenCheckpoint: if a part is missing, damaged or of another format.
     """
-    try:
-        described = json.loads((path / "state.json").read_text())
-        if described["format"] != FORMAT:
-            raise BrokenCheckpoint(f"{path}: format {described['format']}, this version reads {FORMAT}")
+    with as_broken(path):
+        described = read_description(path)
         slots = described.get("slots", _SLOTS_BEFORE)
         if not all(_SLOT.fullmatch(slot) for slot in slots):
             raise BrokenCheckpoint(f"{path}: state.json names odd slots {slots}")
-        tensors = {}
-        best = described.get("best")
+        best, scale = described.get("best"), described.get("loss_scale")
         more = [part for part in ("buffers", "best") if part in described["sha256"]]
-        for part in ("parameters", *slots, *more):
-            data = (path / f"{part}.safetensors").read_bytes()
-            if sha256(data) != described["sha256"][part]:
-                raise BrokenCheckpoint(f"{path}: {part}.safetensors is damaged (checksum differs)")
-            tensors[part] = load_tensors(data)
-        scale = described.get("loss_scale")
+        tensors = {part: read_part(path, part, described) for part in ("parameters", *slots, *more)}
         state = TrainState(
             parameters=tensors["parameters"],
             slots={slot: tensors[slot] for slot in slots},
@@ -126,21 +122,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
             best=Best(int(best["step"]), float(best["score"]), tensors["best"]) if best else None,
         )
         return Checkpoint(path, int(described["step"]), dict(described["identity"]), state)
-    except BrokenCheckpoint:
-        raise
-    except OSError as error:
-        name = Path(error.filename).name if error.filename else "a file"
-        raise BrokenCheckpoint(f"{path}: {name}: {(error.strerror or 'unreadable').lower()}") from None
-    except Exception as error:  # any malformed content of an untrusted file
-        raise BrokenCheckpoint(f"{path}: not a checkpoint: {type(error).__name__}: {error}") from None
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Returns complete-looking checkpoints, oldest first."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
-    return sorted(found, key=_step)
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -150,15 +131,13 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
         InputError: if there are checkpoints and none is whole: starting over silently
             would throw the run away.
     """
-    paths = list_checkpoints(folder)
-    for path in reversed(paths):
-        try:
-            return load_checkpoint(path)
-        except BrokenCheckpoint as error:
-            warnings.warn(f"skipping broken checkpoint: {error}", stacklevel=2)
-    if paths:
-        raise InputError(f"all {len(paths)} checkpoints in {folder} are broken; --resume never starts over")
-    return None
+    try:
+        found, broken = read_newest(folder, load_checkpoint)
+    except BrokenCheckpoint as error:
+        raise InputError(f"{error}; --resume never starts over") from None
+    for problem in broken:
+        warnings.warn(f"skipping broken checkpoint: {problem}", stacklevel=2)
+    return found
 
 
 def prune_checkpoints(folder: Path, *, keep_last: int, keep_every: int | None, every_steps: int) -> None:
@@ -168,11 +147,5 @@ def prune_checkpoints(folder: Path, *, keep_last: int, keep_every: int | None, e
     kept only while it is among the last.
     """
     for path in list_checkpoints(folder)[:-keep_last]:
-        if keep_every is None or _step(path) % (every_steps * keep_every):
+        if keep_every is None or step_of(path) % (every_steps * keep_every):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _step(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match.group(1))

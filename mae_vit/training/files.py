@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -35,8 +34,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sha256(data: bytes) -> str:
-    """Returns the hexadecimal SHA-256."""
-    return hashlib.sha256(data).hexdigest()

@@ -10,15 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mae_vit.checkpoint_files import BrokenCheckpoint, list_checkpoints
 from mae_vit.config import Config
 from mae_vit.errors import InputError
-from mae_vit.training.checkpoint import (
-    BrokenCheckpoint,
-    Checkpoint,
-    list_checkpoints,
-    load_checkpoint,
-    newest_checkpoint,
-)
+from mae_vit.training.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
 from mae_vit.training.run_folder import RunFolder
 
 ResumeMode = Literal["auto", "never"] | Path

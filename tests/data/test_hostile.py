@@ -5,6 +5,7 @@ import os
 import stat
 import struct
 import tarfile
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ from pictures import encoded, picture, read_back, write_files, write_tar, write_
 from mae_vit.cli import main
 from mae_vit.data import archives
 from mae_vit.data.decode import DecodeError, decode
+from mae_vit.data.layout import unique_key
 from mae_vit.data.tarwalk import DamagedTar, walk_tar
 
 # What blocks fails.
@@ -58,6 +60,21 @@ def test_paths_that_leave_their_folder_are_refused(tmp_path, capsys, monkeypatch
     assert lines[0].endswith("leaves its folder: refused")
     assert everything(tmp_path) - before <= {str(tmp_path / "work" / "out")}
     assert not Path("/evil").exists()
+
+
+# A name that begins with dots, and no slash after them, belongs to no sample of webdataset's.
+@pytest.mark.parametrize("name", ["../../up/a.png", *(name for name in TRICKS if name[:3] != "..\\")])
+def test_paths_that_leave_their_folder_are_refused_in_shards(tmp_path, capsys, name):
+    label = f"{name.removesuffix('.png')}.cls"
+    for archive in ("folder/train-000000.tar", "lone.tar"):
+        write_tar(tmp_path / archive, [("1.png", IMAGE), ("1.cls", b"0"), (name, IMAGE), (label, b"1")])
+    before = everything(tmp_path)
+    for source in ("folder", "lone.tar"):
+        assert prepare(tmp_path / source, tmp_path / "out") == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1
+        assert lines[0].endswith("leaves its folder: refused")
+        assert everything(tmp_path) == before
 
 
 def test_links_devices_and_pipes_in_a_tar_are_skipped_and_counted(tmp_path, capsys):
@@ -220,6 +237,23 @@ def test_header_records_of_a_tar_are_bounded(tmp_path):
     (tmp_path / "t.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(4 << 20))
     with pytest.raises(DamagedTar, match="the header at offset 0 has 2097152 bytes"):
         list(walk_tar(tmp_path / "t.tar"))
+
+
+def test_many_header_records_and_equal_names_take_no_long_time(tmp_path):
+    records = b"".join(b"%d k%d=v\n" % (12 if n > 9999 else 11, n) for n in range(1000, 80_000))
+    header, image = tarfile.TarInfo("x"), tarfile.TarInfo("c/a.png")
+    header.type, header.size, image.size = b"x", len(records), 3
+    blocks = [header.tobuf(tarfile.USTAR_FORMAT), records, image.tobuf(tarfile.USTAR_FORMAT), b"abc"]
+    (tmp_path / "t.tar").write_bytes(b"".join(b + bytes(-len(b) % 512) for b in blocks) + bytes(1024))
+    begun = time.process_time()
+    assert [member.name for member in walk_tar(tmp_path / "t.tar")] == ["c/a.png"]
+    taken: dict[str, int] = {}
+    assert len({unique_key("a", taken) for _ in range(20_000)}) == 20_000
+    assert time.process_time() - begun < 1
+    taken = {}
+    assert [unique_key(name, taken) for name in ("a_3", "a", "a", "a", "a_3", "a", "a_3_2")] == [
+        *("a_3", "a", "a_2", "a_4", "a_3_2", "a_5", "a_3_2_2")
+    ]
 
 
 def test_names_cannot_speak_to_the_terminal(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """The losses of the further objectives, written out."""
 
+import math
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -64,6 +66,21 @@ def test_supervised_loss_is_cross_entropy_with_smoothing():
     assert output.loss.item() == pytest.approx(-(target * logs).sum(-1).mean().item(), rel=1e-5)
     hits, count = output.values["accuracy"]
     assert (hits, count) == ((logs.argmax(-1) == batch.labels).sum(), 8)
+
+
+def test_supervised_is_measured_on_images_with_a_label_alone():
+    objective = build("supervised", "tiny")
+    whole, some = batch_of(objective), batch_of(objective, 0, 5)
+    whole.labels[5:] = -1
+    expected, found = (
+        objective.evaluation_metrics({k: v.item() for k, v in objective.evaluation_sums(batch).items()})
+        for batch in (some, whole)
+    )
+    assert math.isfinite(found["loss"])
+    assert found == pytest.approx(expected, rel=1e-5)
+    objective.pictures(whole)
+    whole.labels[:] = -1
+    assert objective.evaluation_metrics(objective.evaluation_sums(whole)) == {}
 
 
 @pytest.mark.parametrize("changes", [{"head": "linear"}, {"pool": "mean"}, {"label_smoothing": 0.1}])

@@ -28,7 +28,10 @@ def stepped(options: OptimizerOptions, *, steps: int = 3) -> tuple[nn.Linear, nn
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.2])
 def test_lars_is_that_of_mae(weight_decay):
-    """The official util/lars.py, written out: no adaptation and no decay of 1-D parameters."""
+    """Without decay the official util/lars.py, written out: no adaptation of 1-D parameters.
+
+    With decay it is the paper's and timm's: another denominator, and 1-D ones do not decay.
+    """
     options = OptimizerOptions("lars", weight_decay, {"momentum": 0.9, "trust_coefficient": 0.01})
     before, after, gradients = stepped(options)
     weight, bias = before.weight.detach().clone(), before.bias.detach().clone()
