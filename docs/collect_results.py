@@ -2,8 +2,9 @@
 
     python docs/collect_results.py runs/mae_cifar_tiny runs/masked_patch_cifar_tiny
 
-Writes docs/results/curves.png, docs/results/NAME.png and docs/results/pretraining.json. The final
-numbers are measured again on the whole held-out split, from each run's newest checkpoint.
+Writes docs/results/curves.png, docs/results/probe.png, docs/results/NAME.png and
+docs/results/pretraining.json. The final numbers are measured again on the whole held-out split, from
+each run's newest checkpoint.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ import matplotlib.pyplot as plt
 
 OUT = Path(__file__).resolve().parent / "results"
 # What held-out curves show: metric, its baseline, how the axis is called.
-HELD_OUT = {
+HELD_OUT: dict[str, tuple[str, str | None, str]] = {
     "mae": ("psnr_db", "psnr_baseline_db", "PSNR on masked patches, dB"),
     "masked_patch": ("accuracy_on_mask", "accuracy_nearest_visible", "accuracy on [mask] positions"),
+    "joint": ("mae_psnr_db", "mae_psnr_baseline_db", "PSNR on masked patches, dB"),
+    "supervised": ("accuracy", None, "accuracy"),
 }
 NAMES = {
     "psnr_baseline_db": "true patch statistics, no content",
@@ -47,10 +50,9 @@ NAMES = {
 def read(run: Path) -> dict[str, Any]:
     """Reads a finished run: metrics, summary, environment, and the objective's name."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    objective = "mae" if any("psnr_db" in line.get("heldout", {}) for line in lines) else "masked_patch"
     return {
         "name": run.name,
-        "objective": objective,
+        "objective": load_config(PretrainConfig, run / "config.yaml").objective.name,
         "lines": lines,
         "summary": json.loads((run / "summary.json").read_text()),
         "environment": json.loads((run / "environment.json").read_text()),
@@ -69,9 +71,33 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
         told = [line for line in run["lines"] if "heldout" in line]
         epochs = [line["epoch"] for line in told]
         row[1].plot(epochs, [line["heldout"][metric] for line in told], label="model")
-        row[1].plot(epochs, [line["heldout"][baseline] for line in told], "--", label=NAMES[baseline])
+        if baseline is not None:
+            name = NAMES[baseline.removeprefix("mae_")]
+            row[1].plot(epochs, [line["heldout"][baseline] for line in told], "--", label=name)
         row[1].set(title="held-out images", xlabel="epoch", ylabel=label)
         row[1].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_probe(runs: list[dict[str, Any]], path: Path) -> None:
+    """Draws what the online probe told of all runs on one picture."""
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")
+    for run in runs:
+        told = [line for line in run["lines"] if "probe" in line]
+        for part, (metric, title) in zip(
+            axes,
+            {"few_shot_top1": "25 shots, least squares", "knn_top1": "nearest neighbors"}.items(),
+            strict=True,
+        ):
+            part.plot(
+                [line["epoch"] for line in told],
+                [100 * line["probe"][metric] for line in told],
+                label=run["name"],
+            )
+            part.set(title=title, xlabel="epoch")
+    axes[0].set_ylabel("held-out top-1 of frozen features, %")
+    axes[0].legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 
@@ -131,6 +157,7 @@ def main() -> None:
     runs = [read(path) for path in arguments.runs]
     OUT.mkdir(exist_ok=True)
     draw(runs, OUT / "curves.png")
+    draw_probe(runs, OUT / "probe.png")
     results = {}
     for run, path in zip(runs, arguments.runs, strict=True):
         shutil.copy(max((path / "pictures").glob("step-*.png")), OUT / f"{run['name']}.png")
