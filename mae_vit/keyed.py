@@ -128,12 +128,12 @@ def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:
 
     Args:
         seed: the run's.
-        rank: of this process.
+        rank: of this process, below 2**12.
         step: optimizer step.
-        micro_batch: number within the step.
+        micro_batch: number within the step, below 2**20.
     """
     k0, k1 = derive_key(seed, Stream.NOISE, step)
-    k0, k1 = derive_key(k1 << 32 | k0, Stream.NOISE, rank << 12 | micro_batch)
+    k0, k1 = derive_key(k1 << 32 | k0, Stream.NOISE, rank << 20 | micro_batch)
     return (k1 << 32 | k0) >> 1
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mae_vit.keyed import SampleKeys, Stream, derive_key, threefry2x32, uniform, words
+from mae_vit.keyed import SampleKeys, Stream, derive_key, noise_seed, threefry2x32, uniform, words
 
 # Random123's kat_vectors, threefry 2x32 with 20 rounds: counter, key, result.
 KNOWN = [
@@ -49,6 +49,14 @@ def test_seed_stream_and_epoch_each_matter(change):
     first = words(derive_key(**base), index, 2)[0]
     second = words(derive_key(**{**base, **change}), index, 2)[0]
     assert (first != second).mean() > 0.9
+
+
+def test_noise_differs_by_rank_step_and_micro_batch():
+    places = [
+        (rank, step, micro) for rank in (0, 1, 2, 4095) for step in (0, 1) for micro in (0, 1, 4096, 8192)
+    ]
+    assert len({noise_seed(3, *place) for place in places}) == len(places)
+    assert noise_seed(3, 1, 2, 3) != noise_seed(4, 1, 2, 3)
 
 
 def test_uniform_numbers_are_uniform():

@@ -115,6 +115,9 @@ def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[C
             results.append(convert(data, extension, options))
         except DecodeError as error:
             results.append(str(error))
+        except MemoryError:
+            # The others may be smaller.
+            results.append("takes more memory than there is (see --max-pixels)")
     return results
 
 

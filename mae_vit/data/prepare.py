@@ -82,8 +82,8 @@ def prepare(
     """
     selection, conversion = selection or Selection(), conversion or Conversion()
     existing = read_dataset(out) if (out / FILE_NAME).exists() else None
-    by_split, names = _group(sources)
-    by_split = selection.apply(by_split)
+    found, names = _group(sources)
+    by_split = selection.apply(found)
     if selection.holdout is not None:
         names[HOLDOUT_SPLIT] = names["train"]
     if not overwrite:
@@ -105,7 +105,9 @@ def prepare(
                 pool,
                 shard_bytes=shard_bytes,
                 shard_samples=shard_samples,
-                processing=_note(selection.note(split), conversion),
+                processing=_note(
+                    selection.note(split, whole=len(by_split[split]) == len(found.get(split, ()))), conversion
+                ),
             )
             dataset = publish(out, dataset, classes, split, part, statistics)
             unreadable += failed

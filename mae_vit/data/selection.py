@@ -66,11 +66,16 @@ class Selection:
                 taken[split] = self._fewer(taken[split], split)
         return taken
 
-    def note(self, split: str) -> Processing:
-        """What is to be written down of it for a split."""
+    def note(self, split: str, *, whole: bool) -> Processing:
+        """What is to be written down of it for a split.
+
+        Args:
+            split: its name.
+            whole: all that the sources have of it was taken.
+        """
         cut = split not in _MEASURED
         return Processing(
-            subset=self.subset.name if self.subset else None,
+            subset=self.subset.name if self.subset and not whole else None,
             fraction=str(self.fraction) if self.fraction is not None and cut else None,
             limit_per_class=self.limit_per_class if cut else None,
             holdout=str(self.holdout)

@@ -1,4 +1,4 @@
-"""Few-shot classification of frozen features by regularized least squares (ViT Sec. 4.1, App. D.4).
+"""Few-shot classification of frozen features by regularized least squares (ViT Sec. 4.1).
 
 Shapes: n support images, m query images, D width, K classes.
 """

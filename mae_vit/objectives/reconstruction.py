@@ -22,7 +22,7 @@ def local_average(images: Tensor, mask: Tensor, encoder: ViTEncoder) -> Tensor:
 
     Args:
         images: (B, C, H, W), normalized.
-        mask: (B, N).
+        mask: (B, N); at least one visible patch in each row.
         encoder: for the geometry.
 
     Returns:
@@ -30,10 +30,11 @@ def local_average(images: Tensor, mask: Tensor, encoder: ViTEncoder) -> Tensor:
     """
     patches = patchify(images, encoder.patch_size)
     colors = patches.unflatten(-1, (-1, encoder.in_chans)).mean(dim=-2)
-    weights = (-squared_distances(encoder.grid_size, images.device) / 2).exp()
-    weights = weights[None] * (1 - mask[:, None, :])
+    distances = squared_distances(encoder.grid_size, images.device)
+    # A softmax, which knows the nearest: weights of far patches alone would all be 0.
+    weights = (-distances / 2).masked_fill(mask[:, None, :].bool(), -torch.inf).softmax(dim=-1)
     with torch.autocast(images.device.type, enabled=False):
-        colors = (weights / weights.sum(dim=-1, keepdim=True)) @ colors
+        colors = weights @ colors
     return colors.repeat(1, 1, encoder.patch_size**2)
 
 
@@ -64,7 +65,13 @@ def error_sums(
 
 
 def psnr_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """PSNR on masked patches in dB, its baseline's, and the gain, from `error_sums`."""
+    """PSNR on masked patches in dB, its baseline's, and the gain, from `error_sums`.
+
+    Nothing where nothing was masked: all corrupted patches of a few images may have kept
+    their embedding or got another's.
+    """
+    if not sums["masked"]:
+        return {}
     psnr, baseline = (
         # The floor, 120 dB, is below rounding: constant images are reconstructed exactly.
         -10 * math.log10(max(sums[name] / sums["masked"], 1e-12))

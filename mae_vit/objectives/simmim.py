@@ -26,7 +26,9 @@ class SimMIMConfig(ObjectiveSection):
     """Options of the `simmim` objective; defaults are SimMIM Sec. 4.1's for patches of 16 px.
 
     `mask_unit` is the side, in patches, of the squares that are masked whole: the
-    paper's 32 px are 2.
+    paper's 32 px are 2. Their number is rounded up as in the authors' code, ceil(N r), but
+    computed by MAE's rule, N - int(N (1 - r)): where N r is whole, floating point may set the
+    two one apart (9 and 8 of 10 at r = 0.8).
     """
 
     name: Literal["simmim"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,20 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON atomically."""
-    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
+    write_atomically(path, (to_json(value, indent=2) + "\n").encode())
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Returns JSON, in which numbers that are not finite are null: it knows no other word for them."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def sync_folder(folder: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from mae_vit.errors import InputError
-from mae_vit.training.files import write_atomically, write_json
+from mae_vit.training.files import to_json, write_atomically, write_json
 
 Status = Literal["running", "interrupted", "done", "failed"]
 _PACKAGES = ("mae-vit", "torch", "torchvision", "timm", "deepspeed", "webdataset", "numpy", "safetensors")
@@ -76,7 +76,7 @@ class RunFolder:
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Appends a line to `metrics.jsonl`."""
         with self.metrics.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(to_json(line) + "\n")
 
     def cut_metrics(self, step: int) -> dict[str, Any] | None:
         """Drops lines after `step` (and a torn last one), so that no step is told twice.
@@ -94,7 +94,7 @@ class RunFolder:
                 continue
             if values["step"] <= step:
                 kept.append(values)
-        text = "".join(json.dumps(values) + "\n" for values in kept)
+        text = "".join(to_json(values) + "\n" for values in kept)
         write_atomically(self.metrics, text.encode())
         return kept[-1] if kept else None
 

@@ -169,6 +169,24 @@ def test_deep_color_is_scaled_and_deeper_is_refused(tmp_path):
             decode(encoded(Image.fromarray(pixels), "tiff"), 3)
 
 
+def test_an_image_that_memory_does_not_hold_is_left_out(tmp_path, capsys, monkeypatch):
+    def short_of_memory(data: bytes, channels: int, **options) -> np.ndarray:
+        if read_header(data).height > 50:
+            raise MemoryError
+        return decode(data, channels, **options)
+
+    monkeypatch.setattr("mae_vit.data.convert.decode", short_of_memory)
+    files = {
+        "c/1.jpg": encoded(picture(1, (40, 60))),
+        "c/2.jpg": encoded(picture(2)),
+        "d/3.jpg": encoded(picture(3)),
+    }
+    source = write_files(tmp_path / "src", files)
+    assert main(["prepare", str(source), str(tmp_path / "out"), "--workers", "0"]) == 0
+    assert "c/1.jpg: takes more memory than there is" in capsys.readouterr().out
+    assert set(read_back(tmp_path / "out")) == {"c/2", "d/3"}
+
+
 @pytest.fixture
 def many(tmp_path):
     files = {f"c{n % 3}/{n}.jpg": encoded(picture(n, (50 + n % 7, 40))) for n in range(700)}

@@ -106,7 +106,11 @@ def test_a_list_names_keys_paths_or_files(source, tmp_path, lines, expected):
     assert main(["prepare", str(source), str(out), "--subset", str(tmp_path / "list.txt")]) == 0
     assert set(read_back(out)) == expected
     assert len(read_back(out, "test")) == 8
-    assert read_dataset(out).splits["train"].processing.subset == "list.txt"
+    splits = read_dataset(out).splits
+    assert {name: split.processing.subset for name, split in splits.items()} == {
+        "train": "list.txt",
+        "test": None,
+    }
 
 
 def test_a_list_may_name_test_images_by_path(source, tmp_path):
@@ -114,6 +118,8 @@ def test_a_list_may_name_test_images_by_path(source, tmp_path):
     assert main(["prepare", str(source), str(tmp_path / "out"), "--subset", str(tmp_path / "list.txt")]) == 0
     assert set(read_back(tmp_path / "out")) == {"cat/0_cat"}
     assert set(read_back(tmp_path / "out", "test")) == {"cat/1_cat"}
+    splits = read_dataset(tmp_path / "out").splits
+    assert {split.processing.subset for split in splits.values()} == {"list.txt"}
 
 
 BAD = {
@@ -168,6 +174,24 @@ def test_choices_are_written_down_and_a_second_val_is_refused(source, tmp_path, 
     (source / "test").rename(source / "val")
     assert main(["prepare", str(source), str(tmp_path / "b"), "--holdout", "1/4"]) == 2
     assert 'draws a split "val", but the sources have one' in capsys.readouterr().err
+
+
+def test_held_out_images_of_a_list_say_so(source, tmp_path):
+    (tmp_path / "list.txt").write_text(
+        "\n".join(f"{name}/{n}_{name}" for name in ("cat", "dog") for n in range(3))
+    )
+    arguments = [
+        str(source),
+        str(tmp_path / "out"),
+        "--subset",
+        str(tmp_path / "list.txt"),
+        "--holdout",
+        "1/3",
+    ]
+    assert main(["prepare", *arguments]) == 0
+    splits = read_dataset(tmp_path / "out").splits
+    assert {name: split.samples for name, split in splits.items()} == {"train": 4, "val": 2, "test": 8}
+    assert {name for name, split in splits.items() if split.processing.subset} == {"train", "val"}
 
 
 def test_digits_are_split_by_class():

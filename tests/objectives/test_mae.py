@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_contract import batch_of, build
 
-from mae_vit.encoder import set_fused_attention
+from mae_vit.encoder import ViTEncoder, set_fused_attention
 from mae_vit.masking import patch_ranks
 from mae_vit.objectives.reconstruction import local_average
 from mae_vit.patches import patchify
@@ -97,6 +97,19 @@ def test_raw_baseline_is_a_local_average_of_visible_colors():
     found = local_average(images, mask, objective.encoder)[0, 5]  # row 1, column 1
     expected = math.exp(-0.5) / (math.exp(-0.5) + math.exp(-2))
     torch.testing.assert_close(found, torch.full_like(found, expected))
+
+
+def test_a_patch_far_from_all_visible_ones_has_the_nearest_color():
+    encoder = ViTEncoder(img_size=(80, 80), patch_size=4, embed_dim=32, depth=1, num_heads=2)
+    images = torch.zeros(1, 3, 80, 80)
+    images[:, :, :4, :4] = 1.0
+    mask = torch.ones(1, 400)
+    mask[0, 0] = mask[0, 1] = 0
+    found = local_average(images, mask, encoder)
+    assert torch.isfinite(found).all()
+    # 19 rows down and 19 columns on: exp(-361) is 0 in float32, the ratio of two such is not.
+    expected = math.exp(-(19**2) / 2 + 18**2 / 2) / (1 + math.exp(-(19**2) / 2 + 18**2 / 2))
+    torch.testing.assert_close(found[0, 399], torch.full((48,), expected), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""The run folder's files: JSON that every reader takes."""
+
+import json
+import math
+
+from mae_vit.training.run_folder import RunFolder
+
+
+def refuse(word: str) -> None:
+    raise AssertionError(f"{word} is no JSON")
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.append_metrics({"step": 1, "loss": math.nan, "heldout": {"psnr_db": -math.inf, "loss": 0.5}})
+    with folder.metrics.open("a") as file:  # as written by earlier versions
+        file.write('{"step": 2, "loss": NaN}\n')
+    expected = [
+        {"step": 1, "loss": None, "heldout": {"psnr_db": None, "loss": 0.5}},
+        {"step": 2, "loss": None},
+    ]
+    folder.cut_metrics(2)
+    lines = [json.loads(line, parse_constant=refuse) for line in folder.metrics.read_text().splitlines()]
+    assert lines == expected
+    folder.write_summary("done", {"scores": (1.5, math.inf)})
+    summary = json.loads(folder.summary.read_text(), parse_constant=refuse)
+    assert summary == {"status": "done", "scores": [1.5, None]}
