@@ -107,9 +107,8 @@ def evaluate(path: Path, overrides: list[str]) -> dict[str, Any]:
     ranks, device = Ranks(), find_device(Ranks())
     data = open_data(config, ranks, device)
     plan = make_plan(config, num_samples=data.num_samples, world_size=1)
-    engine = build_engine(
-        config, plan, build_objective(config, describe_encoder(config, data)), ranks, device
-    )
+    objective = build_objective(config, describe_encoder(config, data), num_classes=data.num_classes)
+    engine = build_engine(config, plan, objective, ranks, device)
     checkpoint = newest_checkpoint(path / "checkpoints")
     assert checkpoint is not None
     engine.restore(checkpoint.state)

@@ -27,6 +27,14 @@ from mae_vit.starts import Start, read_start
 # Sections of a config file that are laid over the others where there is a start.
 WITH_START = "with_start"
 _NETWORKS = ("SimpleCNN", "SmallResNet")
+_UNUSED_MONITOR = (
+    "evaluate_split",
+    "evaluate_images",
+    "probe_every_steps",
+    "probe_every_epochs",
+    "probe_shots",
+    "probe_queries",
+)
 
 
 class NetworkSection(Section):
@@ -171,7 +179,7 @@ class FinetuneConfig(Config):
         else:
             self._check_network()
         unused = MonitorSection()
-        for name in ("evaluate_split", "evaluate_images", "probe_every_steps", "probe_every_epochs"):
+        for name in _UNUSED_MONITOR:
             if getattr(self.monitor, name) != getattr(unused, name):
                 raise ValueError(
                     f"monitor.{name} has no effect in fine-tuning, which measures all of finetune.holdout"
