@@ -44,6 +44,7 @@ ALLOWED = {
         "training",
     ),
     "mae_vit.evaluation": ("keyed",),
+    "mae_vit.inspection": ("encoder",),
     "mae_vit.prepare_command": ("commandline", "data", "errors"),
     "mae_vit.cli": ("commandline", "data", "errors", "prepare_command", "__version__"),
 }

@@ -44,7 +44,8 @@ def test_dry_run_from_a_start(name, colored, tmp_path, capsys):
     arguments = ["--config", str(ROOT / f"configs/{name}.yaml"), "--dry-run", "--ckpt", str(tmp_path)]
     assert finetune([*arguments, f"data.path={colored}", f"run.dir={tmp_path / 'run'}"]) == 0
     plan = capsys.readouterr().out
-    assert "tiny-cifar, 32x32 px" in plan
+    # The size of images is the config's: positions are interpolated to it.
+    assert f"tiny-cifar, {32 if name == 'finetune_cifar_tiny' else 224}x" in plan
     assert "100.0% of the encoder's parameters" in plan
     share = {"finetune_cifar_tiny": 0.8, "finetune_base": 0.65}[name]
     assert f"embeddings      {share ** (size.depth + 1):.4f}" in plan

@@ -5,22 +5,25 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from finetune.comparison import charts
+from finetune.comparison.attention import best_attention
 from finetune.comparison.matrix import Matrix
 from finetune.comparison.rows import Row
 from finetune.comparison.summary import Line, headline, lines_of
+from mae_vit.errors import InputError
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .headline { font-size: 1.1rem; border-left: .25rem solid #0072b2; padding-left: .8rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 10rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
+th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 9rem; }
 tr.reference { background: var(--soft); }
 figure { margin: 0; } svg, img { max-width: 100%; height: auto; }
 img { image-rendering: pixelated; }
@@ -75,6 +78,7 @@ def write_page(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
         parts += ["<h2>Accuracy against compute</h2>", _figure(drawn, caption), _html_table(*_costs(lines))]
     parts += _per_class(config.reference, lines)
     parts += _tuning(matrix)
+    parts += _attention(matrix, rows)
     parts += _pictures(matrix)
     body = "\n".join(parts)
     return (
@@ -85,38 +89,31 @@ def write_page(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
 
 
 def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+    """Columns that say the same in every row are left out."""
     subset = matrix.config.test_subset
-    head = [
-        "entry",
-        "labels / class",
-        "mode",
-        "parameters",
-        "test %",
-        *([f"on {subset:,} %"] if subset else []),
-    ]
-    head += ["top-5 %", "train %", "held-out %", "ECE %", "gap", "p images", "p seeds"]
-    body = []
-    for line in lines:
-        gap = line.gap
-        parameters = line.rows[0].values["parameters"]
-        body.append(
-            [
-                line.entry + (f" ({line.note})" if line.note else ""),
-                str(line.labels),
-                line.mode,
-                f"{parameters:,}" if parameters else "",
-                _mean(line, "test_top1"),
-                *([_mean(line, f"test_top1_{subset}")] if subset else []),
-                _mean(line, "test_top5"),
-                _mean(line, "train_top1"),
-                _mean(line, "val_top1"),
-                _mean(line, "calibration_error"),
-                gap.describe() if gap else "",
-                _p(gap.p_images) if gap else "",
-                _p(gap.p_seeds) if gap else "",
-            ]
-        )
-    return head, body
+    columns: dict[str, list[str]] = {
+        "entry": [line.entry + (f" ({line.note})" if line.note else "") for line in lines],
+        "labels / class": [str(line.labels) for line in lines],
+        "mode": [line.mode for line in lines],
+        "parameters": [
+            f"{count:,}" if (count := line.rows[0].values["parameters"]) else "" for line in lines
+        ],
+        "test %": [_mean(line, "test_top1") for line in lines],
+        f"on {subset} %": [_mean(line, f"test_top1_{subset}") for line in lines] if subset else [],
+        "gap, points": [line.gap.in_brackets() if line.gap else "" for line in lines],
+        "p images": [_p(line.gap.p_images) if line.gap else "" for line in lines],
+        "p seeds": [_p(line.gap.p_seeds) if line.gap else "" for line in lines],
+        "top-5 %": [_mean(line, "test_top5") for line in lines],
+        "train %": [_mean(line, "train_top1") for line in lines],
+        "held-out %": [_mean(line, "val_top1") for line in lines],
+        "ECE %": [_mean(line, "calibration_error") for line in lines],
+    }
+    kept = {
+        name: cells
+        for name, cells in columns.items()
+        if any(cells) and not (name in ("labels / class", "mode") and len(set(cells)) == 1)
+    }
+    return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
 
 
 def _costs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
@@ -190,6 +187,18 @@ def _tuning(matrix: Matrix) -> list[str]:
     if not body:
         return []
     return ["<h2>Settings</h2>", _html_table(["entry", "labels / class", "settings", "held-out %", ""], body)]
+
+
+def _attention(matrix: Matrix, rows: Sequence[Row]) -> list[str]:
+    """A report is written without the data too: on another machine, say."""
+    try:
+        found = best_attention(rows, Path(matrix.config.data.path))
+    except InputError:
+        return []
+    if found is None:
+        return []
+    title, url = found
+    return ["<h2>Attention</h2>", _figure(f'<img alt="attention maps" src="{url}">', title)]
 
 
 def _pictures(matrix: Matrix) -> list[str]:

@@ -35,6 +35,11 @@ class Gap:
         low, high = self.points - self.half_width, self.points + self.half_width
         return f"{self.points:+.1f} points (95 %: {low:.1f} to {high:.1f})"
 
+    def in_brackets(self) -> str:
+        """For a table: +3.2 [2.1, 4.3]."""
+        low, high = self.points - self.half_width, self.points + self.half_width
+        return f"{self.points:+.1f} [{low:.1f}, {high:.1f}]"
+
     @property
     def is_clear(self) -> bool:
         """Whether the interval leaves out zero."""

@@ -1,0 +1,1 @@
+"""Looking inside an encoder, without a change to how it is trained."""
