@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -14,6 +15,7 @@ from finetune.model import (
     build_classifier,
     describe_encoder,
     draws_noise,
+    has_seen_held_out,
     load_into,
     optimizer_of,
     warn_of_normalization,
@@ -134,11 +136,18 @@ def finetune(arguments: Arguments) -> int:
         if ranks.rank == 0:
             print(coverage.describe(start.source))
             warn_of_normalization(start, data)
+            if has_seen_held_out(start, config, data):
+                print(
+                    f"warning: {start.source} was trained on the labels of the images that choose the epoch here, "
+                    "which flatter it: pretrain with data.leave_out_per_class, or give finetune.holdout=0",
+                    file=sys.stderr,
+                )
     rates = rates_of(config, model, plan)
     if ranks.rank == 0 and rates:
         print(describe_rates(rates))
         folder.path.mkdir(parents=True, exist_ok=True)
         write_json(folder.path / "rates.json", [asdict(row) for row in rates])
+    seen = has_seen_held_out(start, config, data)
     engine = build_engine(config, plan, model, ranks, device, optimizer=optimizer_of(config))
     selects = "top1" if len(data.held_out) else None
     run = Run(
@@ -152,7 +161,9 @@ def finetune(arguments: Arguments) -> int:
         selects,
         config.finetune.start or "scratch",
     )
-    return run.go(Job(config, plan, data, info, engine, folder, build()), found)
+    return run.go(
+        Job(config, plan, data, info, engine, folder, build(), {"held_out_seen_by_start": seen}), found
+    )
 
 
 def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Classifier]) -> Estimate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from finetune.config import FinetuneConfig
@@ -108,6 +109,13 @@ def optimizer_of(config: FinetuneConfig) -> OptimizerOptions:
         exempt=() if optim.name == "lars" else EMBEDDINGS,
         layer_decay=optim.layer_decay,
     )
+
+
+def has_seen_held_out(start: Start | None, config: FinetuneConfig, data: FinetuneData) -> bool:
+    """Whether a start was trained on the labels of images that choose the epoch: they flatter it then."""
+    if start is None or start.labels_of != data.index.fingerprint or not len(data.held_out):
+        return False
+    return start.labels_left_out < (config.data.labels_per_class or np.inf)
 
 
 def warn_of_normalization(start: Start, data: FinetuneData) -> None:

@@ -55,6 +55,10 @@ class Start:
         num_heads: attention heads, which no shape tells; None if not known.
         geometry: of the encoder, by the keys of a config's `model` section; None if not known.
         passed_over: what is wrong with newer checkpoints of the same run.
+        labels_of: fingerprint of the split whose labels it was trained on; None if on none,
+            or not known.
+        labels_left_out: images of each class that were left out there
+            (`data.leave_out_per_class`).
     """
 
     source: str
@@ -65,6 +69,8 @@ class Start:
     std: tuple[float, ...] | None = None
     geometry: dict[str, Any] | None = None
     passed_over: tuple[str, ...] = ()
+    labels_of: str | None = None
+    labels_left_out: int = 0
 
     @property
     def grid_size(self) -> tuple[int, int] | None:
@@ -155,6 +161,10 @@ def _read_checkpoint(path: Path) -> Start:
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
         geometry=geometry,
+        labels_of=identity.get("data.fingerprint")
+        if identity.get("objective.name") == "supervised"
+        else None,
+        labels_left_out=identity.get("data.leave_out_per_class") or 0,
     )
 
 

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,10 +51,10 @@ def best_attention(rows: Sequence[Row], data: Path) -> tuple[str, str] | None:
     return None
 
 
-def _draw(row: Row, path: Path, told: dict[str, object], data: Path) -> str:
+def _draw(row: Row, path: Path, told: dict[str, Any], data: Path) -> str:
     geometry = {name: told[name] for name in _GEOMETRY}
-    size = tuple(geometry["img_size"])  # type: ignore[arg-type]
-    encoder = ViTEncoder(**{**geometry, "img_size": size})  # type: ignore[arg-type]
+    height, width = geometry["img_size"]
+    encoder = ViTEncoder(**{**geometry, "img_size": (height, width)})
     tensors = load_file(path)
     encoder.load_state_dict(
         {name: v for name, v in tensors.items() if name in encoder.state_dict()}, strict=False
@@ -64,7 +65,7 @@ def _draw(row: Row, path: Path, told: dict[str, object], data: Path) -> str:
         index,
         "tar",
         channels=encoder.patch_embed.proj.in_channels,
-        augment=Augment(img_size=size),
+        augment=Augment(img_size=(height, width)),
         memory_limit_gib=1,
     )
     chosen = np.linspace(0, len(index) - 1, min(_IMAGES, len(index))).astype(np.int64)

@@ -92,7 +92,7 @@ def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[
     """Columns that say the same in every row are left out."""
     subset = matrix.config.test_subset
     columns: dict[str, list[str]] = {
-        "entry": [line.entry + (f" ({line.note})" if line.note else "") for line in lines],
+        "entry": [_entry(line) for line in lines],
         "labels / class": [str(line.labels) for line in lines],
         "mode": [line.mode for line in lines],
         "parameters": [
@@ -114,6 +114,13 @@ def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[
         if any(cells) and not (name in ("labels / class", "mode") and len(set(cells)) == 1)
     }
     return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
+
+
+def _entry(line: Line) -> str:
+    seen = any(row.values["held_out_seen_by_start"] for row in line.rows)
+    notes = [line.note] if line.note else []
+    notes += ["its start has seen the held-out labels, which flatter it"] if seen else []
+    return line.entry + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _costs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:

@@ -72,6 +72,7 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         "best_step": summary.get("best_step"),
         "train_top1": summary.get("train_top1"),
         "val_top1": summary.get("val_top1"),
+        "held_out_seen_by_start": summary.get("held_out_seen_by_start", False),
         "test_top1": summary.get("test_top1"),
         "test_top5": summary.get("test_top5"),
         "calibration_error": summary.get("calibration_error"),

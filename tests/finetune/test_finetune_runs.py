@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import timm
 import torch
-from finetune_helpers import TINY, lines_of, summary_of
+from finetune_helpers import ROOT, TINY, lines_of, summary_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from finetune import data as finetune_data
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
+from pretrain.job import main as pretrain
 
 # What a resumed run may differ in: times.
 CLOCKS = ("images_per_s", "wall_s", "data_wait_frac", "peak_memory_gib")
@@ -332,3 +333,18 @@ def test_the_test_split_is_read_once_by_frozen_modes(call, digits, pretrained, m
     reads = Reads(monkeypatch)
     assert call("finetune.mode=few_shot", ckpt=pretrained) == 0
     assert sorted(reads.seen["test"]) == list(range(len(open_index(digits, "test"))))
+
+
+@pytest.mark.parametrize(("left_out", "seen"), [(None, True), (10, True), (20, False)])
+def test_a_start_that_has_seen_the_held_out_labels_is_told_of(call, digits, tmp_path, capsys, left_out, seen):
+    """The images that choose the epoch are no held-out images for a start trained on their labels."""
+    folder = tmp_path / "supervised"
+    short = ["train.engine=torch", "train.steps=2", "train.warmup_steps=1", "monitor.tensorboard=false"]
+    fit = ["data.augment={crop: none, flip: false}", "train.effective_batch_size=64", "train.precision=fp32"]
+    option = [] if left_out is None else [f"data.leave_out_per_class={left_out}"]
+    config = str(ROOT / "configs" / "supervised_cifar_tiny.yaml")
+    place = [f"data.path={digits}", f"run.dir={folder}"]
+    assert pretrain(["--config", config, *TINY, *short, *fit, *option, *place]) == 0
+    assert call("data.labels_per_class=20", ckpt=folder) == 0
+    assert ("which flatter it" in capsys.readouterr().err) == seen
+    assert summary_of(tmp_path / "run")["held_out_seen_by_start"] == seen
