@@ -17,7 +17,11 @@ OPTIONS = [*SMALL, *TINY, "optim.layer_decay=0.6", "finetune.pool=mean", "run.na
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("launcher", "stage", "network"),
-    [("deepspeed", 2, False), ("deepspeed", 3, False), ("torchrun", 0, True)],
+    [
+        ("deepspeed", 3, False),
+        pytest.param("deepspeed", 2, False, marks=pytest.mark.slow),
+        ("torchrun", 0, True),
+    ],
 )
 def test_two_ranks_do_what_one_process_does(digits, tmp_path, launcher, stage, network):
     config = "simple_cnn_cifar" if network else "finetune_cifar_tiny"

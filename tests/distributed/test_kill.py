@@ -24,7 +24,10 @@ JOINT = [
 ]
 
 
-def arguments(data, source: str, order: str, objective: list[str] = MAE) -> list[str]:
+STEPS_PER_EPOCH = 11
+
+
+def arguments(data, source: str, order: str, objective: list[str] = MAE, *, epochs: int = 20) -> list[str]:
     return [
         *objective,
         f"data.path={data}",
@@ -35,7 +38,7 @@ def arguments(data, source: str, order: str, objective: list[str] = MAE) -> list
         "data.workers=" + ("1" if source == "tar" else "0"),
         "model.embed_dim=32",
         "model.depth=2",
-        "train.epochs=20",
+        f"train.epochs={epochs}",
         "train.warmup_epochs=1",
         "monitor.log_every_steps=1",
         "monitor.evaluate_every_epochs=4",
@@ -44,11 +47,11 @@ def arguments(data, source: str, order: str, objective: list[str] = MAE) -> list
     ]
 
 
-def finish(run: Run) -> bytes:
+def finish(run: Run, *, epochs: int = 20) -> bytes:
     assert run.wait(300) == 0, run.output()
     run.wait_until_gone()
     assert run.status() == "done"
-    assert steps_told(run.folder) == list(range(1, 221))
+    assert steps_told(run.folder) == list(range(1, epochs * STEPS_PER_EPOCH + 1))
     return (run.folder / "encoder.safetensors").read_bytes()
 
 
@@ -62,11 +65,12 @@ def kill_and_restart(
     zero: int = 0,
     order: str = "global",
     objective: list[str] = MAE,
+    epochs: int = 20,
 ) -> None:
     launcher = "python" if ranks == 1 else "deepspeed"
-    options = [*arguments(data, source, order, objective), f"train.zero_stage={zero}"]
+    options = [*arguments(data, source, order, objective, epochs=epochs), f"train.zero_stage={zero}"]
     straight = Run(tmp_path / "straight", launcher, ranks, options)
-    expected = finish(straight)
+    expected = finish(straight, epochs=epochs)
     chance = random.Random(f"{ranks}{source}{zero}")
     while True:
         run = Run(tmp_path / "killed", launcher, ranks, options)
@@ -75,28 +79,28 @@ def kill_and_restart(
         try:
             # Mostly while it trains and saves; at times while it starts.
             if chance.random() < 0.8:
-                run.wait_for_step(min(run.step() + chance.randint(1, 30), 219))
+                run.wait_for_step(min(run.step() + chance.randint(1, 30), epochs * STEPS_PER_EPOCH - 1))
             time.sleep(chance.random() * (2.0 if kills % 3 == 0 else 0.2))
             if run.process.poll() is None:
                 kills -= 1
         finally:
             run.kill()
-    assert finish(run) == expected
+    assert finish(run, epochs=epochs) == expected
 
 
 def test_killed_twice_ends_bit_identical(digits, tmp_path):
-    kill_and_restart(digits, tmp_path, 2, "tar", kills=2, zero=1)
+    kill_and_restart(digits, tmp_path, 2, "tar", kills=2, zero=1, epochs=6)
 
 
 def test_killed_in_mid_epoch_of_blocks_ends_bit_identical(many_shards, tmp_path):
-    options = arguments(many_shards, "tar", "blocks")
-    expected = finish(Run(tmp_path / "straight", "deepspeed", 2, options))
+    options = arguments(many_shards, "tar", "blocks", epochs=6)
+    expected = finish(Run(tmp_path / "straight", "deepspeed", 2, options), epochs=6)
     run = Run(tmp_path / "killed", "deepspeed", 2, options)
     try:
         run.wait_for_step(40)  # of the fourth epoch's 34 to 44
     finally:
         run.kill()
-    assert finish(Run(tmp_path / "killed", "deepspeed", 2, options)) == expected
+    assert finish(Run(tmp_path / "killed", "deepspeed", 2, options), epochs=6) == expected
 
 
 @pytest.mark.slow
