@@ -88,6 +88,7 @@ def kill_and_restart(
     assert finish(run, epochs=epochs) == expected
 
 
+@pytest.mark.slow
 def test_killed_twice_ends_bit_identical(digits, tmp_path):
     kill_and_restart(digits, tmp_path, 2, "tar", kills=2, zero=1, epochs=6)
 
