@@ -18,7 +18,7 @@ OPTIONS = [*SMALL, *TINY, "optim.layer_decay=0.6", "finetune.pool=mean", "run.na
 @pytest.mark.parametrize(
     ("launcher", "stage", "network"),
     [
-        ("deepspeed", 2, False),
+        pytest.param("deepspeed", 2, False, marks=pytest.mark.slow),
         pytest.param("deepspeed", 3, False, marks=pytest.mark.slow),
         ("torchrun", 0, True),
     ],
