@@ -23,7 +23,7 @@ from mae_vit.training.entry import EXIT_REQUEUE
 from mae_vit.training.files import write_json
 from mae_vit.training.run_folder import RunFolder
 
-_POLL_S = 0.2
+_POLL_S = 0.5
 _ROOT = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1
 
@@ -169,7 +169,9 @@ class Runner:
         job.remember()
         environment = dict(os.environ)
         if gpus := torch.cuda.device_count():
-            environment["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
+            # Of those that this process may use itself.
+            own = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+            environment["CUDA_VISIBLE_DEVICES"] = own.split(",")[slot % gpus]
         with job.log.open("ab") as log:
             process = subprocess.Popen(
                 job.command(),
@@ -199,6 +201,7 @@ class Bar:
         """Counts `jobs` and `more` that come later."""
         self._jobs, self._more = jobs, more
         self._begun: float | None = None
+        self._done: dict[Path, tuple[float, float]] = {}
         self._bar = tqdm(
             total=1.0,
             unit="",
@@ -217,7 +220,7 @@ class Bar:
 
     def show(self, running: list[Job]) -> None:
         """Reads how far all are."""
-        works = [job.work() for job in self._jobs]
+        works = [self._work(job) for job in self._jobs]
         known = [work for work in works if work is not None]
         unknown = len(works) - len(known) + self._more
         mean = sum(total for _, total in known) / len(known) if known else 1.0
@@ -231,6 +234,15 @@ class Bar:
         self._bar.set_description_str(f"{done}/{len(works) + self._more} runs", refresh=False)
         self._bar.set_postfix_str(", ".join(job.name for job in running), refresh=False)
         self._bar.update(share - before)
+
+    def _work(self, job: Job) -> tuple[float, float] | None:
+        """What is finished is read once: a matrix may have hundreds of cells."""
+        if job.folder in self._done:
+            return self._done[job.folder]
+        work = job.work()
+        if work is not None and work[0] == work[1]:
+            self._done[job.folder] = work
+        return work
 
     def close(self) -> None:
         """Leaves the bar as it is."""

@@ -6,7 +6,7 @@ import argparse
 import fcntl
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -85,7 +85,7 @@ def compare(matrix: Matrix, folder: Path) -> int:
         try:
             runner.run(pretraining, bar)
             # Nothing begins from what failed: that would be another experiment.
-            _run_with_starts(matrix, runner, bar, lambda: tuning)
+            _run_with_starts(matrix, runner, bar, tuning)
             for compute_of in (False, True):
                 _run_cells(matrix, runner, bar, compute_of=compute_of)
         finally:
@@ -96,10 +96,10 @@ def compare(matrix: Matrix, folder: Path) -> int:
     return _report(matrix, folder, runner.failed)
 
 
-def _run_with_starts(matrix: Matrix, runner: Runner, bar: Bar, jobs: Callable[[], list[Job]]) -> None:
+def _run_with_starts(matrix: Matrix, runner: Runner, bar: Bar, jobs: Sequence[Job]) -> None:
     missing = {str(job.folder) for job in matrix.pretraining.values() if job.summary.get("status") != "done"}
     ready = []
-    for job in jobs():
+    for job in jobs:
         waits = missing & set(job.arguments)
         if not waits:
             ready.append(job)
@@ -120,7 +120,7 @@ def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) ->
         runner.failed["cells of equal compute"] = str(error)
         return
     bar.add(cell.job for cell in cells)
-    _run_with_starts(matrix, runner, bar, lambda: [cell.job for cell in cells])
+    _run_with_starts(matrix, runner, bar, [cell.job for cell in cells])
 
 
 def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,18 +69,17 @@ class Matrix:
             except InputError as error:
                 raise InputError(f"pretrain.{name}: {error}") from None
         for entry in self.config.entries:
-            known = entry.start is not None and entry.start in self.config.pretrain
-            for point in self.config.points_of(entry) or [{}]:
-                for mode in self.modes_of(entry):
-                    if known:
-                        continue  # it has a say in its config, and is not there yet
+            path = self._file(entry.config)
+            # A start that is not there yet will have its say when it is.
+            start = None if entry.start in self.config.pretrain else entry.start
+            try:
+                if entry.compute_of is not None:
+                    self._like(entry)
+                for point, mode in product(self.config.points_of(entry) or [{}], self.modes_of(entry)):
                     lines = _lines(self._settings(entry, mode, point))
-                    path = self._file(entry.config)
-                    try:
-                        amend = StartAmendment(entry.start, path.stem, lines)
-                        load_config(FinetuneConfig, path, lines, amend=amend)
-                    except InputError as error:
-                        raise InputError(f'entry "{entry.name}": {error}') from None
+                    load_config(FinetuneConfig, path, lines, amend=StartAmendment(start, path.stem, lines))
+            except InputError as error:
+                raise InputError(f'entry "{entry.name}": {error}') from None
 
     def modes_of(self, entry: EntrySection) -> list[Mode]:
         """How an entry is measured."""
@@ -166,11 +166,9 @@ class Matrix:
     def _like(self, entry: EntrySection) -> EntrySection:
         """The scratch entry of the same network that is trained as long as all others."""
         for one in self.config.entries:
-            if one.compute_of is None and one.start is None and one.config == entry.config:
+            if (one.compute_of, one.start, one.config, one.set) == (None, None, entry.config, entry.set):
                 return one
-        raise InputError(
-            f'entry "{entry.name}": compute_of needs a scratch entry with config "{entry.config}"'
-        )
+        raise InputError(f'compute_of needs a scratch entry of the same config ("{entry.config}") and set')
 
     def _pretrain_job(self, name: str) -> Job:
         section = self.config.pretrain[name]
