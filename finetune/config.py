@@ -17,6 +17,7 @@ from mae_vit.config import (
     OptimSection,
     Section,
     TrainSection,
+    height_width,
 )
 from mae_vit.config_file import drop_alternatives
 from mae_vit.encoder import SIZES
@@ -56,8 +57,6 @@ class NetworkSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> NetworkSection:
-        if isinstance(self.img_size, list) and len(self.img_size) != 2:
-            raise ValueError(f"img_size={self.img_size}: give one number or [height, width]")
         if min(self.image_hw) <= 0:
             raise ValueError(f"img_size={self.img_size}: needs to be above 0")
         if self.drop_path_rate and self.name in _NETWORKS:
@@ -67,9 +66,7 @@ class NetworkSection(Section):
     @property
     def image_hw(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        if isinstance(self.img_size, int):
-            return self.img_size, self.img_size
-        return self.img_size[0], self.img_size[1]
+        return height_width(self.img_size)
 
 
 def _kind_of(raw: Any) -> str:
@@ -146,12 +143,8 @@ class FinetuneSection(Section):
         if min(self.shots) < 1:
             raise ValueError(f"shots={self.shots}: at least 1 each")
         for key, mode in (("shots", "few_shot"), ("draws", "few_shot"), ("neighbors", "knn")):
-            if key in self.model_fields_set and self.mode != mode:
-                default = type(self).model_fields[key].default
-                if getattr(self, key) != default:
-                    raise ValueError(
-                        f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{mode}"'
-                    )
+            if self.mode != mode and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{mode}"')
         if not self.test and (self.mode != "finetune" or not self.holdout):
             raise ValueError(
                 'test=false leaves nothing to measure: it needs mode="finetune" and holdout above 0'

@@ -16,7 +16,7 @@ from mae_vit.batch import Batch
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import FixedBatches, fixed_batches, load_batches, start_worker_server
-from mae_vit.data.opening import auto_workers, check_pad, make_order, normalization
+from mae_vit.data.opening import check_pad, choose_workers, make_order, normalization
 from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
@@ -152,11 +152,7 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
     )
     on_gpu = device.type == "cuda"
     cores = available_cores() // ranks.local_world_size
-    workers = (
-        section.workers
-        if isinstance(section.workers, int)
-        else auto_workers(source, cores=cores, on_gpu=on_gpu)
-    )
+    workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu)
     if workers:
         start_worker_server()
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)

@@ -12,10 +12,10 @@ import torch
 
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
-from finetune.model import describe_encoder, warn_of_normalization
+from finetune.model import describe_encoder
 from finetune.results import Measuring, Outputs, sizes_of
 from mae_vit.config_file import dump_config
-from mae_vit.coverage import load_start
+from mae_vit.coverage import load_start, warn_of_normalization
 from mae_vit.data.loader import FixedBatches
 from mae_vit.encoder import set_fused_attention
 from mae_vit.errors import InputError
@@ -63,7 +63,7 @@ def score_frozen(
         coverage = load_start(start, model.encoder)
         if ranks.rank == 0:
             print(coverage.describe(start.source))
-            warn_of_normalization(start, data)
+            warn_of_normalization(start, data.mean, data.std)
     if arguments.dry_run:
         if ranks.rank == 0:
             print(

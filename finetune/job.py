@@ -18,7 +18,6 @@ from finetune.model import (
     has_seen_held_out,
     load_into,
     optimizer_of,
-    warn_of_normalization,
 )
 from finetune.recipes import find_recipe
 from finetune.report import describe_plan, describe_rates, rates_of
@@ -27,6 +26,7 @@ from mae_vit.batch import Batch
 from mae_vit.config import ModelSection
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
+from mae_vit.coverage import warn_of_normalization
 from mae_vit.errors import InputError
 from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan, make_plan
@@ -130,13 +130,13 @@ def finetune(arguments: Arguments) -> int:
             told = folder.path / "results.json" if config.finetune.test else folder.summary
             print(f"{folder.path} is finished ({found.step} steps); results: {told}")
         return 0
-    model = build()
+    model, seen = build(), has_seen_held_out(start, config, data)
     if found is None and start is not None:
         coverage = load_into(model, start)
         if ranks.rank == 0:
             print(coverage.describe(start.source))
-            warn_of_normalization(start, data)
-            if has_seen_held_out(start, config, data):
+            warn_of_normalization(start, data.mean, data.std)
+            if seen:
                 print(
                     f"warning: {start.source} was trained on the labels of the images that choose the epoch here, "
                     "which flatter it: pretrain with data.leave_out_per_class, or give finetune.holdout=0",
@@ -147,7 +147,6 @@ def finetune(arguments: Arguments) -> int:
         print(describe_rates(rates))
         folder.path.mkdir(parents=True, exist_ok=True)
         write_json(folder.path / "rates.json", [asdict(row) for row in rates])
-    seen = has_seen_held_out(start, config, data)
     engine = build_engine(config, plan, model, ranks, device, optimizer=optimizer_of(config))
     selects = "top1" if len(data.held_out) else None
     run = Run(
@@ -161,9 +160,8 @@ def finetune(arguments: Arguments) -> int:
         selects,
         config.finetune.start or "scratch",
     )
-    return run.go(
-        Job(config, plan, data, info, engine, folder, build(), {"held_out_seen_by_start": seen}), found
-    )
+    facts = {"held_out_seen_by_start": seen}
+    return run.go(Job(config, plan, data, info, engine, folder, build(), facts), found)
 
 
 def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Classifier]) -> Estimate:
@@ -196,6 +194,7 @@ class Job:
 
     Attributes:
         measured: a second network, for the chosen weights.
+        facts: what the summary says beside what is measured.
     """
 
     config: FinetuneConfig
@@ -205,6 +204,7 @@ class Job:
     engine: Engine
     folder: RunFolder
     measured: Classifier
+    facts: dict[str, Any]
     _summary: dict[str, Any] = field(default_factory=dict)
 
     def batches(self, start_step: int) -> Iterator[Batch]:
@@ -235,7 +235,7 @@ class Job:
             self.plan.batch_size_per_device,
         )
         outputs = Outputs(self.config, self.data, self.folder, measuring, self.info)
-        self._summary.update(outputs.measure(self.measured, best))
+        self._summary.update({**self.facts, **outputs.measure(self.measured, best)})
         return self._summary
 
     def results(self) -> list[str]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -116,17 +113,3 @@ def has_seen_held_out(start: Start | None, config: FinetuneConfig, data: Finetun
     if start is None or start.labels_of != data.index.fingerprint or not len(data.held_out):
         return False
     return start.labels_left_out < (config.data.labels_per_class or np.inf)
-
-
-def warn_of_normalization(start: Start, data: FinetuneData) -> None:
-    """Says so if images are not normalized as the start was trained; an override asked for it."""
-    if start.mean is not None and (start.mean, start.std) != (data.mean, data.std):
-        print(
-            f"warning: {start.source} was trained on images normalized by mean {_rounded(start.mean)}, "
-            f"this run's is {_rounded(data.mean)} (data.normalize)",
-            file=sys.stderr,
-        )
-
-
-def _rounded(values: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in values]

@@ -28,6 +28,18 @@ def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> 
         raise ValueError(f"give one of {', '.join(names)}")
 
 
+def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width in pixels, of one number or of [height, width].
+
+    Raises:
+        ValueError: for a list of another length.
+    """
+    sides = [img_size, img_size] if isinstance(img_size, int) else list(img_size)
+    if len(sides) != 2:
+        raise ValueError(f"img_size={img_size}: give one number or [height, width]")
+    return sides[0], sides[1]
+
+
 class RunSection(Section):
     """What the run is called, where it lives, and its seed."""
 
@@ -63,8 +75,6 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> ModelSection:
-        if isinstance(self.img_size, list) and len(self.img_size) != 2:
-            raise ValueError(f"img_size={self.img_size}: give one number or [height, width]")
         for side in self.image_hw:
             if side <= 0 or side % self.patch_size:
                 near = max(1, round(side / self.patch_size)) * self.patch_size
@@ -80,9 +90,7 @@ class ModelSection(Section):
     @property
     def image_hw(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        if isinstance(self.img_size, int):
-            return self.img_size, self.img_size
-        return self.img_size[0], self.img_size[1]
+        return height_width(self.img_size)
 
 
 # MAE Sec. A.1 crops 20 to 100 % of the area; torchvision's shapes; CIFAR's usual shift.

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -108,6 +110,17 @@ def load_start(
         used |= _load_parts(start, parts, objective, coverage)
     coverage.skipped = [name for name in start.tensors if name not in used]
     return coverage
+
+
+def warn_of_normalization(start: Start, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Says so if images are not normalized as a start was trained; an override asked for it."""
+    if start.mean is not None and (start.mean, start.std) != (tuple(mean), tuple(std)):
+        theirs, ours = ([round(value, 4) for value in values] for values in (start.mean, mean))
+        print(
+            f"warning: {start.source} was trained on images normalized by mean {theirs}, "
+            f"this run's is {ours} (data.normalize)",
+            file=sys.stderr,
+        )
 
 
 def _check_kind(start: Start, own: set[str]) -> None:

@@ -15,7 +15,7 @@ from mae_vit.config import Config
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
-from mae_vit.data.opening import auto_workers, check_pad, make_order, normalization
+from mae_vit.data.opening import check_pad, choose_workers, make_order, normalization
 from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.subset import SubsetSource, limit_per_class
@@ -169,11 +169,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     )
     cores = available_cores() // ranks.local_world_size
     on_gpu = device.type == "cuda"
-    workers = (
-        section.workers
-        if isinstance(section.workers, int)
-        else auto_workers(source, cores=cores, on_gpu=on_gpu)
-    )
+    workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu)
     if workers:
         start_worker_server()
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from mae_vit.batch import Batch
 from mae_vit.config import Config
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
-from mae_vit.coverage import load_start
+from mae_vit.coverage import load_start, warn_of_normalization
 from mae_vit.errors import InputError
 from mae_vit.geometry import resolve_encoder
 from mae_vit.objectives import Objective, ObjectiveConfig
@@ -166,19 +165,9 @@ def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, 
         return
     start = read_start(config.model.init)
     coverage = load_start(start, objective.encoder, objective, objective=config.objective.name)
-    if not say:
-        return
-    print(coverage.describe(start.source))
-    if start.mean is not None and start.mean != tuple(info.mean):
-        print(
-            f"warning: {start.source} was trained on images normalized by mean {_rounded(start.mean)}, "
-            f"this run's is {_rounded(info.mean)} (data.normalize)",
-            file=sys.stderr,
-        )
-
-
-def _rounded(values: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in values]
+    if say:
+        print(coverage.describe(start.source))
+        warn_of_normalization(start, info.mean, info.std)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -23,6 +24,16 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before():
+    """A run in this process installs handlers for the signals that stop it."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+    held = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in held.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

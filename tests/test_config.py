@@ -13,7 +13,6 @@ from mae_vit.config_file import dump_config, load_config
 from mae_vit.config_keys import describe_keys, key_paths
 from mae_vit.errors import InputError
 from mae_vit.objectives import OBJECTIVES
-from mae_vit.plan import make_plan
 from pretrain.job import PretrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -300,43 +299,6 @@ def test_options_of_blocks_have_values_only_there():
     assert (data.order, data.lanes, data.block_shards) == ("blocks", 8, 2)
 
 
-def plan(*overrides: str, num_samples: int = 1534, world_size: int = 1):
-    return make_plan(
-        load_config(PretrainConfig, CONFIG, overrides), num_samples=num_samples, world_size=world_size
-    )
-
-
-def test_durations_become_steps():
-    assert plan("train.epochs=30").total_steps == 30 * 11
-    assert plan("train.warmup_epochs=0", "train.steps=70").total_steps == 70
-    assert plan("train.warmup_epochs=0", "train.samples=1281").total_steps == 11
-    assert plan("train.warmup_epochs=2").warmup_steps == 22
-    assert plan("train.warmup_steps=5").warmup_steps == 5
-    assert plan("train.warmup_samples=129").warmup_steps == 2
-    assert plan("checkpoint.every_steps=7").checkpoint_every_steps == 7
-    assert plan("monitor.evaluate_every_epochs=2").evaluate_every_steps == 22
-
-
-def test_the_warm_up_that_a_message_asks_for_works():
-    assert plan("train.steps=20", "train.warmup_steps=2").warmup_steps == 2
-    assert plan("train.steps=5", "train.warmup_steps=0").warmup_steps == 0
-
-
-def test_base_rate_is_per_256_samples():
-    assert plan("optim.blr=1.5e-4", "train.effective_batch_size=512").lr == pytest.approx(3e-4)
-
-
-def test_batches_are_split_over_ranks_and_micro_batches():
-    found = plan("train.batch_size_per_device=16", world_size=2)
-    assert (found.batch_size_per_device, found.accumulation) == (16, 4)
-    assert plan(world_size=4).batch_size_per_device == 32
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8, 16, 32])
-def test_lanes_fit_ranks_that_divide_them_or_are_divided(world_size):
-    assert plan("data.order=blocks", world_size=world_size).effective_batch_size == 128
-
-
 def test_each_optimizer_and_schedule_has_its_own_defaults():
     def optim(*overrides: str):
         return load_config(PretrainConfig, CONFIG, ["optim.betas=", "optim.weight_decay=", *overrides]).optim
@@ -350,60 +312,3 @@ def test_each_optimizer_and_schedule_has_its_own_defaults():
     assert lars.weight_decay == 0
     assert (lars.betas, lars.eps, lars.nesterov, lars.decay_share) == (None, None, None, None)
     assert optim("optim.schedule=wsd").decay_share == 0.2
-
-
-def test_the_decay_is_a_share_of_the_run():
-    assert plan("train.steps=70", "train.warmup_epochs=0").decay_steps == 0
-    assert plan("train.steps=70", "train.warmup_epochs=0", "optim.schedule=wsd").decay_steps == 14
-
-
-@pytest.mark.parametrize(
-    ("overrides", "world_size", "expected"),
-    [
-        ([], 3, "train.effective_batch_size=128 does not divide over 3 ranks (nearest: 129)"),
-        (
-            ["train.batch_size_per_device=48"],
-            1,
-            "does not divide the 128 images of each of 1 ranks (nearest: 32)",
-        ),
-        (
-            ["data.order=blocks", "train.effective_batch_size=96"],
-            6,
-            "data.lanes=8 does not fit 6 ranks: one must divide the other (nearest lanes: 6, or use 4 ranks)",
-        ),
-        (["train.effective_batch_size=2000"], 1, "larger than the data"),
-        (
-            ["train.warmup_epochs=31"],
-            1,
-            "train.warmup_epochs=31 (341 steps) is longer than train.epochs=30 (330 steps): "
-            "give train.warmup_steps=33",
-        ),
-        (
-            ["train.steps=20"],
-            1,
-            "train.warmup_epochs=3 (33 steps) is longer than train.steps=20: give train.warmup_steps=2",
-        ),
-        (
-            ["train.warmup_samples=1500", "train.samples=1000"],
-            1,
-            "train.warmup_samples=1500 (12 steps) is longer than train.samples=1000 (8 steps): "
-            "give train.warmup_steps=0",
-        ),
-        (["train.epochs=0.01", "train.warmup_epochs=0"], 1, "less than one step"),
-        (["optim.min_lr=0.5"], 1, "optim.min_lr=0.5 is above the peak rate optim.lr=0.001"),
-        (
-            ["optim.blr=1e-4", "optim.min_lr=6e-5"],
-            1,
-            "optim.min_lr=6e-05 is above the peak rate 5e-05 = optim.blr=0.0001 x 128 / 256",
-        ),
-        (
-            ["train.steps=10", "train.warmup_steps=6", "optim.schedule=wsd", "optim.decay_share=0.5"],
-            1,
-            "warm-up of 6 steps and decay of 5 steps (optim.decay_share=0.5) are longer than the run of 10 steps",
-        ),
-    ],
-)
-def test_impossible_plans(overrides, world_size, expected):
-    with pytest.raises(InputError) as caught:
-        plan(*overrides, world_size=world_size)
-    assert expected in str(caught.value)

@@ -55,14 +55,17 @@ def make_order(
     )
 
 
-def auto_workers(source: Source, *, cores: int, on_gpu: bool) -> int:
-    """Processes per rank: none where images lie in memory; else this rank's cores but one.
+def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool) -> int:
+    """Processes per rank, as asked; "auto": none where images lie in memory, else this rank's cores but one.
 
     Args:
+        asked: `data.workers`.
         source: of the images.
         cores: of this rank.
         on_gpu: on a CPU the trainer keeps all cores busy itself.
     """
+    if isinstance(asked, int):
+        return asked
     if isinstance(source, MemorySource):
         return 0
     return min(_MAX_AUTO_WORKERS, max(1 if on_gpu else 0, cores - 1))

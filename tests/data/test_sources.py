@@ -3,7 +3,6 @@
 import hashlib
 import json
 import pickle
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -101,15 +100,6 @@ LABELLED = {
 }
 
 
-@pytest.fixture
-def signals_as_before():
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    held = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in held.items():
-        signal.signal(number, handler)
-
-
 def trains(data: Path, run_dir: Path, in_chans: int) -> None:
     options = [
         "train.engine=torch",
@@ -137,7 +127,6 @@ def trains(data: Path, run_dir: Path, in_chans: int) -> None:
 
 
 @pytest.mark.parametrize("name", LABELLED)
-@pytest.mark.usefixtures("signals_as_before")
 def test_prepared_checked_trained(sources, tmp_path, name):
     out = tmp_path / "out"
     assert prepare(*sources[name], out) == 0
@@ -255,7 +244,6 @@ def test_our_own_shards_are_a_source_with_their_classes(sources, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["img2dataset", "labelled shards"])
-@pytest.mark.usefixtures("signals_as_before")
 def test_shards_of_others_are_used_in_place(sources, tmp_path, name):
     (folder,) = sources[name]
     before = {path: path.read_bytes() for path in folder.iterdir()}

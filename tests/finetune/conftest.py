@@ -1,6 +1,5 @@
 """Fine-tuning runs in this process, on the torch engine, and what they begin from."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -8,15 +7,6 @@ from finetune_helpers import ROOT, SMALL, TINY
 
 from finetune.job import main
 from pretrain.job import main as pretrain_main
-
-
-@pytest.fixture(autouse=True)
-def signals_as_before():
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-    held = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in held.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,15 +33,6 @@ SMALL = [
 
 # The encoder of the unchanged config, made once, then those of each change.
 SEEN: list[bytes] = []
-
-
-@pytest.fixture(autouse=True)
-def signals_as_before():
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    held = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in held.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture
