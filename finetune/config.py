@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -19,14 +17,15 @@ from mae_vit.config import (
     TrainSection,
     height_width,
 )
-from mae_vit.config_file import drop_alternatives
 from mae_vit.encoder import SIZES
-from mae_vit.errors import InputError
 from mae_vit.objectives.classify import HeadInit, Pool
-from mae_vit.starts import Start, read_start
+from mae_vit.objectives.distill import DistillationKind
 
-# Sections of a config file that are laid over the others where there is a start.
-WITH_START = "with_start"
+# DeiT Eq. 3; lambda and tau of Eq. 2 as DeiT Sec. 5 has them.
+_DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
+    "hard": {"distillation_weight": 0.5},
+    "soft": {"distillation_weight": 0.1, "distillation_temperature": 3.0},
+}
 _NETWORKS = ("SimpleCNN", "SmallResNet")
 _UNUSED_MONITOR = (
     "evaluate_split",
@@ -114,6 +113,13 @@ class FinetuneSection(Section):
         pool: [CLS] behind the final norm, or the mean of the patch tokens.
         head_init: "zero" (ViT Sec. 3.2), or "small": normal of std 2e-5 (official MAE code).
         label_smoothing: of the training loss.
+        mixup: alpha of mixup; 0 for none (MAE Sec. A.1: 0.8).
+        cutmix: alpha of cutmix; 0 for none (MAE Sec. A.1: 1.0).
+        freeze_patch_embed: leave the patch projection as it begins (MoCo v3, arXiv 2104.02057, Sec. 4.1).
+        teacher: a finished fine-tuning run that a distillation token learns from (DeiT Sec. 4).
+        distillation: "hard" learns the teacher's choice, "soft" its distribution.
+        distillation_weight: share of the teacher's part of the loss.
+        distillation_temperature: of "soft".
         holdout: share of the labeled images that is not trained on and chooses the epoch; 0
             trains on all and takes the last weights.
         test: measure on the test split, once, at the end; false to choose settings by held-out images.
@@ -129,6 +135,13 @@ class FinetuneSection(Section):
     pool: Pool = "cls"
     head_init: HeadInit = "zero"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    mixup: float = Field(default=0.0, ge=0)
+    cutmix: float = Field(default=0.0, ge=0)
+    freeze_patch_embed: bool = False
+    teacher: str | None = None
+    distillation: DistillationKind | None = None
+    distillation_weight: float | None = Field(default=None, gt=0, le=1)
+    distillation_temperature: float | None = Field(default=None, gt=0)
     holdout: float = Field(default=0.1, ge=0, le=0.5)
     test: bool = True
     test_split: str | None = None
@@ -138,8 +151,19 @@ class FinetuneSection(Section):
     draws: int = Field(default=5, gt=0)
     neighbors: int = Field(default=20, gt=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, raw: Any) -> Any:
+        """Each kind of distillation has its own options; without a teacher all stay unset."""
+        if not isinstance(raw, dict) or raw.get("teacher") is None:
+            return raw
+        raw = {**raw, "distillation": raw.get("distillation") or "hard"}
+        defaults = _DISTILLATION_OPTIONS.get(str(raw["distillation"]), {})
+        return {**raw, **{name: value for name, value in defaults.items() if raw.get(name) is None}}
+
     @model_validator(mode="after")
     def _check(self) -> FinetuneSection:
+        self._check_teacher()
         if min(self.shots) < 1:
             raise ValueError(f"shots={self.shots}: at least 1 each")
         for key, mode in (("shots", "few_shot"), ("draws", "few_shot"), ("neighbors", "knn")):
@@ -150,6 +174,20 @@ class FinetuneSection(Section):
                 'test=false leaves nothing to measure: it needs mode="finetune" and holdout above 0'
             )
         return self
+
+    def _check_teacher(self) -> None:
+        if self.teacher is None:
+            for key in ("distillation", *_DISTILLATION_OPTIONS["soft"]):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"{key} has no effect without a teacher")
+        elif self.distillation == "hard" and self.distillation_temperature is not None:
+            raise ValueError(
+                'distillation_temperature has no effect with distillation="hard"; it belongs to "soft"'
+            )
+        elif self.pool != "cls":
+            raise ValueError(
+                f'teacher needs pool="cls", beside which its own token is read, not "{self.pool}"'
+            )
 
 
 class FinetuneConfig(Config):
@@ -188,7 +226,7 @@ class FinetuneConfig(Config):
             )
         if self.finetune.mode != "finetune":
             raise ValueError(f'finetune.mode="{self.finetune.mode}" needs a Vision Transformer, not "{name}"')
-        for key in ("pool", "head_init"):
+        for key in ("pool", "head_init", "freeze_patch_embed", "teacher"):
             if getattr(self.finetune, key) != getattr(own, key):
                 raise ValueError(f'finetune.{key} has no effect with model.name="{name}"')
         if self.optim.layer_decay is not None:
@@ -201,86 +239,3 @@ class FinetuneConfig(Config):
         alone = world_size == 1 and self.train.zero_stage == 0
         train = self.train.model_copy(update={"engine": "torch" if alone else "deepspeed"})
         return self.model_copy(update={"train": train})
-
-
-class StartAmendment:
-    """Lays a start's facts over what a config file says; overrides come after it.
-
-    First the file's section `with_start`, then the encoder's geometry and the
-    normalization that the start was trained with; `replaced` tells what else the file
-    said, (its value, the start's) by key. The size of images is the file's, where it
-    gives one.
-    """
-
-    def __init__(self, ckpt: str | None, stem: str, overrides: Sequence[str] = ()) -> None:
-        """Remembers --ckpt, and what names the run: the config, and a mode among the overrides.
-
-        Raises:
-            InputError: if the start is given in a way that does not count.
-        """
-        if ckpt is not None and not ckpt.strip():
-            raise InputError('--ckpt "" names no start: give one, or leave --ckpt out to begin from scratch')
-        for text in overrides:
-            if text.partition("=")[0] == "finetune.start":
-                raise InputError(f'override "{text}": weights to begin from are given by --ckpt')
-        modes = [
-            text.partition("=")[2].strip("\"' ") for text in overrides if text.startswith("finetune.mode=")
-        ]
-        self._ckpt, self._name = ckpt, "-".join([stem, *modes[-1:]])
-        self.start: Start | None = None
-        self.replaced: dict[str, tuple[Any, Any]] = {}
-
-    def __call__(self, raw: dict[str, Any]) -> None:
-        """Changes sections as read.
-
-        Raises:
-            InputError: if the start cannot be read.
-        """
-        extra = raw.pop(WITH_START, None) or {}
-        section = raw.get("finetune")
-        named = self._ckpt or (section.get("start") if isinstance(section, dict) else None)
-        run = raw.setdefault("run", {})
-        if isinstance(run, dict):
-            run.setdefault("name", self._name + (f"-{start_name(str(named))}" if named else ""))
-        if named is None:
-            return
-        if not isinstance(extra, dict):
-            raise InputError(f"{WITH_START}: a mapping of sections, not {type(extra).__name__}")
-        self.start = read_start(str(named))
-        _lay_over(raw, extra)
-        facts: dict[str, Any] = {"finetune": {"start": str(named)}}
-        model = raw.get("model")
-        name = model.get("name") if isinstance(model, dict) else None
-        if self.start.geometry is not None and (name is None or name in SIZES):
-            # As in the official MAE code: a fixed table is where learned positions begin.
-            facts["model"] = {**self.start.geometry, "pos_embed": "learnable"}
-            if isinstance(model, dict) and "img_size" in model:
-                # Positions are interpolated to the size that the recipe asks for.
-                del facts["model"]["img_size"]
-        if self.start.mean is not None and self.start.std is not None:
-            facts["data"] = {"normalize": [list(self.start.mean), list(self.start.std)]}
-        self.replaced = {
-            f"{section}.{key}": (raw[section][key], value)
-            for section in ("model", "data")
-            for key, value in facts.get(section, {}).items()
-            if isinstance(raw.get(section), dict) and raw[section].get(key, value) != value
-        }
-        _lay_over(raw, facts)
-
-
-def start_name(start: str) -> str:
-    """A start's name as part of a run's name."""
-    path = Path(start.removeprefix(TIMM_PREFIX))
-    name = path.parent.name if path.name in ("encoder.safetensors", "model.safetensors") else path.stem
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name) or "start"
-
-
-def _lay_over(raw: dict[str, Any], extra: Mapping[str, Any]) -> None:
-    keys = {f"{section}.{key}" for section, values in extra.items() if values for key in values}
-    drop_alternatives(raw, keys)
-    for section, values in extra.items():
-        below = raw.setdefault(section, {})
-        if isinstance(below, dict) and isinstance(values, dict):
-            below.update(values)
-        else:
-            raw[section] = values

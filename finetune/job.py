@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from finetune.config import FinetuneConfig, StartAmendment
+from finetune.amendment import StartAmendment
+from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData, open_data
 from finetune.frozen import score_frozen
 from finetune.model import (
     build_classifier,
     describe_encoder,
     draws_noise,
+    find_teacher,
     has_seen_held_out,
     load_into,
     optimizer_of,
@@ -29,7 +31,7 @@ from mae_vit.config_keys import describe_keys
 from mae_vit.coverage import warn_of_normalization
 from mae_vit.errors import InputError
 from mae_vit.objectives.classify import Classifier
-from mae_vit.plan import Plan, make_plan
+from mae_vit.plan import Plan, check_pairs, make_plan
 from mae_vit.starts import Start
 from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
@@ -106,13 +108,18 @@ def finetune(arguments: Arguments) -> int:
     data = open_data(config, ranks, device)
     info = describe_encoder(config, data)
     folder = open_folder(config, ranks)
-    build = partial(build_classifier, config, data, info)
+    teacher = find_teacher(config, data)
+    build = partial(build_classifier, config, data, info, teacher)
     if config.finetune.mode != "finetune":
         return score_frozen(arguments, config, data, build, start, folder, ranks, device)
 
     plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
+    if config.finetune.mixup or config.finetune.cutmix:
+        check_pairs(plan, ranks.world_size)
     costs = estimate_costs(config, plan, build)
     derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
+    if teacher is not None:
+        derived["finetune.teacher_digest"] = teacher.digest
     if len(data.held_out):
         # When held-out images are measured decides which weights can be chosen.
         derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
@@ -178,6 +185,7 @@ def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Class
             batch_size_per_device=plan.batch_size_per_device,
             activation_checkpointing=config.train.activation_checkpointing,
             optimizer_slots=len(optimizer_of(config).slots),
+            averaged=config.train.ema_decay is not None,
         )
     except (RuntimeError, AssertionError, ValueError) as error:
         # Our own encoders take what their config allows.

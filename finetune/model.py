@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
 
-from finetune.config import FinetuneConfig
+from finetune.config import FinetuneConfig, FinetuneSection
 from finetune.data import FinetuneData
+from finetune.teacher import Teacher, read_teacher
 from mae_vit.baselines import build_network
 from mae_vit.config import ModelSection
 from mae_vit.coverage import Coverage, load_start
 from mae_vit.errors import InputError
 from mae_vit.geometry import resolve_encoder
 from mae_vit.objectives.classify import Classifier, NetworkClassifier, ViTClassifier
+from mae_vit.objectives.distill import Distillation, DistilledViTClassifier
+from mae_vit.objectives.labels import LabelLoss
 from mae_vit.starts import Start
 from mae_vit.training.optimizers import OptimizerOptions
 from mae_vit.training.param_groups import EMBEDDINGS
@@ -32,7 +38,33 @@ def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo 
     return resolve_encoder(config.model, mean=data.mean, std=data.std, objective="finetune")
 
 
-def build_classifier(config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None) -> Classifier:
+def find_teacher(config: FinetuneConfig, data: FinetuneData) -> Teacher | None:
+    """Reads the teacher, where there is one.
+
+    Raises:
+        InputError: if it cannot be read, or does not fit.
+    """
+    path = config.finetune.teacher
+    if path is None:
+        return None
+    model = config.model
+    return read_teacher(Path(path), classes=data.classes, in_chans=model.in_chans, img_size=model.image_hw)
+
+
+def _distillation(section: FinetuneSection, teacher: Teacher) -> Distillation:
+    assert section.distillation is not None
+    assert section.distillation_weight is not None
+    return Distillation(
+        teacher,
+        section.distillation,
+        weight=section.distillation_weight,
+        temperature=section.distillation_temperature or 1.0,
+    )
+
+
+def build_classifier(
+    config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None, teacher: Teacher | None = None
+) -> Classifier:
     """Builds the network with fresh weights, from the run's seed.
 
     Raises:
@@ -40,16 +72,19 @@ def build_classifier(config: FinetuneConfig, data: FinetuneData, info: EncoderIn
     """
     torch.manual_seed(config.run.seed)
     model, finetune, classes = config.model, config.finetune, len(data.classes)
-    normalization = {"mean": data.mean, "std": data.std}
+    labels = LabelLoss(
+        classes, label_smoothing=finetune.label_smoothing, mixup=finetune.mixup, cutmix=finetune.cutmix
+    )
+    common: dict[str, Any] = {"mean": data.mean, "std": data.std, "labels": labels}
     if isinstance(model, ModelSection):
         assert info is not None
-        return ViTClassifier(
-            info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate),
-            pool=finetune.pool,
-            head_init=finetune.head_init,
-            num_classes=classes,
-            label_smoothing=finetune.label_smoothing,
-            **normalization,
+        encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
+        if finetune.freeze_patch_embed:
+            encoder.patch_embed.requires_grad_(False)
+        if teacher is None:
+            return ViTClassifier(encoder, pool=finetune.pool, head_init=finetune.head_init, **common)
+        return DistilledViTClassifier(
+            encoder, head_init=finetune.head_init, distillation=_distillation(finetune, teacher), **common
         )
     try:
         network = build_network(
@@ -61,7 +96,7 @@ def build_classifier(config: FinetuneConfig, data: FinetuneData, info: EncoderIn
         )
     except ValueError as error:
         raise InputError(f"model.name: {error}") from None
-    return NetworkClassifier(network, label_smoothing=finetune.label_smoothing, **normalization)
+    return NetworkClassifier(network, **common)
 
 
 def draws_noise(model: Classifier) -> bool:
@@ -92,6 +127,8 @@ def load_into(model: Classifier, start: Start) -> Coverage:
             coverage.by_design[" + ".join(dropped)] = note
         coverage.by_design["fc_norm"] = "fresh: the norm behind the mean"
     coverage.by_design["head"] = "fresh: these classes"
+    if isinstance(model, DistilledViTClassifier):
+        coverage.by_design["dist_token + head_dist"] = "fresh: the teacher's"
     return coverage
 
 

@@ -41,6 +41,7 @@ class Stream(IntEnum):
     PREPARE = 6
     FEW_SHOT = 7
     NOISE = 8
+    MIX = 12
 
 
 def threefry2x32(key: tuple[Words | int, Words | int], x0: Words, x1: Words) -> tuple[Words, Words]:

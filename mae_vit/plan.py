@@ -201,3 +201,19 @@ def _split_batch(batch: int, per_device: int | None, world_size: int) -> tuple[i
             f"{world_size} ranks (nearest: {near})"
         )
     return per_device, share // per_device
+
+
+def check_pairs(plan: Plan, world_size: int) -> None:
+    """Makes sure that images 2j and 2j + 1 of the global order meet in one micro-batch.
+
+    Raises:
+        InputError: naming the nearest sizes that are even.
+    """
+    size = plan.batch_size_per_device
+    if size % 2:
+        unit = 2 * world_size * plan.accumulation
+        nearest = max(1, round(plan.effective_batch_size / unit)) * unit
+        raise InputError(
+            f"mixup and cutmix pair neighbors: micro-batches of {size} images leave one over (nearest: "
+            f"train.effective_batch_size={nearest}, or another train.batch_size_per_device)"
+        )

@@ -12,6 +12,7 @@ import hashlib
 import json
 import pickle
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,11 +146,16 @@ def _read_run(folder: Path) -> Start:
     )
 
 
+def _measured_part(described: Mapping[str, Any]) -> str:
+    """The weights that the run is measured by: their average, where it keeps one."""
+    return "average" if "average" in described["sha256"] else "parameters"
+
+
 def _read_checkpoint(path: Path) -> Start:
     """The parameters of a checkpoint of ours, and what it says of them."""
     with as_broken(path):
         described = read_description(path)
-        tensors = read_part(path, "parameters", described)
+        tensors = read_part(path, _measured_part(described), described)
         identity: dict[str, Any] = described["identity"]
     mean, std = identity.get("data.mean"), identity.get("data.std")
     geometry = _geometry_of(identity, str(path.parents[1]))

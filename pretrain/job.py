@@ -17,7 +17,7 @@ from mae_vit.coverage import load_start, warn_of_normalization
 from mae_vit.errors import InputError
 from mae_vit.geometry import resolve_encoder
 from mae_vit.objectives import Objective, ObjectiveConfig
-from mae_vit.plan import Plan, make_plan
+from mae_vit.plan import Plan, check_pairs, make_plan
 from mae_vit.starts import read_start
 from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
@@ -91,6 +91,8 @@ def pretrain(arguments: Arguments) -> int:
         world_size=ranks.world_size,
         probe_size=len(data.probe_split.samples),
     )
+    if config.objective.pairs_neighbors:
+        check_pairs(plan, ranks.world_size)
     info = describe_encoder(config, data)
     build = partial(build_objective, config, info, num_classes=data.num_classes)
     costs = estimate(
@@ -99,6 +101,7 @@ def pretrain(arguments: Arguments) -> int:
         batch_size_per_device=plan.batch_size_per_device,
         activation_checkpointing=config.train.activation_checkpointing,
         optimizer_slots=len(optimizer_options(config).slots),
+        averaged=config.train.ema_decay is not None,
     )
     folder = open_folder(config, ranks)
     identity = run_identity(config, derived=data.identity)

@@ -10,9 +10,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from finetune.amendment import StartAmendment
 from finetune.comparison.config import CompareConfig, EntrySection, Mode, Overrides, slug
 from finetune.comparison.jobs import Job
-from finetune.config import FinetuneConfig, StartAmendment
+from finetune.config import FinetuneConfig
 from mae_vit.config_file import load_config
 from mae_vit.errors import InputError
 from pretrain.job import PretrainConfig

@@ -99,6 +99,11 @@ class ObjectiveSection(Section, ABC):
     name: str
     uses_labels: ClassVar[bool] = False
 
+    @property
+    def pairs_neighbors(self) -> bool:
+        """Whether it needs whole pairs of the global order in each micro-batch."""
+        return False
+
     @abstractmethod
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
         """Raises ValueError, naming the key, for what only shows together with model and data."""

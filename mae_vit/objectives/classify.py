@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mae_vit.batch import Batch
 from mae_vit.encoder import ViTEncoder
 from mae_vit.objectives.base import ObjectiveOutput, Picture, Task
+from mae_vit.objectives.labels import LabelLoss
 
 Pool = Literal["cls", "mean"]
 HeadInit = Literal["zero", "small"]
@@ -27,10 +28,10 @@ class Classifier(Task):
     Shapes: B batch, C channels, H W pixels, K classes.
     """
 
-    def __init__(self, *, mean: Sequence[float], std: Sequence[float], label_smoothing: float) -> None:
-        """Holds the normalization; `label_smoothing` is for training alone."""
+    def __init__(self, *, mean: Sequence[float], std: Sequence[float], labels: LabelLoss) -> None:
+        """Holds the normalization and how labels are learned from."""
         super().__init__(mean=mean, std=std)
-        self.label_smoothing = label_smoothing
+        self.labels = labels
 
     @abstractmethod
     def logits(self, images: Tensor) -> Tensor:
@@ -42,11 +43,9 @@ class Classifier(Task):
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean cross-entropy, and the accuracy on the images as trained on."""
-        logits = self.classify(batch)
-        loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
-        with torch.no_grad():
-            hits = (logits.argmax(dim=-1) == batch.labels).sum()
-        return ObjectiveOutput(loss, {"accuracy": (hits, torch.full_like(hits, len(logits)))})
+        images, targets = self.labels.targets(batch)
+        logits = self.logits(self.normalize(images)).float()
+        return self.labels.output(self.labels.cross_entropy(logits, targets), logits, targets)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Loss and hits."""
@@ -87,32 +86,36 @@ class ViTClassifier(Classifier):
         *,
         pool: Pool,
         head_init: HeadInit,
-        num_classes: int,
         mean: Sequence[float],
         std: Sequence[float],
-        label_smoothing: float = 0.0,
+        labels: LabelLoss,
     ) -> None:
         """Adds read-out and head to `encoder`, which loses its final norm under "mean"."""
-        super().__init__(mean=mean, std=std, label_smoothing=label_smoothing)
+        super().__init__(mean=mean, std=std, labels=labels)
         self.encoder = encoder
         self.pool = pool
         if pool == "mean":
             encoder.norm = nn.Identity()
         # LayerNorm eps as timm's and MAE's.
         self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6) if pool == "mean" else nn.Identity()
-        self.head = nn.Linear(encoder.embed_dim, num_classes)
-        # Zero: ViT Sec. 3.2.
-        if head_init == "zero":
-            nn.init.zeros_(self.head.weight)
-        else:
-            nn.init.trunc_normal_(self.head.weight, std=_SMALL_STD)
-        nn.init.zeros_(self.head.bias)
+        self.head = make_head(encoder.embed_dim, labels.num_classes, head_init)
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
         tokens = self.encoder.forward_features(images)
         pooled = tokens[:, 0] if self.pool == "cls" else tokens[:, 1:].mean(dim=1)
         return self.head(self.fc_norm(pooled))
+
+
+def make_head(embed_dim: int, num_classes: int, init: HeadInit) -> nn.Linear:
+    """A linear layer of zeros (ViT Sec. 3.2), or of the official MAE code's small numbers."""
+    head = nn.Linear(embed_dim, num_classes)
+    if init == "zero":
+        nn.init.zeros_(head.weight)
+    else:
+        nn.init.trunc_normal_(head.weight, std=_SMALL_STD)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 class NetworkClassifier(Classifier):
@@ -124,10 +127,10 @@ class NetworkClassifier(Classifier):
         *,
         mean: Sequence[float],
         std: Sequence[float],
-        label_smoothing: float = 0.0,
+        labels: LabelLoss,
     ) -> None:
         """Holds the network, (B, C, H, W) -> (B, K)."""
-        super().__init__(mean=mean, std=std, label_smoothing=label_smoothing)
+        super().__init__(mean=mean, std=std, labels=labels)
         self.network = network
 
     def logits(self, images: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mae_vit.batch import Batch
 from mae_vit.encoder import ViTEncoder, init_transformer
 from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
+from mae_vit.objectives.labels import LabelLoss
 
 
 class SupervisedConfig(ObjectiveSection):
@@ -23,6 +24,14 @@ class SupervisedConfig(ObjectiveSection):
     head: Literal["mlp", "linear"] = "mlp"
     pool: Literal["cls", "mean"] = "cls"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    # Alpha of each, 0 for none (`mae_vit.objectives.mixing`).
+    mixup: float = Field(default=0.0, ge=0)
+    cutmix: float = Field(default=0.0, ge=0)
+
+    @property
+    def pairs_neighbors(self) -> bool:
+        """Mixup and cutmix do."""
+        return bool(self.mixup or self.cutmix)
 
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
         """Raises ValueError, named by key, for what only shows together with the data."""
@@ -56,29 +65,33 @@ class Supervised(Objective):
     ) -> None:
         """Adds the head to `encoder`."""
         super().__init__(encoder, mean=mean, std=std)
-        self.config = config
+        self.pool = config.pool
+        self.labels = LabelLoss(
+            num_classes,
+            label_smoothing=config.label_smoothing,
+            mixup=config.mixup,
+            cutmix=config.cutmix,
+        )
         width = encoder.embed_dim
         hidden = [nn.Linear(width, width), nn.Tanh()] if config.head == "mlp" else []
         self.head = nn.Sequential(*hidden, nn.Linear(width, num_classes))
         self.head.apply(init_transformer)
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
-        """Computes the mean cross-entropy."""
-        logits = self.classify(batch)
-        loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.config.label_smoothing)
-        with torch.no_grad():
-            hits = (logits.argmax(dim=-1) == batch.labels).sum()
-        return ObjectiveOutput(loss, {"accuracy": (hits, torch.full_like(hits, len(logits)))})
+        """Computes the mean cross-entropy, and the accuracy on the images as trained on."""
+        images, targets = self.labels.targets(batch)
+        logits = self.logits(images)
+        return self.labels.output(self.labels.cross_entropy(logits, targets), logits, targets)
 
-    def classify(self, batch: Batch) -> Tensor:
-        """Returns float32 logits (B, num_classes)."""
-        encoded = self.encoder.forward_features(self.normalize(batch.images))
-        pooled = encoded[:, 0] if self.config.pool == "cls" else encoded[:, 1:].mean(dim=1)
+    def logits(self, images: Tensor) -> Tensor:
+        """Classifies raw images: (B, C, H, W) in 0..255 -> float32 (B, num_classes)."""
+        encoded = self.encoder.forward_features(self.normalize(images))
+        pooled = encoded[:, 0] if self.pool == "cls" else encoded[:, 1:].mean(dim=1)
         return self.head(pooled).float()
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Hits and loss over images with a label; held-out labels are those of the training classes."""
-        logits = self.classify(batch)
+        logits = self.logits(batch.images)
         return {
             "images": (batch.labels >= 0).sum().float(),
             "loss": F.cross_entropy(logits, batch.labels, reduction="sum", ignore_index=-1),
@@ -93,7 +106,7 @@ class Supervised(Objective):
 
     def pictures(self, batch: Batch) -> list[Picture]:
         """Shows which images are classified wrongly (none without a label is), and all."""
-        wrong = (self.classify(batch).argmax(dim=-1) != batch.labels) & (batch.labels >= 0)
+        wrong = (self.logits(batch.images).argmax(dim=-1) != batch.labels) & (batch.labels >= 0)
         wrong = wrong[:, None, None, None]
         original = batch.images.float() / 255
         return [

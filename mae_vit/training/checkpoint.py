@@ -2,7 +2,7 @@
 
 `checkpoints/step-NNNNNNNN/` holds `parameters.safetensors`, a file for each of the
 optimizer's slots (`exp_avg.safetensors`, `exp_avg_sq.safetensors`), where there are any
-`buffers.safetensors` and `best.safetensors`, and `state.json` (step, optimizer step, loss
+`buffers`, `average` and `best.safetensors`, and `state.json` (step, optimizer step, loss
 scale, step and score of the best, identity of the run, checksums). It is written under
 a temporary name and renamed when complete; the file `latest` moves last. Nothing in it
 can execute code.
@@ -73,6 +73,8 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
     parts = {"parameters": state.parameters, **state.slots}
     if state.buffers:
         parts["buffers"] = state.buffers
+    if state.average:
+        parts["average"] = state.average
     if state.best:
         parts["best"] = state.best.tensors
     for part, tensors in parts.items():
@@ -111,7 +113,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if not all(_SLOT.fullmatch(slot) for slot in slots):
             raise BrokenCheckpoint(f"{path}: state.json names odd slots {slots}")
         best, scale = described.get("best"), described.get("loss_scale")
-        more = [part for part in ("buffers", "best") if part in described["sha256"]]
+        more = [part for part in ("buffers", "average", "best") if part in described["sha256"]]
         tensors = {part: read_part(path, part, described) for part in ("parameters", *slots, *more)}
         state = TrainState(
             parameters=tensors["parameters"],
@@ -119,6 +121,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             optimizer_step=int(described["optimizer_step"]),
             loss_scale=LossScale(**scale) if scale else None,
             buffers=tensors.get("buffers", {}),
+            average=tensors.get("average", {}),
             best=Best(int(best["step"]), float(best["score"]), tensors["best"]) if best else None,
         )
         return Checkpoint(path, int(described["step"]), dict(described["identity"]), state)

@@ -88,14 +88,14 @@ class DeepSpeedEngine(Engine):
             norm = torch.as_tensor(self._engine.get_global_grad_norm(), device=self.device)
             result = self.settle(norm)
             self._hand_over_scale()
-            return result
+            return self.averaged(result)
         # At ZeRO 0 gradients are reduced by now, and DeepSpeed keeps no norm.
         result = self.clip_local()
         if result.skipped:
             # Optimizers pass over parameters without a gradient.
             self._optimizer.zero_grad(set_to_none=True)
         self._engine.step()
-        return result
+        return self.averaged(result)
 
     def gather(self) -> TrainState:  # noqa: D102
         # safe_get_* returns None, and safe_set_* does nothing, at ZeRO 0.
@@ -141,7 +141,8 @@ class DeepSpeedEngine(Engine):
         one rank). For the time being each rank holds all parameters.
         """
         if self._shell is None:
-            yield
+            with super().whole():
+                yield
             return
         shell, sharded = self._shell, self.objective
         for parameter, target in zip(sharded.parameters(), shell.parameters(), strict=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
 from mae_vit.objectives.base import ObjectiveOutput, Task
+from mae_vit.training.average import Average
 from mae_vit.training.distributed import Ranks, sum_over_ranks
 from mae_vit.training.optimizers import OptimizerOptions, make_optimizer
 from mae_vit.training.precision import Autocast, LossScale, Precision
@@ -51,6 +52,7 @@ class StepOptions:
         compile: fuse the objective's operations by torch.compile; costs a minute at the
             start, on a CPU it needs a C++ compiler.
         activation_checkpointing: recompute each block's activations in the backward pass.
+        ema_decay: of the moving average of the weights (`mae_vit.training.average`); None for none.
     """
 
     optimizer: OptimizerOptions
@@ -62,6 +64,7 @@ class StepOptions:
     zero_keeps_whole_below: int = 100_000
     compile: bool = False
     activation_checkpointing: bool = False
+    ema_decay: float | None = None
 
 
 class StepResult(NamedTuple):
@@ -83,6 +86,7 @@ class Engine(ABC):
         objective: what is trained.
         loss_scale: of fp16; None in other precisions.
         updates: optimizer updates made in the whole run.
+        average: of the weights; None where they are measured themselves.
     """
 
     def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
@@ -93,6 +97,7 @@ class Engine(ABC):
         self.device = device
         self.loss_scale = LossScale() if options.precision == "fp16" else None
         self.updates = 0
+        self.average = None if options.ema_decay is None else Average(self.objective, options.ema_decay)
         # Measured on CPUs with AVX-512 at MAE's sequence lengths: PyTorch's fused
         # attention takes twice the time of plain attention's step in bf16, 10 % more in
         # fp32 (torch 2.15, benchmarks/step.py).
@@ -126,8 +131,12 @@ class Engine(ABC):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """While it is open `objective` holds every parameter whole, for reading; collective."""
-        yield
+        """While it is open `objective` holds, whole, what is measured and exported; collective.
+
+        That is the average of the weights, where one is kept.
+        """
+        with nullcontext() if self.average is None else self.average.in_place():
+            yield
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Adds a tensor over ranks, in place."""
@@ -171,6 +180,12 @@ class Engine(ABC):
         self.updates += not skipped
         return StepResult(grad_norm, skipped)
 
+    def averaged(self, result: StepResult) -> StepResult:
+        """Takes a step's weights into the average; passes its result on."""
+        if self.average is not None and not result.skipped:
+            self.average.update()
+        return result
+
     def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:
         """Collects the state where this process's optimizer holds all of it."""
         trainable = self.trainable()
@@ -181,7 +196,10 @@ class Engine(ABC):
     def describe(self, parameters: dict[str, Tensor], slots: dict[str, dict[str, Tensor]]) -> TrainState:
         """Adds the counters to gathered tensors."""
         scale = None if self.loss_scale is None else replace(self.loss_scale)
-        return TrainState(parameters, slots, self.updates, scale, copy_buffers(self.objective))
+        average = {} if self.average is None else self.average.copied()
+        return TrainState(
+            parameters, slots, self.updates, scale, copy_buffers(self.objective), average=average
+        )
 
     def restore_local(self, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
         """Puts a state back where this process's optimizer holds all of it."""
@@ -197,6 +215,8 @@ class Engine(ABC):
         for name, buffer in persistent_buffers(self.objective).items():
             buffer.copy_(state.buffers[name])
         self.updates = state.optimizer_step
+        if self.average is not None:
+            self.average.restore(state.average)
         if self.loss_scale is not None and state.loss_scale is not None:
             self.loss_scale = replace(state.loss_scale)
 
@@ -224,7 +244,7 @@ class TorchEngine(Engine):
         if not result.skipped:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return result
+        return self.averaged(result)
 
     def gather(self) -> TrainState:  # noqa: D102
         return self.gather_local(self._optimizer)

@@ -59,6 +59,7 @@ def build_engine(
         zero_stage=config.train.zero_stage,
         compile=config.train.compile,
         activation_checkpointing=config.train.activation_checkpointing,
+        ema_decay=config.train.ema_decay,
     )
     if config.train.engine == "torch":
         return TorchEngine(objective, options, ranks, device)

@@ -30,6 +30,7 @@ class Estimate:
         activation_bytes: kept for the backward pass of one micro-batch in float32; an
             upper bound for bf16 and fp16.
         optimizer_slots: float32 numbers that the optimizer keeps for each trainable one.
+        averaged: a moving average of all parameters is kept, whole on each rank.
     """
 
     parameters: int
@@ -38,6 +39,7 @@ class Estimate:
     flops_per_image: float
     activation_bytes: int
     optimizer_slots: int
+    averaged: bool = False
 
     def memory_gib(self, *, world_size: int, zero_stage: int) -> float:
         """Memory of one rank: parameters, gradients, optimizer state and activations.
@@ -48,13 +50,14 @@ class Estimate:
         slots = 4 * (self.optimizer_slots + (zero_stage > 0)) / (world_size if zero_stage else 1)
         gradients = 4 / (world_size if zero_stage >= 2 else 1)
         parameters = 4 / (world_size if zero_stage == 3 else 1)
+        parameters += 4 * self.averaged
         states = parameters * self.parameters + (gradients + slots) * self.trainable
         return (states + self.activation_bytes) / 2**30
 
     @property
     def checkpoint_bytes(self) -> int:
         """Size of one checkpoint on disk."""
-        return 4 * (self.parameters + self.optimizer_slots * self.trainable)
+        return 4 * ((1 + self.averaged) * self.parameters + self.optimizer_slots * self.trainable)
 
 
 def estimate(
@@ -64,6 +67,7 @@ def estimate(
     batch_size_per_device: int,
     activation_checkpointing: bool = False,
     optimizer_slots: int = 2,
+    averaged: bool = False,
 ) -> Estimate:
     """Measures an objective's costs by building and running it on the meta device.
 
@@ -74,6 +78,7 @@ def estimate(
         activation_checkpointing: blocks keep their input alone, and one at a time is
             computed again.
         optimizer_slots: tensors that the optimizer keeps for each parameter.
+        averaged: a moving average of the weights is kept.
     """
     with torch.device("meta"):
         model = build()
@@ -98,6 +103,7 @@ def estimate(
         flops_per_image=3 * counter.get_total_flops() / batch_size_per_device,
         activation_bytes=activations.bytes,
         optimizer_slots=optimizer_slots,
+        averaged=averaged,
     )
 
 

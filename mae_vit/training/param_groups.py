@@ -11,11 +11,11 @@ from torch import nn
 
 # What MAE's fine-tuning exempts from weight decay beside biases and 1-D parameters
 # (official code, models_vit.no_weight_decay); its pretraining does not.
-EMBEDDINGS = ("cls_token", "pos_embed")
+EMBEDDINGS = ("cls_token", "pos_embed", "dist_token")
 
 _BLOCK = re.compile(r"encoder\.blocks\.(\d+)\.")
-_FIRST = ("encoder.cls_token", "encoder.pos_embed", "encoder.patch_embed.")
-_LAST = ("encoder.norm.", "fc_norm.", "head.")
+_FIRST = ("encoder.cls_token", "encoder.pos_embed", "encoder.patch_embed.", "dist_token")
+_LAST = ("encoder.norm.", "fc_norm.", "head.", "head_dist.")
 
 
 def decay_groups(

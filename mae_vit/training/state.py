@@ -38,6 +38,7 @@ class TrainState:
         loss_scale: of fp16; None in other precisions.
         buffers: what layers keep beside parameters (statistics of BatchNorm), by name.
         best: of runs that choose among their epochs; None in others, and at first.
+        average: the moving average of the weights, by name; empty where there is none.
     """
 
     parameters: dict[str, Tensor]
@@ -46,6 +47,7 @@ class TrainState:
     loss_scale: LossScale | None = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
     best: Best | None = None
+    average: dict[str, Tensor] = field(default_factory=dict)
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -39,11 +39,28 @@ CASES = {
         "larger than the data",
     ),
     "nothing measured": (["finetune.test=false", "finetune.holdout=0"], "leaves nothing to measure"),
+    "half a pair": (
+        ["finetune.mixup=0.8", "train.effective_batch_size=63"],
+        "micro-batches of 63 images leave one over (nearest: train.effective_batch_size=64",
+    ),
+    "average of shards": (["train.ema_decay=0.9", "train.zero_stage=3"], "zero_stage=3 shards them"),
+    "nobody to learn from": (["finetune.distillation=soft"], "distillation has no effect without a teacher"),
+    "temperature of a choice": (
+        ["finetune.teacher=x", "finetune.pool=cls", "finetune.distillation_temperature=2.0"],
+        'distillation_temperature has no effect with distillation="hard"',
+    ),
+    "token beside the mean": (["finetune.teacher=x"], 'teacher needs pool="cls"'),
+    "missing teacher": (
+        ["finetune.teacher=nowhere", "finetune.pool=cls"],
+        "finetune.teacher=nowhere: cannot read nowhere: no such file",
+    ),
     "ranks": (["train.engine=torch", "train.zero_stage=1"], 'zero_stage=1 needs engine="deepspeed"'),
 }
 NETWORK_CASES = {
     "pool": (["finetune.pool=mean"], 'finetune.pool has no effect with model.name="SimpleCNN"'),
     "layer decay": (["optim.layer_decay=0.5"], "optim.layer_decay has no effect"),
+    "teacher": (["finetune.teacher=x", "finetune.pool=cls"], "finetune.teacher has no effect"),
+    "frozen projection": (["finetune.freeze_patch_embed=true"], "finetune.freeze_patch_embed has no effect"),
     "frozen": (["finetune.mode=knn"], "needs a Vision Transformer"),
     "drop path": (["model.drop_path_rate=0.1"], "drop_path_rate has no effect"),
     "unknown architecture": (["model.name=timm:resnet19"], 'did you mean "resnet18"'),

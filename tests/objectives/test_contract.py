@@ -23,6 +23,7 @@ VARIANTS = {
     "masked_patch 4x4": ("masked_patch", {"target": "downsized_4x4"}),
     "masked_patch pixels": ("masked_patch", {"target": "pixels_l2"}),
     "joint alternating": ("joint", {"mode": "alternate"}),
+    "supervised mixed": ("supervised", {"mixup": 0.8, "cutmix": 1.0}),
     "supervised linear": ("supervised", {"head": "linear", "pool": "mean", "label_smoothing": 0.1}),
 }
 ENCODERS = {
@@ -82,8 +83,9 @@ def test_same_keys_same_loss_other_keys_another(objective):
     batch = batch_of(objective)
     assert objective(batch).loss == objective(batch).loss
     other = Batch(batch.images, batch.labels, SampleKeys(3, 2, batch.keys.index))
-    # Labels are no draw.
-    assert (objective(batch).loss == objective(other).loss) == isinstance(objective, Supervised)
+    # Labels are no draw; what is mixed is.
+    plain = isinstance(objective, Supervised) and objective.labels.mixing is None
+    assert (objective(batch).loss == objective(other).loss) == plain
 
 
 def test_mean_over_any_split_is_the_mean_over_the_batch(objective):

@@ -33,6 +33,7 @@ CASE = {
     "objective": "mae",
     "recompute": False,
     "scale": 65536.0,
+    "ema": None,
 }
 # Options and peak rate.
 OPTIMIZERS = {
@@ -98,6 +99,7 @@ def build_engine(name: str, case: dict, ranks: Ranks):
         # So that these small parameters are sharded at all.
         zero_keeps_whole_below=0,
         activation_checkpointing=case["recompute"],
+        ema_decay=case["ema"],
     )
     objective = build_objective(case["objective"])
     if name == "torch":

@@ -40,16 +40,19 @@ BIT_EQUAL = {
         **{name: {"optimizer": name} for name in OPTIMIZERS if name != "adamw"},
         "linear": {"schedule": "linear"},
         "wsd": {"schedule": "wsd"},
+        "averaged": {"ema": 0.8},
     }.items()
 } | {
     "handed over": {"engines": ["torch", "0", "torch", "0"]},
     "handed over, fp16": {"engines": ["0", "torch"], "precision": "fp16", "scale": 2.0**23},
+    "handed over, averaged": {"engines": ["0", "torch"], "ema": 0.8},
     "handed over, sgd": {"engines": ["0", "torch"], "optimizer": "sgd"},
 }
 ONE_RANK = {
     "accumulation": {"accumulation": 4},
     "ZeRO 1": {"engines": ["1"], "clip": 0.1},
     "ZeRO 2": {"engines": ["2"], "clip": 0.1},
+    "averaged": {"engines": ["1", "2"], "ema": 0.8},
     "ZeRO 3": {"engines": ["3"], "clip": 0.1},
     "every stage in turn": {"engines": ["1", "3", "torch", "2", "0"]},
     "ZeRO 1, fp16": {"engines": ["1"], "precision": "fp16", "scale": 2.0**23},
@@ -61,6 +64,7 @@ TWO_RANKS = {
     "ZeRO 2": {"engines": ["2"], "clip": 0.1, "accumulation": 2},
     "ZeRO 3": {"engines": ["3", "3"], "clip": 0.1, "recompute": True},
     "every stage in turn": {"engines": ["1", "3", "2", "0"], "optimizer": "sgd"},
+    "averaged": {"engines": ["2", "0", "1"], "ema": 0.8},
     "ZeRO 3, joint": {"engines": ["3", "0"], "objective": "joint"},
 }
 SHARDED = [name for name in OPTIMIZERS if name != "lars"]
@@ -110,6 +114,7 @@ def plain_loop(**changes) -> dict:
         enabled=case["precision"] == "fp16",
     )
     losses, norms = [], []
+    average = [p.detach().clone() for p in model.parameters()]
     for step in range(STEPS):
         model.begin_step(step)
         for group in optimizer.param_groups:
@@ -126,7 +131,14 @@ def plain_loop(**changes) -> dict:
         scaler.update()
         losses.append(loss.item())
         norms.append(norm.item())
-    return {"losses": losses, "norms": norms, "scale": scaler.get_scale()}
+        for kept, parameter in zip(average, model.parameters(), strict=True):
+            kept.mul_(case["ema"] or 0.0).add_(parameter.detach(), alpha=1 - (case["ema"] or 0.0))
+    with torch.no_grad():
+        for kept, parameter in zip(average, model.parameters(), strict=True):
+            parameter.copy_(kept)
+        sums = model.evaluation_sums(batch_of(STEPS))
+    evaluation = model.evaluation_metrics({name: float(value) for name, value in sums.items()})
+    return {"losses": losses, "norms": norms, "scale": scaler.get_scale(), "evaluation": evaluation}
 
 
 def free_port() -> int:
@@ -202,6 +214,7 @@ def assert_agrees(found: dict, case: dict) -> None:
     assert found["losses"] == pytest.approx(expected["losses"], rel=tolerance)
     if tolerance == 1e-6:
         assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4)
+        assert found["evaluation"] == pytest.approx(expected["evaluation"], rel=1e-4, abs=1e-5)
     if case.get("precision") == "fp16":
         assert found["skips"] == [not math.isfinite(norm) for norm in expected["norms"]]
         assert found["scale"] == expected["scale"]
@@ -213,7 +226,11 @@ def test_the_oracle_learns_and_its_options_matter():
     assert plain["losses"][-1] < 0.9 * plain["losses"][0]
     assert min(plain["norms"]) > 0
     assert BATCH == 16
-    ends = {repr(case): plain_loop(**without_engines(case))["losses"][-1] for case in BIT_EQUAL.values()}
+    ends = {
+        repr(case): (found["losses"][-1], found["evaluation"]["loss"])
+        for case in BIT_EQUAL.values()
+        for found in [plain_loop(**without_engines(case))]
+    }
     expected = {repr(without_engines(case)) for case in BIT_EQUAL.values()}
     # Nothing but the engine, the split and recomputation leaves the oracle as it is.
     assert len(set(ends.values())) == len(expected)
