@@ -41,6 +41,9 @@ class Stream(IntEnum):
     PREPARE = 6
     FEW_SHOT = 7
     NOISE = 8
+    POLICY = 9
+    ERASE = 10
+    ERASE_NOISE = 11
 
 
 def threefry2x32(key: tuple[Words | int, Words | int], x0: Words, x1: Words) -> tuple[Words, Words]:

@@ -55,15 +55,16 @@ def make_order(
     )
 
 
-def auto_workers(source: Source, *, cores: int, on_gpu: bool) -> int:
-    """Processes per rank: none where images lie in memory; else this rank's cores but one.
+def auto_workers(source: Source, *, cores: int, on_gpu: bool, policies: bool) -> int:
+    """Processes per rank: none where images lie in memory as they are; else this rank's cores but one.
 
     Args:
         source: of the images.
         cores: of this rank.
         on_gpu: on a CPU the trainer keeps all cores busy itself.
+        policies: images are changed by a policy: 0.1 ms for one of 32 px, too slow for one core beside a GPU.
     """
-    if isinstance(source, MemorySource):
+    if isinstance(source, MemorySource) and not (policies and on_gpu):
         return 0
     return min(_MAX_AUTO_WORKERS, max(1 if on_gpu else 0, cores - 1))
 
@@ -111,3 +112,8 @@ def normalization(
         )
     # A channel of one value would divide by zero.
     return mean, tuple(max(value, 1e-3) for value in std)
+
+
+def fill_color(mean: Sequence[float]) -> tuple[int, ...]:
+    """Returns the uint8 color nearest to a mean of pixels in 0..1 (timm's `img_mean`)."""
+    return tuple(min(255, max(0, round(255 * value))) for value in mean)
