@@ -16,8 +16,9 @@ from mae_vit.batch import Batch
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import FixedBatches, fixed_batches, load_batches, start_worker_server
-from mae_vit.data.opening import check_pad, choose_workers, make_order, normalization
+from mae_vit.data.opening import check_pad, choose_workers, fill_color, make_order, normalization
 from mae_vit.data.order import Order, Share, permute
+from mae_vit.data.policies import make_policy
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
 from mae_vit.errors import InputError
@@ -142,7 +143,16 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
     augment = section.augment
     check_pad(augment.crop, index, img_size)
     train, held_out = _choose(config, index, ranks)
-    views = Augment(img_size=img_size, crop=augment.crop, flip=augment.flip, **augment.crop_options)
+    mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
+    views = Augment(
+        img_size=img_size,
+        crop=augment.crop,
+        flip=augment.flip,
+        policy=make_policy(augment.policy, **augment.policy_options),
+        erasing=augment.erasing,
+        fill=fill_color(mean),
+        **augment.crop_options,
+    )
     source = open_source(
         index,
         section.source,
@@ -152,10 +162,10 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
     )
     on_gpu = device.type == "cuda"
     cores = available_cores() // ranks.local_world_size
-    workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu)
+    policies = views.policy is not None
+    workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)
     if workers:
-        start_worker_server()
-    mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
+        start_worker_server(policies=policies)
     return FinetuneData(
         config=config,
         index=index,

@@ -98,6 +98,10 @@ _CROP_OPTIONS: dict[str, dict[str, Any]] = {
     "pad": {"pad_px": 4},
     "random_resized": {"scale": [0.2, 1.0], "ratio": [3 / 4, 4 / 3]},
 }
+# MAE's fine-tuning (Sec. A.1: RandAugment "9, 0.5"), timm's rand-m9-mstd0.5-inc1.
+_POLICY_OPTIONS: dict[str, dict[str, Any]] = {
+    "randaugment": {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5},
+}
 
 
 class AugmentSection(Section):
@@ -108,24 +112,36 @@ class AugmentSection(Section):
     scale: list[float] | None = Field(default=None, min_length=2, max_length=2)
     ratio: list[float] | None = Field(default=None, min_length=2, max_length=2)
     flip: bool = True
+    policy: Literal["none", "randaugment", "autoaugment_cifar"] = "none"
+    num_ops: int | None = Field(default=None, gt=0)
+    magnitude: float | None = Field(default=None, ge=0, le=10)
+    magnitude_std: float | None = Field(default=None, ge=0)
+    erasing: float = Field(default=0.0, ge=0, le=1)
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, raw: Any) -> Any:
-        """Each crop has its own options; those of the others stay unset."""
+        """Each crop and policy has its own options; those of the others stay unset."""
         if not isinstance(raw, dict):
             return raw
-        defaults = _CROP_OPTIONS.get(str(raw.get("crop")), {})
+        defaults = {
+            **_CROP_OPTIONS.get(str(raw.get("crop")), {}),
+            **_POLICY_OPTIONS.get(str(raw.get("policy")), {}),
+        }
         return {**raw, **{name: value for name, value in defaults.items() if raw.get(name) is None}}
 
     @model_validator(mode="after")
     def _check(self) -> AugmentSection:
-        for crop, options in _CROP_OPTIONS.items():
-            for name in options:
-                if crop != self.crop and getattr(self, name) is not None:
-                    raise ValueError(
-                        f'{name} has no effect with crop="{self.crop}"; it belongs to crop="{crop}"'
-                    )
+        for key, choice, kinds in (
+            ("crop", self.crop, _CROP_OPTIONS),
+            ("policy", self.policy, _POLICY_OPTIONS),
+        ):
+            for owner, options in kinds.items():
+                for name in options:
+                    if owner != choice and getattr(self, name) is not None:
+                        raise ValueError(
+                            f'{name} has no effect with {key}="{choice}"; it belongs to {key}="{owner}"'
+                        )
         if self.scale and not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"scale={self.scale}: needs 0 < low <= high <= 1 (shares of the image's area)")
         if self.ratio and not 0 < self.ratio[0] <= self.ratio[1]:
@@ -142,6 +158,11 @@ class AugmentSection(Section):
             options["scale"] = (self.scale[0], self.scale[1])
             options["ratio"] = (self.ratio[0], self.ratio[1])
         return options
+
+    @property
+    def policy_options(self) -> dict[str, Any]:
+        """The options of the chosen policy."""
+        return {name: getattr(self, name) for name in _POLICY_OPTIONS.get(self.policy, {})}
 
 
 # Eight lanes suit the ranks of a usual node, and any power of two of them. Every step

@@ -41,6 +41,9 @@ class Stream(IntEnum):
     PREPARE = 6
     FEW_SHOT = 7
     NOISE = 8
+    POLICY = 9
+    ERASE = 10
+    ERASE_NOISE = 11
     MIX = 12
 
 

@@ -15,8 +15,9 @@ from mae_vit.config import Config
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
-from mae_vit.data.opening import check_pad, choose_workers, make_order, normalization
+from mae_vit.data.opening import check_pad, choose_workers, fill_color, make_order, normalization
 from mae_vit.data.order import Order, Share, permute
+from mae_vit.data.policies import make_policy
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.subset import SubsetSource, limit_per_class
 from mae_vit.errors import InputError
@@ -155,24 +156,29 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     index = open_index(Path(section.path), section.split)
     augment = section.augment
     check_pad(augment.crop, index, img_size)
+    mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
+    views = Augment(
+        img_size=img_size,
+        crop=augment.crop,
+        flip=augment.flip,
+        policy=make_policy(augment.policy, **augment.policy_options),
+        erasing=augment.erasing,
+        fill=fill_color(mean),
+        **augment.crop_options,
+    )
     source = open_source(
         index,
         section.source,
         channels=config.model.in_chans,
-        augment=Augment(
-            img_size=img_size,
-            crop=augment.crop,
-            flip=augment.flip,
-            **augment.crop_options,
-        ),
+        augment=views,
         memory_limit_gib=section.memory_limit_gib,
     )
     cores = available_cores() // ranks.local_world_size
     on_gpu = device.type == "cuda"
-    workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu)
+    policies = views.policy is not None
+    workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)
     if workers:
-        start_worker_server()
-    mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
+        start_worker_server(policies=policies)
     held_out = _held_out_index(config, index)
     samples = _choose(config, index)
     return Data(

@@ -1,4 +1,4 @@
-"""Keyed crops and flips: the same sample gets the same view whoever computes it.
+"""Keyed crops, flips, policies and erasing: the same sample gets the same view whoever computes it.
 
 Boxes come from the hash in float64 on the CPU (logarithms and roots differ by
 device) and are drawn for a whole batch at once, since the cost of a hash in NumPy
@@ -7,17 +7,29 @@ is one of calls, not of numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mae_vit.data.erasing import Erasing, draw_erasing
 from mae_vit.keyed import Stream, derive_key, uniform, words
 
 # torchvision's RandomResizedCrop tries ten boxes before it falls back.
 _TRIES = 10
+
+
+class Policy(Protocol):
+    """Changes of pixels that keep an image's size (`mae_vit.data.policies`)."""
+
+    def draw(self, seed: int, epoch: int, index: np.ndarray) -> Sequence[Any]:
+        """Draws the changes of each sample of `index` (B,); an empty one changes nothing."""
+
+    def apply(self, image: np.ndarray, calls: Any, fill: tuple[int, ...] | None) -> np.ndarray:
+        """Returns one image changed: uint8 (C, H, W)."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +40,19 @@ class View:
         boxes: int64 (B, 4): top, left, height, width in pixels; top and left may be
             negative, then zeros fill what lies outside.
         flips: bool (B,).
+        calls: of the policy, by image; None without a policy.
+        erasing: None where nothing is erased.
     """
 
     boxes: np.ndarray
     flips: np.ndarray
+    calls: Sequence[Any] | None = None
+    erasing: Erasing | None = None
 
 
 @dataclass(frozen=True)
 class Augment:
-    """Crop, resize to `img_size`, flip.
+    """Crop, resize to `img_size`, flip; then a policy and erasing (MAE's order in fine-tuning).
 
     Attributes:
         img_size: (H, W) of the result.
@@ -48,6 +64,9 @@ class Augment:
         scale: share of the area, low and high.
         ratio: width over height, low and high.
         flip: mirror half of the images.
+        policy: changes of pixels, None for none.
+        erasing: share of the images of which a box is filled with random bytes.
+        fill: color of what a policy moves in from outside, by channel; None for black.
     """
 
     img_size: tuple[int, int]
@@ -56,6 +75,9 @@ class Augment:
     scale: tuple[float, float] = (1.0, 1.0)
     ratio: tuple[float, float] = (1.0, 1.0)
     flip: bool = False
+    policy: Policy | None = None
+    erasing: float = 0.0
+    fill: tuple[int, ...] | None = None
 
     def draw(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> View:
         """Draws the views of a batch.
@@ -69,16 +91,24 @@ class Augment:
         flips = np.zeros(len(index), bool)
         if self.flip:
             flips = (words(derive_key(seed, Stream.FLIP, epoch), index, 1)[0][:, 0] & 1).astype(bool)
+        return View(
+            self._draw_boxes(seed, epoch, index, sizes),
+            flips,
+            self.policy.draw(seed, epoch, index) if self.policy else None,
+            draw_erasing(self.erasing, self.img_size, seed, epoch, index) if self.erasing else None,
+        )
+
+    def _draw_boxes(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         if self.crop == "none":
-            return View(_center_boxes(sizes, self.img_size), flips)
+            return _center_boxes(sizes, self.img_size)
         key = derive_key(seed, Stream.CROP, epoch)
         if self.crop == "pad":
             drawn = words(key, index, 2)[0].astype(np.uint64)
             shifts = ((drawn * np.uint64(2 * self.pad_px + 1)) >> np.uint64(32)).astype(
                 np.int64
             ) - self.pad_px
-            return View(np.concatenate([shifts, sizes], axis=1), flips)
-        return View(self._random_boxes(uniform(key, index, 2 * _TRIES + 2), sizes), flips)
+            return np.concatenate([shifts, sizes], axis=1)
+        return self._random_boxes(uniform(key, index, 2 * _TRIES + 2), sizes)
 
     def _random_boxes(self, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Boxes of random area and aspect ratio; the first of ten tries that fits."""
@@ -99,8 +129,8 @@ class Augment:
         boxes[none] = _fallback_boxes(sizes[none], self.ratio)
         return boxes
 
-    def apply(self, image: np.ndarray, box: np.ndarray, flip: bool) -> np.ndarray:
-        """Cuts one view.
+    def cut(self, image: np.ndarray, box: np.ndarray, flip: bool) -> np.ndarray:
+        """Cuts one view: crop, resize and flip alone.
 
         Args:
             image: uint8 (C, H, W).
@@ -124,18 +154,30 @@ class Augment:
                 cut = F.interpolate(pixels, self.img_size, mode="bicubic", antialias=True)[0].numpy()
         return cut[..., ::-1] if flip else cut
 
+    def apply(self, images: Sequence[np.ndarray], view: View) -> np.ndarray:
+        """Makes the views of images of any sizes, one by one: uint8 (C, H, W) each -> (B, C, *img_size)."""
+        cuts = map(self.cut, images, view.boxes, view.flips)
+        return self._change(np.stack(list(cuts)), view)
+
     def apply_batch(self, images: np.ndarray, view: View) -> np.ndarray:
-        """Cuts the views of equal-size images: uint8 (B, C, H, W) -> (B, C, *img_size)."""
+        """Makes the views of equal-size images: uint8 (B, C, H, W) -> (B, C, *img_size)."""
         equal = images.shape[2:] == self.img_size
         if self.crop == "random_resized" or not equal:
-            cuts = [
-                self.apply(image, box, flip)
-                for image, box, flip in zip(images, view.boxes, view.flips, strict=True)
-            ]
-            return np.stack(cuts)
+            return self.apply(list(images), view)
         if self.crop == "pad":
             images = self._shift(images, view.boxes)
-        return np.where(view.flips[:, None, None, None], images[..., ::-1], images)
+        flipped = np.where(view.flips[:, None, None, None], images[..., ::-1], images)
+        return self._change(flipped, view)
+
+    def _change(self, images: np.ndarray, view: View) -> np.ndarray:
+        """Applies policy and erasing, in place: all images have their final size here."""
+        if self.policy is not None and view.calls is not None:
+            for number, calls in enumerate(view.calls):
+                if calls:
+                    images[number] = self.policy.apply(images[number], calls, self.fill)
+        if view.erasing is not None:
+            view.erasing.fill(images)
+        return images
 
     def _shift(self, images: np.ndarray, boxes: np.ndarray) -> np.ndarray:
         if images.shape[2:] != self.img_size:

@@ -22,18 +22,22 @@ from mae_vit.keyed import SampleKeys
 
 # What workers need, imported once in the server they are forked from.
 _PRELOAD = ["mae_vit.data.loader"]
+_PRELOAD_POLICIES = ["mae_vit.data.policies"]
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
-def start_worker_server() -> None:
+def start_worker_server(*, policies: bool = False) -> None:
     """Starts the process that data workers are forked from; call before CUDA or NCCL start.
 
     It and all workers ignore SIGTERM, SIGUSR1, SIGHUP and Ctrl-C: schedulers, launchers and
     terminals send them to every process of a job, and the trainer still needs its
     workers to finish the step. The dispositions are inherited, so they hold from the
     first moment.
+
+    Args:
+        policies: workers change pixels by a policy, and share timm, which that takes.
     """
-    multiprocessing.set_forkserver_preload(_PRELOAD)
+    multiprocessing.set_forkserver_preload([*_PRELOAD, *(_PRELOAD_POLICIES if policies else ())])
     held = {number: signal.signal(number, signal.SIG_IGN) for number in _STOP_SIGNALS}
     try:
         multiprocessing.forkserver.ensure_running()

@@ -55,18 +55,19 @@ def make_order(
     )
 
 
-def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool) -> int:
-    """Processes per rank, as asked; "auto": none where images lie in memory, else this rank's cores but one.
+def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool, policies: bool) -> int:
+    """Processes per rank, as asked; "auto": none where images lie in memory as they are, else its cores but one.
 
     Args:
         asked: `data.workers`.
         source: of the images.
         cores: of this rank.
         on_gpu: on a CPU the trainer keeps all cores busy itself.
+        policies: images are changed by a policy: 0.1 ms for one of 32 px, too slow for one core beside a GPU.
     """
     if isinstance(asked, int):
         return asked
-    if isinstance(source, MemorySource):
+    if isinstance(source, MemorySource) and not (policies and on_gpu):
         return 0
     return min(_MAX_AUTO_WORKERS, max(1 if on_gpu else 0, cores - 1))
 
@@ -114,3 +115,8 @@ def normalization(
         )
     # A channel of one value would divide by zero.
     return mean, tuple(max(value, 1e-3) for value in std)
+
+
+def fill_color(mean: Sequence[float]) -> tuple[int, ...]:
+    """Returns the uint8 color nearest to a mean of pixels in 0..1 (timm's `img_mean`)."""
+    return tuple(min(255, max(0, round(255 * value))) for value in mean)

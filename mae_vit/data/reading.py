@@ -66,8 +66,7 @@ class TarSource:
         decoded = [decode_sample(self._index, int(sample), self._channels) for sample in index]
         sizes = np.array([image.shape[1:] for image in decoded], np.int64)
         view = self._augment.draw(seed, epoch, index, sizes)
-        cuts = map(self._augment.apply, decoded, view.boxes, view.flips)
-        return np.stack(list(cuts))
+        return self._augment.apply(decoded, view)
 
 
 class MemorySource:
