@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from finetune.amendment import StartAmendment
 from finetune.comparison.config import CompareConfig
 from finetune.comparison.matrix import Matrix
-from finetune.config import FinetuneConfig, StartAmendment
+from finetune.config import FinetuneConfig
 from mae_vit.config_file import dump_config, load_config
 from mae_vit.config_keys import describe_keys, key_paths
 from mae_vit.errors import InputError
@@ -280,7 +281,7 @@ def test_dump_reads_back_the_same(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
-    if path.stem.startswith("compare_"):
+    if path.stem.startswith(("compare_", "study_")):
         config = load_config(CompareConfig, path)
         Matrix(config, path.parent, Path("runs")).check()
     elif "\nfinetune:" in path.read_text():

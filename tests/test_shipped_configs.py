@@ -10,7 +10,9 @@ from pretrain.job import main as pretrain
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.xdist_group("configs")  # they share their images
 # A comparison checks its configs in tests/test_config.py.
-CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if not path.stem.startswith("compare_"))
+CONFIGS = sorted(
+    path for path in (ROOT / "configs").glob("*.yaml") if not path.stem.startswith(("compare_", "study_"))
+)
 
 
 def is_finetuning(path: Path) -> bool:

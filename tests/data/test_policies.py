@@ -21,7 +21,7 @@ from mae_vit.config_file import load_config
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.loader import load_batches, start_worker_server
-from mae_vit.data.opening import auto_workers, fill_color
+from mae_vit.data.opening import choose_workers, fill_color
 from mae_vit.data.order import GlobalOrder, Share
 from mae_vit.data.policies import (
     AUTOAUGMENT,
@@ -355,7 +355,7 @@ def test_both_sources_give_the_same_images(digits, changes):
 def test_only_a_gpu_has_processes_for_policies_on_images_in_memory(digits):
     def workers(source: str, **where: bool) -> int:
         opened = open_source(index, source, channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1)
-        return auto_workers(opened, cores=4, **where)
+        return choose_workers("auto", opened, cores=4, **where)
 
     index = open_index(digits, "train")
     for on_gpu, policies, expected in (

@@ -76,7 +76,12 @@ def trained_teacher(digits, tmp_path_factory):
     """A small network, trained well enough to agree with most labels."""
     folder = tmp_path_factory.mktemp("trained") / "teacher"
     config = str(ROOT / "configs" / f"{CNN['config']}.yaml")
-    seldom = ["monitor.evaluate_every_steps=20", "checkpoint.every_steps=20", "train.steps=20", "optim.lr=1e-2"]
+    seldom = [
+        "monitor.evaluate_every_steps=20",
+        "checkpoint.every_steps=20",
+        "train.steps=20",
+        "optim.lr=1e-2",
+    ]
     place = [f"data.path={digits}", f"run.dir={folder}"]
     assert main(["--config", config, *SMALL, *CNN["model"], *seldom, *place]) == 0
     return folder
