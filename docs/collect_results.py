@@ -1,10 +1,11 @@
 """Collects runs into what the README shows: curves, last pictures, and a JSON of numbers.
 
     python docs/collect_results.py runs/mae_cifar_tiny runs/masked_patch_cifar_tiny
+    python docs/collect_results.py runs/supervised_cifar_tiny --probe runs/mae_cifar_tiny
 
-Writes docs/results/curves.png, docs/results/probe.png, docs/results/NAME.png and
-docs/results/pretraining.json. The final numbers are measured again on the whole held-out split, from
-each run's newest checkpoint.
+Writes docs/results/NAME_curves.png and docs/results/NAME.png (the last pictures) for each run, docs/results/probe.png
+for all of them, and their part of docs/results/pretraining.json; what is there of other runs stays. The final numbers
+are measured again on the whole held-out split, from each run's newest checkpoint.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ NAMES = {
 
 
 def read(run: Path) -> dict[str, Any]:
-    """Reads a finished run: metrics, summary, environment, and the objective's name."""
+    """Reads a run: metrics, summary, environment, and the objective's name."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
         "name": run.name,
@@ -59,23 +60,20 @@ def read(run: Path) -> dict[str, Any]:
     }
 
 
-def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Draws training loss and the held-out metric with its baseline, a row for each run."""
-    figure, axes = plt.subplots(
-        len(runs), 2, figsize=(8, 2.6 * len(runs)), squeeze=False, layout="constrained"
-    )
-    for row, run in zip(axes, runs, strict=True):
-        row[0].plot([line["epoch"] for line in run["lines"]], [line["loss"] for line in run["lines"]])
-        row[0].set(title=run["name"], xlabel="epoch", ylabel="training loss")
-        metric, baseline, label = HELD_OUT[run["objective"]]
-        told = [line for line in run["lines"] if "heldout" in line]
-        epochs = [line["epoch"] for line in told]
-        row[1].plot(epochs, [line["heldout"][metric] for line in told], label="model")
-        if baseline is not None:
-            name = NAMES[baseline.removeprefix("mae_")]
-            row[1].plot(epochs, [line["heldout"][baseline] for line in told], "--", label=name)
-        row[1].set(title="held-out images", xlabel="epoch", ylabel=label)
-        row[1].legend(fontsize=8)
+def draw(run: dict[str, Any], path: Path) -> None:
+    """Draws training loss, and the held-out metric with its baseline."""
+    figure, (loss, held_out) = plt.subplots(1, 2, figsize=(8, 2.6), layout="constrained")
+    loss.plot([line["epoch"] for line in run["lines"]], [line["loss"] for line in run["lines"]])
+    loss.set(title=run["name"], xlabel="epoch", ylabel="training loss")
+    metric, baseline, label = HELD_OUT[run["objective"]]
+    told = [line for line in run["lines"] if "heldout" in line]
+    epochs = [line["epoch"] for line in told]
+    held_out.plot(epochs, [line["heldout"][metric] for line in told], label="model")
+    if baseline is not None:
+        name = NAMES[baseline.removeprefix("mae_")]
+        held_out.plot(epochs, [line["heldout"][baseline] for line in told], "--", label=name)
+    held_out.set(title="held-out images", xlabel="epoch", ylabel=label)
+    held_out.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -93,7 +91,7 @@ def draw_probe(runs: list[dict[str, Any]], path: Path) -> None:
             part.plot(
                 [line["epoch"] for line in told],
                 [100 * line["probe"][metric] for line in told],
-                label=run["name"],
+                label=run["name"] + ("" if run["summary"]["status"] == "done" else " (goes on)"),
             )
             part.set(title=title, xlabel="epoch")
     axes[0].set_ylabel("held-out top-1 of frozen features, %")
@@ -152,16 +150,25 @@ def main() -> None:
         metavar="KEY.PATH=VALUE",
         help="change a value of the runs' configs, e.g. data.path=data/cifar10; may be repeated",
     )
+    parser.add_argument(
+        "--probe",
+        nargs="+",
+        default=[],
+        type=Path,
+        metavar="RUN",
+        help="more runs, for the picture of the online probe alone; they need not be finished",
+    )
     arguments = parser.parse_args()
     runs = [read(path) for path in arguments.runs]
     OUT.mkdir(exist_ok=True)
-    draw(runs, OUT / "curves.png")
-    draw_probe(runs, OUT / "probe.png")
-    results = {}
+    draw_probe([*runs, *map(read, arguments.probe)], OUT / "probe.png")
+    told = OUT / "pretraining.json"
+    results = json.loads(told.read_text()) if told.exists() else {}
     for run, path in zip(runs, arguments.runs, strict=True):
+        draw(run, OUT / f"{run['name']}_curves.png")
         shutil.copy(max((path / "pictures").glob("step-*.png")), OUT / f"{run['name']}.png")
         results[run["name"]] = numbers(run, evaluate(path, arguments.override))
-    (OUT / "pretraining.json").write_text(json.dumps(results, indent=2) + "\n")
+    told.write_text(json.dumps(results, indent=2) + "\n")
     print(json.dumps(results, indent=2))
 
 
