@@ -80,7 +80,7 @@ def draw(run: dict[str, Any], path: Path) -> None:
 
 def draw_probe(runs: list[dict[str, Any]], path: Path) -> None:
     """Draws what the online probe told of all runs on one picture."""
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.8), sharey=True, layout="constrained")
     for run in runs:
         told = [line for line in run["lines"] if "probe" in line]
         for part, (metric, title) in zip(
@@ -95,8 +95,10 @@ def draw_probe(runs: list[dict[str, Any]], path: Path) -> None:
             )
             part.set(title=title, xlabel="epoch")
     axes[0].set_ylabel("held-out top-1 of frozen features, %")
-    axes[0].legend(fontsize=8)
+    # Above the curves, which fill the axes.
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
     figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def evaluate(path: Path, overrides: list[str]) -> dict[str, Any]:

@@ -118,6 +118,25 @@ def test_an_encoder_of_ours_and_another_grid(tmp_path):
         load_start(start, encoder_of(pos_embed="sincos"))
 
 
+@pytest.mark.parametrize("pos_embed", ["learnable", "sincos"])
+def test_positions_go_from_14x14_to_24x24_as_timm_takes_them(tmp_path, pos_embed):
+    """224 px to 384 px at patch 16, by what timm does to a checkpoint of its own; [CLS]'s is kept."""
+    size = {"patch_size": 16, "embed_dim": 64, "depth": 1, "num_heads": 4}
+    encoder = ViTEncoder(img_size=(224, 224), pos_embed=pos_embed, **size)
+    info = EncoderInfo("S", (224, 224), 16, 3, 64, 1, 4, 4.0, pos_embed, [0.5] * 3, [0.25] * 3, "mae", 9)
+    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(encoder, info))
+    larger = ViTEncoder(img_size=(384, 384), pos_embed="learnable", **size)
+    coverage = load_start(read_start(str(tmp_path)), larger)
+    assert coverage.interpolated == {"pos_embed": "14 x 14 -> 24 x 24 patches"}
+    theirs = timm.models.vision_transformer.VisionTransformer(img_size=384, num_classes=0, **size)
+    theirs.load_state_dict(
+        timm.models.vision_transformer.checkpoint_filter_fn(encoder.state_dict(), theirs), strict=True
+    )
+    assert larger.pos_embed.shape == (1, 1 + 24 * 24, 64)
+    torch.testing.assert_close(larger.pos_embed.detach(), theirs.pos_embed.detach(), atol=1e-6, rtol=0)
+    assert torch.equal(larger.pos_embed[:, 0], encoder.pos_embed[:, 0])
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
