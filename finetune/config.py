@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from finetune.probe_options import unused_options
 from mae_vit.baselines import TIMM_PREFIX, check_network
 from mae_vit.config import (
     Config,
@@ -108,7 +109,9 @@ class FinetuneSection(Section):
     """What is done with the start.
 
     Attributes:
-        mode: "finetune" trains everything; "few_shot" and "knn" score frozen features.
+        mode: "finetune" trains everything; "few_shot" and "knn" score frozen features in closed
+            form, without anything of `optim`, `data.augment` and the length of training;
+            "linear_probe" trains one layer on frozen features, by `optim` and `train`.
         start: the weights begun from; --ckpt sets it.
         pool: [CLS] behind the final norm, or the mean of the patch tokens.
         head_init: "zero" (ViT Sec. 3.2), or "small": normal of std 2e-5 (official MAE code).
@@ -120,17 +123,18 @@ class FinetuneSection(Section):
         distillation: "hard" learns the teacher's choice, "soft" its distribution.
         distillation_weight: share of the teacher's part of the loss.
         distillation_temperature: of "soft".
-        holdout: share of the labeled images that is not trained on and chooses the epoch; 0
-            trains on all and takes the last weights.
+        holdout: share of the labeled images that is not trained on and chooses the epoch, of a
+            linear probe the rate; 0 trains on all and takes the last weights.
         test: measure on the test split, once, at the end; false to choose settings by held-out images.
         test_split: "test" if there is one, else "val".
         train_images: most training images that `train_top1` is measured on.
         shots: images of each class, of the mode "few_shot".
         draws: how often they are drawn.
         neighbors: of the mode "knn".
+        lr_factors: of the rate, that the mode "linear_probe" tries.
     """
 
-    mode: Literal["finetune", "few_shot", "knn"] = "finetune"
+    mode: Literal["finetune", "few_shot", "knn", "linear_probe"] = "finetune"
     start: str | None = None
     pool: Pool = "cls"
     head_init: HeadInit = "zero"
@@ -150,6 +154,8 @@ class FinetuneSection(Section):
     shots: list[int] = Field(default=[1, 5, 10, 25], min_length=1)
     draws: int = Field(default=5, gt=0)
     neighbors: int = Field(default=20, gt=0)
+    # Ours: a rate that suits one encoder's features is another's ten times over; MAE has one.
+    lr_factors: list[float] = Field(default=[0.1, 0.3, 1.0, 3.0, 10.0], min_length=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -166,12 +172,20 @@ class FinetuneSection(Section):
         self._check_teacher()
         if min(self.shots) < 1:
             raise ValueError(f"shots={self.shots}: at least 1 each")
-        for key, mode in (("shots", "few_shot"), ("draws", "few_shot"), ("neighbors", "knn")):
+        if min(self.lr_factors) <= 0:
+            raise ValueError(f"lr_factors={self.lr_factors}: above 0 each")
+        owners = {"shots": "few_shot", "draws": "few_shot", "neighbors": "knn", "lr_factors": "linear_probe"}
+        for key, mode in owners.items():
             if self.mode != mode and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{mode}"')
-        if not self.test and (self.mode != "finetune" or not self.holdout):
+        if not self.test and (self.mode in ("few_shot", "knn") or not self.holdout):
             raise ValueError(
-                'test=false leaves nothing to measure: it needs mode="finetune" and holdout above 0'
+                'test=false leaves nothing to measure: it needs mode="finetune" or "linear_probe" and holdout '
+                "above 0"
+            )
+        if self.mode == "linear_probe" and not self.holdout and len(self.lr_factors) > 1:
+            raise ValueError(
+                f"holdout=0 leaves nothing to choose among lr_factors={self.lr_factors} by: give one of them"
             )
         return self
 
@@ -215,7 +229,20 @@ class FinetuneConfig(Config):
                 raise ValueError(
                     f"monitor.{name} has no effect in fine-tuning, which measures all of finetune.holdout"
                 )
+        if self.finetune.mode == "linear_probe":
+            self._check_probe()
         return self
+
+    def _check_probe(self) -> None:
+        if unused := unused_options(self):
+            raise ValueError(
+                f'{", ".join(unused)}: no effect with finetune.mode="linear_probe", which encodes each image once, '
+                "as it is, and trains one layer (see configs/linear_probe_base.yaml)"
+            )
+        if self.train.effective_batch_size < 2:
+            raise ValueError(
+                "train.effective_batch_size=1: the norm of a linear probe needs 2 images or more"
+            )
 
     def _check_network(self) -> None:
         """A network begins from scratch, and has its own read-out and head."""

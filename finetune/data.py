@@ -39,7 +39,7 @@ class FinetuneData:
         config: of the run.
         index: of the split that is trained on.
         train: its samples that are trained on, sorted.
-        held_out: its samples that choose the epoch, sorted; none without `finetune.holdout`.
+        held_out: its samples that choose the epoch or the rate, sorted; none without `finetune.holdout`.
         source: of augmented training images, by their place in `train`.
         plain: of all images of the split, without augmentation.
         order: of the places in `train`.
@@ -217,14 +217,17 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
         if limit > int(np.bincount(labels[samples]).max()):
             raise InputError(f"data.labels_per_class={limit} is more than any class has (fewest: {fewest})")
         samples, _ = limit_per_class(samples, labels, keys, limit)
-    if config.finetune.mode != "finetune" or not share:
+    if config.finetune.mode in ("few_shot", "knn") or not share:
         # Nothing is chosen by held-out images: all are support.
         return samples, samples[:0]
     held_out, train = draw_held_out(samples, labels, keys, share)
     if len(held_out) < ranks.world_size:
+        chosen, else_ = ("rate", "with one of finetune.lr_factors")
+        if config.finetune.mode == "finetune":
+            chosen, else_ = "epoch", "for the last epoch"
         raise InputError(
-            f"finetune.holdout={share:g} of {len(samples)} images leaves {len(held_out)} to choose the epoch by: "
-            "give more labels, or finetune.holdout=0 for the last epoch"
+            f"finetune.holdout={share:g} of {len(samples)} images leaves {len(held_out)} to choose the {chosen} by: "
+            f"give more labels, or finetune.holdout=0 {else_}"
         )
     return train, held_out
 

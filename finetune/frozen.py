@@ -1,4 +1,4 @@
-"""What an encoder's frozen features are worth: few-shot in closed form, and nearest neighbors."""
+"""What an encoder's frozen features are worth: few-shot, nearest neighbors, a linear layer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ import torch
 
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
-from finetune.model import describe_encoder
+from finetune.features import predictions_of, read_features
+from finetune.linear_probe import describe_probe, describe_results, plan_probe, score_by_probe
+from finetune.model import describe_encoder, has_seen_held_out, warn_of_seen_labels
 from finetune.results import Measuring, Outputs, sizes_of
 from mae_vit.config_file import dump_config
 from mae_vit.coverage import load_start, warn_of_normalization
-from mae_vit.data.loader import FixedBatches
-from mae_vit.encoder import set_fused_attention
 from mae_vit.errors import InputError
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.objectives.classify import Classifier, ViTClassifier
 from mae_vit.starts import Start
-from mae_vit.training.distributed import Ranks, barrier, sum_over_ranks
+from mae_vit.training.distributed import Ranks, barrier
 from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import Arguments
+from mae_vit.training.estimate import estimate
 from mae_vit.training.precision import Autocast
 from mae_vit.training.resume import set_aside
 from mae_vit.training.run_folder import RunFolder, describe_environment
@@ -45,15 +46,18 @@ def score_frozen(
     """Scores frozen features on the test split, which is read once; returns the exit code.
 
     Raises:
-        InputError: if the folder holds another run.
+        InputError: if the folder holds another run, or settings do not fit the data.
     """
-    if config.finetune.mode == "few_shot":
+    mode = config.finetune.mode
+    if mode == "few_shot":
         _check_shots(config, data)
+    plan = plan_probe(config, data) if mode == "linear_probe" else None
     text = dump_config(config)
     digest = start.digest if start else None
     if arguments.resume != "never" and _is_done(folder, text, digest):
         if ranks.rank == 0:
-            print(f"{folder.path} is finished; results: {folder.path / 'results.json'}")
+            told = folder.path / "results.json" if config.finetune.test else folder.summary
+            print(f"{folder.path} is finished; results: {told}")
         return 0
     model = build()
     assert isinstance(model, ViTClassifier)
@@ -64,12 +68,22 @@ def score_frozen(
         if ranks.rank == 0:
             print(coverage.describe(start.source))
             warn_of_normalization(start, data.mean, data.std)
+    seen = has_seen_held_out(start, config, data)
+    if seen and start is not None and ranks.rank == 0:
+        warn_of_seen_labels(start)
+    batch_size = config.train.batch_size_per_device or min(256, config.train.effective_batch_size)
     if arguments.dry_run:
         if ranks.rank == 0:
-            print(
-                f"{config.finetune.mode} of {config.finetune.start or 'random weights'}: {len(data.train):,} labeled "
-                f'images, {len(data.test):,} of split "{data.test_index.split}"\nall checks passed; nothing was scored'
-            )
+            if plan is not None:
+                image_shape = (config.model.in_chans, *config.model.image_hw)
+                forward = estimate(build, image_shape=image_shape, batch_size_per_device=batch_size)
+                print(describe_probe(config, data, plan, forward.flops_per_image / 3))
+            else:
+                print(
+                    f"{mode} of {config.finetune.start or 'random weights'}: {len(data.train):,} labeled images, "
+                    f'{len(data.test):,} of split "{data.test_index.split}"'
+                )
+            print("all checks passed; nothing was scored")
         return 0
     if config.run.deterministic:
         be_deterministic()
@@ -80,10 +94,15 @@ def score_frozen(
         folder.create(text, describe_environment(sys.argv, ranks.world_size))
         folder.write_summary("running", {**sizes_of(config, data), "start_digest": digest})
     barrier(ranks)
-    context = Autocast(model, device, config.train.precision).context
-    batch_size = config.train.batch_size_per_device or min(256, config.train.effective_batch_size)
-    measuring = Measuring(ranks, device, context, batch_size)
-    found, guesses = _score(config, data, model.to(device), measuring)
+    measuring = Measuring(ranks, device, Autocast(model, device, config.train.precision).context, batch_size)
+    outputs = Outputs(config, data, folder, measuring, describe_encoder(config, data))
+    model.to(device)
+    guesses: Predictions | None
+    if plan is not None:
+        found, guesses = score_by_probe(config, data, model, plan, outputs)
+        found["held_out_seen_by_start"] = seen
+    else:
+        found, guesses = _score(config, data, model, measuring)
     summary = {
         **sizes_of(config, data),
         "train_top1": None,
@@ -92,18 +111,34 @@ def score_frozen(
         **found,
     }
     if ranks.rank == 0:
-        outputs = Outputs(config, data, folder, measuring, describe_encoder(config, data))
-        outputs.write(guesses, summary, {})
+        if guesses is not None:
+            outputs.write(guesses, summary, {})
         folder.write_summary("done", summary)
-        print(f"done: test {summary['test_top1']:.2%} of {len(data.test):,} images ({config.finetune.mode})")
-        for shots, told in summary.get("few_shot", {}).items():
-            spread = (
-                "" if told["std"] is None else f" +- {told['std']:.2%} over {config.finetune.draws} draws"
-            )
-            print(f"  {shots:>3} shots  {told['mean']:.2%}{spread}")
-        print(f"  details   {folder.path / 'results.json'}, {folder.path / 'predictions.csv'}")
+        print("\n".join(_results(config, data, summary, outputs)))
     barrier(ranks)
     return 0
+
+
+def _results(
+    config: FinetuneConfig, data: FinetuneData, summary: dict[str, Any], outputs: Outputs
+) -> list[str]:
+    """Names the outcome and the files, for people."""
+    path, mode = outputs.folder.path, config.finetune.mode
+    if config.finetune.test:
+        lines = [f"done: test {summary['test_top1']:.2%} of {len(data.test):,} images ({mode})"]
+    else:
+        lines = [
+            f"done: held-out {summary['val_top1']:.2%} of {len(data.held_out):,} images ({mode}); the test split "
+            "was not read (finetune.test=false)"
+        ]
+    if mode == "linear_probe":
+        lines += describe_results(summary, outputs)
+    for shots, told in summary.get("few_shot", {}).items():
+        spread = "" if told["std"] is None else f" +- {told['std']:.2%} over {config.finetune.draws} draws"
+        lines.append(f"  {shots:>3} shots  {told['mean']:.2%}{spread}")
+    if config.finetune.test:
+        lines.append(f"  details   {path / 'results.json'}, {path / 'predictions.csv'}")
+    return lines
 
 
 def _check_shots(config: FinetuneConfig, data: FinetuneData) -> None:
@@ -137,13 +172,13 @@ def _score(
     """Returns what goes into the summary, and predictions: of the last draw at the most shots."""
     labels = torch.from_numpy(np.asarray(data.index.labels)[data.train].astype(np.int64))
     asked = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
-    ranks, size, classes = measuring.ranks, measuring.batch_size, len(data.classes)
-    support = _features(model, data.fixed(data.plain, data.train, ranks, size), len(data.train), measuring)
-    query = _features(model, data.fixed(data.open_test(), data.test, ranks, size), len(data.test), measuring)
+    classes = len(data.classes)
+    support = read_features(model, data, data.plain, data.train, measuring)
+    query = read_features(model, data, data.open_test(), data.test, measuring)
     if config.finetune.mode == "knn":
         neighbors = config.finetune.neighbors
         scores = knn_scores(support, labels, query, num_classes=classes, neighbors=neighbors)
-        guesses = _predictions(asked, scores / scores.sum(dim=1, keepdim=True))
+        guesses = predictions_of(asked, scores / scores.sum(dim=1, keepdim=True))
         return {"test_top1": guesses.top1, "test_top5": guesses.top5, "neighbors": neighbors}, guesses
     told: dict[str, Any] = {}
     for shots in sorted(set(config.finetune.shots)):
@@ -151,30 +186,8 @@ def _score(
         for draw in range(config.finetune.draws):
             chosen, _ = draw_shots(labels.numpy(), shots=shots, queries=0, draw=draw, seed=config.run.seed)
             scores = least_squares_scores(support[chosen], labels[chosen], query, num_classes=classes)
-            guesses = _predictions(asked, scores.softmax(dim=1))
+            guesses = predictions_of(asked, scores.softmax(dim=1))
             found.append(guesses.top1)
         spread = float(np.std(found, ddof=1)) if len(found) > 1 else None
         told[str(shots)] = {"mean": float(np.mean(found)), "std": spread, "draws": found}
     return {"test_top1": told[str(max(config.finetune.shots))]["mean"], "few_shot": told}, guesses
-
-
-@torch.no_grad()
-def _features(model: ViTClassifier, batches: FixedBatches, total: int, measuring: Measuring) -> torch.Tensor:
-    """Reads features of the frozen encoder, each rank its share: float32 (n, D) on the CPU; collective."""
-    set_fused_attention(model, fused=measuring.device.type != "cpu")
-    model.eval()
-    features = torch.zeros(total, model.encoder.embed_dim, device=measuring.device)
-    rows = []
-    with measuring.autocast():
-        for batch in batches:
-            tokens = model.encoder.forward_features(model.normalize(batch.to(measuring.device).images))
-            rows.append((tokens[:, 0] if model.pool == "cls" else tokens[:, 1:].mean(dim=1)).float())
-    if rows:
-        features[measuring.ranks.rank :: measuring.ranks.world_size] = torch.cat(rows)
-    return sum_over_ranks(features, measuring.ranks).cpu()
-
-
-def _predictions(labels: np.ndarray, chances: torch.Tensor) -> Predictions:
-    top = chances.topk(min(5, chances.shape[1]), dim=-1)
-    in_top5 = (top.indices == torch.from_numpy(labels)[:, None]).any(dim=1)
-    return Predictions(labels, top.indices[:, 0].numpy(), top.values[:, 0].double().numpy(), in_top5.numpy())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -20,6 +19,7 @@ from finetune.model import (
     has_seen_held_out,
     load_into,
     optimizer_of,
+    warn_of_seen_labels,
 )
 from finetune.recipes import find_recipe
 from finetune.report import describe_plan, describe_rates, rates_of
@@ -52,6 +52,7 @@ EXAMPLES = """examples:
   python finetune/run.py --config configs/finetune_cifar_tiny.yaml       the same network from scratch
   python finetune/run.py --ckpt mae_pretrain_vit_base.pth --config configs/finetune_base.yaml data.path=data/mine
   python finetune/run.py --ckpt runs/mae_cifar_tiny data.labels_per_class=500 finetune.mode=few_shot
+  python finetune/run.py --ckpt runs/mae_cifar_tiny finetune.mode=linear_probe
   python finetune/run.py --config configs/simple_cnn_cifar.yaml model.name=timm:resnet18
 Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command goes on.
 """
@@ -81,7 +82,7 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Start | None, lis
     """
     path, recipe = arguments.config, list[str]()
     if path is None:
-        path, recipe = find_recipe(arguments.ckpt)
+        path, recipe = find_recipe(arguments.ckpt, arguments.overrides)
     overrides = [*recipe, *arguments.overrides]
     amendment = StartAmendment(arguments.ckpt, path.stem, overrides)
     config = load_config(FinetuneConfig, path, overrides, amend=amendment)
@@ -144,11 +145,7 @@ def finetune(arguments: Arguments) -> int:
             print(coverage.describe(start.source))
             warn_of_normalization(start, data.mean, data.std)
             if seen:
-                print(
-                    f"warning: {start.source} was trained on the labels of the images that choose the epoch here, "
-                    "which flatter it: pretrain with data.leave_out_per_class, or give finetune.holdout=0",
-                    file=sys.stderr,
-                )
+                warn_of_seen_labels(start)
     rates = rates_of(config, model, plan)
     if ranks.rank == 0 and rates:
         print(describe_rates(rates))

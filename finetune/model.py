@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,16 @@ def optimizer_of(config: FinetuneConfig) -> OptimizerOptions:
 
 
 def has_seen_held_out(start: Start | None, config: FinetuneConfig, data: FinetuneData) -> bool:
-    """Whether a start was trained on the labels of images that choose the epoch: they flatter it then."""
+    """Whether a start was trained on the labels of images that choose the epoch or the rate: they flatter it then."""
     if start is None or start.labels_of != data.index.fingerprint or not len(data.held_out):
         return False
     return start.labels_left_out < (config.data.labels_per_class or np.inf)
+
+
+def warn_of_seen_labels(start: Start) -> None:
+    """Says on standard error that a start has seen the labels of images that choose here."""
+    print(
+        f"warning: {start.source} was trained on the labels of the images that choose here (the epoch, the rate), "
+        "which flatter it: pretrain with data.leave_out_per_class, or give finetune.holdout=0",
+        file=sys.stderr,
+    )

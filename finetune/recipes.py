@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,22 @@ _RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("optim.blr=1e-3", "optim.layer_decay=0.75", "train.epochs=50", "model.drop_path_rate=0.3"),
     ),
 }
+# L and H take 50 epochs: official MAE code, FINETUNE.md.
+_PROBE_RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tiny-cifar": ("linear_probe_cifar_tiny", ()),
+    **dict.fromkeys(("Ti", "S", "B"), ("linear_probe_base", ())),
+    **dict.fromkeys(("L", "H"), ("linear_probe_base", ("train.epochs=50",))),
+}
 # Where images are measured that were not trained on, best first.
 TEST_SPLITS = ("test", "val")
 
 
-def find_recipe(ckpt: str | None) -> tuple[Path, list[str]]:
+def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list[str]]:
     """Returns the config and overrides for a start that is a run folder.
+
+    Args:
+        ckpt: the start.
+        given: overrides of the command line, one of which may be a mode with recipes of its own.
 
     Raises:
         InputError: saying what to pass, where that does not tell everything.
@@ -53,17 +64,27 @@ def find_recipe(ckpt: str | None) -> tuple[Path, list[str]]:
         raise InputError(f"the data of {folder}, {path}, has no split to measure on (test or val): {_PASS}")
     if model["name"] not in _RECIPES:
         raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS}')
-    name, overrides = _RECIPES[model["name"]]
-    # How images may be cut and mirrored depends on their sizes and on what they show; how
-    # small a cut may be is the recipe's.
-    augment = {key: data["augment"].get(key) for key in ("crop", "pad_px", "flip")}
     taken = {"data.path": str(path), "data.split": split}
-    taken |= {f"data.augment.{key}": value for key, value in augment.items() if value is not None}
+    modes = [text.partition("=")[2].strip("\"' ") for text in given if text.startswith("finetune.mode=")]
+    if modes[-1:] == ["linear_probe"]:
+        # Images are taken as they are.
+        name, overrides = _PROBE_RECIPES[model["name"]]
+    else:
+        name, overrides = _RECIPES[model["name"]]
+        taken |= _augmentation(data["augment"])
     taken["model.img_size"] = model["img_size"]
     return _CONFIGS / f"{name}.yaml", [
         *overrides,
         *(f"{key}={_inline(value)}" for key, value in taken.items()),
     ]
+
+
+def _augmentation(section: dict[str, Any]) -> dict[str, Any]:
+    """What of a run's augmentation is the data's rather than the recipe's."""
+    # How images may be cut and mirrored depends on their sizes and on what they show; how
+    # small a cut may be is the recipe's.
+    augment = {key: section.get(key) for key in ("crop", "pad_px", "flip")}
+    return {f"data.augment.{key}": value for key, value in augment.items() if value is not None}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

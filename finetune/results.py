@@ -122,13 +122,7 @@ class Outputs:
             data.fixed(data.open_test(), data.test, ranks, size),
             np.asarray(data.test_index.labels)[data.test],
         )
-        summary |= {
-            "test_top1": test.top1,
-            "test_top5": test.top5,
-            "train_test_gap": train.top1 - test.top1,
-            "reading": read_gap(train.top1, test.top1),
-            "calibration_error": test.calibration_error,
-        }
+        summary |= measured_on_test(train, test)
         if ranks.rank == 0:
             self.write(test, summary, {"train_images_measured": len(known)})
         return summary
@@ -170,6 +164,17 @@ class Outputs:
         else:
             told["network"] = self.config.model.name
         return save_tensors(tensors, metadata={"mae_vit": json.dumps(told, sort_keys=True)})
+
+
+def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:
+    """What test images say, alone and beside training images, for a run's summary."""
+    return {
+        "test_top1": test.top1,
+        "test_top5": test.top5,
+        "train_test_gap": train.top1 - test.top1,
+        "reading": read_gap(train.top1, test.top1),
+        "calibration_error": test.calibration_error,
+    }
 
 
 def sizes_of(config: FinetuneConfig, data: FinetuneData) -> dict[str, Any]:

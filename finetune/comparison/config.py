@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from mae_vit.config import Section
 from mae_vit.errors import nearest
 
-Mode = Literal["finetune", "few_shot", "knn"]
+Mode = Literal["finetune", "few_shot", "knn", "linear_probe"]
 Overrides = dict[str, Any]
 # What the matrix itself decides.
 _OWN_KEYS = {

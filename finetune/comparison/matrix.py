@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,9 +75,14 @@ class Matrix:
             try:
                 if entry.compute_of is not None:
                     self._like(entry)
-                for point, mode in product(self.config.points_of(entry) or [{}], self.modes_of(entry)):
-                    lines = _lines(self._settings(entry, mode, point))
-                    load_config(FinetuneConfig, path, lines, amend=StartAmendment(start, path.stem, lines))
+                for mode in self.modes_of(entry):
+                    # Other modes are not tuned.
+                    points = self.config.points_of(entry) if mode == "finetune" else []
+                    for point in points or [{}]:
+                        lines = _lines(self._settings(entry, mode, point))
+                        load_config(
+                            FinetuneConfig, path, lines, amend=StartAmendment(start, path.stem, lines)
+                        )
             except InputError as error:
                 raise InputError(f'entry "{entry.name}": {error}') from None
 

@@ -1,1 +1,1 @@
-"""What frozen features are worth: closed-form classifiers, no training."""
+"""What frozen features are worth: classifiers in closed form, and one linear layer."""

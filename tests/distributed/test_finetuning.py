@@ -46,3 +46,27 @@ def test_two_ranks_do_what_one_process_does(digits, tmp_path, launcher, stage, n
         assert (found[key] - value).abs().max() < 2e-5, key
     for name in ("train_top1", "val_top1", "test_top1"):
         assert told[0][name] == pytest.approx(told[1][name], abs=0.01), name
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_two_ranks_share_the_encoding_of_a_linear_probe(digits, tmp_path):
+    few = [
+        "data.labels_per_class=40",
+        "train.effective_batch_size=64",
+        "train.epochs=4",
+        "train.warmup_epochs=1",
+    ]
+    arguments = ["--config", "configs/linear_probe_cifar_tiny.yaml", *TINY, *few, f"data.path={digits}"]
+    script = "finetune/run.py"
+    alone = Run(tmp_path / "alone", "python", 1, arguments, script=script)
+    ranks = Run(tmp_path / "ranks", "torchrun", 2, arguments, script=script)
+    for run in (alone, ranks):
+        assert run.wait() == 0, run.output()
+    expected, found = (load_file(tmp_path / name / "linear.safetensors") for name in ("alone", "ranks"))
+    for key, value in expected.items():
+        assert value.abs().max() > 0.01
+        assert (found[key] - value).abs().max() < 1e-4, key
+    told = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("alone", "ranks")]
+    assert told[0]["probe_rates"] == told[1]["probe_rates"]
+    assert told[0]["test_top1"] == pytest.approx(told[1]["test_top1"], abs=0.01)

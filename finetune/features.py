@@ -1,0 +1,61 @@
+"""Features of a frozen encoder, and what a classifier of them says."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from finetune.data import FinetuneData
+from finetune.results import Measuring
+from mae_vit.data.reading import Source
+from mae_vit.encoder import set_fused_attention
+from mae_vit.evaluation.metrics import Predictions
+from mae_vit.objectives.classify import ViTClassifier
+from mae_vit.training.distributed import sum_over_ranks
+
+
+@torch.no_grad()
+def read_features(
+    model: ViTClassifier, data: FinetuneData, source: Source, samples: np.ndarray, measuring: Measuring
+) -> torch.Tensor:
+    """Reads [CLS] or the mean of the patch tokens, behind the final norm; each rank its share; collective.
+
+    Args:
+        model: on the device; left in evaluation mode.
+        data: of the run.
+        source: of images without augmentation.
+        samples: their numbers (n,) in it.
+        measuring: where images are encoded.
+
+    Returns:
+        float32 (n, D) on the CPU.
+    """
+    set_fused_attention(model, fused=measuring.device.type != "cpu")
+    model.eval()
+    ranks, total = measuring.ranks, len(samples)
+    features = torch.zeros(total, model.encoder.embed_dim, device=measuring.device)
+    rows = []
+    bar = tqdm(
+        total=len(range(ranks.rank, total, ranks.world_size)),
+        desc="encoding",
+        unit=" images",
+        delay=2,
+        leave=False,
+        disable=ranks.rank > 0,
+    )
+    with measuring.autocast(), bar:
+        for batch in data.fixed(source, samples, ranks, measuring.batch_size):
+            tokens = model.encoder.forward_features(model.normalize(batch.to(measuring.device).images))
+            rows.append((tokens[:, 0] if model.pool == "cls" else tokens[:, 1:].mean(dim=1)).float())
+            bar.update(len(rows[-1]))
+    if rows:
+        features[ranks.rank :: ranks.world_size] = torch.cat(rows)
+    return sum_over_ranks(features, ranks).cpu()
+
+
+def predictions_of(labels: np.ndarray, chances: torch.Tensor) -> Predictions:
+    """What probabilities (n, K) say of images with these labels (n,)."""
+    top = chances.topk(min(5, chances.shape[1]), dim=-1)
+    in_top5 = (top.indices == torch.from_numpy(labels)[:, None]).any(dim=1)
+    return Predictions(labels, top.indices[:, 0].numpy(), top.values[:, 0].double().numpy(), in_top5.numpy())

@@ -1,0 +1,96 @@
+"""One linear layer on frozen features, trained by gradient descent (MAE Sec. A.1, linear probing).
+
+Shapes: n images, B batch, D width, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Official MAE code, main_linprobe.py.
+_EPS = 1e-6
+
+
+class LinearProbe(nn.Module):
+    """BatchNorm without affine parameters in front of one linear layer (MAE Sec. A.1).
+
+    The norm's statistics are those of the whole batch; in the official code, of each
+    GPU's part of it.
+    """
+
+    def __init__(self, head: nn.Linear) -> None:
+        """Begins with a copy of `head`, D -> K."""
+        super().__init__()
+        self.norm = nn.BatchNorm1d(head.in_features, eps=_EPS, affine=False)
+        self.head = nn.Linear(head.in_features, head.out_features)
+        self.head.load_state_dict(head.state_dict())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Classifies features: (B, D) -> logits (B, K)."""
+        return self.head(self.norm(features))
+
+    @torch.no_grad()
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """The norm's running statistics and the layer as one layer: weight (K, D), bias (K,)."""
+        assert self.norm.running_mean is not None
+        assert self.norm.running_var is not None
+        scale = (self.norm.running_var.double() + self.norm.eps).rsqrt()
+        weight = self.head.weight.double() * scale
+        bias = self.head.bias.double() - weight @ self.norm.running_mean.double()
+        return weight.float(), bias.float()
+
+
+def train_probe(
+    probe: LinearProbe,
+    features: Tensor,
+    labels: Tensor,
+    steps: Iterable[tuple[float, np.ndarray]],
+    optimizer: torch.optim.Optimizer,
+    *,
+    label_smoothing: float = 0.0,
+) -> None:
+    """Trains a probe, in float32, and leaves it in evaluation mode.
+
+    Features are the same in every epoch: a departure from the paper, which crops and flips
+    each image anew and encodes it every time.
+
+    Args:
+        probe: on the device of the features.
+        features: (n, D) of the training images.
+        labels: int64 (n,), on the same device.
+        steps: of each, the rate and the places (B,) of its images.
+        optimizer: of the probe's parameters.
+        label_smoothing: of the cross-entropy.
+    """
+    probe.train()
+    for rate, places in steps:
+        chosen = torch.from_numpy(places).to(features.device)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss = F.cross_entropy(probe(features[chosen]), labels[chosen], label_smoothing=label_smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    probe.eval()
+
+
+@torch.no_grad()
+def probe_top1(probe: LinearProbe, features: Tensor, labels: Tensor) -> float | None:
+    """Share of images whose class is found; None where a logit is not finite: the rate was too large."""
+    logits = probe(features)
+    if not torch.isfinite(logits).all():
+        return None
+    return float((logits.argmax(dim=-1) == labels).double().mean())
+
+
+def best_of(scores: Sequence[float | None]) -> int | None:
+    """The place of the largest score, of equal ones the first; None where there is none."""
+    known = [-math.inf if score is None else score for score in scores]
+    best = max(known, default=-math.inf)
+    return None if best == -math.inf else known.index(best)
