@@ -25,11 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mae_vit.config_file import load_config
 from mae_vit.plan import make_plan
+from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoint import newest_checkpoint
 from mae_vit.training.distributed import Ranks, find_device
 from mae_vit.training.engines import build_engine
 from pretrain.data import open_data
-from pretrain.job import PretrainConfig, build_objective, describe_encoder
+from pretrain.job import build_objective, describe_encoder
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from mae_vit.batch import Batch
-from mae_vit.config import Config
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
 from mae_vit.coverage import load_start, warn_of_normalization
 from mae_vit.errors import InputError
 from mae_vit.geometry import resolve_encoder
-from mae_vit.objectives import Objective, ObjectiveConfig
+from mae_vit.objectives import Objective
 from mae_vit.plan import Plan, check_pairs, make_plan
+from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.starts import read_start
 from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
@@ -48,12 +48,6 @@ _NOTHING_HELD_OUT = (
     'no split "val" or "test" in the data: no held-out metrics and no pictures '
     "(mae-vit prepare ... --holdout 0.05 sets some images aside)"
 )
-
-
-class PretrainConfig(Config):
-    """A pretraining run: the common sections and an objective."""
-
-    objective: ObjectiveConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:

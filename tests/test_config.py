@@ -14,7 +14,7 @@ from mae_vit.config_file import dump_config, load_config
 from mae_vit.config_keys import describe_keys, key_paths
 from mae_vit.errors import InputError
 from mae_vit.objectives import OBJECTIVES
-from pretrain.job import PretrainConfig
+from mae_vit.pretrain_config import PretrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "mae_digits.yaml"

@@ -7,7 +7,7 @@ import pytest
 from mae_vit.config_file import load_config
 from mae_vit.errors import InputError
 from mae_vit.plan import make_plan
-from pretrain.job import PretrainConfig
+from mae_vit.pretrain_config import PretrainConfig
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "mae_digits.yaml"
 

@@ -15,7 +15,7 @@ from finetune.comparison.jobs import Job
 from finetune.config import FinetuneConfig
 from mae_vit.config_file import load_config
 from mae_vit.errors import InputError
-from pretrain.job import PretrainConfig
+from mae_vit.pretrain_config import PretrainConfig
 
 Labels = int | Literal["all"]
 _TUNED_BY = "val_top1"

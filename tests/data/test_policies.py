@@ -33,11 +33,11 @@ from mae_vit.data.policies import (
 )
 from mae_vit.data.reading import open_source
 from mae_vit.errors import InputError
+from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.resume import check_identity, run_identity
 from pretrain.data import open_data
-from pretrain.job import PretrainConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FILL = (120, 60, 30)

@@ -16,9 +16,9 @@ from mae_vit.data.reading import open_source as open_image_source
 from mae_vit.data.selection import Selection
 from mae_vit.data.sources import open_source
 from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
+from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.training.distributed import Ranks
 from pretrain.data import open_data as open_pretrain_data
-from pretrain.job import PretrainConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
