@@ -102,6 +102,10 @@ def score_frozen(
         found, guesses = score_by_probe(config, data, model, plan, outputs)
         found["held_out_seen_by_start"] = seen
     else:
+        if ranks.rank == 0:
+            print(
+                f"note: {mode} trains nothing: the recipe (optimizer, length, augmentation, mixing) has no effect"
+            )
         found, guesses = _score(config, data, model, measuring)
     summary = {
         **sizes_of(config, data),

@@ -20,6 +20,7 @@ from finetune.model import (
     load_into,
     optimizer_of,
     warn_of_seen_labels,
+    warn_of_teacher,
 )
 from finetune.recipes import find_recipe
 from finetune.report import describe_plan, describe_rates, rates_of
@@ -146,6 +147,8 @@ def finetune(arguments: Arguments) -> int:
             warn_of_normalization(start, data.mean, data.std)
             if seen:
                 warn_of_seen_labels(start)
+    if teacher is not None and ranks.rank == 0:
+        warn_of_teacher(teacher, config, data)
     rates = rates_of(config, model, plan)
     if ranks.rank == 0 and rates:
         print(describe_rates(rates))

@@ -46,10 +46,20 @@ def find_teacher(config: FinetuneConfig, data: FinetuneData) -> Teacher | None:
         InputError: if it cannot be read, or does not fit.
     """
     path = config.finetune.teacher
-    if path is None:
+    if path is None or config.finetune.mode != "finetune":
         return None
     model = config.model
     return read_teacher(Path(path), classes=data.classes, in_chans=model.in_chans, img_size=model.image_hw)
+
+
+def warn_of_teacher(teacher: Teacher, config: FinetuneConfig, data: FinetuneData) -> None:
+    """Says so if a teacher passes on labels that its student is not to have."""
+    if teacher.has_seen_more(data.index.fingerprint, config.data.labels_per_class, config.finetune.holdout):
+        print(
+            f"warning: {config.finetune.teacher} has seen labels that this run has not, or that choose its epoch: "
+            "a comparison would count them for nothing",
+            file=sys.stderr,
+        )
 
 
 def _distillation(section: FinetuneSection, teacher: Teacher) -> Distillation:

@@ -158,11 +158,18 @@ class Outputs:
             name.removeprefix(prefix): value.detach().cpu().contiguous()
             for name, value in model.state_dict().items()
         }
-        told: dict[str, Any] = {"classes": self.data.classes, "mean": self.data.mean, "std": self.data.std}
+        told: dict[str, Any] = {
+            "classes": self.data.classes,
+            "mean": self.data.mean,
+            "std": self.data.std,
+            "labels_of": self.data.index.fingerprint,
+            "labels_per_class": self.config.data.labels_per_class,
+            "holdout": self.config.finetune.holdout,
+        }
         if self.info is not None:
             told |= {**asdict(self.info), "step": best.step, "pool": self.config.finetune.pool}
         else:
-            told["network"] = self.config.model.name
+            told |= {"network": self.config.model.name, "img_size": list(self.config.model.image_hw)}
         return save_tensors(tensors, metadata={"mae_vit": json.dumps(told, sort_keys=True)})
 
 

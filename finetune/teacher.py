@@ -4,21 +4,52 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mae_vit.baselines import build_network
 from mae_vit.errors import InputError
-from mae_vit.objectives.classify import Classifier, NetworkClassifier, ViTClassifier
+from mae_vit.objectives.classify import Classifier, NetworkClassifier, Pool, ViTClassifier
 from mae_vit.objectives.labels import LabelLoss
 from mae_vit.weights import EncoderInfo
 
-_FILE = "model.safetensors"
+FILE = "model.safetensors"
+
+
+class Description(BaseModel):
+    """What a `model.safetensors` says of its network; a Vision Transformer's geometry lies beside it.
+
+    Attributes:
+        classes: names, in order.
+        mean: per-channel mean of the pixels (in 0..1) that it was given.
+        std: per-channel standard deviation.
+        img_size: [H, W] in pixels.
+        network: name of a network that is no Vision Transformer of ours.
+        pool: read-out of one that is.
+        labels_of: fingerprint of the data that it was trained on.
+        labels_per_class: of how many images of each class it saw the labels; None for all.
+        holdout: share of these that it was not trained on.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+
+    classes: list[str] = Field(min_length=2)
+    mean: list[float]
+    std: list[float]
+    img_size: list[int] = Field(min_length=2, max_length=2)
+    network: str | None = None
+    pool: Pool = "cls"
+    labels_of: str | None = None
+    labels_per_class: int | None = None
+    holdout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -29,10 +60,12 @@ class Teacher:
 
     Attributes:
         model: normalizes images as it was trained itself.
+        told: what its file says of it.
         digest: of its file.
     """
 
     model: Classifier
+    told: Description
     digest: str
 
     @torch.no_grad()
@@ -44,6 +77,12 @@ class Teacher:
         # Moves once; a teacher is asked on one device.
         model = self.model.to(images.device)
         return model.logits(model.normalize(images)).float()
+
+    def has_seen_more(self, fingerprint: str, labels_per_class: int | None, holdout: float) -> bool:
+        """Whether it was trained on labels of the same data that its student is not to see."""
+        told = self.told
+        fewer = (labels_per_class or math.inf) < (told.labels_per_class or math.inf)
+        return told.labels_of == fingerprint and (fewer or told.holdout < holdout)
 
 
 def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size: tuple[int, int]) -> Teacher:
@@ -58,54 +97,70 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
     Raises:
         InputError: if there is none, or if it does not fit the student.
     """
-    file = path / _FILE if path.is_dir() else path
+    file, named = path / FILE if path.is_dir() else path, f"finetune.teacher={path}"
     try:
         with safe_open(file, framework="pt") as content:
-            told = json.loads((content.metadata() or {})["mae_vit"])
+            told = Description.model_validate(json.loads((content.metadata() or {})["mae_vit"]))
             tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-        theirs, mean, std = list(told["classes"]), list(told["mean"]), list(told["std"])
     except OSError as error:
         raise InputError(
-            f"finetune.teacher={path}: cannot read {file.name}: {(error.strerror or str(error)).lower()} "
+            f"{named}: cannot read {file.name}: {(error.strerror or str(error)).lower()} "
             "(give the folder of a finished fine-tuning run)"
         ) from None
-    except (SafetensorError, KeyError, TypeError, ValueError):
-        raise InputError(f"finetune.teacher={path} is not the {_FILE} of a fine-tuning run") from None
-    if theirs != list(classes):
+    except (SafetensorError, KeyError, TypeError, ValueError, ValidationError, RecursionError):
+        raise InputError(f"{named} is not the {FILE} of a fine-tuning run") from None
+    if "dist_token" in tensors:
+        raise InputError(f"{named} was distilled itself, which does not teach: give its own teacher")
+    if told.classes != list(classes):
         raise InputError(
-            f"finetune.teacher={path} tells apart {len(theirs)} classes ({', '.join(theirs[:3])}, ...), "
+            f"{named} tells apart {len(told.classes)} classes ({', '.join(told.classes[:3])}, ...), "
             f"the data has {len(classes)} ({', '.join(classes[:3])}, ...)"
         )
-    if len(mean) != in_chans:
-        raise InputError(f"finetune.teacher={path} takes {len(mean)} channels, model.in_chans={in_chans}")
-    labels = LabelLoss(len(theirs))
+    if len(told.mean) != in_chans:
+        raise InputError(f"{named} takes {len(told.mean)} channels, model.in_chans={in_chans}")
+    if tuple(told.img_size) != img_size:
+        raise InputError(f"{named} takes images of {told.img_size}, the student's are {list(img_size)}")
     try:
-        model: Classifier
-        if "network" in told:
-            network = build_network(
-                told["network"], num_classes=len(theirs), in_chans=in_chans, img_size=img_size
-            )
-            model = NetworkClassifier(network, mean=mean, std=std, labels=labels)
-            prefix = "network."
-        else:
-            pool = told.pop("pool")
-            del told["classes"]
-            info = EncoderInfo(**{**told, "img_size": tuple(told["img_size"])})
-            if info.img_size != img_size:
-                raise InputError(
-                    f"finetune.teacher={path} takes images of {list(info.img_size)}, the student's are {list(img_size)}"
-                )
-            model = ViTClassifier(
-                info.build(), pool=pool, head_init="zero", mean=mean, std=std, labels=labels
-            )
-            prefix = "encoder."
-        own = set(model.state_dict())
-        named = {name if name in own else prefix + name: value for name, value in tensors.items()}
-        model.load_state_dict(named, strict=True)
-    except InputError:
-        raise
+        model = _rebuild(told, tensors)
     except Exception as error:  # any malformed content of an untrusted file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"finetune.teacher={path} cannot be rebuilt: {reason[:160]}") from None
+        raise InputError(f"{named} cannot be rebuilt: {reason[:160]}") from None
     model.eval().requires_grad_(False)
-    return Teacher(model, hashlib.sha256(file.read_bytes()).hexdigest()[:16])
+    return Teacher(model, told, hashlib.sha256(file.read_bytes()).hexdigest()[:16])
+
+
+def _rebuild(told: Description, tensors: dict[str, Tensor]) -> Classifier:
+    """Builds what is described, once the tensors are known to be its own; raises whatever is wrong."""
+    if len(told.std) != len(told.mean) or min(told.std) <= 0:
+        raise ValueError(f"std={told.std} does not fit mean={told.mean}")
+    common: dict[str, Any] = {"mean": told.mean, "std": told.std, "labels": LabelLoss(len(told.classes))}
+    build: Callable[[], Classifier]
+    if told.network is not None:
+        name, prefix = told.network, "network."
+
+        def build() -> Classifier:
+            network = build_network(
+                name,
+                num_classes=len(told.classes),
+                in_chans=len(told.mean),
+                img_size=(told.img_size[0], told.img_size[1]),
+            )
+            return NetworkClassifier(network, **common)
+
+    else:
+        prefix = "encoder."
+        facts = {**told.model_dump(), "img_size": tuple(told.img_size)}
+        info = EncoderInfo(**{field.name: facts[field.name] for field in fields(EncoderInfo)})
+
+        def build() -> Classifier:
+            return ViTClassifier(info.build(), pool=told.pool, head_init="zero", **common)
+
+    # Without memory first: a small file may describe a network of any size.
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in build().state_dict().items()}
+    own = {name if name in shapes else prefix + name: value for name, value in tensors.items()}
+    if {name: value.shape for name, value in own.items()} != shapes:
+        raise ValueError("its tensors are not those of the network that it names")
+    model = build()
+    model.load_state_dict(own, strict=True)
+    return model

@@ -126,6 +126,11 @@ def warn_of_normalization(start: Start, mean: Sequence[float], std: Sequence[flo
 def _check_kind(start: Start, own: set[str]) -> None:
     """What the rest would compute something else without."""
     if foreign := [name for name in start.tensors if name.startswith(_FOREIGN) and name not in own]:
+        if "dist_token" in foreign:
+            raise InputError(
+                f"{start.source} was distilled: its blocks are used to a second token, without which they compute "
+                "something else"
+            )
         raise InputError(
             f"{start.source} is an encoder of another kind: ours has no {foreign[0]} ({len(foreign)} such tensors)"
         )

@@ -228,7 +228,8 @@ CIFAR10_POLICY: tuple[_SubPolicy, ...] = (
 class AutoAugmentCifar(_Policy):
     """AutoAugment's policy for CIFAR-10: one of 25 pairs of ops (arXiv 1805.09501).
 
-    As torchvision's `AutoAugment(AutoAugmentPolicy.CIFAR10)`; on 32 px it shifts by up to
+    As torchvision's `AutoAugment(AutoAugmentPolicy.CIFAR10)`, but for the color that fills what comes in
+    from outside, the data's mean (there black); on 32 px it shifts by up to
     14 px, where the authors' code has 10.
     """
 

@@ -38,6 +38,8 @@ class Distillation:
     def loss(self, logits: Tensor, taught: Tensor) -> Tensor:
         """The teacher's part, not weighted (DeiT Eq. 2 and 3).
 
+        A mean over images; DeiT's code divides the soft part by the number of classes as well.
+
         Args:
             logits: of the distillation head (B, K).
             taught: the teacher's (B, K).
@@ -53,7 +55,7 @@ class DistilledViTClassifier(ViTClassifier):
     """A Vision Transformer with a second token, whose head learns from a teacher.
 
     [CLS]'s head learns from the labels. Measured is the mean of both heads' distributions
-    (DeiT Sec. 4, "Classification with our approach"). The token has no position of its own:
+    (DeiT Sec. 4, "Classification with our approach"; its code averages logits). The token has no position of its own:
     the sum of both would be one parameter all the same.
     """
 

@@ -104,10 +104,12 @@ class Mixing(nn.Module):
         """Boxes around uniform centers, cut off at the edges: inside (P, H, W), and pixels (P,)."""
         sides = []
         for axis, side in enumerate((height, width)):
-            half = (cut * side).long() // 2
+            length = (cut * side).long()
             center = (drawn[:, axis] * side) >> 32
             places = torch.arange(side, device=drawn.device)
-            sides.append((places >= (center - half)[:, None]) & (places < (center + half)[:, None]))
+            sides.append(
+                (places >= (center - length // 2)[:, None]) & (places < (center + (length + 1) // 2)[:, None])
+            )
         rows, columns = sides
         return rows[:, :, None] & columns[:, None, :], rows.sum(dim=1) * columns.sum(dim=1)
 

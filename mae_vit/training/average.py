@@ -15,8 +15,10 @@ from mae_vit.training.state import persistent_buffers
 class Average:
     """Keeps `decay` of itself at each update, and takes the rest from the model.
 
-    It begins as the model does, so that the first 1 / (1 - decay) updates lean to the start.
-    Statistics that layers keep (BatchNorm) are averaged too; what they count is copied.
+    It begins as the model does. For early updates the decay is lower, (1 + n) / (10 + n) at the
+    n-th (as in TensorFlow's): else a run as short as 1 / (1 - decay) updates would be measured by
+    a mixture with the weights that it began from. Statistics that layers keep (BatchNorm) are
+    averaged too; what they count is copied.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -26,16 +28,20 @@ class Average:
             model: whose parameters are whole on this rank.
             decay: 0 < decay < 1.
         """
-        self._model = model
-        self._lerp = get_ema_multi_avg_fn(decay)
+        self._model, self._decay = model, decay
         self._kept = {name: tensor.detach().clone() for name, tensor in self._now().items()}
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Takes in the model's weights; after each optimizer step."""
+    def update(self, updates: int) -> None:
+        """Takes in the model's weights.
+
+        Args:
+            updates: optimizer updates made in the whole run, this one too.
+        """
         now = self._now()
+        lerp = get_ema_multi_avg_fn(min(self._decay, (1 + updates) / (10 + updates)))
         averaged = [name for name, tensor in now.items() if tensor.is_floating_point()]
-        self._lerp([self._kept[name] for name in averaged], [now[name].detach() for name in averaged], 0)
+        lerp([self._kept[name] for name in averaged], [now[name].detach() for name in averaged], 0)
         for name in now.keys() - set(averaged):
             self._kept[name].copy_(now[name])
 

@@ -183,7 +183,7 @@ class Engine(ABC):
     def averaged(self, result: StepResult) -> StepResult:
         """Takes a step's weights into the average; passes its result on."""
         if self.average is not None and not result.skipped:
-            self.average.update()
+            self.average.update(self.updates)
         return result
 
     def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:

@@ -27,7 +27,6 @@ _FREE_KEYS = (
     "data.path",
     # So are moved weights, which leave a digest.
     "finetune.start",
-    "finetune.teacher",
     "data.workers",
     "data.source",
     "data.memory_limit_gib",

@@ -7,7 +7,7 @@ import pytest
 import torch
 from finetune_helpers import ROOT, SMALL, lines_of, summary_of
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from finetune.job import main
 from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
@@ -29,12 +29,13 @@ def test_the_average_is_of_all_steps_and_is_what_is_measured(call, tmp_path, opt
         == 0
     )
     assert call(*every, name="plain", **options) == 0
-    assert call(*every, "train.ema_decay=0.7", name="averaged", **options) == 0
+    assert call(*every, "train.ema_decay=0.3", name="averaged", **options) == 0
     (expected,) = parameters_at_each_step(tmp_path / "still")
     steps = parameters_at_each_step(tmp_path / "averaged")
     assert len(steps) == 5
-    for now in steps:
-        expected = {name: 0.7 * expected[name].double() + 0.3 * now[name].double() for name in now}
+    for update, now in enumerate(steps, start=1):
+        decay = min(0.3, (1 + update) / (10 + update))
+        expected = {name: decay * expected[name].double() + (1 - decay) * now[name].double() for name in now}
     saved = load_checkpoint(list_checkpoints(tmp_path / "averaged" / "checkpoints")[-1]).state
     model = load_file(tmp_path / "averaged" / "model.safetensors")
     prefix = "network." if options else "encoder."
@@ -161,16 +162,40 @@ def test_a_kill_in_the_middle_changes_nothing(call, teacher, tmp_path, part):
 def test_another_teacher_is_another_run(call, teacher, tmp_path, capsys):
     options = [CLS, f"finetune.teacher={teacher}"]
     assert call(*options) == 0
-    moved = teacher.rename(tmp_path / "moved")
     capsys.readouterr()
-    assert call(CLS, f"finetune.teacher={moved}") == 0
-    assert "is finished" in capsys.readouterr().out
-    weights = load_file(moved / "model.safetensors")
-    with safe_open(moved / "model.safetensors", framework="pt") as file:
+    assert call(CLS) == 2
+    assert "finetune.teacher was " in capsys.readouterr().err
+    weights = load_file(teacher / "model.safetensors")
+    with safe_open(teacher / "model.safetensors", framework="pt") as file:
         metadata = file.metadata()
-    save_file({name: value + 1 for name, value in weights.items()}, moved / "model.safetensors", metadata)
-    assert call(CLS, f"finetune.teacher={moved}") == 2
+    save_file({name: value + 1 for name, value in weights.items()}, teacher / "model.safetensors", metadata)
+    assert call(*options) == 2
     assert "finetune.teacher_digest was " in capsys.readouterr().err
+
+
+def with_metadata(teacher, **changes) -> bytes:
+    with safe_open(teacher / "model.safetensors", framework="pt") as file:
+        told = {**json.loads(file.metadata()["mae_vit"]), **changes}
+    return save(load_file(teacher / "model.safetensors"), {"mae_vit": json.dumps(told)})
+
+
+@pytest.mark.parametrize(
+    ("labels", "holdout", "more"), [(None, 0.1, False), (20, 0.1, True), (None, 0.2, True)]
+)
+def test_a_teacher_of_more_labels_is_told_of(call, teacher, capsys, labels, holdout, more):
+    limit = [] if labels is None else [f"data.labels_per_class={labels}"]
+    assert call(CLS, f"finetune.teacher={teacher}", f"finetune.holdout={holdout}", *limit) == 0
+    assert ("has seen labels that this run has not" in capsys.readouterr().err) == more
+
+
+def test_a_distilled_run_neither_teaches_nor_begins_another(call, teacher, tmp_path, capsys):
+    assert call(CLS, f"finetune.teacher={teacher}", name="student") == 0
+    student = tmp_path / "student"
+    capsys.readouterr()
+    assert call(CLS, f"finetune.teacher={student}") == 2
+    assert "was distilled itself" in capsys.readouterr().err
+    assert call(ckpt=student) == 2
+    assert "was distilled: its blocks are used to a second token" in capsys.readouterr().err
 
 
 def test_teachers_that_do_not_fit_are_refused_in_a_line(call, teacher, tmp_path, capsys):
@@ -180,6 +205,10 @@ def test_teachers_that_do_not_fit_are_refused_in_a_line(call, teacher, tmp_path,
         "is not the model.safetensors of a fine-tuning run": b"nonsense",
         "cannot be rebuilt": good.replace(b"SimpleCNN", b"SimpelCNN"),
         "tells apart 10 classes": good.replace(b'\\"9\\"]', b'\\"x\\"]'),
+        "is not the model": good.replace(b'\\"9\\"]', b"123]"),
+        "its tensors are not those": with_metadata(teacher, network="timm:vgg11"),
+        "takes images of [9, 8]": with_metadata(teacher, img_size=[9, 8]),
+        "std=[0.0] does not fit": with_metadata(teacher, std=[0.0]),
     }
     for expected, content in cases.items():
         assert content != good

@@ -77,7 +77,7 @@ def test_cutmix_pastes_a_box_and_labels_by_its_area():
             area = torch.tensor(0)
         assert share == pytest.approx(1 - area.item() / (height * width))
         areas.append(area.item() / (height * width))
-    assert 0 in areas
+    assert min(areas) < 0.03
     assert max(areas) > 0.7
 
 
@@ -130,9 +130,7 @@ def test_draws_depend_on_sample_and_epoch_alone():
 def test_the_loss_of_mixed_labels_is_timms(smoothing):
     torch.manual_seed(0)
     logits, labels, share = torch.randn(6, CLASSES), torch.randint(0, CLASSES, (6,)), 0.3
-    theirs = SoftTargetCrossEntropy()(
-        logits, mixup_target(labels, CLASSES, lam=share, smoothing=smoothing, device="cpu")
-    )
+    theirs = SoftTargetCrossEntropy()(logits, mixup_target(labels, CLASSES, lam=share, smoothing=smoothing))
     # timm pairs the first with the last.
     hot = torch.nn.functional.one_hot(labels, CLASSES).float()
     targets = share * hot + (1 - share) * hot.flip(0)

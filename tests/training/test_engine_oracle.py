@@ -131,8 +131,9 @@ def plain_loop(**changes) -> dict:
         scaler.update()
         losses.append(loss.item())
         norms.append(norm.item())
+        decay = min(case["ema"] or 0.0, (2 + step) / (11 + step))
         for kept, parameter in zip(average, model.parameters(), strict=True):
-            kept.mul_(case["ema"] or 0.0).add_(parameter.detach(), alpha=1 - (case["ema"] or 0.0))
+            kept.mul_(decay).add_(parameter.detach(), alpha=1 - decay)
     with torch.no_grad():
         for kept, parameter in zip(average, model.parameters(), strict=True):
             parameter.copy_(kept)
