@@ -20,7 +20,7 @@ _MAX_WORKERS = 16
 _DESCRIPTION = """Write images as webdataset shards with dataset.json. A later call adds splits.
 Image bytes are stored unchanged, but for --resize and --exif-orientation apply."""
 _NOT_IN_PLACE = (
-    "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels"
+    "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels", "exclude"
 )  # fmt: skip
 
 
@@ -81,6 +81,19 @@ def _add_choice(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--limit-per-class", type=int, metavar="N", help="at most N of each class, drawn alike"
+    )
+    group.add_argument(
+        "--exclude",
+        action="append",
+        metavar="DIR",
+        help="none that the prepared data in DIR have too, or nearly so, in their splits test and val (DIR:SPLIT "
+        "for one of them): pretraining should not see what is tested on; may be given several times",
+    )
+    group.add_argument(
+        "--exclude-distance",
+        type=int,
+        metavar="N",
+        help="of the 64 bits of an image's hash, at most N differ in copies (4)",
     )
 
 
@@ -161,6 +174,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f"--quality {arguments.quality}: 1 to 100")
     if arguments.quality is not None and not (arguments.resize or arguments.exif_orientation == "apply"):
         raise InputError("--quality changes nothing without --resize or --exif-orientation apply")
+    _check_exclusion(arguments)
     for name in ("holdout", "fraction"):
         share = getattr(arguments, name)
         if share is not None and not 0 < share <= 1:
@@ -169,9 +183,20 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f'--split "{arguments.split}": letters, digits and _ only')
 
 
+def _check_exclusion(arguments: argparse.Namespace) -> None:
+    from mae_vit.data.exclusion import MAX_DISTANCE
+
+    distance = arguments.exclude_distance
+    if distance is not None and not arguments.exclude:
+        raise InputError("--exclude-distance changes nothing without --exclude")
+    if distance is not None and not 0 <= distance <= MAX_DISTANCE:
+        raise InputError(f"--exclude-distance {distance}: 0 to {MAX_DISTANCE}")
+
+
 def _prepare(arguments: argparse.Namespace) -> Report:
     from mae_vit.data.convert import DEFAULT_QUALITY, Conversion
     from mae_vit.data.decode import MAX_PIXELS
+    from mae_vit.data.exclusion import DEFAULT_DISTANCE
     from mae_vit.data.prepare import prepare
     from mae_vit.data.selection import Selection
     from mae_vit.data.sources import open_source
@@ -182,6 +207,7 @@ def _prepare(arguments: argparse.Namespace) -> Report:
         open_source(spec, out=out, split=arguments.split, root=arguments.root, labels=not arguments.no_labels)
         for spec in specs
     ]
+    distance = arguments.exclude_distance
     return prepare(
         sources,
         out,
@@ -200,6 +226,8 @@ def _prepare(arguments: argparse.Namespace) -> Report:
             upright=arguments.exif_orientation == "apply",
             max_pixels=arguments.max_pixels or MAX_PIXELS,
         ),
+        exclude=arguments.exclude or (),
+        exclude_distance=DEFAULT_DISTANCE if distance is None else distance,
         workers=_workers(arguments),
     )
 
@@ -225,6 +253,8 @@ def _workers(arguments: argparse.Namespace) -> int:
 
 
 def _say(report: Report) -> None:
+    from mae_vit.data.publish import excluded_file
+
     for split in report.written:
         info = report.dataset.splits[split]
         labelled = sum(info.class_counts)
@@ -232,6 +262,12 @@ def _say(report: Report) -> None:
             "" if labelled == info.samples else f", {labelled:,} with labels" if labelled else ", no labels"
         )
         print(f"{split}: {counted(info.samples, 'image')} in {counted(len(info.shards), 'shard')}{labels}")
+        for excluded in info.processing.excluded or ():
+            listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
+            print(
+                f"  left out {counted(excluded.samples, 'image')} that {excluded.source} has too, by {excluded.hash} "
+                f"within {excluded.distance}{listed}"
+            )
     if report.unreadable:
         print(f"left out {counted(len(report.unreadable), 'unreadable image')}:")
         for line in report.unreadable[:_NAMED]:

@@ -13,6 +13,7 @@ from finetune.comparison.attention import best_attention
 from finetune.comparison.matrix import Matrix
 from finetune.comparison.rows import Row
 from finetune.comparison.summary import Line, headline, lines_of
+from mae_vit.data.dataset import read_dataset
 from mae_vit.errors import InputError
 
 _STYLE = """
@@ -46,6 +47,8 @@ def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     text += ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     text += ["| " + " | ".join(row) + " |" for row in body]
     text += ["", _READING, ""]
+    if left_out := _left_out(matrix):
+        text += [left_out, ""]
     if missing:
         text += ["Not finished: " + "; ".join(missing) + ".", ""]
     return "\n".join(text)
@@ -63,7 +66,7 @@ def write_page(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     if missing:
         parts.append(f"<p><strong>Not finished:</strong> {escape('; '.join(missing))}.</p>")
     parts += ["<h2>Accuracy</h2>", _html_table(*_table(matrix, lines), reference=config.reference)]
-    parts.append(f'<p class="note">{escape(_READING)}</p>')
+    parts += [f'<p class="note">{escape(note)}</p>' for note in (_READING, _left_out(matrix)) if note]
     labels = list(dict.fromkeys(row.cell.labels for row in rows))
     for count in labels:
         if drawn := charts.curves(rows, palette, count):
@@ -194,6 +197,23 @@ def _tuning(matrix: Matrix) -> list[str]:
     if not body:
         return []
     return ["<h2>Settings</h2>", _html_table(["entry", "labels / class", "settings", "held-out %", ""], body)]
+
+
+def _left_out(matrix: Matrix) -> str:
+    """Says which pretraining data were prepared without near-duplicates of test images."""
+    told = []
+    for name, section in matrix.config.pretrain.items():
+        try:
+            splits = read_dataset(Path(section.set.get("data.path", matrix.config.data.path))).splits
+        except InputError:  # as below
+            continue
+        told += [
+            f"{name} was pretrained on images without {excluded.samples:,} that {excluded.source} has too "
+            f"({excluded.hash}, at most {excluded.distance} apart)."
+            for info in splits.values()
+            for excluded in info.processing.excluded or ()
+        ]
+    return " ".join(told)
 
 
 def _attention(matrix: Matrix, rows: Sequence[Row]) -> list[str]:

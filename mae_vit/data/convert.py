@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mae_vit.data.decode import MAX_PIXELS, DecodeError, Header, decode, read_header
+from mae_vit.data.phash import phash
 
 # EXIF's orientations -> what makes them upright (as PIL.ImageOps.exif_transpose).
 _UPRIGHT = {
@@ -37,12 +38,14 @@ class Conversion:
         quality: of JPEGs that are encoded anew.
         upright: apply EXIF orientation.
         max_pixels: larger images are left out.
+        hashed: hash what is stored.
     """
 
     resize: int | None = None
     quality: int = DEFAULT_QUALITY
     upright: bool = False
     max_pixels: int = MAX_PIXELS
+    hashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Converted:
         total: sum of its pixels, by RGB channel.
         squares: sum of their squares.
         notes: what is worth saying, once for all images alike.
+        hash: of the image and of its mirror image, where asked for.
     """
 
     data: bytes | None
@@ -68,6 +72,7 @@ class Converted:
     total: tuple[int, ...]
     squares: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    hash: tuple[int, int] | None = None
 
 
 def convert(data: bytes, extension: str, options: Conversion) -> Converted:
@@ -104,6 +109,7 @@ def convert(data: bytes, extension: str, options: Conversion) -> Converted:
         total=total * (3 // len(total)),
         squares=squares * (3 // len(squares)),
         notes=tuple(notes),
+        hash=phash(pixels) if options.hashed else None,
     )
 
 

@@ -27,6 +27,22 @@ class Shard(_Strict):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class Excluded(_Strict):
+    """Images that a split was prepared without, since a test set has them.
+
+    Attributes:
+        source: the test set's folder and splits.
+        hash: by which images are compared.
+        distance: the most bits that may differ.
+        samples: how many were left out.
+    """
+
+    source: str
+    hash: str
+    distance: int = Field(ge=0)
+    samples: int = Field(ge=0)
+
+
 class Processing(_Strict):
     """What was done to a split when it was prepared; None and "ignore" are nothing.
 
@@ -38,6 +54,7 @@ class Processing(_Strict):
         fraction: share of the samples that was taken.
         limit_per_class: most samples of a class.
         holdout: share of the samples that was drawn: taken away from "train", and all of "val".
+        excluded: near-duplicates of test sets, which were left out.
     """
 
     resize: int | None = None
@@ -47,6 +64,7 @@ class Processing(_Strict):
     fraction: str | None = None
     limit_per_class: int | None = None
     holdout: str | None = None
+    excluded: list[Excluded] | None = None
 
 
 class Split(_Strict):

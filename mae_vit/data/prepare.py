@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,11 @@ from mae_vit.data.convert import Conversion
 from mae_vit.data.converter_pool import ConverterPool
 from mae_vit.data.dataset import FILE_NAME, Dataset, Processing, Split, read_dataset
 from mae_vit.data.decode import DecodeError
+from mae_vit.data.exclusion import DEFAULT_DISTANCE, Exclusion, open_exclusion
 from mae_vit.data.layout import Entry, ImageSource, plain_text
 from mae_vit.data.order import permute
-from mae_vit.data.publish import partial_folder, publish, refuse_strangers
-from mae_vit.data.selection import HOLDOUT_SPLIT, Selection
+from mae_vit.data.publish import excluded_file, partial_folder, publish, refuse_strangers
+from mae_vit.data.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.shard_writer import ShardWriter
 from mae_vit.data.statistics import Statistics
 from mae_vit.errors import InputError
@@ -59,6 +60,8 @@ def prepare(
     shard_samples: int = 10_000,
     selection: Selection | None = None,
     conversion: Conversion | None = None,
+    exclude: Sequence[str] = (),
+    exclude_distance: int = DEFAULT_DISTANCE,
     workers: int = 0,
 ) -> Report:
     """Writes the splits of `sources` into `out`, beside those already there.
@@ -74,13 +77,17 @@ def prepare(
         shard_samples: most samples in a shard.
         selection: which samples to take; all by default.
         conversion: how to store them; unchanged by default.
+        exclude: data folders, `DIR` or `DIR:SPLIT`, whose images other splits than val and test
+            are to be without.
+        exclude_distance: bits of 64 that may differ between an image's hash and theirs.
         workers: processes that decode; 0 decodes in this one.
 
     Raises:
         InputError: if a split exists, comes from two sources, brings classes that the
             folder does not know, or holds no readable image.
     """
-    selection, conversion = selection or Selection(), conversion or Conversion()
+    selection = selection or Selection()
+    conversion = replace(conversion or Conversion(), hashed=bool(exclude))
     existing = read_dataset(out) if (out / FILE_NAME).exists() else None
     found, names = _group(sources)
     by_split = selection.apply(found)
@@ -89,6 +96,9 @@ def prepare(
     if not overwrite:
         refuse_strangers(by_split, existing, out)
     classes = _agree_on_classes(sources, by_split, existing, out, overwrite)
+    if exclude and set(by_split) <= set(MEASURED):
+        raise InputError(f"--exclude leaves val and test whole; there is only {', '.join(sorted(by_split))}")
+    exclusion = open_exclusion(exclude, exclude_distance, workers) if exclude else None
     dataset = existing
     unreadable: list[str] = []
     conversions: Counter[str] = Counter()
@@ -108,6 +118,7 @@ def prepare(
                 processing=_note(
                     selection.note(split, whole=len(by_split[split]) == len(found.get(split, ()))), conversion
                 ),
+                exclusion=None if split in MEASURED else exclusion,
             )
             dataset = publish(out, dataset, classes, split, part, statistics)
             unreadable += failed
@@ -187,12 +198,15 @@ def _write_split(
     shard_bytes: int,
     shard_samples: int,
     processing: Processing,
+    exclusion: Exclusion | None = None,
 ) -> tuple[Split, Statistics, list[str]]:
     """Writes the shards of a split under temporary names."""
     partial = partial_folder(out, split)
     shutil.rmtree(partial, ignore_errors=True)
     number_of = {name: number for number, name in enumerate(classes)}
     statistics, failed = Statistics(), list[str]()
+    if exclusion is not None:
+        exclusion.begin()
     # Images of all classes in every shard: readers that shuffle only within a buffer,
     # and our own order `blocks`, would else see one class at a time.
     order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, Stream.PREPARE, 0))
@@ -206,10 +220,17 @@ def _write_split(
                 if isinstance(image, str):
                     failed.append(f"{plain_text(entry.path)}: {image}")
                     continue
+                if exclusion is not None and exclusion.takes(entry.key, image):
+                    continue
                 label = None if entry.class_name is None else number_of[entry.class_name]
                 writer.write(entry.key, image.extension, image.data or data, label)
                 statistics.add(image, label)
             bar.update(len(entries) - bar.n)
+        if exclusion is not None and exclusion.lines:
+            if not statistics.images:
+                raise InputError(f'--exclude leaves nothing of split "{split}": all its images are known')
+            text = "".join(f"{line}\n" for line in exclusion.lines)
+            (partial / excluded_file(split)).write_text(text, encoding="utf-8")
         if not statistics.images:
             raise InputError(
                 f'no image of split "{split}" can be read: {failed[0] if failed else "it is empty"}'
@@ -217,6 +238,8 @@ def _write_split(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    if exclusion is not None:
+        processing = processing.model_copy(update={"excluded": exclusion.describe()})
     part = statistics.describe(writer.shards, source=source_name, classes=len(classes), processing=processing)
     return part, statistics, failed
 

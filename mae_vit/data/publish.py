@@ -15,6 +15,11 @@ from mae_vit.errors import InputError
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
 
 
+def excluded_file(split: str) -> str:
+    """The name of the file that lists what a split was prepared without."""
+    return f"{split}-excluded.txt"
+
+
 def partial_folder(out: Path, split: str) -> Path:
     """Where a split's shards are until all are there."""
     return out / f".{split}.partial"
@@ -56,7 +61,10 @@ def publish(
             (out / FILE_NAME).unlink()
     for stale in out.glob(_SHARD_PATTERN.format(split=split)):
         stale.unlink()
-    partial = partial_folder(out, split)
+    partial, listed = partial_folder(out, split), excluded_file(split)
+    (out / listed).unlink(missing_ok=True)
+    if (partial / listed).exists():
+        os.rename(partial / listed, out / listed)
     for shard in part.shards:
         os.rename(partial / shard.file, out / shard.file)
     splits[split] = part

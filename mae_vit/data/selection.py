@@ -20,7 +20,7 @@ from mae_vit.errors import InputError, nearest
 
 HOLDOUT_SPLIT = "val"
 # Figures of these are compared: they stay whole unless a list names their samples by path.
-_MEASURED = ("val", "test")
+MEASURED = ("val", "test")
 # Part of the data's meaning: never change them.
 SUBSET_HASH, _HOLDOUT_HASH = b"mae-vit subset", b"mae-vit holdout"
 _NEAREST_OF = 10_000
@@ -62,7 +62,7 @@ class Selection:
                 raise InputError(f"--holdout {self.holdout} of {len(train)} images is none")
             taken |= {"train": train, HOLDOUT_SPLIT: held_out}
         for split in taken:
-            if split not in _MEASURED:
+            if split not in MEASURED:
                 taken[split] = self._fewer(taken[split], split)
         return taken
 
@@ -73,7 +73,7 @@ class Selection:
             split: its name.
             whole: all that the sources have of it was taken.
         """
-        cut = split not in _MEASURED
+        cut = split not in MEASURED
         return Processing(
             subset=self.subset.name if self.subset and not whole else None,
             fraction=str(self.fraction) if self.fraction is not None and cut else None,
@@ -134,12 +134,12 @@ def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]
     found = set()
     for split, entries in splits.items():
         for entry in entries:
-            for name in _names(entry, wide=split not in _MEASURED):
+            for name in _names(entry, wide=split not in MEASURED):
                 if name in wanted:
                     found.add(name)
                     chosen[split].add(entry.key)
             file_name = PurePosixPath(entry.path).name
-            if split not in _MEASURED and file_name in wanted:
+            if split not in MEASURED and file_name in wanted:
                 by_file_name[file_name].append((split, entry.key))
     for name in sorted(set(by_file_name) - found):
         places = by_file_name[name]
@@ -157,7 +157,7 @@ def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]
     kept = {
         split: [entry for entry in entries if entry.key in chosen[split]] if chosen[split] else entries
         for split, entries in splits.items()
-        if chosen[split] or split in _MEASURED
+        if chosen[split] or split in MEASURED
     }
     return kept
 
