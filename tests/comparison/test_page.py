@@ -1,9 +1,10 @@
-"""What a report says of the data behind it."""
+"""What a report says of the data behind it, and a bar of runs that take no steps."""
 
 import json
 import shutil
 
 from finetune.comparison.config import CompareConfig
+from finetune.comparison.jobs import Bar, Job
 from finetune.comparison.matrix import Matrix
 from finetune.comparison.page import write_page, write_text
 from mae_vit.data.dataset import read_dataset
@@ -31,3 +32,14 @@ def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):
         )
     shutil.rmtree(data)
     assert "# x" in write_text(matrix, [], [])
+
+
+def test_a_bar_over_runs_that_are_scored_in_one_go_moves(tmp_path, capsys):
+    jobs = [Job(name, tmp_path / name, "finetune/run.py", ()) for name in ("a", "b")]
+    bar = Bar(jobs)
+    bar.show(jobs)
+    for job, share in zip(jobs, (0.5, 1.0), strict=True):
+        job.folder.mkdir()
+        (job.folder / "summary.json").write_text('{"status": "done"}')
+        bar.show(jobs)
+        assert bar._bar.n == share
