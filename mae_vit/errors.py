@@ -1,4 +1,4 @@
-"""The one exception that means "the user's input is wrong", and the words that messages share."""
+"""Exceptions that become one line for people, and the words that messages share."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ class InputError(ValueError):
     def __init__(self, message: str) -> None:
         """Makes one line of `message`."""
         super().__init__(" ".join(message.split()))
+
+
+class DamagedSample(RuntimeError):
+    """A sample that was whole when the run began cannot be read; the message names shard, key and offset.
+
+    The run fails with it (exit code 1): what it has saved is good.
+    """
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -34,13 +34,14 @@ class ShardIndex:
 
     Attributes:
         split: its name.
+        folder: of the shards.
         dataset: what the folder holds.
         fingerprint: changes when any shard does.
     """
 
     def __init__(self, folder: Path, split: str, dataset: Dataset, array_path: Path) -> None:
         """Opens a built index; `open_index` builds it."""
-        self._folder = folder
+        self.folder = folder
         self.split = split
         self.dataset = dataset
         self.fingerprint = _fingerprint(dataset.splits[split])
@@ -74,7 +75,7 @@ class ShardIndex:
                 found = json.loads(path.read_text(encoding="utf-8"))
                 if isinstance(found, list) and len(found) == len(self):
                     return found
-            shards = [self._folder / shard.file for shard in self.split_info.shards]
+            shards = [self.folder / shard.file for shard in self.split_info.shards]
             try:
                 found = [sample.key for shard in shards for sample in read_samples(shard)]
             except (DamagedTar, OSError) as error:
@@ -89,7 +90,7 @@ class ShardIndex:
         """Names a sample for people: shard, key and offset."""
         row = self._rows[sample]
         file, offset = self.split_info.shards[int(row["shard"])].file, int(row["offset"])
-        names = (m.name for m in walk_tar(self._folder / file) if m.offset == offset)
+        names = (m.name for m in walk_tar(self.folder / file) if m.offset == offset)
         try:
             name = next(names, "?")
         except (OSError, DamagedTar):
@@ -112,7 +113,7 @@ class ShardIndex:
             return self._open[shard]
         if len(self._open) >= _MAX_OPEN_SHARDS:
             os.close(self._open.popitem(last=False)[1])
-        path = self._folder / self.split_info.shards[shard].file
+        path = self.folder / self.split_info.shards[shard].file
         self._open[shard] = os.open(path, os.O_RDONLY)
         return self._open[shard]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from mae_vit.batch import Batch
 from mae_vit.data.order import Order, Share, micro_batches
 from mae_vit.data.reading import Source
+from mae_vit.errors import DamagedSample
 from mae_vit.keyed import SampleKeys
 
 # What workers need, imported once in the server they are forked from.
@@ -37,6 +39,9 @@ def start_worker_server(*, policies: bool = False) -> None:
     Args:
         policies: workers change pixels by a policy, and share timm, which that takes.
     """
+    # Once, however often this is called.
+    atexit.unregister(_kill_workers)
+    atexit.register(_kill_workers)
     multiprocessing.set_forkserver_preload([*_PRELOAD, *(_PRELOAD_POLICIES if policies else ())])
     held = {number: signal.signal(number, signal.SIG_IGN) for number in _STOP_SIGNALS}
     try:
@@ -44,6 +49,15 @@ def start_worker_server(*, policies: bool = False) -> None:
     finally:
         for number, handler in held.items():
             signal.signal(number, handler)
+
+
+def _kill_workers() -> None:
+    """Before multiprocessing's own end, which terminates workers and waits: they are deaf to that.
+
+    A failed run's traceback keeps its loader alive until then, else it ends them itself.
+    """
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def _set_up_worker(worker: int) -> None:
@@ -74,9 +88,15 @@ class _Batches(Dataset[Any]):
         self._source = source
         self._seed = seed
 
-    def __getitems__(self, position: tuple[int, np.ndarray]) -> tuple[Tensor, Tensor, Tensor, int]:
+    def __getitems__(
+        self, position: tuple[int, np.ndarray]
+    ) -> tuple[Tensor, Tensor, Tensor, int] | DamagedSample:
         epoch, index = position
-        images = torch.from_numpy(np.ascontiguousarray(self._source.images(self._seed, epoch, index)))
+        try:
+            images = torch.from_numpy(np.ascontiguousarray(self._source.images(self._seed, epoch, index)))
+        except DamagedSample as error:
+            # Raised, it would come out of a worker with the worker's traceback for a message.
+            return error
         labels = torch.from_numpy(self._source.labels[index].astype(np.int64))
         return images, labels, torch.from_numpy(index), epoch
 
@@ -145,7 +165,10 @@ def _load(source: Source, seed: int, positions: Any, *, workers: int, pin_memory
         # not touch the framework's.
         generator=torch.Generator(),
     )
-    for images, labels, index, epoch in loader:
+    for loaded in loader:
+        if isinstance(loaded, DamagedSample):
+            raise loaded
+        images, labels, index, epoch = loaded
         yield Batch(images, labels, SampleKeys(seed, epoch, index))
 
 

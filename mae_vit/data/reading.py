@@ -15,13 +15,9 @@ from tqdm import tqdm
 from mae_vit.data.augment import Augment
 from mae_vit.data.decode import DecodeError, decode
 from mae_vit.data.index import ShardIndex
-from mae_vit.errors import InputError
+from mae_vit.errors import DamagedSample, InputError
 
 SourceName = Literal["memory", "tar"]
-
-
-class SampleError(RuntimeError):
-    """A sample cannot be read; the message names shard, key and offset."""
 
 
 class Source(Protocol):
@@ -39,12 +35,14 @@ def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
     """Reads and decodes one sample: uint8 (C, H, W).
 
     Raises:
-        SampleError: naming shard, key and offset.
+        DamagedSample: naming shard, key and offset.
     """
     try:
         return decode(index.read(sample), channels)
     except DecodeError as error:
-        raise SampleError(f"cannot decode {index.describe(sample)}: {error}") from None
+        raise DamagedSample(
+            f"cannot decode {index.describe(sample)}: {error}: `mae-vit check {index.folder}` lists all such"
+        ) from None
 
 
 class TarSource:

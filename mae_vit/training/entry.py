@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mae_vit.commandline import OneLineParser
-from mae_vit.errors import InputError
+from mae_vit.errors import DamagedSample, InputError
 from mae_vit.training.loop import TrainingFailed
 from mae_vit.training.resume import ResumeMode
 
@@ -109,7 +109,7 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
         return job()
     except InputError as error:
         code, message = EXIT_INPUT, str(error)
-    except TrainingFailed as error:
+    except (TrainingFailed, DamagedSample) as error:
         code, message = EXIT_FAILED, str(error)
     # Ranks fail alike: one line for each node is enough.
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
