@@ -28,6 +28,7 @@ _DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
     "soft": {"distillation_weight": 0.1, "distillation_temperature": 3.0},
 }
 _NETWORKS = ("SimpleCNN", "SmallResNet")
+# Part of the schema, and refused: pretraining's, or given by --ckpt.
 _UNUSED_MONITOR = (
     "evaluate_split",
     "evaluate_images",
@@ -35,6 +36,11 @@ _UNUSED_MONITOR = (
     "probe_every_epochs",
     "probe_shots",
     "probe_queries",
+)
+
+NOT_HERE = (
+    *("model.init", "finetune.start", "data.leave_out_per_class"),
+    *(f"monitor.{name}" for name in _UNUSED_MONITOR),
 )
 
 

@@ -151,9 +151,10 @@ def _check_shots(config: FinetuneConfig, data: FinetuneData) -> None:
     fewest = int(counts[counts > 0].min())
     if max(config.finetune.shots) > fewest:
         name = data.classes[int(np.flatnonzero(counts == fewest)[0])]
+        fitting = [shots for shots in config.finetune.shots if shots <= fewest]
         raise InputError(
-            f'finetune.shots={config.finetune.shots}: class "{name}" has {fewest} labeled images '
-            f"(nearest: {fewest})"
+            f'finetune.shots={config.finetune.shots}: class "{name}" has {fewest} labeled images: give '
+            f"finetune.shots={fitting or [fewest]}"
         )
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from finetune.amendment import StartAmendment
-from finetune.config import FinetuneConfig
+from finetune.config import NOT_HERE, FinetuneConfig
 from finetune.data import FinetuneData, open_data
 from finetune.frozen import score_frozen
 from finetune.model import (
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse_arguments(
             argv,
             description="Fine-tune an encoder, or train a network from scratch, on labeled images.",
-            keys=describe_keys(FinetuneConfig),
+            keys=describe_keys(FinetuneConfig, without=NOT_HERE),
             examples=EXAMPLES,
             takes_ckpt=True,
         )

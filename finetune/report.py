@@ -8,9 +8,11 @@ import torch
 
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
+from mae_vit.config import ModelSection
 from mae_vit.coverage import Coverage
+from mae_vit.errors import counted
 from mae_vit.objectives.classify import Classifier
-from mae_vit.plan import Plan
+from mae_vit.plan import Plan, describe_views
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.estimate import Estimate
@@ -50,8 +52,10 @@ def describe_plan(
         f"{len(data.classes)} classes, {data.workers} workers for each of {ranks.world_size} ranks",
         "chosen by": chosen,
         "tested on": f'split "{data.test_index.split}", {len(data.test):,} images, once, at the end',
-        "batch": f"{plan.effective_batch_size:,} = {ranks.world_size} ranks x {plan.accumulation} micro-batches x "
-        f"{plan.batch_size_per_device}",
+        "views": describe_views(config),
+        "recipe": describe_recipe(config),
+        "batch": f"{plan.effective_batch_size:,} = {counted(ranks.world_size, 'rank')} x "
+        f"{counted(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
         "length": f"{plan.total_steps:,} steps = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
         f"{plan.steps_per_epoch:,}",
         "rate": f"{plan.lr:.3e} peak after {plan.warmup_steps:,} steps of warm-up, {optim.schedule} to "
@@ -65,6 +69,30 @@ def describe_plan(
     if rates := rates_of(config, model, plan):
         lines.append(describe_rates(rates))
     return "\n".join([*lines, "all checks passed; nothing was trained"])
+
+
+def describe_recipe(config: FinetuneConfig) -> str:
+    """Names the parts of the recipe that are on."""
+    finetune, model = config.finetune, config.model
+    parts = {
+        "label smoothing": finetune.label_smoothing,
+        "mixup": finetune.mixup,
+        "cutmix": finetune.cutmix,
+        "drop-path": model.drop_path_rate,
+        "average of the weights": config.train.ema_decay,
+        "clipped at norm": config.optim.clip_grad,
+        "layer decay": config.optim.layer_decay,
+    }
+    found = [f"{name} {value:g}" for name, value in parts.items() if value]
+    if isinstance(model, ModelSection):
+        found.append(
+            f"{'[CLS]' if finetune.pool == 'cls' else 'mean of the patches'}, head {finetune.head_init}"
+        )
+    if finetune.freeze_patch_embed:
+        found.append("patch projection frozen")
+    if finetune.teacher:
+        found.append(f"{finetune.distillation} distillation from {finetune.teacher}")
+    return ", ".join(found) or "no extras"
 
 
 def rates_of(config: FinetuneConfig, model: Classifier, plan: Plan) -> list[LayerRate]:

@@ -227,6 +227,17 @@ _WEIGHT_DECAY = {"adamw": 0.05, "adam": 0.0, "sgd": 0.0, "lars": 0.0}
 _SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {"cosine": {}, "linear": {}, "wsd": {"decay_share": 0.2}}
 
 
+# Keys that choose among ways, and the options of each way. An override of the key takes the
+# place of the file's options of the other ways.
+CHOICES: dict[str, dict[str, dict[str, Any]]] = {
+    "data.order": {"blocks": _BLOCKS_OPTIONS},
+    "data.augment.crop": _CROP_OPTIONS,
+    "data.augment.policy": _POLICY_OPTIONS,
+    "optim.name": _OPTIMIZER_OPTIONS,
+    "optim.schedule": _SCHEDULE_OPTIONS,
+}
+
+
 class OptimSection(Section):
     """The optimizer; `blr` is the rate per 256 samples of effective batch (MAE Sec. A.1)."""
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from mae_vit.config import Config
+from mae_vit.config import CHOICES, Config
 from mae_vit.config_errors import Document, explain
 from mae_vit.config_keys import fields_at
 from mae_vit.errors import InputError
@@ -53,7 +53,8 @@ def load_config(
         path: a YAML 1.2 file (so that `1e-3` is a number and `no` a string).
             `run.name` defaults to its stem.
         overrides: `key.path=value`, the value in YAML. It takes the place of the file's
-            value, and of other ways of giving the same thing; `null` unsets a key.
+            value, of other ways of giving the same thing, and of the options of what is no longer
+            chosen (`optim.name=sgd` those of AdamW); `null` unsets a key.
         amend: changes what the file says, before the overrides.
 
     Raises:
@@ -93,6 +94,9 @@ def _assemble(
         amend(raw)
     parsed = [_parse_override(override) for override in overrides]
     drop_alternatives(raw, {key for key, value in parsed if value is not None})
+    for key, value in parsed:
+        if key in CHOICES:
+            _drop_options_of_others(raw, key, str(value))
     for override, (key, value) in zip(overrides, parsed, strict=True):
         _apply_override(schema, raw, override, key.split("."), value)
     run = raw.setdefault("run", {})
@@ -146,6 +150,19 @@ def drop_alternatives(raw: dict[str, Any], overridden: set[str]) -> None:
                 section, _, name = key.partition(".")
                 if isinstance(raw.get(section), dict):
                     raw[section].pop(name, None)
+
+
+def _drop_options_of_others(raw: dict[str, Any], key: str, choice: str) -> None:
+    """Takes out of the file the options of what an override no longer chooses."""
+    *path, _ = key.split(".")
+    node: Any = raw
+    for part in path:
+        node = node.get(part) if isinstance(node, dict) else None
+    kinds = CHOICES[key]
+    for options in kinds.values():
+        for option in options:
+            if isinstance(node, dict) and option not in kinds.get(choice, {}):
+                node.pop(option, None)
 
 
 def _parse_override(override: str) -> tuple[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, Tag
@@ -89,8 +89,8 @@ def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
     return f"known{f' in {section}' if section else ''}: {', '.join(known)}"
 
 
-def describe_keys(schema: type[BaseModel], width: int = 100) -> str:
-    """Lists all keys, those of each section on a line or a few: the key part of `--help`."""
+def describe_keys(schema: type[BaseModel], width: int = 100, *, without: Collection[str] = ()) -> str:
+    """Lists all keys but some, those of each section on a line or a few: the key part of `--help`."""
     lines: list[str] = []
     alone = [name for name, field in schema.model_fields.items() if not _models_in(field.annotation)]
     if alone:
@@ -101,7 +101,11 @@ def describe_keys(schema: type[BaseModel], width: int = 100) -> str:
             continue
         heads = branches(field) or dict.fromkeys([""], _models_in(field.annotation)[0])
         for tag, model in heads.items():
-            keys = [key for key in _leaves(model) if not (tag and key == "name")]
+            keys = [
+                key
+                for key in _leaves(model)
+                if not (tag and key == "name") and f"{name}.{key}" not in without
+            ]
             text = f"name={tag}: {' '.join(keys)}" if tag else " ".join(keys)
             begin = f"  {name if tag == next(iter(heads)) else '':<13}"
             lines += textwrap.wrap(

@@ -92,7 +92,8 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     if steps_per_epoch == 0:
         raise InputError(
             f"train.effective_batch_size={batch} is larger than the data: split "
-            f'"{config.data.split}" of {config.data.path} has {num_samples} images'
+            f'"{config.data.split}" of {config.data.path} has {num_samples} images to train on'
+            + (f" (nearest: {nearest})" if (nearest := num_samples // world_size * world_size) else "")
         )
     sizes = {"steps_per_epoch": steps_per_epoch, "effective_batch_size": batch}
     total = to_steps(steps=train.steps, epochs=train.epochs, samples=train.samples, **sizes)
@@ -217,3 +218,14 @@ def check_pairs(plan: Plan, world_size: int) -> None:
             f"mixup and cutmix pair neighbors: micro-batches of {size} images leave one over (nearest: "
             f"train.effective_batch_size={nearest}, or another train.batch_size_per_device)"
         )
+
+
+def describe_views(config: Config) -> str:
+    """Says how training images are seen."""
+    augment = config.data.augment
+    parts = [f"crop {augment.crop}", *(["flip"] if augment.flip else [])]
+    if augment.policy != "none":
+        parts.append(augment.policy)
+    if augment.erasing:
+        parts.append(f"a box of {augment.erasing:.0%} of them erased")
+    return ", ".join(parts)

@@ -101,10 +101,11 @@ def pretrain(arguments: Arguments) -> int:
     identity = run_identity(config, derived=data.identity)
     if arguments.dry_run:
         start = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
-        if ranks.rank == 0:
-            print(describe_plan(config, plan, ranks, device, data, costs, folder, start))
+        # Whatever does not fit is said before all is said to be well.
         if start is None and config.model.init is not None:
             initialize(build(), config, info, say=ranks.rank == 0)
+        if ranks.rank == 0:
+            print(describe_plan(config, plan, ranks, device, data, costs, folder, start))
         return 0
 
     start = begin(config, arguments, folder, identity, ranks, device)
@@ -117,7 +118,18 @@ def pretrain(arguments: Arguments) -> int:
         initialize(objective, config, info, say=ranks.rank == 0)
     engine = build_engine(config, plan, objective, ranks, device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
-    run = Run(config, plan, engine, folder, identity, costs, noisy, advice=_NOTHING_HELD_OUT)
+    begins_from = config.model.init or "scratch"
+    run = Run(
+        config,
+        plan,
+        engine,
+        folder,
+        identity,
+        costs,
+        noisy,
+        begins_from=begins_from,
+        advice=_NOTHING_HELD_OUT,
+    )
     return run.go(Job(config, plan, data, info, engine, folder), start)
 
 

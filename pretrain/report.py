@@ -11,7 +11,7 @@ from mae_vit.config import Config
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.order import Share
 from mae_vit.errors import counted
-from mae_vit.plan import Plan
+from mae_vit.plan import Plan, describe_views
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.estimate import Estimate
@@ -39,7 +39,11 @@ def describe_plan(
         kept += plan.total_steps // (plan.checkpoint_every_steps * config.checkpoint.keep_every)
     disk = kept * costs.checkpoint_bytes + 4 * costs.encoder_parameters
     source = type(data.source).__name__.removesuffix("Source").lower()
-    begin = f"goes on from {start.path} (step {start.step})" if start else "from scratch"
+    begin = (
+        f"goes on from {start.path} (step {start.step})"
+        if start
+        else f"from {config.model.init or 'scratch'}"
+    )
     schedule = config.optim.schedule + (f" over the last {plan.decay_steps:,}" if plan.decay_steps else "")
     held_out = (
         f'split "{data.held_out_index.split}", {min(config.monitor.evaluate_images, len(data.held_out_index)):,} '
@@ -56,6 +60,7 @@ def describe_plan(
         f"{counted(len(data.index.split_info.shards), 'shard')}, source {source}, "
         f"{counted(data.workers, 'worker')} for each of {counted(ranks.world_size, 'rank')}",
         "order": describe_order(data, ranks),
+        "views": describe_views(config),
         "held out": held_out,
         "probe": describe_probe(data, plan),
         "batch": f"{plan.effective_batch_size:,} = {counted(ranks.world_size, 'rank')} x "

@@ -70,7 +70,7 @@ BAD = {
         "data.lanes=8 does not divide train.effective_batch_size=3 (nearest batch: 8, nearest lanes: 3)"
     ),
     "optim.betas=[0.9, 1.5]": "each needs 0 <= beta < 1",
-    "optim.name=sgd": 'betas has no effect with name="sgd"; it belongs to name="adamw" or "adam"',
+    "optim.name=sgd optim.betas=[0.9,0.9]": 'betas has no effect with name="sgd"; it belongs to name="adamw" or "adam"',
     "optim.momentum=0.9": 'momentum has no effect with name="adamw"; it belongs to name="sgd" or "lars"',
     "optim.nesterov=true": 'nesterov has no effect with name="adamw"; it belongs to name="sgd"',
     "optim.trust_coefficient=1": 'it belongs to name="lars"',
@@ -145,6 +145,32 @@ DURATIONS = sorted(
     for path in key_paths(PretrainConfig, {})
     if path.endswith("steps") and path.removesuffix("steps") + "epochs" in set(key_paths(PretrainConfig, {}))
 )
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "gone"),
+    [
+        ("optim.name=sgd", "optim", ["betas", "eps"]),
+        ("optim.name=lars", "optim", ["betas"]),
+        ("optim.schedule=linear", "optim", ["decay_share"]),
+        ("data.augment.crop=none", "data.augment", ["scale", "ratio"]),
+        ("data.augment.policy=none", "data.augment", ["num_ops", "magnitude"]),
+        ("data.order=global", "data", ["lanes", "block_shards"]),
+    ],
+)
+def test_another_choice_takes_the_place_of_the_files_options(write_config, override, section, gone):
+    augment = {"crop": "random_resized", "scale": [0.3, 1.0], "policy": "randaugment", "num_ops": 3}
+    path = write_config(
+        optim={"betas": [0.9, 0.95], "schedule": "wsd", "decay_share": 0.5},
+        data={"order": "blocks", "lanes": 4, "block_shards": 2, "augment": augment},
+    )
+    found = load_config(PretrainConfig, path, [override])
+    for part in section.split("."):
+        found = getattr(found, part)
+    assert [getattr(found, name) for name in gone] == [None] * len(gone)
+    # What the command line itself gives is not dropped.
+    with pytest.raises(InputError, match="command line"):
+        load_config(PretrainConfig, path, [override, f"{section}.{gone[0]}=3"])
 
 
 @pytest.fixture

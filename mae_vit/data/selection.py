@@ -92,7 +92,7 @@ class Selection:
             limit = self.limit_per_class
             if all(entry.class_name is None for entry in entries):
                 raise InputError(
-                    f'--limit-per-class: the images of split "{split}" have no labels: --fraction'
+                    f'--limit-per-class: the images of split "{split}" have no labels: use --fraction'
                 )
             entries = _first_by_hash(entries, lambda count: limit, SUBSET_HASH)
         return entries

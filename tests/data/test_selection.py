@@ -135,7 +135,7 @@ BAD = {
     "no share": (["--fraction", "some"], "'some' is no share such as 0.1 or 1/10"),
     "nothing held out": (["--holdout", "1/100"], "--holdout 1/100 of 10 images is none"),
     "limit 0": (["--limit-per-class", "0"], "--limit-per-class 0: at least 1"),
-    "limit without labels": (["--no-labels", "--limit-per-class", "1"], "have no labels: --fraction"),
+    "limit without labels": (["--no-labels", "--limit-per-class", "1"], "have no labels: use --fraction"),
     "quality alone": (["--quality", "50"], "--quality changes nothing without"),
     "quality 101": (["--resize", "8", "--quality", "101"], "--quality 101: 1 to 100"),
     "too many pixels": (["--max-pixels", "200000000"], "training decodes at most 178956970"),
