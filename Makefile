@@ -30,7 +30,7 @@ demo: setup data/digits/dataset.json
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash demo.sh $(RUNS)
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not slurm"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not slurm"
 
 test-all: setup
 	$(BIN)/python -m pytest

@@ -6,6 +6,7 @@ import torch
 from mae_vit.baselines import build_network, check_network
 from mae_vit.encoder import SIZES, ViTEncoder
 from mae_vit.objectives.classify import ViTClassifier
+from mae_vit.objectives.labels import LabelLoss
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("SimpleCNN", 141_354), ("SmallResNet", 175_258)])
@@ -23,7 +24,9 @@ def test_published_parameter_counts(name, parameters):
 def test_the_published_count_of_the_vision_transformer(pool):
     size = SIZES["tiny-cifar"]
     encoder = ViTEncoder(img_size=(32, 32), patch_size=4, **size.__dict__)
-    model = ViTClassifier(encoder, pool=pool, head_init="zero", num_classes=10, mean=[0.5] * 3, std=[0.2] * 3)
+    model = ViTClassifier(
+        encoder, pool=pool, head_init="zero", mean=[0.5] * 3, std=[0.2] * 3, labels=LabelLoss(10)
+    )
     assert sum(p.numel() for p in model.parameters()) == 1_205_898
 
 
@@ -31,7 +34,7 @@ def test_the_published_count_of_the_vision_transformer(pool):
 def test_heads_begin_as_they_should(head_init, low, high):
     encoder = ViTEncoder(img_size=(8, 8), patch_size=2, embed_dim=64, depth=1, num_heads=2)
     model = ViTClassifier(
-        encoder, pool="cls", head_init=head_init, num_classes=50, mean=[0.5] * 3, std=[0.2] * 3
+        encoder, pool="cls", head_init=head_init, mean=[0.5] * 3, std=[0.2] * 3, labels=LabelLoss(50)
     )
     assert low <= model.head.weight.std() <= high
     assert not model.head.bias.any()
@@ -42,7 +45,7 @@ def test_pooling_reads_what_it_says():
     encoder = ViTEncoder(img_size=(8, 8), patch_size=4, in_chans=1, embed_dim=16, depth=1, num_heads=2)
     images = torch.randn(2, 1, 8, 8)
     normed = encoder.forward_features(images)
-    options = {"head_init": "small", "num_classes": 3, "mean": [0.5], "std": [0.2]}
+    options = {"head_init": "small", "mean": [0.5], "std": [0.2], "labels": LabelLoss(3)}
     by_cls = ViTClassifier(encoder, pool="cls", **options)
     torch.testing.assert_close(by_cls.logits(images), by_cls.head(normed[:, 0]))
     final_norm = encoder.norm

@@ -11,7 +11,6 @@ from mae_vit.weights import EncoderInfo, encoder_bytes
 from pretrain.job import main as pretrain
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.xdist_group("configs")  # they share their images
 # A comparison checks its configs in tests/test_config.py.
 # A batch larger than all of the images here.
 SMALLER = {"linear_probe_base": ["train.effective_batch_size=4096"]}

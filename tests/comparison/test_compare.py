@@ -18,7 +18,6 @@ from commands import ROOT, run
 from finetune.comparison.main import main
 from finetune.comparison.rows import TIME_COLUMNS
 
-pytestmark = pytest.mark.xdist_group("comparison")  # they share its runs
 MODEL = (
     "model.img_size: 8, model.patch_size: 2, model.in_chans: 1, "
     "model.embed_dim: 16, model.depth: 2, model.num_heads: 2"

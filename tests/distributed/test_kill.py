@@ -93,6 +93,7 @@ def test_killed_twice_ends_bit_identical(digits, tmp_path):
     kill_and_restart(digits, tmp_path, 2, "tar", kills=2, zero=1, epochs=6)
 
 
+@pytest.mark.slow
 def test_killed_in_mid_epoch_of_blocks_ends_bit_identical(many_shards, tmp_path):
     options = arguments(many_shards, "tar", "blocks", epochs=6)
     expected = finish(Run(tmp_path / "straight", "deepspeed", 2, options), epochs=6)

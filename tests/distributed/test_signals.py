@@ -17,7 +17,7 @@ CASES = [
     pytest.param("python", "rank", signal.SIGINT, 75, marks=pytest.mark.slow),
     pytest.param("python", "rank", signal.SIGHUP, 75, marks=pytest.mark.slow),
     pytest.param("deepspeed", "rank", signal.SIGTERM, None, marks=pytest.mark.slow),
-    ("deepspeed", "child", signal.SIGTERM, None),
+    pytest.param("deepspeed", "child", signal.SIGTERM, None, marks=pytest.mark.slow),
     ("deepspeed", "runner", signal.SIGTERM, None),
     pytest.param("torchrun", "rank", signal.SIGUSR1, None, marks=pytest.mark.slow),
     ("torchrun", "runner", signal.SIGTERM, None),

@@ -30,6 +30,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_zero_3_is_a_run_like_any_other(digits, tmp_path):
     arguments = [*SMALL, f"data.path={digits}"]

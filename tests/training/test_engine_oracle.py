@@ -180,10 +180,6 @@ def through_engines(cases: dict[str, dict], *, ranks: int = 1) -> dict[str, dict
     return dict(zip(cases, json.loads(line.removeprefix("RESULT")), strict=True))
 
 
-# Cases of one rank count share a process: kept on one worker of `pytest -n`.
-pytestmark = pytest.mark.xdist_group("oracle")
-
-
 @pytest.fixture(scope="module")
 def bit_equal():
     return through_engines(BIT_EQUAL)

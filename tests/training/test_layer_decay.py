@@ -7,6 +7,7 @@ from mae_vit.batch import Batch
 from mae_vit.encoder import ViTEncoder
 from mae_vit.keyed import SampleKeys
 from mae_vit.objectives.classify import NetworkClassifier, ViTClassifier
+from mae_vit.objectives.labels import LabelLoss
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.engine import StepOptions, TorchEngine
 from mae_vit.training.optimizers import OptimizerOptions
@@ -16,7 +17,7 @@ from mae_vit.training.param_groups import EMBEDDINGS, decay_groups, layer_rates,
 def model_of(depth: int = 3, pool: str = "mean") -> ViTClassifier:
     torch.manual_seed(0)
     encoder = ViTEncoder(img_size=(8, 8), patch_size=4, in_chans=1, embed_dim=8, depth=depth, num_heads=2)
-    return ViTClassifier(encoder, pool=pool, head_init="small", num_classes=3, mean=[0.5], std=[0.2])
+    return ViTClassifier(encoder, pool=pool, head_init="small", mean=[0.5], std=[0.2], labels=LabelLoss(3))
 
 
 def test_rates_by_hand():
@@ -54,7 +55,7 @@ def test_groups_are_merged_and_complete():
 
 
 def test_a_parameter_of_no_layer_is_an_error():
-    model = NetworkClassifier(torch.nn.Linear(2, 2), mean=[0.5], std=[0.2])
+    model = NetworkClassifier(torch.nn.Linear(2, 2), mean=[0.5], std=[0.2], labels=LabelLoss(2))
     with pytest.raises(ValueError, match=r"network\.weight belongs to no layer"):
         layer_scales(model, 0.5)
 
