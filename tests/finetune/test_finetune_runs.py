@@ -280,7 +280,7 @@ def test_the_model_is_timms(call, digits, pretrained, tmp_path, pool):
         "finetune.mixup=0.2",
         "finetune.freeze_patch_embed=true",
         "train.ema_decay=0.9",
-        "train.ema_decay=0.5",
+        "train.ema_decay=0.2",
         "model.drop_path_rate=0.2",
         "model.pos_embed=sincos",
     ],
