@@ -7,7 +7,7 @@ steps) live in `mae_vit.plan`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -26,6 +26,23 @@ def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> 
         raise ValueError(f"give one of {', '.join(names)}, not {' and '.join(given)}")
     if required and not given:
         raise ValueError(f"give one of {', '.join(names)}")
+
+
+def _refuse_foreign(section: BaseModel, choices: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """Raises ValueError for an option that belongs to another choice of a key than the one made.
+
+    Args:
+        section: a config section, checked.
+        choices: by key, the options of each of its choices.
+    """
+    for key, kinds in choices.items():
+        choice = getattr(section, key)
+        for option in dict.fromkeys(option for options in kinds.values() for option in options):
+            if option not in kinds.get(choice, {}) and getattr(section, option) is not None:
+                owners = " or ".join(f'"{name}"' for name, options in kinds.items() if option in options)
+                raise ValueError(
+                    f'{option} has no effect with {key}="{choice}"; it belongs to {key}={owners}'
+                )
 
 
 def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
@@ -132,16 +149,7 @@ class AugmentSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> AugmentSection:
-        for key, choice, kinds in (
-            ("crop", self.crop, _CROP_OPTIONS),
-            ("policy", self.policy, _POLICY_OPTIONS),
-        ):
-            for owner, options in kinds.items():
-                for name in options:
-                    if owner != choice and getattr(self, name) is not None:
-                        raise ValueError(
-                            f'{name} has no effect with {key}="{choice}"; it belongs to {key}="{owner}"'
-                        )
+        _refuse_foreign(self, {"crop": _CROP_OPTIONS, "policy": _POLICY_OPTIONS})
         if self.scale and not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"scale={self.scale}: needs 0 < low <= high <= 1 (shares of the image's area)")
         if self.ratio and not 0 < self.ratio[0] <= self.ratio[1]:
@@ -149,20 +157,16 @@ class AugmentSection(Section):
         return self
 
     @property
-    def crop_options(self) -> dict[str, Any]:
-        """The options of the chosen crop; those of the others are unset."""
-        options: dict[str, Any] = {}
-        if self.pad_px is not None:
-            options["pad_px"] = self.pad_px
-        if self.scale is not None and self.ratio is not None:
-            options["scale"] = (self.scale[0], self.scale[1])
-            options["ratio"] = (self.ratio[0], self.ratio[1])
+    def view_options(self) -> dict[str, Any]:
+        """All of it, as `mae_vit.data.opening.make_views` takes it."""
+        options = {name: getattr(self, name) for name in ("crop", "flip", "erasing", "policy")}
+        options["policy_options"] = {
+            name: getattr(self, name) for name in _POLICY_OPTIONS.get(self.policy, {})
+        }
+        for name in _CROP_OPTIONS.get(self.crop, {}):
+            value = getattr(self, name)
+            options[name] = tuple(value) if isinstance(value, list) else value
         return options
-
-    @property
-    def policy_options(self) -> dict[str, Any]:
-        """The options of the chosen policy."""
-        return {name: getattr(self, name) for name in _POLICY_OPTIONS.get(self.policy, {})}
 
 
 # Eight lanes suit the ranks of a usual node, and any power of two of them. Every step
@@ -202,11 +206,7 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> DataSection:
-        for name in _BLOCKS_OPTIONS:
-            if self.order != "blocks" and getattr(self, name) is not None:
-                raise ValueError(
-                    f'{name} has no effect with order="{self.order}"; it belongs to order="blocks"'
-                )
+        _refuse_foreign(self, {"order": {"blocks": _BLOCKS_OPTIONS}})
         if isinstance(self.workers, int) and not 0 <= self.workers <= 512:
             raise ValueError(f"workers={self.workers}: 0 to 512")
         return self
@@ -272,16 +272,7 @@ class OptimSection(Section):
     @model_validator(mode="after")
     def _check(self) -> OptimSection:
         exactly_one(self, ("blr", "lr"), required=True)
-        for key, choice, kinds in (
-            ("name", self.name, _OPTIMIZER_OPTIONS),
-            ("schedule", self.schedule, _SCHEDULE_OPTIONS),
-        ):
-            for option in {option for options in kinds.values() for option in options}:
-                if option not in kinds[choice] and getattr(self, option) is not None:
-                    owners = " or ".join(f'"{name}"' for name, options in kinds.items() if option in options)
-                    raise ValueError(
-                        f'{option} has no effect with {key}="{choice}"; it belongs to {key}={owners}'
-                    )
+        _refuse_foreign(self, {"name": _OPTIMIZER_OPTIONS, "schedule": _SCHEDULE_OPTIONS})
         if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas}: each needs 0 <= beta < 1")
         if self.nesterov and not self.momentum:

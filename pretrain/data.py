@@ -15,9 +15,8 @@ from mae_vit.config import Config
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
-from mae_vit.data.opening import check_pad, choose_workers, fill_color, make_order, normalization
+from mae_vit.data.opening import check_pad, choose_workers, make_order, make_views, normalization
 from mae_vit.data.order import Order, Share, permute
-from mae_vit.data.policies import make_policy
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.subset import SubsetSource, limit_per_class
 from mae_vit.errors import InputError
@@ -154,18 +153,9 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     """
     section, img_size = config.data, config.model.image_hw
     index = open_index(Path(section.path), section.split)
-    augment = section.augment
-    check_pad(augment.crop, index, img_size)
+    check_pad(section.augment.crop, index, img_size)
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
-    views = Augment(
-        img_size=img_size,
-        crop=augment.crop,
-        flip=augment.flip,
-        policy=make_policy(augment.policy, **augment.policy_options),
-        erasing=augment.erasing,
-        fill=fill_color(mean),
-        **augment.crop_options,
-    )
+    views = make_views(img_size, mean, **section.augment.view_options)
     source = open_source(
         index,
         section.source,

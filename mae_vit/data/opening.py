@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from mae_vit.data.augment import Augment
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.dataset import Dataset
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.order import GlobalOrder, Order
+from mae_vit.data.policies import make_policy
 from mae_vit.data.reading import MemorySource, Source
 from mae_vit.errors import InputError
 
@@ -115,6 +118,27 @@ def normalization(
         )
     # A channel of one value would divide by zero.
     return mean, tuple(max(value, 1e-3) for value in std)
+
+
+def make_views(
+    img_size: tuple[int, int],
+    mean: Sequence[float],
+    *,
+    policy: str,
+    policy_options: Mapping[str, Any],
+    **options: Any,
+) -> Augment:
+    """Returns how training images are seen.
+
+    Args:
+        img_size: (H, W) in pixels.
+        mean: of the pixels in 0..1, by channel: the color of what a policy moves in from outside.
+        policy: of `mae_vit.data.policies`, or "none".
+        policy_options: its own.
+        options: of `Augment`.
+    """
+    chosen = make_policy(policy, **policy_options)
+    return Augment(img_size=img_size, policy=chosen, fill=fill_color(mean), **options)
 
 
 def fill_color(mean: Sequence[float]) -> tuple[int, ...]:
