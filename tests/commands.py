@@ -1,5 +1,6 @@
-"""Runs commands of ours as people do."""
+"""Runs commands of ours as people do, and reads what they leave."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,3 +13,20 @@ def run(*arguments: str, timeout: float = 120, **options) -> subprocess.Complete
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, cwd=ROOT, **options
     )
+
+
+def one_line(capsys) -> str:
+    """The one line of an error: all that was written to stderr since it was last read."""
+    error = capsys.readouterr().err
+    lines = error.strip().splitlines()
+    assert len(lines) == 1, error
+    assert lines[0].startswith("error: "), error
+    return lines[0]
+
+
+def summary_of(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def lines_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import ROOT, one_line
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -17,8 +18,6 @@ from pretrain.job import main
 
 # A config that is accepted by mistake would train on.
 pytestmark = pytest.mark.timeout(30)
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def call(digits, run_dir, *arguments: str) -> int:
@@ -32,15 +31,6 @@ def call(digits, run_dir, *arguments: str) -> int:
             *arguments,
         ]
     )
-
-
-def one_line(capsys) -> str:
-    captured = capsys.readouterr()
-    lines = captured.err.strip().splitlines()
-    assert len(lines) == 1, captured.err
-    assert lines[0].startswith("error: ")
-    assert "Traceback" not in captured.err
-    return lines[0]
 
 
 @pytest.fixture

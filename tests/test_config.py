@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 from ruamel.yaml import YAML
 
 from finetune.amendment import StartAmendment
@@ -16,7 +17,6 @@ from mae_vit.errors import InputError
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.pretrain_config import PretrainConfig
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "mae_digits.yaml"
 
 BAD = {

@@ -4,8 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
+from commands import ROOT
 
 # A module's part of the library -> the parts that it may import. Longest prefix wins.
 ALLOWED = {

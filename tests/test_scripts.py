@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [*sorted((ROOT / "slurm").glob("*.sh")), ROOT / "demo.sh", ROOT / ".ci" / "run"]
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import ROOT
 
 from finetune.job import main as finetune
 from mae_vit.encoder import SIZES
 from mae_vit.weights import EncoderInfo, encoder_bytes
 from pretrain.job import main as pretrain
 
-ROOT = Path(__file__).resolve().parents[1]
 # A comparison checks its configs in tests/test_config.py.
 # A batch larger than all of the images here.
 SMALLER = {"linear_probe_base": ["train.effective_batch_size=4096"]}

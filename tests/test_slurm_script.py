@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sh"))
 # Taken before a fixture removes SLURM_*.
 SLURM_CONF = os.environ.get("SLURM_CONF")

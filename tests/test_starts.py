@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from commands import ROOT
 from test_parity_transformers import convert, theirs
 
 from mae_vit.coverage import load_start
@@ -19,8 +20,6 @@ from mae_vit.objectives.mae import MAEConfig
 from mae_vit.starts import read_start
 from mae_vit.weights import EncoderInfo, encoder_bytes
 from pretrain.job import main
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def official(path: Path, *, decoder: bool, namespace: bool = False) -> dict[str, torch.Tensor]:

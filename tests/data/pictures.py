@@ -1,7 +1,8 @@
-"""Small real images and archives for the tests of this folder."""
+"""Small images and archives for the tests of this folder, and what they share."""
 
 import io
 import json
+import math
 import tarfile
 import zipfile
 from pathlib import Path
@@ -87,3 +88,27 @@ def labelled_shards(folder: Path, labels: list[bytes] | None = None) -> Path:
     write_tar(folder / "imagenet-train-000000.tar", members)
     write_tar(folder / "imagenet-val-000000.tar", members[:4])
     return folder
+
+
+def smooth(channels: int, height: int = 32, width: int = 40, count: int = 1) -> np.ndarray:
+    """Images with edges and with smooth parts: uint8 (count, C, H, W)."""
+    rows, columns = np.mgrid[:height, :width]
+    waves = [
+        127 + 100 * np.sin(rows / (3 + n) + c) * np.cos(columns / (4 + c))
+        for n in range(count)
+        for c in range(3)
+    ]
+    images = np.stack(waves).reshape(count, 3, height, width)
+    images[:, :, height // 4 : height // 2, width // 4 : width // 2] += 25
+    return images[:, :channels].astype(np.uint8)
+
+
+def sizes(images: np.ndarray) -> np.ndarray:
+    """Height and width of each image of (N, C, H, W)."""
+    return np.broadcast_to(np.array(images.shape[2:]), (len(images), 2))
+
+
+def assert_share(count: float, total: int, share: float) -> None:
+    """A count of drawn cases is within five standard errors of its binomial."""
+    error = math.sqrt(total * share * (1 - share))
+    assert abs(count - total * share) <= 5 * error, (count, total * share)

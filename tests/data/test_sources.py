@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import webdataset as wds
+from commands import ROOT
 from pictures import (
     encoded,
     img2dataset,
@@ -25,7 +26,6 @@ from mae_vit.data.dataset import read_dataset
 from mae_vit.data.index import open_index
 from pretrain.job import main as pretrain
 
-ROOT = Path(__file__).resolve().parents[2]
 PHOTOS = {f"{n:03d}.jpg": encoded(picture(n)) for n in range(12)}
 CLASSES = {f"c{n % 3}/{n:03d}.jpg": encoded(picture(n)) for n in range(12)}
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from finetune_helpers import ROOT, SMALL, TINY
+from commands import ROOT
+from finetune_helpers import SMALL, TINY
 
 from finetune.job import main
 from pretrain.job import main as pretrain_main

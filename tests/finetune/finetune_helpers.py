@@ -1,9 +1,5 @@
-"""What tests of fine-tuning share."""
+"""Settings of short fine-tuning runs."""
 
-import json
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
 # An encoder of 8x8 grey images.
 TINY = [
     "model.img_size=8",
@@ -25,11 +21,3 @@ SMALL = [
     "checkpoint.every_steps=2",
     "checkpoint.keep_last=9",
 ]
-
-
-def summary_of(folder: Path) -> dict:
-    return json.loads((folder / "summary.json").read_text())
-
-
-def lines_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

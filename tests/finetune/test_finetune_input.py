@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from commands import one_line
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -69,14 +70,6 @@ NETWORK_CASES = {
         "does not take 1 x 8 x 8 images",
     ),
 }
-
-
-def one_line(capsys) -> str:
-    captured = capsys.readouterr()
-    lines = captured.err.strip().splitlines()
-    assert len(lines) == 1, captured.err
-    assert lines[0].startswith("error: ")
-    return lines[0]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from finetune_helpers import ROOT, summary_of
+from commands import ROOT, one_line, summary_of
 from safetensors.torch import load_file
 from torch import nn
 
@@ -283,9 +283,7 @@ BAD = {
 def test_bad_settings_are_one_line_and_write_nothing(probe, tmp_path, capsys, name):
     arguments, expected = BAD[name]
     assert probe(*arguments) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert expected in lines[0]
+    assert expected in one_line(capsys)
     assert not (tmp_path / "run").exists()
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import timm
 import torch
-from finetune_helpers import ROOT, TINY, lines_of, summary_of
+from commands import ROOT, lines_of, summary_of
+from finetune_helpers import TINY
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 

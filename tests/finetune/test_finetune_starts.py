@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from finetune_helpers import ROOT, summary_of
+from commands import ROOT, one_line, summary_of
 from safetensors.torch import load_file
 
 from finetune.job import main
@@ -68,9 +68,7 @@ def test_a_file_that_would_run_code_is_refused(run, tmp_path, capsys):
     path, mark = tmp_path / "evil.pth", tmp_path / "mark"
     torch.save({"model": {"cls_token": torch.zeros(1)}, "args": Runs(str(mark))}, path)
     assert run(path) == 2
-    error = capsys.readouterr().err.strip()
-    assert len(error.splitlines()) == 1
-    assert "it holds more than weights" in error
+    assert "it holds more than weights" in one_line(capsys)
     assert not mark.exists()
     assert not (tmp_path / "run").exists()
 
@@ -178,8 +176,7 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
 
     def refused(expected: str) -> None:
         assert alone() == 2
-        error = capsys.readouterr().err
-        assert len(error.strip().splitlines()) == 1
+        error = one_line(capsys)
         assert expected in error
         assert "--config" in error
         assert not (tmp_path / "run").exists()

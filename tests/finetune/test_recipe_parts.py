@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 import torch
-from finetune_helpers import ROOT, SMALL, lines_of, summary_of
+from commands import ROOT, lines_of, summary_of
+from finetune_helpers import SMALL
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 

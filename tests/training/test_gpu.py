@@ -8,7 +8,6 @@ from commands import run
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
     "--config",
     "configs/mae_digits.yaml",
