@@ -179,6 +179,8 @@ def _check(arguments: argparse.Namespace) -> None:
         share = getattr(arguments, name)
         if share is not None and not 0 < share <= 1:
             raise InputError(f"--{name} {share}: over 0, at most 1")
+    if arguments.holdout == 1:
+        raise InputError("--holdout 1: below 1, or no training images would be left")
     if not arguments.split.replace("_", "").isalnum():
         raise InputError(f'--split "{arguments.split}": letters, digits and _ only')
 
@@ -262,6 +264,10 @@ def _say(report: Report) -> None:
             "" if labelled == info.samples else f", {labelled:,} with labels" if labelled else ", no labels"
         )
         print(f"{split}: {counted(info.samples, 'image')} in {counted(len(info.shards), 'shard')}{labels}")
+        if labelled and (missing := info.class_counts.count(0)):
+            print(
+                f"  {counted(missing, 'class', 'classes')} of {len(info.class_counts)} without an image in it"
+            )
         for excluded in info.processing.excluded or ():
             listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
             print(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from mae_vit.data.archives import open_archive, open_zip
@@ -40,7 +42,7 @@ def open_source(
     if spec == "digits":
         source = digits()
     elif spec in _DOWNLOADS:
-        source = _DOWNLOADS[spec](root or out / ".download")
+        source = _DOWNLOADS[spec](root) if root else _downloaded(spec, out)
     elif path.is_dir():
         files = open_folder(path)
         if not files.images and (shards := find_shards(path)):
@@ -65,3 +67,16 @@ def open_source(
     if not source.entries:
         raise InputError(f"source {spec} holds no images ({', '.join(IMAGE_EXTENSIONS)})")
     return source.without_labels() if not labels else source
+
+
+def _downloaded(spec: str, out: Path) -> ImageSource:
+    """Downloads into a hidden folder of `out`, kept for the next call; a failure leaves nothing."""
+    folder, was_there = out / ".download", out.exists()
+    try:
+        return _DOWNLOADS[spec](folder)
+    except InputError:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not was_there:
+            with suppress(OSError):
+                out.rmdir()
+        raise

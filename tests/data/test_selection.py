@@ -92,6 +92,12 @@ def source(tmp_path):
     return write_files(tmp_path / "src", files)
 
 
+def test_classes_without_an_image_are_told(source, tmp_path, capsys):
+    (tmp_path / "list.txt").write_text("cat/1_cat\ncat/2_cat")
+    assert main(["prepare", str(source), str(tmp_path / "out"), "--subset", str(tmp_path / "list.txt")]) == 0
+    assert "train: 2 images in 1 shard\n  1 class of 2 without an image in it\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
@@ -132,6 +138,7 @@ BAD = {
     "several files of a name": (["--subset", "{tmp}/two.txt"], '"same.png" names 2 images: give paths'),
     "a share over 1": (["--fraction", "3/2"], "--fraction 3/2: over 0, at most 1"),
     "a share of 0": (["--holdout", "0"], "--holdout 0: over 0"),
+    "all held out": (["--holdout", "1"], "--holdout 1: below 1"),
     "no share": (["--fraction", "some"], "'some' is no share such as 0.1 or 1/10"),
     "nothing held out": (["--holdout", "1/100"], "--holdout 1/100 of 10 images is none"),
     "limit 0": (["--limit-per-class", "0"], "--limit-per-class 0: at least 1"),
