@@ -146,7 +146,7 @@ def _line(axes: Axes, points: Sequence[tuple[float, np.ndarray]], palette: Palet
 
 
 def _figure(horizontal: str, vertical: str) -> tuple[Figure, Axes]:
-    figure, axes = plt.subplots(figsize=(7.2, 4.2))
+    figure, axes = plt.subplots(figsize=(6.2, 3.7))
     axes.set_xlabel(horizontal)
     axes.set_ylabel(vertical)
     axes.grid(alpha=0.2)
@@ -155,7 +155,7 @@ def _figure(horizontal: str, vertical: str) -> tuple[Figure, Axes]:
 
 def _finish(figure: Figure, axes: Axes) -> str:
     """Legend below, so that no line is hidden; ids and dates that differ by run are taken out."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, fontsize=10)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncol=2, fontsize=10)
     stream = io.StringIO()
     figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)

@@ -23,13 +23,23 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .headline { font-size: 1.1rem; border-left: .25rem solid #0072b2; padding-left: .8rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
-th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid var(--line); }
+th { vertical-align: bottom; } td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 9rem; }
 tr.reference { background: var(--soft); }
-figure { margin: 0; } svg, img { max-width: 100%; height: auto; }
+figure { margin: 0; } svg { width: 100%; max-width: 46rem; height: auto; } img { max-width: 100%; height: auto; }
 img { image-rendering: pixelated; }
-.note { opacity: .75; font-size: .9rem; overflow-wrap: anywhere; }
+.note { opacity: .75; font-size: .9rem; overflow-wrap: anywhere; max-width: 60rem; }
 code { font-size: .9em; overflow-wrap: anywhere; }
+@media (max-width: 48rem) {  /* a card for each row: no column is out of sight */
+  thead, td:empty { display: none; }
+  table, tbody, tr { display: block; }
+  tr { border: 1px solid var(--line); border-radius: .3rem; margin-bottom: .6rem; padding: .2rem 0; }
+  td { display: flex; justify-content: space-between; gap: 1rem; white-space: normal; }
+  td { border: 0; padding: .15rem .6rem; }
+  td:first-child { font-weight: 600; }
+  td:not(:first-child)::before { content: attr(data-head); text-align: left; opacity: .75; }
+}
 """
 _READING = """Accuracy is top-1 on test images, which each run reads once, after its epoch was chosen on images held
 out of its own labels; mean and standard deviation over seeds. Settings were chosen on held-out images alone, each entry
@@ -148,8 +158,8 @@ def _costs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
                 f"{line.mean('pretrain_flops') or 0:.2e}",
                 f"{line.mean('finetune_flops') or 0:.2e}",
                 f"{images:,.0f}",
-                f"{(line.mean('pretrain_s') or 0) / 3600:.2f}",
-                f"{(line.mean('finetune_s') or 0) / 3600:.2f}",
+                f"{(line.mean('pretrain_s') or 0) / 3600:.3g}",
+                f"{(line.mean('finetune_s') or 0) / 3600:.3g}",
             ]
         )
     return head, body
@@ -176,8 +186,10 @@ def _per_class(reference: str, lines: Sequence[Line]) -> list[str]:
                 *(f"{100 * (_class_mean(line, name) - own):+.1f}" for line in told.values()),
             ]
         )
-    head = ["class", f"{reference}, %", *(f"{name}, points" for name in told)]
-    return ["<h2>Gain by class</h2>", _html_table(head, body)]
+    return [
+        f"<h2>Gain by class over {escape(reference)}, in points</h2>",
+        _html_table(["class", f"{reference}, %", *told], body),
+    ]
 
 
 def _class_mean(line: Line, name: str) -> float:
@@ -260,7 +272,10 @@ def _html_table(head: Sequence[str], body: Sequence[Sequence[str]], reference: s
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     rows = "\n".join(
         f"<tr{' class=reference' if reference and row[0].startswith(reference) else ''}>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "".join(
+            f'<td data-head="{escape(name)}">{escape(cell)}</td>'
+            for name, cell in zip(head, row, strict=True)
+        )
         + "</tr>"
         for row in body
     )
@@ -279,7 +294,7 @@ def _mean(line: Line, column: str) -> str:
     mean, spread = line.mean(column), line.spread(column)
     if mean is None:
         return ""
-    return f"{100 * mean:.1f}" + (f" +- {100 * spread:.1f}" if spread is not None else "")
+    return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "")
 
 
 def _p(value: float | None) -> str:

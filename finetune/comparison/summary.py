@@ -92,5 +92,5 @@ def _percent(line: Line) -> str:
     mean, spread = line.mean("test_top1"), line.spread("test_top1")
     assert mean is not None
     return f"{100 * mean:.1f} %" + (
-        f" (+- {100 * spread:.1f} over {len(line.rows)} seeds)" if spread is not None else ""
+        f" (± {100 * spread:.1f} over {len(line.rows)} seeds)" if spread is not None else ""
     )
