@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from finetune.probe_options import unused_options
-from mae_vit.baselines import TIMM_PREFIX, check_network
+from mae_vit.baselines import BASELINES, TIMM_PREFIX, WITHOUT_DROP_PATH, check_network
 from mae_vit.config import (
     Config,
     DataSection,
@@ -27,7 +27,6 @@ _DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
     "hard": {"distillation_weight": 0.5},
     "soft": {"distillation_weight": 0.1, "distillation_temperature": 3.0},
 }
-_NETWORKS = ("SimpleCNN", "SmallResNet")
 # Part of the schema, and refused: pretraining's, or given by --ckpt.
 _UNUSED_MONITOR = (
     "evaluate_split",
@@ -55,8 +54,8 @@ class NetworkSection(Section):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if not name.startswith(TIMM_PREFIX) and name not in _NETWORKS:
-            known = ", ".join((*SIZES, *_NETWORKS))
+        if not name.startswith(TIMM_PREFIX) and name not in BASELINES:
+            known = ", ".join((*SIZES, *BASELINES))
             raise ValueError(f'"{name}" is none of {known} and "{TIMM_PREFIX}NAME"')
         check_network(name)
         return name
@@ -65,7 +64,7 @@ class NetworkSection(Section):
     def _check(self) -> NetworkSection:
         if min(self.image_hw) <= 0:
             raise ValueError(f"img_size={self.img_size}: needs to be above 0")
-        if self.drop_path_rate and self.name in _NETWORKS:
+        if self.drop_path_rate and self.name in WITHOUT_DROP_PATH:
             raise ValueError(f'drop_path_rate has no effect with name="{self.name}"')
         return self
 

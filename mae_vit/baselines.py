@@ -1,19 +1,26 @@
-"""Convolutional baselines of the small-data experiment, and any timm model by name.
+"""Baselines of the small-data experiment, and any timm model by name.
 
-The two small networks are those of the experiment's report, whose parameter counts
-fix widths and depths: SimpleCNN 141,354, SmallResNet 175,258 with ten classes.
+SimpleCNN and SmallResNet are those of the experiment's report, whose parameter counts
+fix widths and depths: 141,354 and 175,258 with ten classes. SmallBiT and SmallHybrid
+are what the ViT paper compares with, for images of 32 px, about as large as ViT-Tiny.
 Shapes: B batch, C channels, H W pixels, K classes.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import timm
 import torch.nn.functional as F
+from timm.layers import GroupNormAct, HybridEmbed, StdConv2d
+from timm.models.resnetv2 import ResNetV2
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+
+from mae_vit.encoder import SIZES
 
 TIMM_PREFIX = "timm:"
 
@@ -82,7 +89,68 @@ class SmallResNet(nn.Sequential):
         )
 
 
-BASELINES: dict[str, Callable[[int, int], nn.Module]] = {"SimpleCNN": SimpleCNN, "SmallResNet": SmallResNet}
+class SmallBiT(ResNetV2):
+    """Residual network of BiT's kind (arXiv 1912.11370, Sec. 3.1), for small images.
+
+    Group norms, standardized weights and pre-activation; in place of a stem that quarters
+    the image, a convolution of stride 1; three stages, 32 / 64 / 128 wide.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_chans: int = 3,
+        *,
+        layers: Sequence[int] = (2, 2, 2),
+        global_pool: str = "avg",
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        """Builds (B, C, H, W) -> (B, K), or -> (B, 128, H/4, W/4) of 0 classes without a pool."""
+        super().__init__(
+            list(layers),
+            channels=(32, 64, 128),
+            num_classes=num_classes,
+            in_chans=in_chans,
+            global_pool=global_pool,
+            stem_chs=32,
+            basic=True,
+            bottle_ratio=1.0,
+            norm_layer=partial(GroupNormAct, num_groups=8),
+            drop_path_rate=drop_path_rate,
+        )
+        self.stem = nn.Sequential(StdConv2d(in_chans, 32, 3, padding=1))
+
+
+def small_hybrid(
+    num_classes: int, in_chans: int, img_size: tuple[int, int], drop_path_rate: float = 0.0
+) -> nn.Module:
+    """Builds ViT-Tiny on the features of a SmallBiT of one block a stage (ViT Sec. 3.1, "Hybrid").
+
+    The features are H/4 x W/4, as many as ViT-Tiny has patches; each is a token.
+    """
+    size = SIZES["tiny-cifar"]
+    backbone = SmallBiT(0, in_chans, layers=(1, 1, 1), global_pool="")
+    return VisionTransformer(
+        img_size,
+        patch_size=1,
+        in_chans=in_chans,
+        num_classes=num_classes,
+        embed_dim=size.embed_dim,
+        depth=size.depth,
+        num_heads=size.num_heads,
+        drop_path_rate=drop_path_rate,
+        embed_layer=partial(HybridEmbed, backbone=backbone),
+    )
+
+
+# What makes each of number of classes, channels, (H, W) and rate of stochastic depth.
+BASELINES: dict[str, Callable[[int, int, tuple[int, int], float], nn.Module]] = {
+    "SimpleCNN": lambda classes, chans, size, rate: SimpleCNN(classes, chans),
+    "SmallResNet": lambda classes, chans, size, rate: SmallResNet(classes, chans),
+    "SmallBiT": lambda classes, chans, size, rate: SmallBiT(classes, chans, drop_path_rate=rate),
+    "SmallHybrid": small_hybrid,
+}
+WITHOUT_DROP_PATH = ("SimpleCNN", "SmallResNet")
 
 
 def check_network(name: str) -> None:
@@ -117,7 +185,7 @@ def build_network(
         ValueError: if timm does not know it, or cannot build it so.
     """
     if not name.startswith(TIMM_PREFIX):
-        return BASELINES[name](num_classes, in_chans)
+        return BASELINES[name](num_classes, in_chans, img_size, drop_path_rate)
     check_network(name)
     wanted = name.removeprefix(TIMM_PREFIX)
     # Given even at 0: some architectures have another default.

@@ -20,6 +20,25 @@ def test_published_parameter_counts(name, parameters):
     )
 
 
+@pytest.mark.parametrize("name", ["SmallBiT", "SmallHybrid"])
+def test_networks_of_our_own(name):
+    counts = {"SmallBiT": 696_234, "SmallHybrid": 1_523_114}
+    network = build_network(name, num_classes=10, in_chans=3, img_size=(32, 32), drop_path_rate=0.1)
+    assert sum(p.numel() for p in network.parameters()) == counts[name]
+    assert max(getattr(m, "drop_prob", 0) or 0 for m in network.modules()) == pytest.approx(0.1)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in network.modules())
+    other = build_network(name, num_classes=7, in_chans=1, img_size=(16, 24)).eval()
+    assert other(torch.randn(2, 1, 16, 24)).shape == (2, 7)
+
+
+def test_the_hybrid_has_a_token_for_each_patch_of_the_vision_transformer():
+    hybrid = build_network("SmallHybrid", num_classes=10, in_chans=3, img_size=(32, 32))
+    encoder = ViTEncoder(img_size=(32, 32), patch_size=4, **SIZES["tiny-cifar"].__dict__)
+    assert hybrid.patch_embed.grid_size == encoder.patch_embed.grid_size
+    assert hybrid.pos_embed.shape == encoder.pos_embed.shape
+    assert len(hybrid.blocks) == len(encoder.blocks)
+
+
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_the_published_count_of_the_vision_transformer(pool):
     size = SIZES["tiny-cifar"]

@@ -24,7 +24,7 @@ ALLOWED = {
     "mae_vit.checkpoint_files": (),
     "mae_vit.starts": ("checkpoint_files", "encoder", "errors"),
     "mae_vit.coverage": ("encoder", "errors", "starts"),
-    "mae_vit.baselines": (),
+    "mae_vit.baselines": ("encoder",),
     "mae_vit.geometry": ("config", "encoder", "errors", "weights"),
     "mae_vit.objectives": (
         *("baselines", "batch", "config", "encoder", "keyed", "masking", "patches", "objectives"),
