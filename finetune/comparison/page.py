@@ -12,7 +12,7 @@ from finetune.comparison import charts
 from finetune.comparison.attention import best_attention
 from finetune.comparison.matrix import Matrix
 from finetune.comparison.rows import Row
-from finetune.comparison.summary import Line, headline, lines_of
+from finetune.comparison.summary import Line, at_most_labels, each_against_each, headline, lines_of
 from mae_vit.data.dataset import read_dataset
 from mae_vit.errors import InputError
 
@@ -42,10 +42,14 @@ code { font-size: .9em; overflow-wrap: anywhere; }
 }
 """
 _READING = """Accuracy is top-1 on test images, which each run reads once, after its epoch was chosen on images held
-out of its own labels; mean and standard deviation over seeds. Settings were chosen on held-out images alone, each entry
-from as many. The gap is to the reference, seed by seed and image by image; its interval covers the choice of
-test images and of seeds, not another subset of labels or another pretraining run. p is McNemar's exact test on the
-test images (of all seeds the one that speaks least for a difference), then the paired t-test over seeds."""
+out of its own labels; mean and standard deviation over seeds. Settings were chosen on held-out images alone, each
+entry from as many. The gap is to the reference, seed by seed and image by image, in parentheses if chance may explain
+it; its interval covers the choice of test images and of seeds, not another subset of labels or another pretraining
+run. p is McNemar's exact test on the test images (of all seeds the one that speaks least for a difference), then the
+paired t-test over seeds."""
+
+_PAIRS = """By how many points the test accuracy of the row is above that of the column, with its 95 % interval, on the
+most labels; in parentheses what chance may explain. The intervals are not widened for the number of comparisons."""
 
 
 def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> str:
@@ -54,9 +58,9 @@ def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     lines = lines_of(config, rows)
     head, body = _table(matrix, lines)
     text = [f"# {config.run.name}", "", headline(config, lines), ""]
-    text += ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
-    text += ["| " + " | ".join(row) + " |" for row in body]
-    text += ["", _READING, ""]
+    text += [*_markdown_table(head, body), "", _READING, ""]
+    if pairs := _pairs(lines):
+        text += [*_markdown_table(*pairs), "", _PAIRS, ""]
     if left_out := _left_out(matrix):
         text += [left_out, ""]
     if missing:
@@ -77,6 +81,8 @@ def write_page(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
         parts.append(f"<p><strong>Not finished:</strong> {escape('; '.join(missing))}.</p>")
     parts += ["<h2>Accuracy</h2>", _html_table(*_table(matrix, lines), reference=config.reference)]
     parts += [f'<p class="note">{escape(note)}</p>' for note in (_READING, _left_out(matrix)) if note]
+    if pairs := _pairs(lines):
+        parts += ["<h2>Each against each</h2>", _html_table(*pairs), f'<p class="note">{_PAIRS}</p>']
     labels = list(dict.fromkeys(row.cell.labels for row in rows))
     for count in labels:
         if drawn := charts.curves(rows, palette, count):
@@ -129,6 +135,18 @@ def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[
     return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
 
 
+def _pairs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]] | None:
+    """Each entry against each; None where the reference's column says it all."""
+    told = at_most_labels(lines)
+    if len(told) < 3:
+        return None
+    body = [
+        [line.entry, *("" if gap is None else gap.in_brackets() for gap in gaps)]
+        for line, gaps in each_against_each(told)
+    ]
+    return ["above", *(line.entry for line in told)], body
+
+
 def _entry(line: Line) -> str:
     seen = any(row.values["held_out_seen_by_start"] for row in line.rows)
     notes = [line.note] if line.note else []
@@ -167,11 +185,7 @@ def _costs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
 
 def _per_class(reference: str, lines: Sequence[Line]) -> list[str]:
     """Gains over the reference by class, at the most labels."""
-    tuned = [line for line in lines if line.mode == "finetune"]
-    if not tuned:
-        return []
-    most = max(line.rows[0].values["train_size"] for line in tuned)
-    told = {line.entry: line for line in tuned if line.rows[0].values["train_size"] == most}
+    told = {line.entry: line for line in at_most_labels(lines) if line.mode == "finetune"}
     base = told.pop(reference, None)
     if base is None or not told:
         return []
@@ -266,6 +280,11 @@ def _crossings(reference: str, lines: Sequence[Line]) -> str:
         for at in charts.crossings(sorted(points), base)
     ]
     return "; ".join(found) + "." if found else f"No entry crosses {reference} within these labels."
+
+
+def _markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    rows = ["| " + " | ".join(row) + " |" for row in (head, *body)]
+    return [rows[0], "| --- |" + " ---: |" * (len(head) - 1), *rows[1:]]
 
 
 def _html_table(head: Sequence[str], body: Sequence[Sequence[str]], reference: str | None = None) -> str:

@@ -36,9 +36,10 @@ class Gap:
         return f"{self.points:+.1f} points (95 %: {low:.1f} to {high:.1f})"
 
     def in_brackets(self) -> str:
-        """For a table: +3.2 [2.1, 4.3]."""
+        """For a table: +3.2 [2.1, 4.3]; in parentheses if chance may explain it."""
         low, high = self.points - self.half_width, self.points + self.half_width
-        return f"{self.points:+.1f} [{low:.1f}, {high:.1f}]"
+        text = f"{self.points:+.1f} [{low:.1f}, {high:.1f}]"
+        return text if self.is_clear else f"({text})"
 
     @property
     def is_clear(self) -> bool:

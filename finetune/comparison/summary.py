@@ -59,13 +59,32 @@ def lines_of(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
     return lines
 
 
+def at_most_labels(lines: Sequence[Line]) -> list[Line]:
+    """Takes the lines of fine-tuning (of other modes, if there is none) on the most labels."""
+    tuned = [line for line in lines if line.mode == "finetune"] or list(lines)
+    most = max((line.rows[0].values["train_size"] for line in tuned), default=0)
+    return [line for line in tuned if line.rows[0].values["train_size"] == most]
+
+
+def each_against_each(lines: Sequence[Line]) -> list[tuple[Line, list[Gap | None]]]:
+    """Compares every line with every other of its mode, in their order; None for itself."""
+    return [
+        (
+            line,
+            [
+                compare(line.rows, other.rows) if other is not line and other.mode == line.mode else None
+                for other in lines
+            ],
+        )
+        for line in lines
+    ]
+
+
 def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
     """Says in a sentence or two what was found: gaps with their intervals, at the most labels."""
-    tuned = [line for line in lines if line.mode == "finetune"] or list(lines)
-    if not tuned:
+    told = at_most_labels(lines)
+    if not told:
         return "Nothing is finished yet."
-    most = max((line.rows[0].values["train_size"] for line in tuned), default=0)
-    told = [line for line in tuned if line.rows[0].values["train_size"] == most]
     reference = next((line for line in told if line.entry == config.reference), None)
     if reference is None:
         return f"{config.reference}, which all is compared with, is not finished yet."

@@ -9,6 +9,7 @@ from comparing import row
 from finetune.comparison.charts import crossings
 from finetune.comparison.paired import compare, mcnemar
 from finetune.comparison.rows import choose_subset
+from finetune.comparison.summary import Line, each_against_each
 
 
 def test_mcnemar_by_hand():
@@ -50,6 +51,25 @@ def test_the_interval_holds_what_it_says():
         gap = compare(*rows)
         clear += gap.is_clear
     assert 0 < clear < 0.08 * 400
+
+
+def test_each_is_set_against_each():
+    generator = np.random.default_rng(2)
+    truth = generator.random((3, 500))
+    lines = [
+        Line(name, "", 20, mode, tuple(row(name, seed, truth[seed] < share) for seed in range(3)), None)
+        for name, mode, share in (("a", "finetune", 0.6), ("b", "finetune", 0.7), ("c", "finetune", 0.7))
+    ]
+    lines.append(replace(lines[0], mode="knn"))
+    table = each_against_each(lines)
+    assert [line for line, _ in table] == lines
+    gaps = [gaps for _, gaps in table]
+    assert [gaps[n][n] for n in range(4)] == [None] * 4
+    assert gaps[0][3] is gaps[3][0] is None, "another mode"
+    assert gaps[0][1].points == pytest.approx(-gaps[1][0].points)
+    assert gaps[1][0].points == compare(lines[1].rows, lines[0].rows).points
+    assert gaps[1][0].in_brackets().startswith("+")
+    assert gaps[1][2].in_brackets() == "(+0.0 [0.0, 0.0])"
 
 
 def test_no_gap_of_other_images_or_seeds():
