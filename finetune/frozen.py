@@ -14,7 +14,7 @@ from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
 from finetune.features import predictions_of, read_features
 from finetune.linear_probe import describe_probe, describe_results, plan_probe, score_by_probe
-from finetune.model import describe_encoder, has_seen_held_out, warn_of_seen_labels
+from finetune.model import describe_encoder, labels_seen, warn_of_seen_labels
 from finetune.results import Measuring, Outputs, sizes_of
 from mae_vit.config_file import dump_config
 from mae_vit.coverage import load_start, warn_of_normalization
@@ -68,9 +68,9 @@ def score_frozen(
         if ranks.rank == 0:
             print(coverage.describe(start.source))
             warn_of_normalization(start, data.mean, data.std)
-    seen = has_seen_held_out(start, config, data)
-    if seen and start is not None and ranks.rank == 0:
-        warn_of_seen_labels(start)
+    seen = labels_seen(start, None, config, data)
+    if seen == "held-out" and start is not None and ranks.rank == 0:
+        warn_of_seen_labels(start.source)
     batch_size = config.train.batch_size_per_device or min(256, config.train.effective_batch_size)
     if arguments.dry_run:
         if ranks.rank == 0:
@@ -100,7 +100,6 @@ def score_frozen(
     guesses: Predictions | None
     if plan is not None:
         found, guesses = score_by_probe(config, data, model, plan, outputs)
-        found["held_out_seen_by_start"] = seen
     else:
         if ranks.rank == 0:
             print(
@@ -112,6 +111,7 @@ def score_frozen(
         "train_top1": None,
         "val_top1": None,
         "start_digest": digest,
+        "labels_seen_by_start": seen,
         **found,
     }
     if ranks.rank == 0:

@@ -16,11 +16,10 @@ from finetune.model import (
     describe_encoder,
     draws_noise,
     find_teacher,
-    has_seen_held_out,
+    labels_seen,
     load_into,
     optimizer_of,
     warn_of_seen_labels,
-    warn_of_teacher,
 )
 from finetune.recipes import find_recipe
 from finetune.report import describe_plan, describe_rates, rates_of
@@ -139,16 +138,14 @@ def finetune(arguments: Arguments) -> int:
             told = folder.path / "results.json" if config.finetune.test else folder.summary
             print(f"{folder.path} is finished ({found.step} steps); results: {told}")
         return 0
-    model, seen = build(), has_seen_held_out(start, config, data)
+    model, seen = build(), labels_seen(start, teacher, config, data)
     if found is None and start is not None:
         coverage = load_into(model, start)
         if ranks.rank == 0:
             print(coverage.describe(start.source))
             warn_of_normalization(start, data.mean, data.std)
-            if seen:
-                warn_of_seen_labels(start)
-    if teacher is not None and ranks.rank == 0:
-        warn_of_teacher(teacher, config, data)
+    if seen == "held-out" and ranks.rank == 0:
+        warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
     rates = rates_of(config, model, plan)
     if ranks.rank == 0 and rates:
         print(describe_rates(rates))
@@ -167,7 +164,7 @@ def finetune(arguments: Arguments) -> int:
         selects,
         config.finetune.start or "scratch",
     )
-    facts = {"held_out_seen_by_start": seen}
+    facts = {"labels_seen_by_start": seen}
     return run.go(Job(config, plan, data, info, engine, folder, build(), facts), found)
 
 

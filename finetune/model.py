@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from finetune.config import FinetuneConfig, FinetuneSection
@@ -20,6 +19,7 @@ from mae_vit.geometry import resolve_encoder
 from mae_vit.objectives.classify import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.objectives.distill import Distillation, DistilledViTClassifier
 from mae_vit.objectives.labels import LabelLoss
+from mae_vit.seen_labels import Overlap
 from mae_vit.starts import Start
 from mae_vit.training.optimizers import OptimizerOptions
 from mae_vit.training.param_groups import EMBEDDINGS
@@ -50,16 +50,6 @@ def find_teacher(config: FinetuneConfig, data: FinetuneData) -> Teacher | None:
         return None
     model = config.model
     return read_teacher(Path(path), classes=data.classes, in_chans=model.in_chans, img_size=model.image_hw)
-
-
-def warn_of_teacher(teacher: Teacher, config: FinetuneConfig, data: FinetuneData) -> None:
-    """Says so if a teacher passes on labels that its student is not to have."""
-    if teacher.has_seen_more(data.index.fingerprint, config.data.labels_per_class, config.finetune.holdout):
-        print(
-            f"warning: {config.finetune.teacher} has seen labels that this run has not, or that choose its epoch: "
-            "a comparison would count them for nothing",
-            file=sys.stderr,
-        )
 
 
 def _distillation(section: FinetuneSection, teacher: Teacher) -> Distillation:
@@ -156,17 +146,24 @@ def optimizer_of(config: FinetuneConfig) -> OptimizerOptions:
     )
 
 
-def has_seen_held_out(start: Start | None, config: FinetuneConfig, data: FinetuneData) -> bool:
-    """Whether a start was trained on the labels of images that choose the epoch or the rate: they flatter it then."""
-    if start is None or start.labels_of != data.index.fingerprint or not len(data.held_out):
-        return False
-    return start.labels_left_out < (config.data.labels_per_class or np.inf)
+def labels_seen(
+    start: Start | None, teacher: Teacher | None, config: FinetuneConfig, data: FinetuneData
+) -> Overlap | None:
+    """Tells of which labels a start, or a teacher, passes something on; of both the one that flatters most."""
+    seen = [start.labels if start else None, teacher.told.labels if teacher else None]
+    holdout = config.finetune.holdout if len(data.held_out) else 0.0
+    found = {
+        labels.overlap(data.index.fingerprint, config.data.labels_per_class, holdout)
+        for labels in seen
+        if labels is not None
+    }
+    return next((overlap for overlap in ("held-out", "other data", "others") if overlap in found), None)
 
 
-def warn_of_seen_labels(start: Start) -> None:
-    """Says on standard error that a start has seen the labels of images that choose here."""
+def warn_of_seen_labels(source: str) -> None:
+    """Says on standard error that weights have seen the labels of images that choose here."""
     print(
-        f"warning: {start.source} was trained on the labels of the images that choose here (the epoch, the rate), "
+        f"warning: {source} was trained on the labels of the images that choose here (the epoch, the rate), "
         "which flatter it: pretrain with data.leave_out_per_class, or give finetune.holdout=0",
         file=sys.stderr,
     )

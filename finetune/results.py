@@ -20,6 +20,7 @@ from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
 from mae_vit.evaluation.metrics import Predictions, read_gap
 from mae_vit.objectives.classify import Classifier, ViTClassifier
+from mae_vit.seen_labels import SeenLabels
 from mae_vit.training.distributed import Ranks, sum_over_ranks
 from mae_vit.training.files import write_atomically, write_json
 from mae_vit.training.run_folder import RunFolder
@@ -162,14 +163,16 @@ class Outputs:
             "classes": self.data.classes,
             "mean": self.data.mean,
             "std": self.data.std,
-            "labels_of": self.data.index.fingerprint,
-            "labels_per_class": self.config.data.labels_per_class,
-            "holdout": self.config.finetune.holdout,
         }
         if self.info is not None:
             told |= {**asdict(self.info), "step": best.step, "pool": self.config.finetune.pool}
         else:
             told |= {"network": self.config.model.name, "img_size": list(self.config.model.image_hw)}
+        told["labels"] = SeenLabels(
+            fingerprint=self.data.index.fingerprint,
+            per_class=self.config.data.labels_per_class,
+            holdout=self.config.finetune.holdout,
+        ).model_dump()
         return save_tensors(tensors, metadata={"mae_vit": json.dumps(told, sort_keys=True)})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from mae_vit.baselines import build_network
 from mae_vit.errors import InputError
 from mae_vit.objectives.classify import Classifier, NetworkClassifier, Pool, ViTClassifier
 from mae_vit.objectives.labels import LabelLoss
+from mae_vit.seen_labels import SeenLabels
 from mae_vit.weights import EncoderInfo
 
 FILE = "model.safetensors"
@@ -34,9 +34,7 @@ class Description(BaseModel):
         img_size: [H, W] in pixels.
         network: name of a network that is no Vision Transformer of ours.
         pool: read-out of one that is.
-        labels_of: fingerprint of the data that it was trained on.
-        labels_per_class: of how many images of each class it saw the labels; None for all.
-        holdout: share of these that it was not trained on.
+        labels: those that it was trained on.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
@@ -47,9 +45,7 @@ class Description(BaseModel):
     img_size: list[int] = Field(min_length=2, max_length=2)
     network: str | None = None
     pool: Pool = "cls"
-    labels_of: str | None = None
-    labels_per_class: int | None = None
-    holdout: float = 0.0
+    labels: SeenLabels | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +73,6 @@ class Teacher:
         # Moves once; a teacher is asked on one device.
         model = self.model.to(images.device)
         return model.logits(model.normalize(images)).float()
-
-    def has_seen_more(self, fingerprint: str, labels_per_class: int | None, holdout: float) -> bool:
-        """Whether it was trained on labels of the same data that its student is not to see."""
-        told = self.told
-        fewer = (labels_per_class or math.inf) < (told.labels_per_class or math.inf)
-        return told.labels_of == fingerprint and (fewer or told.holdout < holdout)
 
 
 def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size: tuple[int, int]) -> Teacher:

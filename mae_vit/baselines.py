@@ -130,7 +130,7 @@ def small_hybrid(
     """
     size = SIZES["tiny-cifar"]
     backbone = SmallBiT(0, in_chans, layers=(1, 1, 1), global_pool="")
-    return VisionTransformer(
+    model = VisionTransformer(
         img_size,
         patch_size=1,
         in_chans=in_chans,
@@ -141,6 +141,10 @@ def small_hybrid(
         drop_path_rate=drop_path_rate,
         embed_layer=partial(HybridEmbed, backbone=backbone),
     )
+    # timm's transformer initializes it anew, and its residual branches at zero: no size for
+    # weights that are standardized.
+    backbone.init_weights(zero_init_last=False)
+    return model
 
 
 # What makes each of number of classes, channels, (H, W) and rate of stochastic depth.

@@ -87,7 +87,7 @@ def _assemble(
     amend: Callable[[dict[str, Any]], None] | None,
 ) -> Document:
     """Reads the file's text and changes it as the command line says."""
-    raw = _parse_yaml(text, str(path))
+    raw = parse_yaml(text, str(path))
     if not isinstance(raw, dict):
         raise InputError(f"{path}: a config is a mapping of sections, not {type(raw).__name__}")
     if amend is not None:
@@ -125,7 +125,16 @@ def dump_config(config: Config) -> str:
     return stream.getvalue()
 
 
-def _parse_yaml(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
+    """Parses YAML of plain values: nothing in it runs.
+
+    Args:
+        text: of a file, or a value.
+        where: it stands, for errors.
+
+    Raises:
+        InputError: if it is not valid.
+    """
     try:
         return YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:
@@ -169,7 +178,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
     key, separator, text = override.partition("=")
     if not separator or not all(key.split(".")):
         raise InputError(f'override "{override}": write key.path=value, e.g. train.epochs=10')
-    return key, _parse_yaml(text, f'override "{override}"')
+    return key, parse_yaml(text, f'override "{override}"')
 
 
 def _apply_override(

@@ -27,6 +27,7 @@ from torch import Tensor
 from mae_vit.checkpoint_files import BrokenCheckpoint, as_broken, read_description, read_newest, read_part
 from mae_vit.encoder import SIZES, ViTEncoder
 from mae_vit.errors import InputError
+from mae_vit.seen_labels import SeenLabels
 
 TIMM_PREFIX = "timm:"
 ENCODER_PREFIX = "encoder."
@@ -56,10 +57,7 @@ class Start:
         num_heads: attention heads, which no shape tells; None if not known.
         geometry: of the encoder, by the keys of a config's `model` section; None if not known.
         passed_over: what is wrong with newer checkpoints of the same run.
-        labels_of: fingerprint of the split whose labels it was trained on; None if on none,
-            or not known.
-        labels_left_out: images of each class that were left out there
-            (`data.leave_out_per_class`).
+        labels: those that it was trained on; None if on none, or not known.
     """
 
     source: str
@@ -70,8 +68,7 @@ class Start:
     std: tuple[float, ...] | None = None
     geometry: dict[str, Any] | None = None
     passed_over: tuple[str, ...] = ()
-    labels_of: str | None = None
-    labels_left_out: int = 0
+    labels: SeenLabels | None = None
 
     @property
     def grid_size(self) -> tuple[int, int] | None:
@@ -167,10 +164,20 @@ def _read_checkpoint(path: Path) -> Start:
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
         geometry=geometry,
-        labels_of=identity.get("data.fingerprint")
-        if identity.get("objective.name") == "supervised"
-        else None,
-        labels_left_out=identity.get("data.leave_out_per_class") or 0,
+        labels=_labels_of(identity),
+    )
+
+
+def _labels_of(identity: dict[str, Any]) -> SeenLabels | None:
+    """The labels that a run of these options is trained on."""
+    fine_tuned = "finetune.mode" in identity
+    if not fine_tuned and identity.get("objective.name") != "supervised":
+        return None
+    return SeenLabels(
+        fingerprint=identity["data.fingerprint"],
+        left_out=identity.get("data.leave_out_per_class") or 0,
+        per_class=identity.get("data.labels_per_class"),
+        holdout=float(identity.get("finetune.holdout") or 0.0),
     )
 
 
@@ -207,6 +214,7 @@ def _read_safetensors(path: Path) -> Start:
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
         geometry=geometry if all(value is not None for value in geometry.values()) else None,
+        labels=SeenLabels.model_validate(metadata["labels"]) if metadata.get("labels") else None,
     )
 
 

@@ -37,6 +37,8 @@ class EncoderInfo:
         std: per-channel standard deviation.
         objective: name of the pretraining objective.
         step: optimizer steps of pretraining.
+        labels: those that it was trained on, as `mae_vit.seen_labels.SeenLabels` has them; None
+            for none (or in files from before they were told).
     """
 
     size: str
@@ -52,6 +54,7 @@ class EncoderInfo:
     std: Sequence[float]
     objective: str
     step: int
+    labels: dict[str, Any] | None = None
 
     def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> ViTEncoder:
         """Builds an encoder of this geometry, with fresh weights."""

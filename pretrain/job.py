@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from mae_vit.geometry import resolve_encoder
 from mae_vit.objectives import Objective
 from mae_vit.plan import Plan, check_pairs, make_plan
 from mae_vit.pretrain_config import PretrainConfig
+from mae_vit.seen_labels import SeenLabels
 from mae_vit.starts import read_start
 from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
@@ -139,7 +140,13 @@ def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
     Raises:
         InputError: if width and heads do not fit.
     """
-    return resolve_encoder(config.model, mean=data.mean, std=data.std, objective=config.objective.name)
+    info = resolve_encoder(config.model, mean=data.mean, std=data.std, objective=config.objective.name)
+    if not config.objective.uses_labels:
+        return info
+    left_out = config.data.leave_out_per_class or 0
+    return replace(
+        info, labels=SeenLabels(fingerprint=data.index.fingerprint, left_out=left_out).model_dump()
+    )
 
 
 def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: int) -> Objective:

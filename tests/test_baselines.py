@@ -37,6 +37,8 @@ def test_the_hybrid_has_a_token_for_each_patch_of_the_vision_transformer():
     assert hybrid.patch_embed.grid_size == encoder.patch_embed.grid_size
     assert hybrid.pos_embed.shape == encoder.pos_embed.shape
     assert len(hybrid.blocks) == len(encoder.blocks)
+    convolutions = [module for module in hybrid.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert min(convolution.weight.std() for convolution in convolutions) > 0.01
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])

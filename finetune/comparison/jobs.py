@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from finetune.comparison.inputs import describe_inputs, difference
 from mae_vit.errors import InputError
 from mae_vit.training.distributed import available_cores
 from mae_vit.training.entry import EXIT_REQUEUE
@@ -26,6 +27,12 @@ from mae_vit.training.run_folder import RunFolder
 _POLL_S = 0.5
 _ROOT = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1
+_WHAT = {
+    "settings": "set of options",
+    "config": "content of its config file",
+    "start": "start (its weights are others)",
+    "data": "content of its data folder",
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,10 @@ class Job:
         name: for people.
         folder: of the run.
         script: `pretrain/run.py` or `finetune/run.py`.
-        arguments: of its command line, without the folder.
+        config: its file.
+        arguments: of its command line, without config and folder.
+        data: its shards.
+        start: what it begins from, which is among the arguments too.
         notes: beside which its output and arguments are kept; beside the folder by default.
             A run whose folder is elsewhere may have been begun by others: it is always
             called, and says itself that it is finished, or another one.
@@ -45,7 +55,10 @@ class Job:
     name: str
     folder: Path
     script: str
+    config: Path
     arguments: tuple[str, ...]
+    data: Path
+    start: str | None = None
     notes: Path | None = None
 
     @property
@@ -70,21 +83,24 @@ class Job:
         """Whether it has ended well.
 
         Raises:
-            InputError: if the folder holds a run of other arguments.
+            InputError: if the folder holds a run of something else.
         """
         if self.notes is not None or not self._told.exists():
             return False
-        if json.loads(self._told.read_text()) != list(self.arguments):
+        if what := difference(json.loads(self._told.read_text()), self._inputs()):
             raise InputError(
-                f"{self.folder} was run with other settings than {self.name} has now: give the comparison "
+                f"{self.folder} was run with another {_WHAT[what]} than {self.name} has now: give the comparison "
                 f"another run.name, or delete {self.folder} to run it again"
             )
         return RunFolder(self.folder).read_status() == "done"
 
     def remember(self) -> None:
-        """Notes the arguments, before it begins."""
+        """Notes what it is made of, before it begins."""
         self._told.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._told, list(self.arguments))
+        write_json(self._told, self._inputs())
+
+    def _inputs(self) -> dict[str, Any]:
+        return describe_inputs(self.arguments, self.config, self.start, self.data)
 
     def _beside(self, suffix: str) -> Path:
         stem = self.notes or self.folder
@@ -95,6 +111,8 @@ class Job:
         return [
             sys.executable,
             str(_ROOT / self.script),
+            "--config",
+            str(self.config),
             *self.arguments,
             f"run.dir={self.folder}",
             "run.name=" + self.folder.name,

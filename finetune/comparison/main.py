@@ -97,14 +97,18 @@ def compare(matrix: Matrix, folder: Path) -> int:
 
 
 def _run_with_starts(matrix: Matrix, runner: Runner, bar: Bar, jobs: Sequence[Job]) -> None:
-    missing = {str(job.folder) for job in matrix.pretraining.values() if job.summary.get("status") != "done"}
+    missing = {
+        str(job.folder)
+        for job in matrix.pretraining.values()
+        # A folder may hold a finished run that is not the one asked for.
+        if job.name in runner.failed or job.summary.get("status") != "done"
+    }
     ready = []
     for job in jobs:
-        waits = missing & set(job.arguments)
-        if not waits:
+        if job.start not in missing:
             ready.append(job)
         elif not runner.stopped:
-            runner.failed[job.name] = f"its start {waits.pop()} is not there"
+            runner.failed[job.name] = f"its start {job.start} is not there"
     if not runner.stopped:
         runner.run(ready, bar)
 
@@ -120,14 +124,27 @@ def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) ->
         runner.failed["cells of equal compute"] = str(error)
         return
     bar.add(cell.job for cell in cells)
-    _run_with_starts(matrix, runner, bar, [cell.job for cell in cells])
+    ready = []
+    for cell in cells:
+        # Else it would be another cell once the rest of its tuning is there.
+        if cell.mode != "finetune" or matrix.is_tuned(cell.entry, cell.labels):
+            ready.append(cell.job)
+        else:
+            runner.failed[cell.job.name] = "not all settings that it is to choose from were tried"
+    _run_with_starts(matrix, runner, bar, ready)
 
 
 def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
     """Writes the table and the pages; returns the exit code."""
     cells = _known_cells(matrix)
     rows = read_rows(matrix, cells)
-    missing = [cell.job.name for cell in cells if cell.job.summary.get("status") != "done"]
+    missing = [cell.job.name for cell in cells if not cell.job.is_done()]
+    known = {(cell.entry.name, cell.labels, cell.mode) for cell in cells}
+    missing += [
+        f"{entry.name}, {labels} labels, {mode}"
+        for entry, labels, mode in matrix.rows()
+        if (entry.name, labels, mode) not in known
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (
         ("results.csv", table(rows)),

@@ -74,7 +74,7 @@ class Matrix:
             start = None if entry.start in self.config.pretrain else entry.start
             try:
                 if entry.compute_of is not None:
-                    self._like(entry)
+                    self._check_twins(entry)
                 for mode in self.modes_of(entry):
                     # Other modes are not tuned.
                     points = self.config.points_of(entry) if mode == "finetune" else []
@@ -151,6 +151,14 @@ class Matrix:
                 found.append(Cell(entry, labels, mode, seed, point | more, job))
         return found
 
+    def told_of(self, entry: EntrySection, point: Overrides) -> Overrides:
+        """What sets an entry's cells apart: its own settings, and those chosen for it."""
+        return {"config": entry.config, **entry.set, **point}
+
+    def is_tuned(self, entry: EntrySection, labels: Labels) -> bool:
+        """Whether all runs that its settings are chosen by are there."""
+        return min(self.chosen(entry, labels)[1], default=0.0) >= 0
+
     def pretraining_of(self, entry: EntrySection) -> Job | None:
         """The run that an entry begins from, if it is one of ours."""
         return self.pretraining.get(entry.start) if entry.start else None
@@ -163,10 +171,26 @@ class Matrix:
         theirs = self._cell_job(other, labels, mode, seed, self.chosen(other, labels)[0]).summary
         own = self._cell_job(like, labels, mode, seed, self.chosen(like, labels)[0]).summary
         before = self.pretraining_of(other)
-        total = total_flops(theirs) + (total_flops(before.summary) if before else 0.0)
-        if not total or not own.get("flops_per_step"):
+        costs = [total_flops(theirs), *([total_flops(before.summary)] if before else [])]
+        if not all(costs) or not own.get("flops_per_step"):
             raise InputError(f'"{entry.name}": the cost of "{other.name}" or "{like.name}" is not known')
-        return {"train.steps": math.ceil(total / own["flops_per_step"])}
+        return {"train.steps": math.ceil(sum(costs) / own["flops_per_step"])}
+
+    def _check_twins(self, entry: EntrySection) -> None:
+        """Its cost and its settings are those of cells that must be there."""
+        other = next(one for one in self.config.entries if one.name == entry.compute_of)
+        for twin in (other, self._like(entry)):
+            for what, own, theirs in (
+                ("labels_per_class", entry.labels_per_class, twin.labels_per_class),
+                ("modes", entry.modes, twin.modes),
+            ):
+                default = getattr(self.config, what)
+                if missing := set(own or default) - set(theirs or default):
+                    raise InputError(
+                        f'compute_of: "{twin.name}" has no {what} {", ".join(map(str, missing))}'
+                    )
+            if "finetune" not in self.modes_of(twin):
+                raise InputError(f'compute_of: "{twin.name}" is not fine-tuned')
 
     def _like(self, entry: EntrySection) -> EntrySection:
         """The scratch entry of the same network that is trained as long as all others."""
@@ -178,14 +202,15 @@ class Matrix:
     def _pretrain_job(self, name: str) -> Job:
         section = self.config.pretrain[name]
         settings = {"data.path": self.config.data.path, **section.set}
-        arguments = ("--config", str(self._file(section.config)), *_lines(settings))
         own = self._folder / "pretrain" / slug(name)
         elsewhere = Path(section.dir) if section.dir else None
         return Job(
             f"pretrain {name}",
             elsewhere or own,
             "pretrain/run.py",
-            arguments,
+            self._file(section.config),
+            tuple(_lines(settings)),
+            Path(settings["data.path"]),
             notes=own if elsewhere else None,
         )
 
@@ -193,16 +218,23 @@ class Matrix:
         point = self.config.points_of(entry)[number] | {"finetune.test": False}
         folder = self._folder / "tune" / slug(entry.name) / f"labels-{labels}-setting-{number}-seed-{seed}"
         name = f"tune {entry.name}, {labels} labels, setting {number}"
-        return Job(name, folder, "finetune/run.py", self._arguments(entry, labels, "finetune", seed, point))
+        return self._finetuning(name, folder, entry, labels, "finetune", seed, point)
 
     def _cell_job(self, entry: EntrySection, labels: Labels, mode: Mode, seed: int, point: Overrides) -> Job:
         folder = self._folder / "cells" / slug(entry.name) / f"{mode}-labels-{labels}-seed-{seed}"
         name = f"{entry.name}, {labels} labels, {mode}, seed {seed}"
-        return Job(name, folder, "finetune/run.py", self._arguments(entry, labels, mode, seed, point))
+        return self._finetuning(name, folder, entry, labels, mode, seed, point)
 
-    def _arguments(
-        self, entry: EntrySection, labels: Labels, mode: Mode, seed: int, point: Overrides
-    ) -> tuple[str, ...]:
+    def _finetuning(
+        self,
+        name: str,
+        folder: Path,
+        entry: EntrySection,
+        labels: Labels,
+        mode: Mode,
+        seed: int,
+        point: Overrides,
+    ) -> Job:
         start = entry.start
         if start in self.pretraining:
             start = str(self.pretraining[start].folder)
@@ -212,11 +244,18 @@ class Matrix:
             "finetune.mode": mode,
             **({} if labels == "all" else {"data.labels_per_class": labels}),
         }
-        return (
-            "--config",
-            str(self._file(entry.config)),
-            *(("--ckpt", start) if start else ()),
-            *_lines(settings),
+        if mode == "few_shot":
+            # Of all labels there are, and once: predictions and accuracy are of one and the same draw.
+            shots = {} if labels == "all" else {"finetune.shots": [labels]}
+            settings = {"finetune.draws": 1, **shots, **settings}
+        return Job(
+            name,
+            folder,
+            "finetune/run.py",
+            self._file(entry.config),
+            (*(("--ckpt", start) if start else ()), *_lines(settings)),
+            Path(self.config.data.path),
+            start,
         )
 
     def _settings(self, entry: EntrySection, mode: Mode, point: Overrides) -> Overrides:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
 from finetune.comparison import charts
 from finetune.comparison.attention import best_attention
+from finetune.comparison.config import CompareConfig
 from finetune.comparison.matrix import Matrix
 from finetune.comparison.rows import Row
 from finetune.comparison.summary import Line, at_most_labels, each_against_each, headline, lines_of
@@ -41,13 +43,15 @@ code { font-size: .9em; overflow-wrap: anywhere; }
   td:not(:first-child)::before { content: attr(data-head); text-align: left; opacity: .75; }
 }
 """
-_READING = """Accuracy is top-1 on test images, which each run reads once, after its epoch was chosen on images held
-out of its own labels; mean and standard deviation over seeds. Settings were chosen on held-out images alone, each
-entry from as many. The gap is to the reference, seed by seed and image by image, in parentheses if chance may explain
-it; its interval covers the choice of test images and of seeds, not another subset of labels or another pretraining
-run. p is McNemar's exact test on the test images (of all seeds the one that speaks least for a difference), then the
-paired t-test over seeds."""
-
+_READING = """Accuracy is top-1 on test images, which each run reads once, after its epoch was chosen on images held out
+of its own labels; mean and standard deviation over seeds. The gap is to the reference, seed by seed and image by image,
+in parentheses if chance may explain it; its interval covers the choice of test images and of seeds, not another subset
+of labels or another pretraining run. p is McNemar's exact test on the test images (of all seeds the one that speaks
+least for a difference), then the paired t-test over seeds."""
+_TUNED = "Settings were chosen on held-out images alone, each entry from as many."
+_ONE_SEED = "* One seed is paired: the interval covers test images alone."
+_MONITORED = """Pretraining shows its progress on the data's val split, or where there is none on test images: that
+chooses nothing here."""
 _PAIRS = """By how many points the test accuracy of the row is above that of the column, with its 95 % interval, on the
 most labels; in parentheses what chance may explain. The intervals are not widened for the number of comparisons."""
 
@@ -58,8 +62,8 @@ def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     lines = lines_of(config, rows)
     head, body = _table(matrix, lines)
     text = [f"# {config.run.name}", "", headline(config, lines), ""]
-    text += [*_markdown_table(head, body), "", _READING, ""]
-    if pairs := _pairs(lines):
+    text += [*_markdown_table(head, body), "", " ".join(_reading(config, lines)), ""]
+    if pairs := _pairs(config, lines):
         text += [*_markdown_table(*pairs), "", _PAIRS, ""]
     if left_out := _left_out(matrix):
         text += [left_out, ""]
@@ -80,8 +84,12 @@ def write_page(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     if missing:
         parts.append(f"<p><strong>Not finished:</strong> {escape('; '.join(missing))}.</p>")
     parts += ["<h2>Accuracy</h2>", _html_table(*_table(matrix, lines), reference=config.reference)]
-    parts += [f'<p class="note">{escape(note)}</p>' for note in (_READING, _left_out(matrix)) if note]
-    if pairs := _pairs(lines):
+    parts += [
+        f'<p class="note">{escape(note)}</p>'
+        for note in (" ".join(_reading(config, lines)), _left_out(matrix))
+        if note
+    ]
+    if pairs := _pairs(config, lines):
         parts += ["<h2>Each against each</h2>", _html_table(*pairs), f'<p class="note">{_PAIRS}</p>']
     labels = list(dict.fromkeys(row.cell.labels for row in rows))
     for count in labels:
@@ -95,8 +103,8 @@ def write_page(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     if drawn := charts.against_compute(rows, palette):
         caption = "Pretraining counts whole for each entry that begins from it, though one run serves all."
         parts += ["<h2>Accuracy against compute</h2>", _figure(drawn, caption), _html_table(*_costs(lines))]
-    parts += _per_class(config.reference, lines)
-    parts += _tuning(matrix)
+    parts += _per_class(config, lines)
+    parts += _settings(matrix)
     parts += _attention(matrix, rows)
     parts += _pictures(matrix)
     body = "\n".join(parts)
@@ -107,13 +115,22 @@ def write_page(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     )
 
 
+def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
+    """What the numbers mean, and only what holds of these."""
+    told = [_READING]
+    told += [_TUNED] if any(len(config.points_of(entry)) > 1 for entry in config.entries) else []
+    told += [_ONE_SEED] if any(line.gap and line.gap.seeds == 1 for line in lines) else []
+    told += [_MONITORED] if config.pretrain else []
+    return [" ".join(text.split()) for text in told]
+
+
 def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     """Columns that say the same in every row are left out."""
     subset = matrix.config.test_subset
     columns: dict[str, list[str]] = {
-        "entry": [_entry(line) for line in lines],
+        "entry": [line.title for line in lines],
         "labels / class": [str(line.labels) for line in lines],
-        "mode": [line.mode for line in lines],
+        "mode": [_mode(line) for line in lines],
         "parameters": [
             f"{count:,}" if (count := line.rows[0].values["parameters"]) else "" for line in lines
         ],
@@ -135,9 +152,9 @@ def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[
     return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
 
 
-def _pairs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]] | None:
+def _pairs(config: CompareConfig, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]] | None:
     """Each entry against each; None where the reference's column says it all."""
-    told = at_most_labels(lines)
+    told = at_most_labels(config, lines)
     if len(told) < 3:
         return None
     body = [
@@ -147,11 +164,9 @@ def _pairs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]] | None:
     return ["above", *(line.entry for line in told)], body
 
 
-def _entry(line: Line) -> str:
-    seen = any(row.values["held_out_seen_by_start"] for row in line.rows)
-    notes = [line.note] if line.note else []
-    notes += ["its start has seen the held-out labels, which flatter it"] if seen else []
-    return line.entry + (f" ({'; '.join(notes)})" if notes else "")
+def _mode(line: Line) -> str:
+    shots = line.rows[0].values.get("shots")
+    return line.mode if shots is None else f"{line.mode}, {shots} a class"
 
 
 def _costs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
@@ -183,10 +198,10 @@ def _costs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     return head, body
 
 
-def _per_class(reference: str, lines: Sequence[Line]) -> list[str]:
+def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
     """Gains over the reference by class, at the most labels."""
-    told = {line.entry: line for line in at_most_labels(lines) if line.mode == "finetune"}
-    base = told.pop(reference, None)
+    told = {line.entry: line for line in at_most_labels(config, lines) if line.mode == "finetune"}
+    base = told.pop(config.reference, None)
     if base is None or not told:
         return []
     classes = sorted(base.rows[0].per_class)
@@ -201,8 +216,8 @@ def _per_class(reference: str, lines: Sequence[Line]) -> list[str]:
             ]
         )
     return [
-        f"<h2>Gain by class over {escape(reference)}, in points</h2>",
-        _html_table(["class", f"{reference}, %", *told], body),
+        f"<h2>Gain by class over {escape(config.reference)}, in points</h2>",
+        _html_table(["class", f"{config.reference}, %", *told], body),
     ]
 
 
@@ -210,19 +225,31 @@ def _class_mean(line: Line, name: str) -> float:
     return sum(row.per_class.get(name, 0.0) for row in line.rows) / len(line.rows)
 
 
-def _tuning(matrix: Matrix) -> list[str]:
+def _settings(matrix: Matrix) -> list[str]:
+    """What sets the entries apart, and what was tried for each."""
     body = []
     for entry, labels, mode in matrix.rows():
+        own = _told({"config": entry.config, **entry.set})
         if mode != "finetune" or entry.compute_of is not None:
+            more = f", as much compute as {entry.compute_of}" if entry.compute_of else ""
+            body.append([entry.name, f"{labels}, {mode}", own + more, "", ""])
             continue
         point, scores = matrix.chosen(entry, labels)
-        for other, score in zip(matrix.config.points_of(entry), scores, strict=False):
-            settings = ", ".join(f"{key}={value}" for key, value in other.items())
-            told = f"{100 * score:.1f}" if score >= 0 else "not finished"
-            body.append([entry.name, str(labels), settings, told, "chosen" if other == point else ""])
-    if not body:
-        return []
-    return ["<h2>Settings</h2>", _html_table(["entry", "labels / class", "settings", "held-out %", ""], body)]
+        points = matrix.config.points_of(entry) or [{}]
+        for other, score in zip_longest(points, scores):
+            told = "" if score is None else f"{100 * score:.1f}" if score >= 0 else "not finished"
+            chosen = "chosen" if scores and other == point else ""
+            body.append([entry.name, str(labels), ", ".join(filter(None, (own, _told(other)))), told, chosen])
+    shared = f'<p class="note">All: {escape(_told(matrix.config.set) or "as their configs have it")}.</p>'
+    return [
+        "<h2>Settings</h2>",
+        _html_table(["entry", "labels / class", "settings", "held-out %", ""], body),
+        shared,
+    ]
+
+
+def _told(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _left_out(matrix: Matrix) -> str:
@@ -267,18 +294,24 @@ def _pictures(matrix: Matrix) -> list[str]:
 
 
 def _crossings(reference: str, lines: Sequence[Line]) -> str:
-    """Says where an entry overtakes the reference, or falls behind it."""
-    told: dict[str, list[tuple[float, float]]] = {}
-    for line in lines:
+    """Says where an entry overtakes the reference, or falls behind it: as far as the gaps around it are clear."""
+    by_entry: dict[str, list[Line]] = {}
+    for line in sorted(lines, key=lambda line: line.size):
         if line.mode == "finetune":
-            point = (float(line.rows[0].values["train_size"]), line.mean("test_top1") or 0.0)
-            told.setdefault(line.entry, []).append(point)
-    base = sorted(told.pop(reference, []))
-    found = [
-        f"{entry} crosses {reference} at about {at:,.0f} labels"
-        for entry, points in told.items()
-        for at in charts.crossings(sorted(points), base)
-    ]
+            by_entry.setdefault(line.entry, []).append(line)
+    base = {line.size: line.mean("test_top1") or 0.0 for line in by_entry.pop(reference, [])}
+    found = []
+    for entry, several in by_entry.items():
+        for one, other in pairwise(line for line in several if line.gap is not None):
+            assert one.gap is not None
+            assert other.gap is not None
+            own = [(float(line.size), line.mean("test_top1") or 0.0) for line in (one, other)]
+            for at in charts.crossings(own, [(size, base[int(size)]) for size, _ in own]):
+                found.append(
+                    f"{entry} crosses {reference} at about {at:,.0f} labels"
+                    if one.gap.is_clear and other.gap.is_clear
+                    else f"{entry} may cross {reference} between {one.size:,} and {other.size:,} labels"
+                )
     return "; ".join(found) + "." if found else f"No entry crosses {reference} within these labels."
 
 

@@ -31,14 +31,15 @@ class Gap:
     p_seeds: float | None
 
     def describe(self) -> str:
-        """For people: +3.2 points (95 %: 2.1 to 4.3)."""
+        """For people: +3.2 points (95 %: 2.1 to 4.3); of one seed it says so."""
         low, high = self.points - self.half_width, self.points + self.half_width
-        return f"{self.points:+.1f} points (95 %: {low:.1f} to {high:.1f})"
+        of = ", one seed, test images alone" if self.seeds == 1 else ""
+        return f"{self.points:+.1f} points (95 %{of}: {low:.1f} to {high:.1f})"
 
     def in_brackets(self) -> str:
-        """For a table: +3.2 [2.1, 4.3]; in parentheses if chance may explain it."""
+        """For a table: +3.2 [2.1, 4.3]; starred if of one seed, in parentheses if chance may explain it."""
         low, high = self.points - self.half_width, self.points + self.half_width
-        text = f"{self.points:+.1f} [{low:.1f}, {high:.1f}]"
+        text = f"{self.points:+.1f} [{low:.1f}, {high:.1f}]" + ("*" if self.seeds == 1 else "")
         return text if self.is_clear else f"({text})"
 
     @property

@@ -43,8 +43,12 @@ class Row:
 
 
 def read_rows(matrix: Matrix, cells: Sequence[Cell]) -> list[Row]:
-    """Reads the cells that are done."""
-    return [_read(matrix, cell) for cell in cells if cell.job.summary.get("status") == "done"]
+    """Reads the cells that are done.
+
+    Raises:
+        InputError: if one was run with other settings, data or weights than it has now.
+    """
+    return [_read(matrix, cell) for cell in cells if cell.job.is_done()]
 
 
 def _read(matrix: Matrix, cell: Cell) -> Row:
@@ -63,8 +67,9 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         "start": cell.entry.start or "scratch",
         "labels_per_class": cell.labels,
         "mode": cell.mode,
+        "shots": max(map(int, summary["few_shot"])) if summary.get("few_shot") else None,
         "seed": cell.seed,
-        "settings": json.dumps(cell.point, sort_keys=True),
+        "settings": json.dumps(matrix.told_of(cell.entry, cell.point), sort_keys=True),
         "parameters": summary.get("parameters"),
         "train_size": summary.get("train_size"),
         "val_size": summary.get("val_size"),
@@ -72,7 +77,7 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         "best_step": summary.get("best_step"),
         "train_top1": summary.get("train_top1"),
         "val_top1": summary.get("val_top1"),
-        "held_out_seen_by_start": summary.get("held_out_seen_by_start", False),
+        "labels_seen_by_start": summary.get("labels_seen_by_start"),
         "test_top1": summary.get("test_top1"),
         "test_top5": summary.get("test_top5"),
         "calibration_error": summary.get("calibration_error"),

@@ -12,6 +12,13 @@ from finetune.comparison.matrix import Labels
 from finetune.comparison.paired import Gap, compare
 from finetune.comparison.rows import Row, group
 
+# By what a run's summary says of its start's labels.
+_SEEN = {
+    "held-out": "its start has seen the held-out labels, which flatter it",
+    "others": "its start has learned from other labels of these data",
+    "other data": "its start has learned from labels of other data",
+}
+
 
 @dataclass(frozen=True)
 class Line:
@@ -32,6 +39,20 @@ class Line:
     mode: str
     rows: tuple[Row, ...]
     gap: Gap | None
+
+    @property
+    def title(self) -> str:
+        """The entry's name, and in parentheses what is to be said with it."""
+        seen = {row.values.get("labels_seen_by_start") for row in self.rows}
+        notes = [self.note] if self.note else []
+        notes += [text for what, text in _SEEN.items() if what in seen]
+        return self.entry + (f" ({'; '.join(notes)})" if notes else "")
+
+    @property
+    def size(self) -> int:
+        """Labeled images at hand: trained on, and held out of them."""
+        values = self.rows[0].values
+        return int(values["train_size"] + (values["val_size"] or 0))
 
     def mean(self, column: str) -> float | None:
         """Mean over seeds; None where it was not measured."""
@@ -59,11 +80,11 @@ def lines_of(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
     return lines
 
 
-def at_most_labels(lines: Sequence[Line]) -> list[Line]:
-    """Takes the lines of fine-tuning (of other modes, if there is none) on the most labels."""
+def at_most_labels(config: CompareConfig, lines: Sequence[Line]) -> list[Line]:
+    """Takes the lines of fine-tuning (of other modes, if there is none) where the reference has most labels."""
     tuned = [line for line in lines if line.mode == "finetune"] or list(lines)
-    most = max((line.rows[0].values["train_size"] for line in tuned), default=0)
-    return [line for line in tuned if line.rows[0].values["train_size"] == most]
+    sizes = [line.size for line in tuned if line.entry == config.reference] or [line.size for line in tuned]
+    return [line for line in tuned if line.size == max(sizes)]
 
 
 def each_against_each(lines: Sequence[Line]) -> list[tuple[Line, list[Gap | None]]]:
@@ -82,29 +103,23 @@ def each_against_each(lines: Sequence[Line]) -> list[tuple[Line, list[Gap | None
 
 def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
     """Says in a sentence or two what was found: gaps with their intervals, at the most labels."""
-    told = at_most_labels(lines)
+    told = at_most_labels(config, lines)
     if not told:
         return "Nothing is finished yet."
     reference = next((line for line in told if line.entry == config.reference), None)
     if reference is None:
         return f"{config.reference}, which all is compared with, is not finished yet."
-    begin = f"On {_labels(reference)}, {config.reference} reaches {_percent(reference)} of test images"
+    begin = f"On {reference.size:,} labeled images, {config.reference} reaches {_percent(reference)} of test images"
     gaps = sorted((line for line in told if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
     if not gaps:
         return begin + "."
     said = [
-        f"{line.entry} {_percent(line)}, {line.gap.describe()}"
+        f"{line.title} {_percent(line)}, {line.gap.describe()}"
         + ("" if line.gap.is_clear else ", which chance may explain")
         for line in gaps
         if line.gap is not None
     ]
     return f"{begin}; against it " + "; ".join(said) + "."
-
-
-def _labels(line: Line) -> str:
-    size = line.rows[0].values["train_size"]
-    held_out = line.rows[0].values["val_size"] or 0
-    return f"{size + held_out:,} labeled images"
 
 
 def _percent(line: Line) -> str:

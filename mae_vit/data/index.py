@@ -44,7 +44,7 @@ class ShardIndex:
         self.folder = folder
         self.split = split
         self.dataset = dataset
-        self.fingerprint = _fingerprint(dataset.splits[split])
+        self.fingerprint = fingerprint_of(dataset.splits[split])
         self._array_path = array_path
         self._rows = np.load(array_path, mmap_mode="r")
         self._open: OrderedDict[int, int] = OrderedDict()
@@ -143,7 +143,7 @@ def open_index(folder: Path, split: str) -> ShardIndex:
     info = dataset.splits[split]
     _check_shards(folder, info)
     cache = _cache_folder(folder)
-    array_path = cache / f"{split}-{_fingerprint(info)[:16]}.npy"
+    array_path = cache / f"{split}-{fingerprint_of(info)[:16]}.npy"
     # All ranks of a node come here at once: one builds, the others wait for it.
     with _locked(cache / f".{split}.lock"):
         if not _is_whole(array_path, info):
@@ -216,7 +216,8 @@ def _check_shards(folder: Path, info: Split) -> None:
             )
 
 
-def _fingerprint(info: Split) -> str:
+def fingerprint_of(info: Split) -> str:
+    """Returns what changes when any shard of a split does."""
     text = "\n".join(f"{shard.file} {shard.samples} {shard.bytes} {shard.sha256}" for shard in info.shards)
     return hashlib.sha256(text.encode()).hexdigest()
 

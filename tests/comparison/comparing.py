@@ -13,7 +13,12 @@ from finetune.comparison.rows import Row
 def row(name: str, seed: int, correct: np.ndarray) -> Row:
     """A finished cell with nothing in it but which test images are found."""
     cell = Cell(
-        EntrySection(name=name, config="x"), "all", "finetune", seed, {}, Job(name, Path(name), "x", ())
+        EntrySection(name=name, config="x"),
+        "all",
+        "finetune",
+        seed,
+        {},
+        Job(name, Path(name), "x", Path("x"), (), Path("x")),
     )
     keys = tuple("abcdefghij"[: len(correct)]) if len(correct) <= 10 else tuple(map(str, range(len(correct))))
     return Row(cell, {"test_top1": float(correct.mean())}, correct, keys, ("x",) * len(correct), (), {})

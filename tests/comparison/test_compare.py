@@ -17,6 +17,8 @@ from commands import ROOT, run
 
 from finetune.comparison.main import main
 from finetune.comparison.rows import TIME_COLUMNS
+from mae_vit.config_file import parse_yaml
+from pretrain.job import main as pretrain
 
 MODEL = (
     "model.img_size: 8, model.patch_size: 2, model.in_chans: 1, "
@@ -134,7 +136,9 @@ def test_the_page_needs_nothing_beside_it(compared):
     assert "ViT from MAE" in page
     assert page.count("<svg") >= 2
     assert "On 250 labeled images, ViT from scratch reaches" in page
-    assert (folder / "report.md").read_text().count("| ViT from scratch |") == 1
+    # In the table, and set against each of the others.
+    assert (folder / "report.md").read_text().count("\n| ViT from scratch | ") == 2
+    assert "Each against each" in page
 
 
 def test_again_it_has_nothing_to_do(compared, capsys):
@@ -152,8 +156,30 @@ def test_other_settings_in_the_same_folder_are_refused(compared, capsys):
     changed = config.with_name("changed.yaml")
     changed.write_text(config.read_text().replace("effective_batch_size: 32", "effective_batch_size: 16"))
     assert main(command(changed, folder)[1:]) == 2
-    assert "was run with other settings" in capsys.readouterr().err.strip().splitlines()[-1]
+    assert "was run with another set of options" in capsys.readouterr().err.strip().splitlines()[-1]
     assert (folder / "results.csv").read_bytes() == before
+
+
+def test_nothing_begins_from_a_finished_run_that_is_another(digits, tmp_path, capfd):
+    """Its folder holds a whole encoder, of fewer steps than the comparison asks for."""
+    config = write_config(tmp_path, digits, steps=2)
+    content = parse_yaml(config.read_text(), "")
+    mae = content["pretrain"]["MAE"] | {"dir": str(tmp_path / "mae")}
+    settings = [f"{key}={json.dumps(value)}" for key, value in mae["set"].items()]
+    place = [f"data.path={digits}", f"run.dir={mae['dir']}"]
+    assert pretrain(["--config", mae["config"], *settings, *place]) == 0
+    mae["set"]["train.steps"] = 3
+    scratch, from_mae, _, as_long = content["entries"]
+    entries = [scratch, from_mae | {"modes": ["finetune"]}, as_long]
+    config.write_text(json.dumps({**content, "pretrain": {"MAE": mae}, "entries": entries, "tune": []}))
+    capfd.readouterr()
+    assert main(command(config, tmp_path / "run")[1:]) == 1
+    assert "failed: pretrain MAE: exit 2" in capfd.readouterr().err
+    assert {line["entry"] for line in read(tmp_path / "run")} == {"ViT from scratch"}
+    report = (tmp_path / "run" / "report.md").read_text()
+    (missing,) = [line for line in report.splitlines() if line.startswith("Not finished: ")]
+    assert "ViT from MAE, 25 labels, finetune, seed 0" in missing
+    assert "as long as MAE" in missing
 
 
 WRONG = {

@@ -72,6 +72,12 @@ def test_each_is_set_against_each():
     assert gaps[1][2].in_brackets() == "(+0.0 [0.0, 0.0])"
 
 
+def test_a_gap_of_one_seed_says_so():
+    gap = compare([row("a", 0, np.arange(400) < 300)], [row("b", 0, np.arange(400) < 200)])
+    assert gap.describe() == "+25.0 points (95 %, one seed, test images alone: 20.8 to 29.2)"
+    assert gap.in_brackets() == "+25.0 [20.8, 29.2]*"
+
+
 def test_no_gap_of_other_images_or_seeds():
     ours, theirs = row("ours", 0, np.ones(4, bool)), row("theirs", 1, np.ones(4, bool))
     assert compare([ours], [theirs]) is None

@@ -349,7 +349,7 @@ def test_the_test_split_is_read_once_by_frozen_modes(call, digits, pretrained, m
     assert sorted(reads.seen["test"]) == list(range(len(open_index(digits, "test"))))
 
 
-@pytest.mark.parametrize(("left_out", "seen"), [(None, True), (10, True), (20, False)])
+@pytest.mark.parametrize(("left_out", "seen"), [(None, "held-out"), (10, "held-out"), (20, "others")])
 def test_a_start_that_has_seen_the_held_out_labels_is_told_of(call, digits, tmp_path, capsys, left_out, seen):
     """The images that choose the epoch are no held-out images for a start trained on their labels."""
     folder = tmp_path / "supervised"
@@ -359,6 +359,7 @@ def test_a_start_that_has_seen_the_held_out_labels_is_told_of(call, digits, tmp_
     config = str(ROOT / "configs" / "supervised_cifar_tiny.yaml")
     place = [f"data.path={digits}", f"run.dir={folder}"]
     assert pretrain(["--config", config, *TINY, *short, *fit, *option, *place]) == 0
-    assert call("data.labels_per_class=20", ckpt=folder) == 0
-    assert ("which flatter it" in capsys.readouterr().err) == seen
-    assert summary_of(tmp_path / "run")["held_out_seen_by_start"] == seen
+    for name, start in (("run", folder), ("exported", folder / "encoder.safetensors")):
+        assert call("data.labels_per_class=20", name=name, ckpt=start) == 0
+        assert ("which flatter it" in capsys.readouterr().err) == (seen == "held-out")
+        assert summary_of(tmp_path / name)["labels_seen_by_start"] == seen

@@ -181,12 +181,14 @@ def with_metadata(teacher, **changes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("labels", "holdout", "more"), [(None, 0.1, False), (20, 0.1, True), (None, 0.2, True)]
+    ("labels", "holdout", "seen"), [(None, 0.1, False), (20, 0.1, True), (None, 0.2, True)]
 )
-def test_a_teacher_of_more_labels_is_told_of(call, teacher, capsys, labels, holdout, more):
+def test_a_teacher_that_has_seen_the_held_out_labels_is_told_of(call, teacher, capsys, labels, holdout, seen):
     limit = [] if labels is None else [f"data.labels_per_class={labels}"]
     assert call(CLS, f"finetune.teacher={teacher}", f"finetune.holdout={holdout}", *limit) == 0
-    assert ("has seen labels that this run has not" in capsys.readouterr().err) == more
+    assert (
+        f"{teacher} was trained on the labels of the images that choose" in capsys.readouterr().err
+    ) == seen
 
 
 def test_a_distilled_run_neither_teaches_nor_begins_another(call, teacher, tmp_path, capsys):

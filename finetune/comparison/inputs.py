@@ -1,0 +1,86 @@
+"""What a run is made of, so that a finished one is known again, and one of other things is not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mae_vit.config_file import parse_yaml
+from mae_vit.data.dataset import read_dataset
+from mae_vit.data.index import fingerprint_of
+from mae_vit.data.shard_writer import file_digest
+from mae_vit.errors import InputError
+
+_WEIGHTS = ("model.safetensors", "encoder.safetensors")
+
+
+def describe_inputs(
+    arguments: tuple[str, ...], config: Path, start: str | None, data: Path
+) -> dict[str, Any]:
+    """Describes a run by what its result depends on.
+
+    Args:
+        arguments: of its command line, without its config's path.
+        config: a YAML file: its values count, not its comments, nor where it lies.
+        start: what it begins from, as `--ckpt` takes it.
+        data: its shards.
+
+    Returns:
+        For JSON; None stands for what cannot be read (now).
+    """
+    return {
+        "settings": list(arguments),
+        "config": _digest_of_config(config),
+        "start": None if start is None else _digest_of_start(start),
+        "data": _fingerprints(data),
+    }
+
+
+def difference(told: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Names what differs between two descriptions; None if nothing that is known does.
+
+    Splits that the data have gained in between make no difference.
+    """
+    for name, value in now.items():
+        before = told.get(name)
+        if name == "data" and before and value:
+            value = {split: value.get(split) for split in before}
+        if value != before and (name == "settings" or None not in (value, before)):
+            return name
+    return None
+
+
+def _digest_of_config(path: Path) -> str | None:
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except OSError:
+        return None
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _digest_of_start(start: str) -> str | None:
+    path = Path(start)
+    files = [path] if not path.is_dir() else [path / name for name in _WEIGHTS]
+    for file in files:
+        if file.is_file():
+            status = file.stat()
+            return _digest_of_file(file, status.st_size, status.st_mtime_ns)
+    return None
+
+
+@lru_cache
+def _digest_of_file(path: Path, size: int, changed_ns: int) -> str:
+    """A comparison asks for each cell; the file is read once, until it changes."""
+    with path.open("rb") as file:
+        return file_digest(file)
+
+
+def _fingerprints(data: Path) -> dict[str, str] | None:
+    try:
+        return {name: fingerprint_of(split) for name, split in read_dataset(data).splits.items()}
+    except InputError:
+        return None

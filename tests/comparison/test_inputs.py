@@ -1,0 +1,71 @@
+"""A finished run is known again by what it was made of."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from finetune.comparison.inputs import describe_inputs, difference
+from finetune.comparison.jobs import Job
+from mae_vit.data.dataset import read_dataset
+from mae_vit.errors import InputError
+
+
+@pytest.fixture
+def job(digits, tmp_path) -> Job:
+    (tmp_path / "x.yaml").write_text("# before\ntrain: {epochs: 3}\n")
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "encoder.safetensors").write_bytes(b"weights")
+    data = shutil.copytree(digits, tmp_path / "data")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "summary.json").write_text('{"status": "done"}')
+    start = str(tmp_path / "start")
+    job = Job("x", folder, "x.py", tmp_path / "x.yaml", ("--ckpt", start, "a=1"), data, start)
+    job.remember()
+    return job
+
+
+def change_config(job: Job) -> None:
+    job.config.write_text("train: {epochs: 4}\n")
+
+
+def change_weights(job: Job) -> None:
+    (Path(job.start) / "encoder.safetensors").write_bytes(b"others!")
+
+
+def change_data(job: Job) -> None:
+    path = job.data / "dataset.json"
+    described = json.loads(path.read_text())
+    described["splits"]["test"]["shards"][0]["sha256"] = "0" * 64
+    path.write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(change_config, "content of its config"), (change_weights, "start"), (change_data, "of its data")],
+)
+def test_a_run_of_something_else_is_not_taken_for_this_one(job, change, said):
+    assert job.is_done()
+    change(job)
+    with pytest.raises(InputError, match=f"was run with another .*{said}"):
+        job.is_done()
+
+
+def test_what_makes_no_difference(job):
+    # Comments, another place for the file, a further split, and what is gone: unknown.
+    moved = job.config.with_name("moved.yaml")
+    moved.write_text("# after\ntrain:\n  epochs: 3\n")
+    path = job.data / "dataset.json"
+    described = json.loads(path.read_text())
+    described["splits"]["val"] = described["splits"]["test"]
+    path.write_text(json.dumps(described))
+    assert "val" in read_dataset(job.data).splits
+    told = json.loads((job.folder.with_name("run.job.json")).read_text())
+    now = describe_inputs(job.arguments, moved, job.start, job.data)
+    assert difference(told, now) is None
+    gone = describe_inputs(job.arguments, moved, str(job.folder / "none"), job.folder / "none")
+    assert (gone["start"], gone["data"]) == (None, None)
+    assert difference(told, gone) is None
+    assert difference(told, {**now, "settings": ["a=2"]}) == "settings"
