@@ -125,6 +125,9 @@ def finetune(arguments: Arguments) -> int:
         # When held-out images are measured decides which weights can be chosen.
         derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
     identity = run_identity(config, derived=derived)
+    seen = labels_seen(start, teacher, config, data)
+    if seen == "held-out" and ranks.rank == 0:
+        warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
     if arguments.dry_run:
         found = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
         model = build()
@@ -138,14 +141,12 @@ def finetune(arguments: Arguments) -> int:
             told = folder.path / "results.json" if config.finetune.test else folder.summary
             print(f"{folder.path} is finished ({found.step} steps); results: {told}")
         return 0
-    model, seen = build(), labels_seen(start, teacher, config, data)
+    model = build()
     if found is None and start is not None:
         coverage = load_into(model, start)
         if ranks.rank == 0:
             print(coverage.describe(start.source))
             warn_of_normalization(start, data.mean, data.std)
-    if seen == "held-out" and ranks.rank == 0:
-        warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
     rates = rates_of(config, model, plan)
     if ranks.rank == 0 and rates:
         print(describe_rates(rates))

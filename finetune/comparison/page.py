@@ -99,7 +99,7 @@ def write_page(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
                 _figure(drawn, "Held-out images; mean and range over seeds."),
             ]
     if drawn := charts.against_labels(rows, palette):
-        parts += ["<h2>Accuracy against labels</h2>", _figure(drawn, _crossings(config.reference, lines))]
+        parts += ["<h2>Accuracy against labels</h2>", _figure(drawn, crossings_told(config.reference, lines))]
     if drawn := charts.against_compute(rows, palette):
         caption = "Pretraining counts whole for each entry that begins from it, though one run serves all."
         parts += ["<h2>Accuracy against compute</h2>", _figure(drawn, caption), _html_table(*_costs(lines))]
@@ -293,7 +293,7 @@ def _pictures(matrix: Matrix) -> list[str]:
     return parts
 
 
-def _crossings(reference: str, lines: Sequence[Line]) -> str:
+def crossings_told(reference: str, lines: Sequence[Line]) -> str:
     """Says where an entry overtakes the reference, or falls behind it: as far as the gaps around it are clear."""
     by_entry: dict[str, list[Line]] = {}
     for line in sorted(lines, key=lambda line: line.size):

@@ -2,11 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
+
+import numpy as np
+from comparing import row
 
 from finetune.comparison.config import CompareConfig
 from finetune.comparison.jobs import Bar, Job
 from finetune.comparison.matrix import Matrix
-from finetune.comparison.page import write_page, write_text
+from finetune.comparison.page import crossings_told, write_page, write_text
+from finetune.comparison.paired import compare
+from finetune.comparison.summary import Line
 from mae_vit.data.dataset import read_dataset
 
 
@@ -32,6 +38,51 @@ def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):
         )
     shutil.rmtree(data)
     assert "# x" in write_text(matrix, [], [])
+
+
+def few_shot_of(tmp_path, labels, **settings) -> list[str]:
+    entry = {"name": "scratch", "config": "x.yaml", "set": settings}
+    raw = {"run": {"name": "x"}, "data": {"path": "data"}, "entries": [entry], "reference": "scratch"}
+    config = CompareConfig.model_validate(
+        {**raw, "modes": ["few_shot"], "labels_per_class": [labels], "seeds": [0]}
+    )
+    (cell,) = Matrix(config, tmp_path, tmp_path / "out").cells(compute_of=False)
+    return [
+        argument
+        for argument in cell.job.arguments
+        if argument.startswith(("finetune.shots", "finetune.draws"))
+    ]
+
+
+def test_few_shot_cells_take_all_their_labels_in_one_draw(tmp_path):
+    assert few_shot_of(tmp_path, 100) == ["finetune.draws=1", "finetune.shots=[100]"]
+    assert few_shot_of(tmp_path, "all") == ["finetune.draws=1"]
+    assert few_shot_of(tmp_path, 100, **{"finetune.shots": [5]}) == ["finetune.draws=1", "finetune.shots=[5]"]
+
+
+def lines_crossing(spread: float) -> list[Line]:
+    """A reference, and an entry that is below it on 100 labels and above it on 1,000."""
+    lines = []
+    for labels, ahead in ((100, -0.1), (1000, 0.1)):
+        found = {}
+        for name, plus in (("scratch", 0.0), ("other", ahead)):
+            rows = []
+            for seed in range(3):
+                share = 0.5 + plus * (1 + spread * (seed - 1))
+                one = row(name, seed, np.arange(2000) < 2000 * share)
+                values = one.values | {"train_size": labels, "val_size": 0}
+                rows.append(replace(one, values=values))
+            found[name] = tuple(rows)
+        gap = compare(found["other"], found["scratch"])
+        lines.append(Line("scratch", "", labels, "finetune", found["scratch"], None))
+        lines.append(Line("other", "", labels, "finetune", found["other"], gap))
+    return lines
+
+
+def test_a_crossing_is_told_as_far_as_it_is_clear():
+    assert crossings_told("scratch", lines_crossing(0.1)) == "other crosses scratch at about 316 labels."
+    unclear = crossings_told("scratch", lines_crossing(3.0))
+    assert unclear == "other may cross scratch between 100 and 1,000 labels."
 
 
 def test_a_bar_over_runs_that_are_scored_in_one_go_moves(tmp_path, capsys):
