@@ -6,6 +6,16 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# An MAE that trains in no time.
+SMALL_MAE = [
+    "train.engine=torch",
+    "model.embed_dim=16",
+    "model.depth=1",
+    "model.num_heads=2",
+    "objective.decoder_embed_dim=16",
+    "objective.decoder_depth=1",
+    "objective.decoder_num_heads=2",
+]
 
 
 def run(*arguments: str, timeout: float = 120, **options) -> subprocess.CompletedProcess:

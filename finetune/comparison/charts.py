@@ -76,14 +76,14 @@ def curves(rows: Sequence[Row], palette: Palette, labels: object) -> str | None:
 def against_labels(rows: Sequence[Row], palette: Palette) -> str | None:
     """Draws test accuracy against labels for each class; None with one number of labels."""
     found = group(rows)
-    sizes = {_size(row) for row in rows if row.cell.mode == "finetune"}
+    sizes = {row.size for row in rows if row.cell.mode == "finetune"}
     if len(sizes) < 2:
         return None
     with plt.rc_context(_STYLE):
         figure, axes = _figure("labeled images", "test top-1, %")
         for entry in dict.fromkeys(name for name, _, _ in found):
             points = [
-                (_size(several[0]), _scores(several))
+                (several[0].size, _scores(several))
                 for (name, _, mode), several in found.items()
                 if name == entry and mode == "finetune"
             ]
@@ -131,11 +131,6 @@ def crossings(points: Sequence[tuple[float, float]], others: Sequence[tuple[floa
             share = gap / (gap - next_gap)
             found.append(float(np.exp(np.log(x) + share * (np.log(next_x) - np.log(x)))))
     return found
-
-
-def _size(row: Row) -> float:
-    """Labeled images at hand: trained on, and held out of them."""
-    return float(row.values["train_size"] + (row.values["val_size"] or 0))
 
 
 def _scores(rows: Sequence[Row]) -> np.ndarray:

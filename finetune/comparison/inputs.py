@@ -40,11 +40,13 @@ def describe_inputs(
     }
 
 
-def difference(told: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def difference(told: object, now: Mapping[str, Any]) -> str | None:
     """Names what differs between two descriptions; None if nothing that is known does.
 
     Splits that the data have gained in between make no difference.
     """
+    if not isinstance(told, dict):  # written before more than settings was told
+        return "settings"
     for name, value in now.items():
         before = told.get(name)
         if name == "data" and before and value:

@@ -229,7 +229,7 @@ def _settings(matrix: Matrix) -> list[str]:
     """What sets the entries apart, and what was tried for each."""
     body = []
     for entry, labels, mode in matrix.rows():
-        own = _told({"config": entry.config, **entry.set})
+        own = _told(matrix.told_of(entry, {}))
         if mode != "finetune" or entry.compute_of is not None:
             more = f", as much compute as {entry.compute_of}" if entry.compute_of else ""
             body.append([entry.name, f"{labels}, {mode}", own + more, "", ""])

@@ -41,6 +41,11 @@ class Row:
     curve: tuple[tuple[float, float], ...]
     per_class: dict[str, float]
 
+    @property
+    def size(self) -> int:
+        """Labeled images at hand: trained on, and held out of them."""
+        return int(self.values["train_size"] + (self.values["val_size"] or 0))
+
 
 def read_rows(matrix: Matrix, cells: Sequence[Cell]) -> list[Row]:
     """Reads the cells that are done.

@@ -51,8 +51,7 @@ class Line:
     @property
     def size(self) -> int:
         """Labeled images at hand: trained on, and held out of them."""
-        values = self.rows[0].values
-        return int(values["train_size"] + (values["val_size"] or 0))
+        return self.rows[0].size
 
     def mean(self, column: str) -> float | None:
         """Mean over seeds; None where it was not measured."""

@@ -68,4 +68,5 @@ def test_what_makes_no_difference(job):
     gone = describe_inputs(job.arguments, moved, str(job.folder / "none"), job.folder / "none")
     assert (gone["start"], gone["data"]) == (None, None)
     assert difference(told, gone) is None
+    assert difference(["a=1"], now) == "settings"
     assert difference(told, {**now, "settings": ["a=2"]}) == "settings"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import webdataset as wds
-from commands import ROOT
+from commands import ROOT, SMALL_MAE
 from pictures import (
     encoded,
     img2dataset,
@@ -102,13 +102,7 @@ LABELLED = {
 
 def trains(data: Path, run_dir: Path, in_chans: int) -> None:
     options = [
-        "train.engine=torch",
-        "model.embed_dim=16",
-        "model.depth=1",
-        "model.num_heads=2",
-        "objective.decoder_embed_dim=16",
-        "objective.decoder_depth=1",
-        "objective.decoder_num_heads=2",
+        *SMALL_MAE,
         "train.steps=2",
         "train.warmup_steps=1",
         "train.effective_batch_size=4",

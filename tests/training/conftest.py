@@ -1,18 +1,12 @@
 """Pretraining runs in this process, on the torch engine."""
 
 import pytest
-from commands import ROOT
+from commands import ROOT, SMALL_MAE
 
 from pretrain.job import main
 
 SMALL = [
-    "train.engine=torch",
-    "model.embed_dim=16",
-    "model.depth=1",
-    "model.num_heads=2",
-    "objective.decoder_embed_dim=16",
-    "objective.decoder_depth=1",
-    "objective.decoder_num_heads=2",
+    *SMALL_MAE,
     "train.steps=6",
     "train.warmup_steps=1",
     "monitor.log_every_steps=1",
