@@ -152,9 +152,13 @@ class Runner:
     slots: int
     failed: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None
+    _lost: set[str] = field(default_factory=set)
 
     def run(self, jobs: Iterable[Job], bar: Bar) -> None:
-        """Runs all that are not done, in order; when told to stop, those that run save and end.
+        """Runs all that are not done; when told to stop, those that run save and end.
+
+        They begin in order, except that one whose start is the folder of another waits for
+        it; if that one fails, it fails too.
 
         Raises:
             InputError: if a folder holds another run.
@@ -164,9 +168,12 @@ class Runner:
         told = False
         try:
             while (waiting or running) and not (self.stopped and not running):
-                while waiting and len(running) < self.slots and not self.stopped:
+                while len(running) < self.slots and not self.stopped:
+                    job = self._take(waiting, running)
+                    if job is None:
+                        break
                     free = next(s for s in range(self.slots) if s not in {one.slot for one in running})
-                    running.append(self._start(waiting.pop(0), free))
+                    running.append(self._start(job, free))
                 if self.stopped and not told:
                     told = True
                     for one in running:
@@ -183,6 +190,19 @@ class Runner:
     def stop(self, reason: str) -> None:
         """Asks for the end: no further job begins, those that run save."""
         self.stopped = self.stopped or reason
+
+    def _take(self, waiting: list[Job], running: list[_Running]) -> Job | None:
+        """Takes the first job whose start is there; None while all wait for others."""
+        # Nothing begins from what failed, even if there is something: that would be another experiment.
+        for job in [job for job in waiting if job.start in self._lost]:
+            waiting.remove(job)
+            self.failed[job.name] = f"its start {job.start} is not there"
+        coming = {str(job.folder) for job in (*waiting, *(one.job for one in running))}
+        for job in waiting:
+            if job.start not in coming:
+                waiting.remove(job)
+                return job
+        return None
 
     def _start(self, job: Job, slot: int) -> _Running:
         job.remember()
@@ -209,6 +229,7 @@ class Runner:
             return
         lines = [line for line in one.job.log.read_text(errors="replace").splitlines() if line.strip()]
         said = lines[-1] if lines else "no output"
+        self._lost.add(str(one.job.folder))
         self.failed[one.job.name] = f"exit {code}: {said} ({one.job.log})"
         tqdm.write(f"failed: {one.job.name}: {self.failed[one.job.name]}", file=sys.stderr)
 

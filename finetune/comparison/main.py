@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from finetune.comparison.config import CompareConfig
-from finetune.comparison.jobs import Bar, Job, Runner, slots_of
+from finetune.comparison.jobs import Bar, Runner, slots_of
 from finetune.comparison.matrix import Cell, Matrix
 from finetune.comparison.page import write_page, write_text
 from finetune.comparison.rows import read_rows, table
@@ -83,9 +83,7 @@ def compare(matrix: Matrix, folder: Path) -> int:
     bar = Bar([*pretraining, *tuning], more=matrix.count_cells())
     with _stopping(runner):
         try:
-            runner.run(pretraining, bar)
-            # Nothing begins from what failed: that would be another experiment.
-            _run_with_starts(matrix, runner, bar, tuning)
+            runner.run([*pretraining, *tuning], bar)
             for compute_of in (False, True):
                 _run_cells(matrix, runner, bar, compute_of=compute_of)
         finally:
@@ -94,23 +92,6 @@ def compare(matrix: Matrix, folder: Path) -> int:
         print(f"stopped on {runner.stopped}; the same command goes on", file=sys.stderr)
         return EXIT_REQUEUE
     return _report(matrix, folder, runner.failed)
-
-
-def _run_with_starts(matrix: Matrix, runner: Runner, bar: Bar, jobs: Sequence[Job]) -> None:
-    missing = {
-        str(job.folder)
-        for job in matrix.pretraining.values()
-        # A folder may hold a finished run that is not the one asked for.
-        if job.name in runner.failed or job.summary.get("status") != "done"
-    }
-    ready = []
-    for job in jobs:
-        if job.start not in missing:
-            ready.append(job)
-        elif not runner.stopped:
-            runner.failed[job.name] = f"its start {job.start} is not there"
-    if not runner.stopped:
-        runner.run(ready, bar)
 
 
 def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) -> None:
@@ -131,7 +112,7 @@ def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) ->
             ready.append(cell.job)
         else:
             runner.failed[cell.job.name] = "not all settings that it is to choose from were tried"
-    _run_with_starts(matrix, runner, bar, ready)
+    runner.run(ready, bar)
 
 
 def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
