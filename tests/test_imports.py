@@ -10,6 +10,7 @@ from commands import ROOT
 ALLOWED = {
     "mae_vit.errors": (),
     "mae_vit.keyed": (),
+    "mae_vit.locks": (),
     "mae_vit.batch": ("keyed",),
     "mae_vit.config": (),
     "mae_vit.config_keys": (),
@@ -31,7 +32,7 @@ ALLOWED = {
         *("baselines", "batch", "config", "encoder", "keyed", "masking", "patches", "objectives"),
     ),
     "mae_vit.pretrain_config": ("config", "objectives"),
-    "mae_vit.data": ("batch", "keyed", "errors", "data", "__version__"),
+    "mae_vit.data": ("batch", "keyed", "errors", "locks", "data", "__version__"),
     "mae_vit.training": (
         "batch",
         "checkpoint_files",
@@ -42,6 +43,7 @@ ALLOWED = {
         "errors",
         "evaluation",
         "keyed",
+        "locks",
         "objectives.base",
         "plan",
         "training",

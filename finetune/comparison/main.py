@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,11 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from finetune.comparison.bar import Bar
 from finetune.comparison.config import CompareConfig
-from finetune.comparison.jobs import Bar, Runner, slots_of
 from finetune.comparison.matrix import Cell, Matrix
 from finetune.comparison.page import write_page, write_text
 from finetune.comparison.rows import read_rows, table
+from finetune.comparison.runner import Runner, slots_of
 from mae_vit.commandline import OneLineParser
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
@@ -29,6 +29,7 @@ _EXAMPLES = """examples:
   python finetune/compare.py --config configs/compare_demo.yaml --dry-run
   python finetune/compare.py --config configs/compare_demo.yaml --report     of what is there, runs nothing
 Finished runs are kept: the same command goes on where it stopped, after Ctrl-C or a power cut alike.
+Started several times, on machines that see the same folder, the processes share the runs.
 """
 
 
@@ -66,8 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if parsed.report:
             return _report(matrix, folder, {})
-        with _alone(folder):
-            return compare(matrix, folder)
+        return compare(matrix, folder)
 
     return run_to_exit_code(job)
 
@@ -164,26 +164,6 @@ def _describe(matrix: Matrix, folder: Path) -> str:
             f"  {entry.name}, {labels} labels for each class, {mode}, seeds {', '.join(map(str, seeds))}"
         )
     return "\n".join([*lines, "all checks passed; nothing was run"])
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Holds a lock on the comparison's folder, which the end of this process frees.
-
-    Raises:
-        InputError: if another process has it.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"{folder} is being worked on by another process") from None
-        yield
 
 
 @contextmanager

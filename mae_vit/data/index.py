@@ -6,7 +6,6 @@ array, and rebuilt whenever `dataset.json` describes other shards.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ from mae_vit.data.dataset import Dataset, Split, read_dataset
 from mae_vit.data.samples import class_number, read_samples, split_key
 from mae_vit.data.tarwalk import DamagedTar, walk_tar
 from mae_vit.errors import InputError, nearest
+from mae_vit.locks import locked
 
 _ROW = np.dtype([("offset", "<i8"), ("length", "<i4"), ("shard", "<i4"), ("label", "<i4")])
 _MAX_OPEN_SHARDS = 256
@@ -104,7 +104,7 @@ class ShardIndex:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the lock of this split's derived files: one process of a node makes them."""
-        with _locked(self._array_path.with_name(f".{self.split}.lock")):
+        with locked(self._array_path.with_name(f".{self.split}.lock")):
             yield
 
     def _descriptor(self, shard: int) -> int:
@@ -145,7 +145,7 @@ def open_index(folder: Path, split: str) -> ShardIndex:
     cache = _cache_folder(folder)
     array_path = cache / f"{split}-{fingerprint_of(info)[:16]}.npy"
     # All ranks of a node come here at once: one builds, the others wait for it.
-    with _locked(cache / f".{split}.lock"):
+    with locked(cache / f".{split}.lock"):
         if not _is_whole(array_path, info):
             _build(folder, info, array_path)
             _drop_old(cache, split, array_path)
@@ -250,12 +250,3 @@ def _drop_old(cache: Path, split: str, keep: Path) -> None:
             keep.stem
         ):
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        # On a file system without locks several may build; each replaces the file whole.
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 from comparing import row
 
+from finetune.comparison.bar import Bar
 from finetune.comparison.config import CompareConfig
-from finetune.comparison.jobs import Bar, Job
+from finetune.comparison.jobs import Job
 from finetune.comparison.matrix import Matrix
 from finetune.comparison.page import crossings_told, write_page, write_text
 from finetune.comparison.paired import compare

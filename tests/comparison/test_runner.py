@@ -1,15 +1,18 @@
-"""Runs side by side: what waits for what."""
+"""Runs side by side: what waits for what, and who does it."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from finetune.comparison.jobs import Bar, Job, Runner
+from finetune.comparison.bar import Bar
+from finetune.comparison.jobs import Job
+from finetune.comparison.runner import Runner
 
 # Notes when it begins and ends; ends as its config says.
 _SCRIPT = """
 import pathlib, sys, time
-name = sys.argv[-1].removeprefix("run.name=")
+folder, name = (word.partition("=")[2] for word in sys.argv[-2:])
 log = pathlib.Path(__file__).with_name("order")
 def note(what):
     with log.open("a") as file:
@@ -17,23 +20,34 @@ def note(what):
 note("begin")
 time.sleep(2.0 if name == "pretrain" else 0.0)
 note("end")
-sys.exit(int(pathlib.Path(sys.argv[2]).read_text()) if name == "pretrain" else 0)
+code = int(pathlib.Path(sys.argv[2]).read_text()) if name == "pretrain" else 0
+if not code:
+    pathlib.Path(folder).mkdir()
+    (pathlib.Path(folder) / "summary.json").write_text('{"status": "done"}')
+sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("code", [0, 1])
-def test_a_run_waits_for_its_start_and_for_nothing_else(tmp_path: Path, code: int) -> None:
-    script, config = tmp_path / "script.py", tmp_path / "config.yaml"
+def make_jobs(folder: Path, code: int) -> list[Job]:
+    script, config = folder / "script.py", folder / "config.yaml"
     script.write_text(_SCRIPT)
     config.write_text(str(code))
-    before = tmp_path / "pretrain"
-    jobs = [
-        Job(name, tmp_path / name, str(script), config, (), tmp_path, start)
-        for name, start in (("pretrain", None), ("tuned", str(before)), ("scratch", None))
+    starts = {"pretrain": None, "tuned": str(folder / "pretrain"), "scratch": None}
+    return [
+        Job(name, folder / name, str(script), config, (), folder, start) for name, start in starts.items()
     ]
-    runner, bar = Runner(slots=2), Bar(jobs)
+
+
+def run_all(jobs: list[Job], slots: int) -> Runner:
+    runner, bar = Runner(slots), Bar(jobs)
     runner.run(jobs, bar)
     bar.close()
+    return runner
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_run_waits_for_its_start_and_for_nothing_else(tmp_path, code):
+    runner = run_all(make_jobs(tmp_path, code), slots=2)
     order = (tmp_path / "order").read_text().splitlines()
     assert order.index("end scratch") < order.index("end pretrain")
     if code == 0:
@@ -41,4 +55,14 @@ def test_a_run_waits_for_its_start_and_for_nothing_else(tmp_path: Path, code: in
         assert not runner.failed
     else:
         assert "begin tuned" not in order
-        assert runner.failed["tuned"] == f"its start {before} is not there"
+        assert runner.failed["tuned"] == f"its start {tmp_path / 'pretrain'} is not there"
+
+
+def test_several_processes_share_the_runs(tmp_path):
+    # A lock belongs to the open file: threads meet it as processes do.
+    with ThreadPoolExecutor(2) as pool:
+        runners = list(pool.map(lambda _: run_all(make_jobs(tmp_path, 0), slots=1), range(2)))
+    begun = [line for line in (tmp_path / "order").read_text().splitlines() if line.startswith("begin")]
+    assert sorted(begun) == ["begin pretrain", "begin scratch", "begin tuned"]
+    assert not any(runner.failed for runner in runners)
+    assert all(job.is_done() for job in make_jobs(tmp_path, 0))
