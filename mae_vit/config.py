@@ -318,12 +318,17 @@ class TrainSection(Section):
 
 
 class CheckpointSection(Section):
-    """When to save and what to keep: the last K, and every M-th of those saved."""
+    """When to save and what to keep: the last K, and every M-th of those saved.
+
+    Saves are written beside training; the run stops after `max_failed_saves` in a row.
+    """
 
     every_steps: int | None = Field(default=None, gt=0)
     every_epochs: float | None = Field(default=None, gt=0)
     keep_last: int = Field(default=2, gt=0)
     keep_every: int | None = Field(default=None, gt=0)
+    asynchronous: bool = True
+    max_failed_saves: int = Field(default=3, gt=0)
 
     @model_validator(mode="after")
     def _check(self) -> CheckpointSection:

@@ -64,11 +64,29 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
 
     Returns:
         The new checkpoint's folder.
+
+    Raises:
+        OSError: if it cannot be written; nothing of it is left then.
     """
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.tmp"
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    try:
+        partial.mkdir(parents=True)
+        _write_parts(partial, step=step, state=state, identity=identity)
+        if final.exists():
+            # Saved before a restart that came to this step again: replace it whole.
+            shutil.rmtree(final)
+        os.rename(partial, final)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    sync_folder(folder)
+    write_atomically(folder / "latest", f"{final.name}\n".encode())
+    return final
+
+
+def _write_parts(folder: Path, *, step: int, state: TrainState, identity: dict[str, Any]) -> None:
     checksums = {}
     parts = {"parameters": state.parameters, **state.slots}
     if state.buffers:
@@ -80,7 +98,7 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
     for part, tensors in parts.items():
         data = save_tensors(tensors)
         checksums[part] = sha256(data)
-        write_atomically(partial / f"{part}.safetensors", data)
+        write_atomically(folder / f"{part}.safetensors", data)
     described = {
         "format": FORMAT,
         "step": step,
@@ -91,14 +109,7 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
         "sha256": checksums,
         "identity": identity,
     }
-    write_atomically(partial / "state.json", (json.dumps(described, indent=2) + "\n").encode())
-    if final.exists():
-        # Saved before a restart that came to this step again: replace it whole.
-        shutil.rmtree(final)
-    os.rename(partial, final)
-    sync_folder(folder)
-    write_atomically(folder / "latest", f"{final.name}\n".encode())
-    return final
+    write_atomically(folder / "state.json", (json.dumps(described, indent=2) + "\n").encode())
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -120,6 +120,15 @@ def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     return values
 
 
+def from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
+    """Returns on all ranks what rank 0 hands in; collective."""
+    if ranks.world_size == 1:
+        return text
+    box = [text]
+    torch.distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
 def barrier(ranks: Ranks) -> None:
     """Waits for all ranks."""
     if ranks.world_size > 1:

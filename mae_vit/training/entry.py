@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mae_vit.commandline import OneLineParser
 from mae_vit.errors import DamagedSample, InputError
-from mae_vit.training.loop import TrainingFailed
+from mae_vit.training.failures import TrainingFailed
 from mae_vit.training.resume import ResumeMode
 
 EXIT_FAILED = 1

@@ -8,13 +8,13 @@ from typing import Any
 
 from mae_vit.config import CheckpointSection
 from mae_vit.plan import Plan
-from mae_vit.training.checkpoint import prune_checkpoints, save_checkpoint
-from mae_vit.training.distributed import barrier
 from mae_vit.training.engine import Engine
 from mae_vit.training.evaluate import HeldOut
+from mae_vit.training.failures import TrainingFailed
 from mae_vit.training.monitor import Monitor
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.run_folder import RunFolder, Status
+from mae_vit.training.saving import Saver
 from mae_vit.training.signals import StopRequest
 from mae_vit.training.state import Best, weights_of
 
@@ -52,12 +52,19 @@ class RunHooks:
         """
         self.best, self._selects = best, selects
         self._engine, self._folder, self._plan = engine, folder, plan
-        self._checkpoint, self._identity = checkpoint, identity
         self._facts = dict(facts or {})
         self._held_out, self._probe, self._stop = held_out, probe, stop
         self._last_line: dict[str, Any] = {}
         self._wall_s_before = 0.0
         self._monitor: Monitor | None = None
+        self._saver = Saver(
+            engine,
+            folder.checkpoints,
+            checkpoint,
+            identity=identity,
+            every_steps=plan.checkpoint_every_steps,
+            say=self._say,
+        )
         if engine.ranks.rank:
             return
         if start_step:
@@ -109,28 +116,31 @@ class RunHooks:
     def log(self, line: dict[str, Any]) -> None:
         """Writes a line of metrics; its wall time counts all sittings of the run."""
         line["wall_s"] += self._wall_s_before
+        if self._saver.stall_s:
+            line["save_stall_s"] = self._saver.stall_s
+            self._saver.stall_s = 0.0
         self._last_line = line
         if self._monitor is not None:
             self._monitor.log_step(line)
 
-    def save(self, step: int) -> None:
-        """Gathers the state from all ranks, writes it, and drops old checkpoints."""
-        state = self._engine.gather()
-        state.best = self.best
+    def save(self, step: int, *, last: bool, stopping: bool) -> None:
+        """Gathers the state from all ranks, writes it, and drops old checkpoints; collective.
+
+        Raises:
+            TrainingFailed: on all ranks, if the last state of the run, or too many in a row, could not be saved.
+        """
         if self._monitor is not None:
-            folder = self._folder.checkpoints
-            save_checkpoint(folder, step=step, state=state, identity=self._identity)
-            prune_checkpoints(
-                folder,
-                keep_last=self._checkpoint.keep_last,
-                keep_every=self._checkpoint.keep_every,
-                every_steps=self._plan.checkpoint_every_steps,
-            )
             self._summarize("running", step)
-        barrier(self._engine.ranks)
+        saved = self._saver.save(step, self.best, wait=last or stopping)
+        if last and not saved:
+            raise TrainingFailed(
+                "the run's last state could not be saved: make room, then the same command goes on from the last "
+                "good checkpoint"
+            )
 
     def end(self, status: Status, step: int | None, results: dict[str, Any] | None = None) -> None:
         """Says how the run ended, with what came of it, and closes its outputs."""
+        self._saver.close()
         if self._monitor is None:
             return
         if status == "interrupted":
@@ -138,16 +148,26 @@ class RunHooks:
         self._summarize(status, self._last_line.get("step", 0) if step is None else step, results or {})
         self._monitor.close()
 
+    def _say(self, text: str) -> None:
+        if self._monitor is not None:
+            self._monitor.say(text)
+
     def _summarize(self, status: Status, step: int, results: dict[str, Any] | None = None) -> None:
-        self._folder.write_summary(
-            status,
-            {
-                "steps": step,
-                "total_steps": self._plan.total_steps,
-                **self._facts,
-                "samples": step * self._plan.effective_batch_size,
-                **{name: self._last_line.get(name) for name in ("loss", "images_per_s", "wall_s")},
-                **{name: self._last_line[name] for name in ("heldout", "probe") if name in self._last_line},
-                **(results or {}),
-            },
-        )
+        values: dict[str, Any] = {
+            "steps": step,
+            "total_steps": self._plan.total_steps,
+            **self._facts,
+            "samples": step * self._plan.effective_batch_size,
+            **{name: self._last_line.get(name) for name in ("loss", "images_per_s", "wall_s")},
+            **{name: self._last_line[name] for name in ("heldout", "probe") if name in self._last_line},
+            **(results or {}),
+        }
+        try:
+            self._folder.write_summary(status, values)
+        except OSError as error:
+            # Others read from it whether the run is done: that must not fail in silence.
+            if status == "done":
+                raise
+            self._say(
+                f"warning: {self._folder.summary} cannot be written: {(error.strerror or str(error)).lower()}"
+            )

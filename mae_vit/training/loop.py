@@ -16,11 +16,8 @@ from torch import Tensor
 from mae_vit.batch import Batch
 from mae_vit.plan import Plan
 from mae_vit.training.engine import Engine
+from mae_vit.training.failures import TrainingFailed
 from mae_vit.training.late import LateReader
-
-
-class TrainingFailed(RuntimeError):
-    """A step was not finite; all ranks raise it together."""
 
 
 class Hooks(Protocol):
@@ -38,7 +35,7 @@ class Hooks(Protocol):
     def log(self, line: dict[str, Any]) -> None:
         """Takes a line of metrics."""
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, *, last: bool, stopping: bool) -> None:
         """Writes a checkpoint; every step before it has been read as good."""
 
 
@@ -154,7 +151,7 @@ def train(
             hooks.log(line)
             last_line, clock = line, Clock()
         if saving or stopping:
-            hooks.save(done)
+            hooks.save(done, last=last, stopping=stopping)
         if stopping and not last:
             return Outcome(done, False, last_line)
     return Outcome(plan.total_steps, True, last_line)

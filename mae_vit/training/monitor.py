@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Monitor:
     ) -> None:
         """Opens the outputs of a run that begins (or goes on) at `start_step`."""
         self._folder = folder
+        self._failed: set[str] = set()
         self._writer: Any = None
         if tensorboard:
             self._writer = _open_writer(folder.tensorboard, purge_step=start_step + 1 if start_step else None)
@@ -45,7 +47,8 @@ class Monitor:
 
     def log_step(self, line: dict[str, Any]) -> None:
         """Writes a line of metrics and shows it."""
-        self._folder.append_metrics(line)
+        with self._tolerant("metrics"):
+            self._folder.append_metrics(line)
         self._scalars("train", line, line["step"])
         for group, title in (("heldout", "held-out images"), ("probe", "online probe")):
             if group in line:
@@ -66,15 +69,15 @@ class Monitor:
                 flush=True,
             )
 
-    def show(self, rows: Sequence[Picture], step: int) -> Path:
+    def show(self, rows: Sequence[Picture], step: int) -> None:
         """Writes labeled rows of images as a PNG and to TensorBoard."""
         picture = draw_rows(rows)
-        self._folder.pictures.mkdir(exist_ok=True)
-        path = self._folder.pictures / f"step-{step:08d}.png"
-        Image.fromarray(picture).save(path)
+        with self._tolerant("pictures"):
+            self._folder.pictures.mkdir(exist_ok=True)
+            Image.fromarray(picture).save(self._folder.pictures / f"step-{step:08d}.png")
         if self._writer is not None:
-            self._writer.add_image("pictures/probe", picture, step, dataformats="HWC")
-        return path
+            with self._tolerant("TensorBoard"):
+                self._writer.add_image("pictures/probe", picture, step, dataformats="HWC")
 
     def say(self, text: str) -> None:
         """Prints a line without breaking the progress bar."""
@@ -85,14 +88,29 @@ class Monitor:
         if self._bar is not None:
             self._bar.close()
         if self._writer is not None:
-            self._writer.close()
+            with self._tolerant("TensorBoard"):
+                self._writer.close()
+
+    @contextmanager
+    def _tolerant(self, what: str) -> Iterator[None]:
+        """A full disk takes nothing from a run but what people look at; it is told once for each kind."""
+        try:
+            yield
+        except OSError as error:
+            if what not in self._failed:
+                self._failed.add(what)
+                reason = (error.strerror or str(error)).lower()
+                self.say(
+                    f"warning: {what} of {self._folder.path} cannot be written: {reason}; training goes on"
+                )
 
     def _scalars(self, group: str, values: dict[str, Any], step: int) -> None:
         if self._writer is None:
             return
-        for name, value in values.items():
-            if isinstance(value, int | float) and name not in ("step", "epoch", "samples", "wall_s"):
-                self._writer.add_scalar(f"{group}/{name}", value, step)
+        with self._tolerant("TensorBoard"):
+            for name, value in values.items():
+                if isinstance(value, int | float) and name not in ("step", "epoch", "samples", "wall_s"):
+                    self._writer.add_scalar(f"{group}/{name}", value, step)
 
 
 def _open_writer(path: Path, purge_step: int | None) -> Any:

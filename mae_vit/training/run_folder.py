@@ -17,7 +17,9 @@ from typing import Any, Literal
 import torch
 
 from mae_vit.errors import InputError
+from mae_vit.locks import Lock
 from mae_vit.training.files import to_json, write_atomically, write_json
+from mae_vit.training.run_lock import lock_run
 
 Status = Literal["running", "interrupted", "done", "failed"]
 _PACKAGES = ("mae-vit", "torch", "torchvision", "timm", "deepspeed", "webdataset", "numpy", "safetensors")
@@ -35,6 +37,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.encoder = path / "encoder.safetensors"
         self.summary = path / "summary.json"
+        self._lock: Lock | None = None
 
     def check_writable(self) -> None:
         """Makes sure that the folder can be made and written, leaving nothing behind.
@@ -54,6 +57,20 @@ class RunFolder:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise InputError(f"run folder {self.path} cannot be written: {existing}: {reason}") from None
+
+    def lock(self) -> None:
+        """Takes the folder, which is made if need be, for this process; until `unlock`, or its end.
+
+        Raises:
+            InputError: if another process keeps it, or if it cannot be written.
+        """
+        self._lock = self._lock or lock_run(self.path)
+
+    def unlock(self) -> None:
+        """Gives the folder free; once more does no harm."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def create(self, config_yaml: str, environment: dict[str, Any]) -> None:
         """Makes the folder and describes the run in it."""
@@ -75,8 +92,10 @@ class RunFolder:
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Appends a line to `metrics.jsonl`."""
-        with self.metrics.open("a") as file:
-            file.write(to_json(line) + "\n")
+        with self.metrics.open("ab+") as file:
+            # A line that a full disk cut short ends here.
+            torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+            file.write((b"\n" if torn else b"") + (to_json(line) + "\n").encode())
 
     def cut_metrics(self, step: int) -> dict[str, Any] | None:
         """Drops lines after `step` (and a torn last one), so that no step is told twice.

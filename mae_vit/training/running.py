@@ -19,14 +19,15 @@ from mae_vit.errors import InputError
 from mae_vit.keyed import noise_seed
 from mae_vit.plan import Plan
 from mae_vit.training.checkpoint import Checkpoint
-from mae_vit.training.distributed import Ranks, barrier
+from mae_vit.training.distributed import Ranks, barrier, from_rank_zero
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import EXIT_REQUEUE, Arguments
 from mae_vit.training.estimate import Estimate, peak_flops
 from mae_vit.training.evaluate import HeldOut
+from mae_vit.training.failures import TrainingFailed
 from mae_vit.training.hooks import RunHooks
-from mae_vit.training.loop import train
+from mae_vit.training.loop import Outcome, train
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.resume import Identity, find_start, set_aside
 from mae_vit.training.run_folder import RunFolder, describe_environment
@@ -90,6 +91,7 @@ class Run:
         outlive_terminal()
         start_step = start.step if start else 0
         config_yaml = dump_config(self.config)
+        hold(self.folder, self.engine.ranks, new=True)
         if self.engine.ranks.rank == 0:
             self.folder.create(config_yaml, describe_environment(sys.argv, self.engine.ranks.world_size))
         if start:
@@ -114,7 +116,6 @@ class Run:
             facts=self._facts(),
             advice=self.advice,
         )
-        results: dict[str, Any] = {}
         try:
             outcome = train(
                 self.engine,
@@ -128,12 +129,12 @@ class Run:
                 flops_per_image=self.costs.flops_per_image,
                 peak_flops=peak_flops(self.engine.device, self.config.train.precision),
             )
-            if outcome.finished:
-                results = work.finish(outcome.step, hooks.best)
-            hooks.end("done" if outcome.finished else "interrupted", outcome.step, results)
+            self._end(work, hooks, outcome)
         except BaseException:
             hooks.end("failed", None)
             raise
+        finally:
+            self.folder.unlock()
         # All ranks leave together: a launcher that sees one exit would kill the
         # others in whatever they still write.
         stop.dismiss()
@@ -147,6 +148,22 @@ class Run:
                 print(f"done: {outcome.step} steps in {time.monotonic() - begun:.0f} s here")
                 print("\n".join(self._results(work.results())))
         return 0 if outcome.finished else EXIT_REQUEUE
+
+    def _end(self, work: Work, hooks: RunHooks, outcome: Outcome) -> None:
+        """Leaves the results; a disk that does not take them fails all ranks together."""
+        problem, results = None, dict[str, Any]()
+        try:
+            if outcome.finished:
+                results = work.finish(outcome.step, hooks.best)
+            hooks.end("done" if outcome.finished else "interrupted", outcome.step, results)
+        except OSError as error:
+            problem = (
+                f"results cannot be written to {self.folder.path}: {(error.strerror or str(error)).lower()}"
+            )
+        if problem := from_rank_zero(problem, self.engine.ranks):
+            raise TrainingFailed(
+                f"{problem}; the last state is saved: make room, then the same command goes on"
+            )
 
     def _facts(self) -> dict[str, Any]:
         """What a comparison of runs needs of each."""
@@ -221,9 +238,12 @@ def begin(
     if config.run.deterministic:
         be_deterministic()
     connect(config, device)
+    # Before any rank looks for checkpoints: another process may still be writing one.
+    hold(folder, ranks, new=False)
     # Rank 0 moves an old run aside before any other looks for its checkpoints.
     if arguments.resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
         print(f"moved the earlier run {folder.path} to {moved}")
+        folder.unlock()
     barrier(ranks)
     found = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
     if found is None and folder.read_status() == "done":
@@ -232,6 +252,23 @@ def begin(
             "run.name, or --resume never to move that aside"
         )
     return found
+
+
+def hold(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:
+    """Takes the run folder for this run, with `new` one that is not there yet too; collective.
+
+    Raises:
+        InputError: on all ranks, if another process keeps it.
+    """
+    refusal = None
+    if ranks.rank == 0:
+        try:
+            if new or folder.path.exists():
+                folder.lock()
+        except InputError as error:
+            refusal = str(error)
+    if refusal := from_rank_zero(refusal, ranks):
+        raise InputError(refusal)
 
 
 def is_finished(folder: RunFolder, start: Checkpoint | None, plan: Plan) -> bool:

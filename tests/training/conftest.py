@@ -1,20 +1,10 @@
 """Pretraining runs in this process, on the torch engine."""
 
 import pytest
-from commands import ROOT, SMALL_MAE
+from commands import ROOT
+from training_runs import SMALL
 
 from pretrain.job import main
-
-SMALL = [
-    *SMALL_MAE,
-    "train.steps=6",
-    "train.warmup_steps=1",
-    "monitor.log_every_steps=1",
-    "monitor.evaluate_every_steps=3",
-    "monitor.evaluate_images=32",
-    "monitor.tensorboard=false",
-    "checkpoint.every_steps=2",
-]
 
 
 @pytest.fixture

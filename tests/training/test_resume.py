@@ -66,11 +66,11 @@ def test_a_finished_run_says_so(call, tmp_path, capsys):
 )
 def test_another_run_is_refused_by_name(call, tmp_path, capsys, change, key):
     assert call() == 0
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("[!.]*") if path.is_file()}
     capsys.readouterr()
     assert call(change) == 2
     assert f"{key} was " in one_line(capsys)
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("[!.]*") if path.is_file()} == before
 
 
 def test_an_older_checkpoint_may_lack_options_at_their_defaults(call, tmp_path, capsys):

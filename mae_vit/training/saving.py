@@ -1,0 +1,145 @@
+"""Saving beside training: the state is gathered, then written by a thread; what fails, fails for all ranks."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mae_vit.config import CheckpointSection
+from mae_vit.training.checkpoint import prune_checkpoints, save_checkpoint
+from mae_vit.training.distributed import from_rank_zero
+from mae_vit.training.engine import Engine
+from mae_vit.training.failures import TrainingFailed
+from mae_vit.training.state import Best, TrainState
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# A write that training waited for so long is told.
+_SLOW_S = 10.0
+
+
+class Saver:
+    """Writes checkpoints; all ranks call it alike, rank 0 writes.
+
+    A save that fails (a full, broken or read-only disk) is told, and the run goes on with the
+    last good checkpoint: the next save tries again. With `checkpoint.max_failed_saves` in a row
+    the run stops. On a full disk older checkpoints go before a save is given up; the
+    newest whole one never does.
+
+    Attributes:
+        stall_s: how long training stood still for saves since this was last set to 0.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        options: CheckpointSection,
+        *,
+        identity: dict[str, Any],
+        every_steps: int,
+        say: Callable[[str], None],
+    ) -> None:
+        """Clears away what saves that were cut short have left."""
+        self._engine, self._folder, self._options = engine, folder, options
+        self._identity, self._every_steps, self._say = identity, every_steps, say
+        self._thread: threading.Thread | None = None
+        self._problem: str | None = None
+        # Alike on all ranks.
+        self._pending = False
+        self._failures = 0
+        self.stall_s = 0.0
+        if engine.ranks.rank == 0:
+            for torn in folder.glob(".step-*.tmp"):
+                shutil.rmtree(torn, ignore_errors=True)
+
+    def save(self, step: int, best: Best | None, *, wait: bool) -> bool:
+        """Saves the state after `step`; collective.
+
+        Args:
+            step: optimizer steps done.
+            best: of runs that choose among their epochs.
+            wait: return only when it is on the disk.
+
+        Returns:
+            False if this save is known to have failed.
+
+        Raises:
+            TrainingFailed: on all ranks, after too many failures in a row.
+        """
+        begun = time.monotonic()
+        self.settle()
+        state = self._engine.gather()
+        state.best = best
+        self._pending = True
+        if self._engine.ranks.rank == 0:
+            # Not a daemon: an interpreter that ends waits for it.
+            self._thread = threading.Thread(target=self._write, args=(step, state), name="saver")
+            self._thread.start()
+        good = self.settle() if wait or not self._options.asynchronous else True
+        self.stall_s += time.monotonic() - begun
+        return good
+
+    def settle(self) -> bool:
+        """Waits for the write under way and agrees on how it went; collective.
+
+        Returns:
+            False if it failed.
+
+        Raises:
+            TrainingFailed: on all ranks, after too many failures in a row.
+        """
+        if not self._pending:
+            return True
+        self._pending = False
+        self.close()
+        problem = from_rank_zero(self._problem, self._engine.ranks)
+        if problem is None:
+            self._failures = 0
+            return True
+        self._failures += 1
+        if self._failures >= self._options.max_failed_saves:
+            raise TrainingFailed(
+                f"{self._failures} saves in a row failed, the last one: {problem}; the last good checkpoint stands "
+                "(checkpoint.max_failed_saves)"
+            )
+        self._say(f"warning: {problem}; going on, with the last good checkpoint ({self._failures} in a row)")
+        return False
+
+    def close(self) -> None:
+        """Waits for what rank 0 still writes; not collective."""
+        if self._thread is None:
+            return
+        begun = time.monotonic()
+        self._thread.join()
+        self._thread = None
+        if (waited := time.monotonic() - begun) > _SLOW_S:
+            self._say(f"training waited {waited:.0f} s for a checkpoint to be written")
+
+    def _write(self, step: int, state: TrainState) -> None:
+        """Runs in the thread; leaves what went wrong as a line."""
+        try:
+            try:
+                save_checkpoint(self._folder, step=step, state=state, identity=self._identity)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                self._prune(keep_last=1)
+                save_checkpoint(self._folder, step=step, state=state, identity=self._identity)
+            self._prune(keep_last=self._options.keep_last)
+            self._problem = None
+        except Exception as error:
+            reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else repr(error)
+            self._problem = f"the checkpoint of step {step} cannot be written to {self._folder}: {reason}"
+
+    def _prune(self, *, keep_last: int) -> None:
+        prune_checkpoints(
+            self._folder,
+            keep_last=keep_last,
+            keep_every=self._options.keep_every,
+            every_steps=self._every_steps,
+        )
