@@ -19,10 +19,12 @@ from mae_vit.data.loader import FixedBatches, fixed_batches, load_batches, start
 from mae_vit.data.opening import check_pad, choose_workers, make_order, make_views, normalization
 from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
+from mae_vit.data.step_samples import samples_of_step
 from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
 from mae_vit.errors import InputError
 from mae_vit.keyed import Stream, derive_key
 from mae_vit.plan import Plan
+from mae_vit.skipping import Skipped
 from mae_vit.training.distributed import Ranks, available_cores
 from mae_vit.training.evaluate import HeldOut
 
@@ -83,7 +85,7 @@ class FinetuneData:
             "finetune.test_fingerprint": self.test_index.fingerprint,
         }
 
-    def batches(self, ranks: Ranks, plan: Plan, start_step: int) -> Iterator[Batch]:
+    def batches(self, ranks: Ranks, plan: Plan, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
         return load_batches(
             self.source,
@@ -91,9 +93,14 @@ class FinetuneData:
             Share(ranks.rank, ranks.world_size, plan.accumulation),
             start_step=start_step,
             stop_step=plan.total_steps,
+            skipped=skipped,
             workers=self.workers,
             pin_memory=self.pin_memory,
         )
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Names the samples of a step of the data order."""
+        return samples_of_step(self.index, self.order, data_step, numbers=self.train)
 
     def fixed(self, source: Source, samples: np.ndarray, ranks: Ranks, batch_size: int) -> FixedBatches:
         """Returns this rank's part of some samples, without augmentation."""

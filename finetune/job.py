@@ -32,6 +32,7 @@ from mae_vit.coverage import warn_of_normalization
 from mae_vit.errors import InputError
 from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan, check_pairs, make_plan
+from mae_vit.skipping import Skipped
 from mae_vit.starts import Start
 from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
@@ -129,7 +130,7 @@ def finetune(arguments: Arguments) -> int:
     if seen == "held-out" and ranks.rank == 0:
         warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
     if arguments.dry_run:
-        found = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
+        found = find_start(folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
         model = build()
         coverage = load_into(model, start) if start else None
         if ranks.rank == 0:
@@ -213,9 +214,13 @@ class Job:
     facts: dict[str, Any]
     _summary: dict[str, Any] = field(default_factory=dict)
 
-    def batches(self, start_step: int) -> Iterator[Batch]:
+    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
-        return self.data.batches(self.engine.ranks, self.plan, start_step)
+        return self.data.batches(self.engine.ranks, self.plan, start_step, skipped)
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Names the samples of a step of the data order."""
+        return self.data.samples_of(data_step)
 
     def held_out(self) -> HeldOut | None:
         """The images that choose the epoch."""

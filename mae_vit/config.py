@@ -336,6 +336,22 @@ class CheckpointSection(Section):
         return self
 
 
+class GuardSection(Section):
+    """What is done about steps that are not finite, and losses that leap and stay high.
+
+    All ranks go back to the last checkpoint before such a step, and on past the data that led
+    to it: `skip_steps` steps, twice as many at each further try; `max_rollbacks` times from one
+    checkpoint, then the run stops. A spike is a loss `spike_sigmas` robust standard deviations
+    above the median of the last 256, `spike_steps` steps in a row; null sees none.
+    """
+
+    max_rollbacks: int = Field(default=3, ge=0)
+    # The idea is PaLM's (arXiv 2204.02311 Sec. 5.1), which skipped 200 to 500 batches; the figures are ours.
+    skip_steps: int = Field(default=16, gt=0)
+    spike_sigmas: float | None = Field(default=12.0, gt=0)
+    spike_steps: int = Field(default=8, gt=0)
+
+
 class MonitorSection(Section):
     """What is logged, and how often."""
 
@@ -367,6 +383,7 @@ class Config(Section):
     optim: OptimSection
     train: TrainSection
     checkpoint: CheckpointSection = CheckpointSection()
+    guard: GuardSection = GuardSection()
     monitor: MonitorSection = MonitorSection()
 
     @model_validator(mode="after")

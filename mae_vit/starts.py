@@ -24,7 +24,14 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from mae_vit.checkpoint_files import BrokenCheckpoint, as_broken, read_description, read_newest, read_part
+from mae_vit.checkpoint_files import (
+    BrokenCheckpoint,
+    as_broken,
+    read_description,
+    read_newest,
+    read_part,
+    step_of,
+)
 from mae_vit.encoder import SIZES, ViTEncoder
 from mae_vit.errors import InputError
 from mae_vit.seen_labels import SeenLabels
@@ -135,6 +142,10 @@ def _read_run(folder: Path) -> Start:
         instead = f": {exported} is there as well" if exported.exists() else ""
         raise InputError(f"start {folder} cannot be used: {error}{instead}") from None
     if found is not None:
+        if step_of(Path(found.source)) == 0:
+            raise InputError(
+                f"start {folder} has not been trained yet: its only checkpoint is that of step 0"
+            )
         return replace(found, passed_over=tuple(map(str, broken)))
     if (folder / "encoder.safetensors").exists():
         return _read_safetensors(folder / "encoder.safetensors")

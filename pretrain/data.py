@@ -18,10 +18,12 @@ from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
 from mae_vit.data.opening import check_pad, choose_workers, make_order, make_views, normalization
 from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
+from mae_vit.data.step_samples import samples_of_step
 from mae_vit.data.subset import SubsetSource, limit_per_class
 from mae_vit.errors import InputError
 from mae_vit.keyed import Stream, derive_key
 from mae_vit.plan import Plan
+from mae_vit.skipping import Skipped
 from mae_vit.training.distributed import Ranks, available_cores
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.probe import OnlineProbe
@@ -101,7 +103,7 @@ class Data:
             + "prepare it from class folders, or draw one from train (mae-vit prepare ... --holdout 0.05)"
         )
 
-    def batches(self, ranks: Ranks, plan: Plan, start_step: int) -> Iterator[Batch]:
+    def batches(self, ranks: Ranks, plan: Plan, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
         return load_batches(
             self.source,
@@ -109,9 +111,15 @@ class Data:
             Share(ranks.rank, ranks.world_size, plan.accumulation),
             start_step=start_step,
             stop_step=plan.total_steps,
+            skipped=skipped,
             workers=self.workers,
             pin_memory=self.pin_memory,
         )
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Names the samples of a step of the data order."""
+        numbers = self.source.samples if isinstance(self.source, SubsetSource) else None
+        return samples_of_step(self.index, self.order, data_step, numbers=numbers)
 
     def probe(self, ranks: Ranks, *, batch_size: int) -> OnlineProbe | None:
         """Loads the online probe, this rank's part of its images; None where there is none."""

@@ -19,6 +19,7 @@ from mae_vit.objectives import Objective
 from mae_vit.plan import Plan, check_pairs, make_plan
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.seen_labels import SeenLabels
+from mae_vit.skipping import Skipped
 from mae_vit.starts import read_start
 from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
@@ -101,7 +102,7 @@ def pretrain(arguments: Arguments) -> int:
     folder = open_folder(config, ranks)
     identity = run_identity(config, derived=data.identity)
     if arguments.dry_run:
-        start = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
+        start = find_start(folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
         # Whatever does not fit is said before all is said to be well.
         if start is None and config.model.init is not None:
             initialize(build(), config, info, say=ranks.rank == 0)
@@ -197,9 +198,13 @@ class Job:
     engine: Engine
     folder: RunFolder
 
-    def batches(self, start_step: int) -> Iterator[Batch]:
+    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
-        return self.data.batches(self.engine.ranks, self.plan, start_step)
+        return self.data.batches(self.engine.ranks, self.plan, start_step, skipped)
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Names the samples of a step of the data order."""
+        return self.data.samples_of(data_step)
 
     def held_out(self) -> HeldOut | None:
         """Loads the fixed held-out images."""

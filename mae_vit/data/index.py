@@ -86,6 +86,11 @@ class ShardIndex:
             os.replace(partial, path)
             return found
 
+    def locate(self, sample: int) -> tuple[Path, int]:
+        """Returns the shard of a sample, and the offset of its image there."""
+        row = self._rows[sample]
+        return self.folder / self.split_info.shards[int(row["shard"])].file, int(row["offset"])
+
     def describe(self, sample: int) -> str:
         """Names a sample for people: shard, key and offset."""
         row = self._rows[sample]

@@ -21,6 +21,7 @@ from mae_vit.data.order import Order, Share, micro_batches
 from mae_vit.data.reading import Source
 from mae_vit.errors import DamagedSample
 from mae_vit.keyed import SampleKeys
+from mae_vit.skipping import Skipped
 
 # What workers need, imported once in the server they are forked from.
 _PRELOAD = ["mae_vit.data.loader"]
@@ -107,15 +108,15 @@ class _Batches(Dataset[Any]):
 class _Positions:
     """The batch sampler: positions rather than single samples, restartable."""
 
-    def __init__(self, order: Order, share: Share, start_step: int, stop_step: int) -> None:
-        self._arguments = (order, share, start_step, stop_step)
+    def __init__(self, order: Order, share: Share, start_step: int, stop_step: int, skipped: Skipped) -> None:
+        self._arguments = (order, share, start_step, stop_step, skipped)
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        order, share, start_step, stop_step = self._arguments
-        return micro_batches(order, share, start_step=start_step, stop_step=stop_step)
+        order, share, start_step, stop_step, skipped = self._arguments
+        return micro_batches(order, share, start_step=start_step, stop_step=stop_step, skipped=skipped)
 
     def __len__(self) -> int:
-        _, share, start_step, stop_step = self._arguments
+        _, share, start_step, stop_step, _ = self._arguments
         return (stop_step - start_step) * share.accumulation
 
 
@@ -130,6 +131,7 @@ def load_batches(
     *,
     start_step: int,
     stop_step: int,
+    skipped: Skipped = (),
     workers: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
@@ -144,10 +146,11 @@ def load_batches(
         share: which slice of each step this rank takes.
         start_step: first optimizer step.
         stop_step: one past the last.
+        skipped: steps of the order that are left out.
         workers: data processes; 0 decodes in this one.
         pin_memory: put batches in page-locked memory, for copies that do not block.
     """
-    positions = _Positions(order, share, start_step, stop_step)
+    positions = _Positions(order, share, start_step, stop_step, skipped)
     yield from _load(source, order.seed, positions, workers=workers, pin_memory=pin_memory)
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from mae_vit.keyed import MAX_INDEX, Stream, derive_key, threefry2x32
+from mae_vit.skipping import Skipped, data_step
 
 # Four rounds of a random function make a pseudo-random permutation (Luby and
 # Rackoff 1988); small domains want more. Among the permutations of a few samples 8
@@ -146,16 +147,17 @@ class Share:
 
 
 def micro_batches(
-    order: Order, share: Share, *, start_step: int, stop_step: int
+    order: Order, share: Share, *, start_step: int, stop_step: int, skipped: Skipped = ()
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yields (epoch, sample indices) of a rank's micro-batches, from any step on.
 
-    The rank's slice of a step is contiguous, and so is each micro-batch in it.
+    The rank's slice of a step is contiguous, and so is each micro-batch in it. `skipped` steps
+    of the order are left out: the steps after them move up.
     """
     per_rank = order.effective_batch_size // share.world_size
     micro = per_rank // share.accumulation
     for step in range(start_step, stop_step):
-        epoch, step_in_epoch = divmod(step, order.steps_per_epoch)
+        epoch, step_in_epoch = divmod(data_step(step, skipped), order.steps_per_epoch)
         start = step_in_epoch * order.effective_batch_size + share.rank * per_rank
         samples = order.samples(epoch, start, start + per_rank)
         for number in range(share.accumulation):

@@ -24,20 +24,23 @@ class SubsetSource:
 
     Views are drawn for the sample's number in the split: an image is cropped alike in
     whatever subset it is.
+
+    Attributes:
+        samples: their numbers in the source.
     """
 
     def __init__(self, source: Source, samples: np.ndarray) -> None:
         """Takes the samples of these numbers."""
-        self._source, self._samples = source, samples
+        self._source, self.samples = source, samples
 
     @property
     def labels(self) -> np.ndarray:
         """Int (n,)."""
-        return np.asarray(self._source.labels)[self._samples]
+        return np.asarray(self._source.labels)[self.samples]
 
     def images(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
         """Returns augmented images of the samples at these places: uint8 (B, C, H, W)."""
-        return self._source.images(seed, epoch, self._samples[index])
+        return self._source.images(seed, epoch, self.samples[index])
 
 
 def limit_per_class(

@@ -34,6 +34,7 @@ from mae_vit.checkpoint_files import (
 )
 from mae_vit.errors import InputError
 from mae_vit.training.files import sync_folder, write_atomically
+from mae_vit.training.guard import Course
 from mae_vit.training.precision import LossScale
 from mae_vit.training.state import Best, TrainState
 
@@ -106,6 +107,7 @@ def _write_parts(folder: Path, *, step: int, state: TrainState, identity: dict[s
         "slots": list(state.slots),
         "loss_scale": asdict(state.loss_scale) if state.loss_scale else None,
         "best": {"step": state.best.step, "score": state.best.score} if state.best else None,
+        "course": asdict(state.course),
         "sha256": checksums,
         "identity": identity,
     }
@@ -134,8 +136,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
             buffers=tensors.get("buffers", {}),
             average=tensors.get("average", {}),
             best=Best(int(best["step"]), float(best["score"]), tensors["best"]) if best else None,
+            course=_read_course(described.get("course", {})),
         )
         return Checkpoint(path, int(described["step"]), dict(described["identity"]), state)
+
+
+def _read_course(told: dict[str, Any]) -> Course:
+    return Course(
+        skipped=tuple((int(first), int(stop)) for first, stop in told.get("skipped", ())),
+        losses=tuple(float(loss) for loss in told.get("losses", ())),
+        streak=int(told.get("streak", 0)),
+    )
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -161,5 +172,7 @@ def prune_checkpoints(folder: Path, *, keep_last: int, keep_every: int | None, e
     kept only while it is among the last.
     """
     for path in list_checkpoints(folder)[:-keep_last]:
-        if keep_every is None or step_of(path) % (every_steps * keep_every):
+        step = step_of(path)
+        # That of step 0 is there to go back to before the first.
+        if keep_every is None or step == 0 or step % (every_steps * keep_every):
             shutil.rmtree(path, ignore_errors=True)

@@ -32,6 +32,7 @@ class Arguments:
         config: the YAML file; None where the job can do without.
         overrides: `key.path=value`.
         resume: "auto", "never" or a path.
+        extend: go on to another length than was begun with.
         dry_run: print the plan and stop.
         ckpt: weights to begin from, of fine-tuning.
     """
@@ -39,6 +40,7 @@ class Arguments:
     config: Path | None
     overrides: list[str]
     resume: ResumeMode
+    extend: bool
     dry_run: bool
     ckpt: str | None = None
 
@@ -93,13 +95,24 @@ def parse_arguments(
         "this name aside; PATH: begin from that checkpoint or run folder, unless this run was begun itself",
     )
     parser.add_argument(
+        "--extend",
+        action="store_true",
+        help="go on with this run, a finished one too, to another train.epochs, steps or samples: the schedule of "
+        "the rate is that of the new length from here on",
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="check everything, print the plan and its cost, train nothing"
     )
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
     parsed = parser.parse_intermixed_args(argv)
     resume: ResumeMode = parsed.resume if parsed.resume in ("auto", "never") else Path(parsed.resume)
     return Arguments(
-        parsed.config, parsed.overrides, resume, parsed.dry_run, parsed.ckpt if takes_ckpt else None
+        parsed.config,
+        parsed.overrides,
+        resume,
+        parsed.extend,
+        parsed.dry_run,
+        parsed.ckpt if takes_ckpt else None,
     )
 
 

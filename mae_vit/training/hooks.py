@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mae_vit.config import CheckpointSection
 from mae_vit.plan import Plan
+from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.engine import Engine
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.failures import TrainingFailed
+from mae_vit.training.guard import BadStep, Guard
 from mae_vit.training.monitor import Monitor
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.run_folder import RunFolder, Status
@@ -33,6 +36,7 @@ class RunHooks:
         held_out: HeldOut | None,
         probe: OnlineProbe | None,
         stop: StopRequest,
+        guard: Guard,
         start_step: int,
         resumed_from: Path | None,
         config_yaml: str,
@@ -50,7 +54,7 @@ class RunHooks:
         undisturbed one does. `facts` go into every summary. `advice` is said where nothing is
         held out.
         """
-        self.best, self._selects = best, selects
+        self.best, self._selects, self.guard = best, selects, guard
         self._engine, self._folder, self._plan = engine, folder, plan
         self._facts = dict(facts or {})
         self._held_out, self._probe, self._stop = held_out, probe, stop
@@ -80,7 +84,8 @@ class RunHooks:
             config_yaml=config_yaml,
         )
         self._summarize("running", start_step)
-        source = f"going on from {resumed_from}" if resumed_from else f"starting from {begins_from}"
+        going_on = resumed_from is not None and start_step > 0
+        source = f"going on from {resumed_from}" if going_on else f"starting from {begins_from}"
         self._monitor.say(f"{folder.path}: {source}, step {start_step} of {plan.total_steps}")
         if held_out is None and advice:
             self._monitor.say(advice)
@@ -131,12 +136,30 @@ class RunHooks:
         """
         if self._monitor is not None:
             self._summarize("running", step)
-        saved = self._saver.save(step, self.best, wait=last or stopping)
+        saved = self._saver.save(step, self.best, self.guard.course, wait=last or stopping)
         if last and not saved:
             raise TrainingFailed(
                 "the run's last state could not be saved: make room, then the same command goes on from the last "
                 "good checkpoint"
             )
+
+    def settle(self) -> None:
+        """Waits for the save under way, whatever comes of it; collective."""
+        with suppress(BadStep):
+            self._saver.settle()
+
+    def go_back(self, bad: BadStep, start: Checkpoint, guard: Guard) -> None:
+        """Takes all outputs back to a checkpoint; collective."""
+        self.best, self.guard = start.state.best, guard
+        if self._monitor is None:
+            return
+        self._last_line = self._folder.cut_metrics(start.step) or {}
+        self._wall_s_before = self._last_line.get("wall_s", 0.0)
+        self._monitor.go_back(start.step)
+        self._monitor.say(
+            f"warning: {bad}; going back to step {start.step}, leaving out steps "
+            f"{', '.join(f'{first}-{stop - 1}' for first, stop in guard.course.skipped)} of the data"
+        )
 
     def end(self, status: Status, step: int | None, results: dict[str, Any] | None = None) -> None:
         """Says how the run ended, with what came of it, and closes its outputs."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from mae_vit.batch import Batch
 from mae_vit.plan import Plan
 from mae_vit.training.engine import Engine
-from mae_vit.training.failures import TrainingFailed
+from mae_vit.training.guard import Guard
 from mae_vit.training.late import LateReader
 
 
@@ -73,6 +73,7 @@ def train(
     engine: Engine,
     batches: Iterator[Batch],
     hooks: Hooks,
+    guard: Guard,
     *,
     plan: Plan,
     rate: Callable[[int], float],
@@ -91,6 +92,7 @@ def train(
         engine: takes the steps.
         batches: this rank's micro-batches from `start_step` on.
         hooks: logging, evaluation, saving.
+        guard: judges every step.
         plan: lengths and batch sizes.
         rate: learning rate of a step.
         noise_seed: seed of noise inside layers, of (step, micro-batch); None where the
@@ -101,9 +103,10 @@ def train(
         peak_flops: the device's peak for this precision, None if unknown.
 
     Raises:
-        TrainingFailed: on all ranks, at a non-finite loss or gradient norm.
+        BadStep: on all ranks, where the guard finds one.
+        TrainingFailed: on all ranks, if too many saves failed.
     """
-    reader = LateReader()
+    reader = _Reader(engine.ranks.world_size, guard)
     clock, begun = Clock(), time.monotonic()
     last_line: dict[str, Any] | None = None
     for step in range(start_step, plan.total_steps):
@@ -112,7 +115,7 @@ def train(
         engine.objective.begin_step(step)
         seed_of = partial(noise_seed, step) if noise_seed else None
         report = _take_step(engine, batches, plan, lr, hooks.stop_requested(), clock, seed_of)
-        late = _checked(reader.push(report.packed()), step)
+        late = reader.push(report.packed(), step)
         done = step + 1
         clock.images += plan.effective_batch_size
         clock.train_s += time.monotonic() - step_begun
@@ -120,7 +123,8 @@ def train(
         stopping = late is not None and late[2] > 0
         last = done == plan.total_steps
         evaluating = last or done % plan.evaluate_every_steps == 0
-        saving = last or stopping or done % plan.checkpoint_every_steps == 0
+        # Not while steps are in doubt: the next save comes soon enough.
+        saving = last or stopping or (done % plan.checkpoint_every_steps == 0 and guard.quiet)
         probing = plan.probe_every_steps > 0 and (last or done % plan.probe_every_steps == 0)
         logging = evaluating or probing or done % log_every_steps == 0
         if not (logging or saving):
@@ -157,10 +161,31 @@ def train(
     return Outcome(plan.total_steps, True, last_line)
 
 
-def _read_now(reader: LateReader, clock: Clock, done: int) -> list[float]:
+class _Reader:
+    """Reads reports of steps late, and has each judged."""
+
+    def __init__(self, world_size: int, guard: Guard) -> None:
+        self._late, self._world_size, self._guard = LateReader(), world_size, guard
+
+    def push(self, values: Tensor, step: int) -> list[float] | None:
+        """Hands in a step's report; returns the one of `step`, before it."""
+        return self._judged(self._late.push(values), step)
+
+    def flush(self, step: int) -> list[float] | None:
+        """Waits for the report of `step`."""
+        return self._judged(self._late.flush(), step)
+
+    def _judged(self, values: list[float] | None, step: int) -> list[float] | None:
+        # A step that fp16 skipped has changed nothing.
+        if values is not None and not values[3]:
+            self._guard.judge(step, values[0] / self._world_size, values[1])
+        return values
+
+
+def _read_now(reader: _Reader, clock: Clock, done: int) -> list[float]:
     """Waits for the step just taken and returns its report, checked."""
     begun = time.monotonic()
-    values = _checked(reader.flush(), done)
+    values = reader.flush(done)
     clock.train_s += time.monotonic() - begun
     assert values is not None
     return values
@@ -220,16 +245,6 @@ def _take_step(
     )
     skipped = torch.tensor(float(result.skipped), device=engine.device)
     return _Report(sums[0], result.grad_norm.float(), sums[1], skipped, names, list(sums[2:]))
-
-
-def _checked(values: list[float] | None, step: int) -> list[float] | None:
-    """Passes a step's report on if its loss and gradient norm are finite, or fp16 skipped it."""
-    if values is not None and not (values[3] or (math.isfinite(values[0]) and math.isfinite(values[1]))):
-        raise TrainingFailed(
-            f"step {step} is not finite (loss {values[0]}, gradient norm {values[1]}); "
-            "the last checkpoint is from before it"
-        )
-    return values
 
 
 def _or_none(value: float) -> float | None:

@@ -79,6 +79,17 @@ class Monitor:
             with self._tolerant("TensorBoard"):
                 self._writer.add_image("pictures/probe", picture, step, dataformats="HWC")
 
+    def go_back(self, step: int) -> None:
+        """Forgets all after `step`, and marks it."""
+        if self._writer is not None:
+            with self._tolerant("TensorBoard"):
+                self._writer.close()
+                self._writer = _open_writer(self._folder.tensorboard, purge_step=step + 1)
+                self._writer.add_scalar("guard/went_back_to_step", step, step + 1)
+        if self._bar is not None:
+            self._bar.n = step
+            self._bar.refresh()
+
     def say(self, text: str) -> None:
         """Prints a line without breaking the progress bar."""
         tqdm.write(text, file=sys.stderr)

@@ -19,7 +19,7 @@ from mae_vit.training.run_folder import RunFolder
 ResumeMode = Literal["auto", "never"] | Path
 
 # What may change when a run goes on; all else is refused by name.
-_FREE_SECTIONS = ("monitor", "checkpoint")
+_FREE_SECTIONS = ("monitor", "checkpoint", "guard")
 _FREE_KEYS = (
     "run.name",
     "run.dir",
@@ -37,6 +37,7 @@ _FREE_KEYS = (
     # The same numbers, computed twice.
     "train.activation_checkpointing",
 )
+_LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,13 @@ def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
     return [(prefix, value)]
 
 
-def check_identity(checkpoint: Checkpoint, identity: Identity) -> None:
+def check_identity(checkpoint: Checkpoint, identity: Identity, *, extend: bool = False) -> None:
     """Refuses, by name, to go on with something else than what was begun.
+
+    Args:
+        checkpoint: to go on from.
+        identity: of the run that is to go on.
+        extend: its length may be another.
 
     Raises:
         InputError: naming each key that differs, with both values.
@@ -109,18 +115,26 @@ def check_identity(checkpoint: Checkpoint, identity: Identity) -> None:
     differing = [
         key
         for key in {**saved, **now}
-        if saved.get(key) != now.get(key) and (key in saved or key not in identity.new)
+        if saved.get(key) != now.get(key)
+        and (key in saved or key not in identity.new)
+        and not (extend and key in _LENGTH_KEYS)
     ]
     if differing:
         shown = [f"{key} was {saved.get(key)!r}, now {now.get(key)!r}" for key in differing[:4]]
+        longer = ", --extend goes on to another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
             f"{checkpoint.path} belongs to another run: {'; '.join(shown)}. "
-            "Take those back, or give this run another run.name"
+            f"Take those back{longer}, or give this run another run.name"
         )
 
 
 def find_start(
-    folder: RunFolder, resume: ResumeMode, identity: Identity, *, warn: bool = True
+    folder: RunFolder,
+    resume: ResumeMode,
+    identity: Identity,
+    *,
+    extend: bool = False,
+    warn: bool = True,
 ) -> Checkpoint | None:
     """Finds the checkpoint that the run continues from; None for a fresh start.
 
@@ -128,6 +142,7 @@ def find_start(
         folder: of the run.
         resume: what the user asked for.
         identity: what must not have changed, from `run_identity`.
+        extend: the length may have.
         warn: say which broken checkpoints are skipped.
 
     Raises:
@@ -142,8 +157,15 @@ def find_start(
     for warning in broken if warn else ():
         print(f"warning: {warning.message}", file=sys.stderr)
     found = own or (load_explicit(resume) if isinstance(resume, Path) else None)
-    if found is not None:
-        check_identity(found, identity)
+    if found is None:
+        return None
+    try:
+        check_identity(found, identity, extend=extend)
+    except InputError:
+        # Nothing was done yet that another config could spoil.
+        if own is None or own.step:
+            raise
+        return None
     return found
 
 

@@ -18,6 +18,7 @@ from mae_vit.config_file import dump_config
 from mae_vit.errors import InputError
 from mae_vit.keyed import noise_seed
 from mae_vit.plan import Plan
+from mae_vit.skipping import Skipped
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks, barrier, from_rank_zero
 from mae_vit.training.engine import Engine
@@ -26,10 +27,12 @@ from mae_vit.training.entry import EXIT_REQUEUE, Arguments
 from mae_vit.training.estimate import Estimate, peak_flops
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.failures import TrainingFailed
+from mae_vit.training.guard import BadStep, Course, Guard
 from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import Outcome, train
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.resume import Identity, find_start, set_aside
+from mae_vit.training.rollback import Rollbacks
 from mae_vit.training.run_folder import RunFolder, describe_environment
 from mae_vit.training.schedule import rate_at
 from mae_vit.training.signals import StopRequest
@@ -40,8 +43,11 @@ from mae_vit.training.terminal import outlive_terminal
 class Work(Protocol):
     """What a job brings to a run; all ranks call it alike."""
 
-    def batches(self, start_step: int) -> Iterator[Batch]:
+    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Names the samples of a step of the data order, over all ranks, for people."""
 
     def held_out(self) -> HeldOut | None:
         """Held-out images, None where there are none."""
@@ -97,6 +103,7 @@ class Run:
         if start:
             self.engine.restore(start.state)
         stop = StopRequest()
+        guard = Guard(self.config.guard, start.state.course if start else Course())
         hooks = RunHooks(
             self.engine,
             self.folder,
@@ -106,6 +113,7 @@ class Run:
             held_out=work.held_out(),
             probe=work.probe(),
             stop=stop,
+            guard=guard,
             start_step=start_step,
             resumed_from=start.path if start else None,
             config_yaml=config_yaml,
@@ -117,18 +125,10 @@ class Run:
             advice=self.advice,
         )
         try:
-            outcome = train(
-                self.engine,
-                work.batches(start_step),
-                hooks,
-                plan=self.plan,
-                rate=self._rate(),
-                noise_seed=self._noise_seed(),
-                start_step=start_step,
-                log_every_steps=self.config.monitor.log_every_steps,
-                flops_per_image=self.costs.flops_per_image,
-                peak_flops=peak_flops(self.engine.device, self.config.train.precision),
-            )
+            if start is None:
+                # To go back to, should a step before the next save be bad.
+                hooks.save(0, last=False, stopping=False)
+            outcome = self._train(work, hooks, start_step)
             self._end(work, hooks, outcome)
         except BaseException:
             hooks.end("failed", None)
@@ -148,6 +148,31 @@ class Run:
                 print(f"done: {outcome.step} steps in {time.monotonic() - begun:.0f} s here")
                 print("\n".join(self._results(work.results())))
         return 0 if outcome.finished else EXIT_REQUEUE
+
+    def _train(self, work: Work, hooks: RunHooks, step: int) -> Outcome:
+        """Trains from `step` on; goes back and past the data of steps that are bad."""
+        rollbacks = Rollbacks(self.folder, self.config.guard, self.engine.ranks, work.samples_of)
+        while True:
+            try:
+                return train(
+                    self.engine,
+                    work.batches(step, hooks.guard.course.skipped),
+                    hooks,
+                    hooks.guard,
+                    plan=self.plan,
+                    rate=self._rate(),
+                    noise_seed=self._noise_seed(),
+                    start_step=step,
+                    log_every_steps=self.config.monitor.log_every_steps,
+                    flops_per_image=self.costs.flops_per_image,
+                    peak_flops=peak_flops(self.engine.device, self.config.train.precision),
+                )
+            except BadStep as bad:
+                hooks.settle()
+                start, course = rollbacks.find(bad, hooks.guard.course)
+                self.engine.restore(start.state)
+                hooks.go_back(bad, start, Guard(self.config.guard, course))
+                step = start.step
 
     def _end(self, work: Work, hooks: RunHooks, outcome: Outcome) -> None:
         """Leaves the results; a disk that does not take them fails all ranks together."""
@@ -245,7 +270,7 @@ def begin(
         print(f"moved the earlier run {folder.path} to {moved}")
         folder.unlock()
     barrier(ranks)
-    found = find_start(folder, arguments.resume, identity, warn=ranks.rank == 0)
+    found = find_start(folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
     if found is None and folder.read_status() == "done":
         raise InputError(
             f"{folder.path} holds a finished run that left no checkpoints to go on from: give this one another "
@@ -272,5 +297,14 @@ def hold(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:
 
 
 def is_finished(folder: RunFolder, start: Checkpoint | None, plan: Plan) -> bool:
-    """Whether a run has nothing left to do."""
+    """Whether a run has nothing left to do.
+
+    Raises:
+        InputError: if it has done more than it is to do.
+    """
+    if start is not None and start.step > plan.total_steps:
+        raise InputError(
+            f"{folder.path} is at step {start.step}, beyond the {plan.total_steps} that it is to have: "
+            "a run is only extended to a greater length"
+        )
     return start is not None and start.step >= plan.total_steps and folder.read_status() == "done"

@@ -15,11 +15,13 @@ from mae_vit.training.checkpoint import prune_checkpoints, save_checkpoint
 from mae_vit.training.distributed import from_rank_zero
 from mae_vit.training.engine import Engine
 from mae_vit.training.failures import TrainingFailed
+from mae_vit.training.guard import BadStep, Course
 from mae_vit.training.state import Best, TrainState
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # A write that training waited for so long is told.
 _SLOW_S = 10.0
+_NOT_FINITE = "left weights that are not finite"
 
 
 class Saver:
@@ -50,32 +52,34 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
         # Alike on all ranks.
-        self._pending = False
+        self._pending, self._step = False, 0
         self._failures = 0
         self.stall_s = 0.0
         if engine.ranks.rank == 0:
             for torn in folder.glob(".step-*.tmp"):
                 shutil.rmtree(torn, ignore_errors=True)
 
-    def save(self, step: int, best: Best | None, *, wait: bool) -> bool:
+    def save(self, step: int, best: Best | None, course: Course, *, wait: bool) -> bool:
         """Saves the state after `step`; collective.
 
         Args:
             step: optimizer steps done.
             best: of runs that choose among their epochs.
+            course: what the run has met so far.
             wait: return only when it is on the disk.
 
         Returns:
             False if this save is known to have failed.
 
         Raises:
+            BadStep: on all ranks, if the state saved before, or waited for now, is not finite.
             TrainingFailed: on all ranks, after too many failures in a row.
         """
         begun = time.monotonic()
         self.settle()
         state = self._engine.gather()
-        state.best = best
-        self._pending = True
+        state.best, state.course = best, course
+        self._pending, self._step = True, step
         if self._engine.ranks.rank == 0:
             # Not a daemon: an interpreter that ends waits for it.
             self._thread = threading.Thread(target=self._write, args=(step, state), name="saver")
@@ -91,6 +95,7 @@ class Saver:
             False if it failed.
 
         Raises:
+            BadStep: on all ranks, if the state was not finite.
             TrainingFailed: on all ranks, after too many failures in a row.
         """
         if not self._pending:
@@ -98,6 +103,8 @@ class Saver:
         self._pending = False
         self.close()
         problem = from_rank_zero(self._problem, self._engine.ranks)
+        if problem == _NOT_FINITE:
+            raise BadStep(self._step, problem)
         if problem is None:
             self._failures = 0
             return True
@@ -123,6 +130,9 @@ class Saver:
     def _write(self, step: int, state: TrainState) -> None:
         """Runs in the thread; leaves what went wrong as a line."""
         try:
+            if not state.is_finite():
+                self._problem = _NOT_FINITE
+                return
             try:
                 save_checkpoint(self._folder, step=step, state=state, identity=self._identity)
             except OSError as error:

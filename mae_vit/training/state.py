@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from mae_vit.training.guard import Course
 from mae_vit.training.precision import LossScale
 
 
@@ -39,6 +40,7 @@ class TrainState:
         buffers: what layers keep beside parameters (statistics of BatchNorm), by name.
         best: of runs that choose among their epochs; None in others, and at first.
         average: the moving average of the weights, by name; empty where there is none.
+        course: what the run has met so far.
     """
 
     parameters: dict[str, Tensor]
@@ -48,6 +50,15 @@ class TrainState:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     best: Best | None = None
     average: dict[str, Tensor] = field(default_factory=dict)
+    course: Course = field(default_factory=Course)
+
+    def is_finite(self) -> bool:
+        """Whether all numbers are: a finite loss says nothing of the update after it."""
+        return all(
+            bool(tensor.isfinite().all())
+            for tensors in (self.parameters, *self.slots.values())
+            for tensor in tensors.values()
+        )
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def test_a_run_from_before_there_were_lanes_goes_on(call, tmp_path, capsys):
 def test_what_may_change_may_change(call, tmp_path, capsys):
     assert call("checkpoint.keep_last=5") == 0
     folder = tmp_path / "run"
-    for path in list_checkpoints(folder / "checkpoints")[1:]:
+    for path in list_checkpoints(folder / "checkpoints")[2:]:
         for file in path.iterdir():
             file.unlink()
         path.rmdir()
@@ -190,3 +190,24 @@ def test_a_broken_newest_checkpoint_is_skipped_and_only_broken_ones_are_an_error
         (path / "state.json").write_text("{}")
     assert call() == 2
     assert "are broken; --resume never starts over" in capsys.readouterr().err
+
+
+def test_a_run_is_extended_when_asked_to(call, tmp_path, capsys):
+    assert call() == 0
+    capsys.readouterr()
+    assert call("train.steps=10") == 2
+    assert "train.steps was 6, now 10. Take those back, --extend goes on" in one_line(capsys)
+    assert call("train.steps=10", "--extend") == 0
+    folder = tmp_path / "run"
+    assert [line["step"] for line in lines_of(folder)] == list(range(1, 11))
+    assert summary_of(folder)["steps"] == 10
+    # From the seventh step on at the rates of a run of ten.
+    assert call("train.steps=10", name="long") == 0
+    assert [line["lr"] for line in lines_of(folder)[6:]] == [
+        line["lr"] for line in lines_of(tmp_path / "long")[6:]
+    ]
+    capsys.readouterr()
+    assert call("train.steps=8", "--extend") == 2
+    assert "is at step 10, beyond the 8" in one_line(capsys)
+    assert call("train.steps=12", "--extend", "model.depth=2") == 2
+    assert "model.depth was 1, now 2" in one_line(capsys)
