@@ -1,11 +1,13 @@
-"""The command `mae-vit`: prepare and check data."""
+"""The command `mae-vit`: prepare and check data, look into runs."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mae_vit import __version__
 from mae_vit.commandline import OneLineParser
@@ -24,6 +26,7 @@ EXAMPLES = """examples:
   mae-vit prepare photos/ data/small --resize 384 --holdout 1/10
   mae-vit prepare --in-place laion/                      others' webdataset shards, used where they are
   mae-vit check data/mine                                verify every shard
+  mae-vit replay runs/mae_base --step 1200               the images, crops and masks of that step, with their keys
 """
 
 
@@ -50,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="mae-vit",
-        description="Prepare and check image data for self-supervised pretraining.",
+        description="Prepare and check image data for self-supervised pretraining; look into runs.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,6 +61,7 @@ def _parser() -> OneLineParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=OneLineParser)
     add_prepare(commands)
     _add_check(commands)
+    _add_replay(commands)
     return parser
 
 
@@ -82,6 +86,50 @@ def _check(arguments: argparse.Namespace) -> int:
         f"{arguments.path}: {counted(len(problems), 'problem') if problems else 'all shards are as described'}"
     )
     return EXIT_DAMAGED if problems else 0
+
+
+def _add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    parser = commands.add_parser(
+        "replay",
+        help="show what a run saw at a step",
+        description="Rebuild the images, crops and masks of any step of a pretraining run, as a picture and the "
+        "names of its samples.",
+    )
+    parser.add_argument("path", type=Path, metavar="RUN", help="the run's folder")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--step", type=int, help="from 1, as in metrics.jsonl")
+    which.add_argument("--data-step", type=int, help="of the data order, from 0, as in incidents/*.json")
+    parser.add_argument("--rank", type=int, default=0, help="whose part of the batch (default: 0)")
+    parser.add_argument("--images", type=int, default=32, help="how many are drawn (default: 32)")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: RUN/replay/...")
+    parser.set_defaults(run=_replay, parser=parser)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    if arguments.images < 1 or (arguments.data_step or 0) < 0:
+        raise InputError("--images needs 1 or more, --data-step 0 or more")
+    told_by = _beside("pretrain.replay")
+    told = told_by.replay(
+        arguments.path, step=arguments.step, of_data=arguments.data_step, rank=arguments.rank
+    )
+    name = f"step-{arguments.step:08d}" if arguments.step else f"data-step-{arguments.data_step:08d}"
+    path = arguments.out or arguments.path / "replay" / f"{name}-rank-{arguments.rank}.png"
+    picture, names = told_by.write_replay(told, path, images=arguments.images)
+    shown = min(arguments.images, len(told.samples))
+    weights = "fresh weights" if told.weights_step is None else f"the weights of step {told.weights_step}"
+    print(f"{arguments.path}: epoch {told.epoch}, step {told.data_step} of the data order")
+    print(f"  picture   {picture} ({counted(shown, 'image')}; what is predicted is by {weights})")
+    print(f"  names     {names} ({counted(len(told.samples), 'sample')})")
+    return 0
+
+
+def _beside(name: str) -> Any:
+    """Imports a module of the jobs, which lie beside the library in the repository."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / name.split(".")[0]).is_dir():
+        raise InputError(f"this command needs the repository, of which {root} has the library alone")
+    sys.path.insert(0, str(root))
+    return importlib.import_module(name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""Any step of a run is shown as it was."""
+
+import csv
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from mae_vit.cli import main
+from mae_vit.training.engine import TorchEngine
+from pretrain.replay import replay
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """All micro-batches of runs in this process."""
+    forward, batches = TorchEngine.forward, []
+
+    def remember(self, batch):
+        batches.append(batch)
+        return forward(self, batch)
+
+    monkeypatch.setattr(TorchEngine, "forward", remember)
+    return batches
+
+
+@pytest.mark.parametrize("source", ["memory", "tar"])
+def test_images_crops_and_masks_are_those_of_the_step(call, tmp_path, seen, source):
+    options = ["data.augment.crop=random_resized", "train.batch_size_per_device=64", f"data.source={source}"]
+    assert call(*options) == 0
+    for step in (1, 5):
+        told = replay(tmp_path / "run", step=step)
+        parts = seen[2 * step - 2 : 2 * step]
+        assert torch.equal(told.batch.images, torch.cat([part.images for part in parts]))
+        assert [sample["sample"] for sample in told.samples] == torch.cat(
+            [part.keys.index for part in parts]
+        ).tolist()
+    masked = {row.label: row.images for row in told.pictures}["masked"]
+    # A quarter of the patches is visible, and as it was.
+    same = (masked == told.batch.images / 255).flatten(1).float().mean(dim=1)
+    assert 0.2 < same.mean() < 0.5
+    assert told.weights_step == 4
+
+
+def test_the_command_writes_a_picture_and_names(call, digits, tmp_path, capsys):
+    assert call("checkpoint.keep_last=9") == 0
+    capsys.readouterr()
+    run = tmp_path / "run"
+    assert main(["replay", str(run), "--step", "3", "--images", "20"]) == 0
+    assert "by the weights of step 2" in capsys.readouterr().out
+    path = run / "replay" / "step-00000003-rank-0.png"
+    assert Image.open(path).width == 16 * (64 + 2)
+    with path.with_suffix(".csv").open() as file:
+        names = list(csv.DictReader(file))
+    assert len(names) == 128
+    assert len({name["key"] for name in names}) == 128
+
+
+def test_a_rank_has_its_part(call, tmp_path):
+    assert call() == 0
+    environment = tmp_path / "run" / "environment.json"
+    environment.write_text(json.dumps({**json.loads(environment.read_text()), "world_size": 2}))
+    whole = [replay(tmp_path / "run", step=2, rank=rank) for rank in range(2)]
+    assert [len(part.samples) for part in whole] == [64, 64]
+    environment.write_text(json.dumps({**json.loads(environment.read_text()), "world_size": 1}))
+    alone = replay(tmp_path / "run", step=2)
+    assert whole[0].samples + whole[1].samples == alone.samples
+    assert torch.equal(torch.cat([part.batch.images for part in whole]), alone.batch.images)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--step", "7"], "--step 7: the run has steps 1 to 6"),
+        (["--step", "0"], "--step 0: the run has steps 1 to 6"),
+        (["--step", "2", "--rank", "1"], "--rank 1: the run has ranks 0 to 0"),
+    ],
+)
+def test_what_there_is_not_is_one_line(call, tmp_path, capsys, arguments, said):
+    assert call() == 0
+    capsys.readouterr()
+    assert main(["replay", str(tmp_path / "run"), *arguments]) == 2
+    assert capsys.readouterr().err == f"mae-vit: error: {said}\n"
+
+
+def test_no_run_is_one_line(tmp_path, capsys):
+    assert main(["replay", str(tmp_path), "--step", "1"]) == 2
+    assert "is no run folder" in capsys.readouterr().err
