@@ -58,12 +58,18 @@ def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
 
 
 class RunSection(Section):
-    """What the run is called, where it lives, and its seed."""
+    """What the run is called, where it lives, and its seed.
+
+    A rank that stands still for `hang_timeout_s` in a step (four times as long in an evaluation
+    or a save) is killed, so that the others do not wait for it for ever; null waits.
+    """
 
     name: str
     dir: str | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
     deterministic: bool = False
+    # The first step compiles, for minutes; ours.
+    hang_timeout_s: float | None = Field(default=900.0, gt=0)
 
     @field_validator("name", mode="before")
     @classmethod

@@ -20,6 +20,7 @@ from mae_vit.training.run_folder import RunFolder, Status
 from mae_vit.training.saving import Saver
 from mae_vit.training.signals import StopRequest
 from mae_vit.training.state import Best, weights_of
+from mae_vit.training.watchdog import Watchdog
 
 
 class RunHooks:
@@ -37,6 +38,7 @@ class RunHooks:
         probe: OnlineProbe | None,
         stop: StopRequest,
         guard: Guard,
+        watchdog: Watchdog,
         start_step: int,
         resumed_from: Path | None,
         config_yaml: str,
@@ -58,6 +60,7 @@ class RunHooks:
         self._engine, self._folder, self._plan = engine, folder, plan
         self._facts = dict(facts or {})
         self._held_out, self._probe, self._stop = held_out, probe, stop
+        self._watchdog = watchdog
         self._last_line: dict[str, Any] = {}
         self._wall_s_before = 0.0
         self._monitor: Monitor | None = None
@@ -90,6 +93,10 @@ class RunHooks:
         if held_out is None and advice:
             self._monitor.say(advice)
 
+    def beat(self, doing: str) -> None:
+        """Tells the watchdog that this rank goes on."""
+        self._watchdog.beat(doing)
+
     def stop_requested(self) -> bool:
         """True once this rank was asked to stop."""
         return bool(self._stop)
@@ -98,7 +105,7 @@ class RunHooks:
         """Measures held-out images and draws the probe images; collective."""
         if self._held_out is None:
             return {}
-        with self._engine.whole():
+        with self._watchdog.patient("measuring held-out images"), self._engine.whole():
             metrics = self._held_out.evaluate(self._engine)
             if self._selects is not None:
                 self._keep_best(step, metrics[self._selects])
@@ -115,7 +122,7 @@ class RunHooks:
         """Scores the frozen features; collective."""
         if self._probe is None:
             return {}
-        with self._engine.whole():
+        with self._watchdog.patient("probing"), self._engine.whole():
             return self._probe.evaluate(self._engine)
 
     def log(self, line: dict[str, Any]) -> None:
@@ -136,7 +143,8 @@ class RunHooks:
         """
         if self._monitor is not None:
             self._summarize("running", step)
-        saved = self._saver.save(step, self.best, self.guard.course, wait=last or stopping)
+        with self._watchdog.patient("saving"):
+            saved = self._saver.save(step, self.best, self.guard.course, wait=last or stopping)
         if last and not saved:
             raise TrainingFailed(
                 "the run's last state could not be saved: make room, then the same command goes on from the last "

@@ -23,6 +23,9 @@ from mae_vit.training.late import LateReader
 class Hooks(Protocol):
     """What the loop calls, on all ranks alike."""
 
+    def beat(self, doing: str) -> None:
+        """Hears that this rank goes on, and with what."""
+
     def stop_requested(self) -> bool:
         """True once this rank was asked to stop."""
 
@@ -114,7 +117,7 @@ def train(
         lr = rate(step)
         engine.objective.begin_step(step)
         seed_of = partial(noise_seed, step) if noise_seed else None
-        report = _take_step(engine, batches, plan, lr, hooks.stop_requested(), clock, seed_of)
+        report = _take_step(engine, batches, plan, lr, hooks, clock, seed_of)
         late = reader.push(report.packed(), step)
         done = step + 1
         clock.images += plan.effective_batch_size
@@ -220,16 +223,18 @@ def _take_step(
     batches: Iterator[Batch],
     plan: Plan,
     lr: float,
-    stop: bool,
+    hooks: Hooks,
     clock: Clock,
     seed_of: Callable[[int], int] | None,
 ) -> _Report:
     loss = torch.zeros((), device=engine.device)
     values: dict[str, Tensor] = {}  # (sum, count)
     for micro_batch in range(plan.accumulation):
+        hooks.beat("waiting for data")
         waiting = time.monotonic()
         batch = next(batches)
         clock.wait_s += time.monotonic() - waiting
+        hooks.beat("in a step, which all ranks take together")
         if seed_of is not None:
             torch.manual_seed(seed_of(micro_batch))
         output = engine.forward(batch.to(engine.device))
@@ -239,7 +244,7 @@ def _take_step(
             values[name] = values.get(name, 0.0) + torch.stack([part.float() for part in value])
     result = engine.step(lr)
     names = sorted(values)
-    flag = torch.tensor(float(stop), device=engine.device)
+    flag = torch.tensor(float(hooks.stop_requested()), device=engine.device)
     sums = engine.all_reduce_sum(
         torch.stack([loss, flag, *(part for name in names for part in values[name])])
     )

@@ -23,6 +23,7 @@ _FREE_SECTIONS = ("monitor", "checkpoint", "guard")
 _FREE_KEYS = (
     "run.name",
     "run.dir",
+    "run.hang_timeout_s",
     # Moved data is the same data: its fingerprint is compared instead.
     "data.path",
     # So are moved weights, which leave a digest.

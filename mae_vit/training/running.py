@@ -26,7 +26,7 @@ from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import EXIT_REQUEUE, Arguments
 from mae_vit.training.estimate import Estimate, peak_flops
 from mae_vit.training.evaluate import HeldOut
-from mae_vit.training.failures import TrainingFailed
+from mae_vit.training.failures import TrainingFailed, is_lost_rank
 from mae_vit.training.guard import BadStep, Course, Guard
 from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import Outcome, train
@@ -38,6 +38,7 @@ from mae_vit.training.schedule import rate_at
 from mae_vit.training.signals import StopRequest
 from mae_vit.training.state import Best
 from mae_vit.training.terminal import outlive_terminal
+from mae_vit.training.watchdog import Watchdog
 
 
 class Work(Protocol):
@@ -103,6 +104,7 @@ class Run:
         if start:
             self.engine.restore(start.state)
         stop = StopRequest()
+        watchdog = Watchdog(self.config.run.hang_timeout_s, rank=self.engine.ranks.rank)
         guard = Guard(self.config.guard, start.state.course if start else Course())
         hooks = RunHooks(
             self.engine,
@@ -114,6 +116,7 @@ class Run:
             probe=work.probe(),
             stop=stop,
             guard=guard,
+            watchdog=watchdog,
             start_step=start_step,
             resumed_from=start.path if start else None,
             config_yaml=config_yaml,
@@ -129,11 +132,19 @@ class Run:
                 # To go back to, should a step before the next save be bad.
                 hooks.save(0, last=False, stopping=False)
             outcome = self._train(work, hooks, start_step)
+            # Writing results takes as long as it takes.
+            watchdog.close()
             self._end(work, hooks, outcome)
-        except BaseException:
+        except BaseException as error:
             hooks.end("failed", None)
+            if is_lost_rank(error):
+                raise TrainingFailed(
+                    f"rank {self.engine.ranks.rank} has lost the connection to another rank, which was killed or has "
+                    "failed: its own message says why; the last checkpoint is good"
+                ) from None
             raise
         finally:
+            watchdog.close()
             self.folder.unlock()
         # All ranks leave together: a launcher that sees one exit would kill the
         # others in whatever they still write.

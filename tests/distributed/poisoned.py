@@ -17,7 +17,7 @@ if __name__ == "__main__":
 
     def poisoned(self, batch):
         output = forward(self, batch)
-        order = GlobalOrder(1437, 128, 0)
+        order = GlobalOrder(1497, 128, 0)
         place = {int(order.samples(0, step * 128, step * 128 + 1)[0]): step for step in range(11)}
         # Rank 0's first sample of a step of the first epoch tells the step; rank 1's is 64 further on.
         half = {int(order.samples(0, step * 128 + 64, step * 128 + 65)[0]): step for step in range(11)}
