@@ -10,7 +10,7 @@ from commands import ROOT
 ALLOWED = {
     "mae_vit.errors": (),
     "mae_vit.keyed": (),
-    "mae_vit.batch": ("keyed",),
+    "mae_vit.batch": ("errors", "keyed"),
     "mae_vit.config": (),
     "mae_vit.config_keys": (),
     "mae_vit.config_errors": ("config_keys", "errors"),
