@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -118,6 +119,15 @@ def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     if ranks.world_size > 1:
         torch.distributed.all_reduce(values)
     return values
+
+
+def gather_objects(value: Any, ranks: Ranks) -> list[Any]:
+    """Returns each rank's value, on all ranks."""
+    if ranks.world_size == 1:
+        return [value]
+    gathered: list[Any] = [None] * ranks.world_size
+    torch.distributed.all_gather_object(gathered, value)
+    return gathered
 
 
 def barrier(ranks: Ranks) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from mae_vit.batch import Batch
+from mae_vit.errors import Damage
 from mae_vit.plan import Plan
 from mae_vit.training.engine import Engine
 from mae_vit.training.late import LateReader
 
 
 class TrainingFailed(RuntimeError):
-    """A step was not finite; all ranks raise it together."""
+    """A step was not finite, or too many samples are damaged; all ranks raise it together."""
 
 
 class Hooks(Protocol):
@@ -28,6 +29,12 @@ class Hooks(Protocol):
 
     def stop_requested(self) -> bool:
         """True once this rank was asked to stop."""
+
+    def note_damage(self, step: int, found: Sequence[Damage]) -> int:
+        """Takes the damaged samples of a micro-batch; returns how many are new to this rank."""
+
+    def share_damage(self) -> None:
+        """Tells all ranks of what is new to any; raises TrainingFailed over the budget."""
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Measures held-out images; empty where there are none."""
@@ -104,7 +111,8 @@ def train(
         peak_flops: the device's peak for this precision, None if unknown.
 
     Raises:
-        TrainingFailed: on all ranks, at a non-finite loss or gradient norm.
+        TrainingFailed: on all ranks, at a non-finite loss or gradient norm, and where more
+            samples are damaged than allowed.
     """
     reader = LateReader()
     clock, begun = Clock(), time.monotonic()
@@ -114,8 +122,8 @@ def train(
         lr = rate(step)
         engine.objective.begin_step(step)
         seed_of = partial(noise_seed, step) if noise_seed else None
-        report = _take_step(engine, batches, plan, lr, hooks.stop_requested(), clock, seed_of)
-        late = _checked(reader.push(report.packed()), step)
+        report = _take_step(engine, batches, plan, step, lr, hooks, clock, seed_of)
+        late = _checked(reader.push(report.packed()), step, hooks)
         done = step + 1
         clock.images += plan.effective_batch_size
         clock.train_s += time.monotonic() - step_begun
@@ -128,7 +136,7 @@ def train(
         logging = evaluating or probing or done % log_every_steps == 0
         if not (logging or saving):
             continue
-        now = _read_now(reader, clock, done)
+        now = _read_now(reader, clock, done, hooks)
         # A stop asked for in this very step is seen by all ranks here too.
         stopping = stopping or now[2] > 0
         if logging:
@@ -139,7 +147,7 @@ def train(
                 "loss": _or_none(now[0] / engine.ranks.world_size),
                 "lr": lr,
                 "grad_norm": _or_none(now[1]),
-                **report.ratios(now[4:]),
+                **report.ratios(now[5:]),
                 **_scale_of(engine),
                 **clock.rates(),
                 "peak_memory_gib": peak_memory_gib(engine.device),
@@ -160,10 +168,10 @@ def train(
     return Outcome(plan.total_steps, True, last_line)
 
 
-def _read_now(reader: LateReader, clock: Clock, done: int) -> list[float]:
+def _read_now(reader: LateReader, clock: Clock, done: int, hooks: Hooks) -> list[float]:
     """Waits for the step just taken and returns its report, checked."""
     begun = time.monotonic()
-    values = _checked(reader.flush(), done)
+    values = _checked(reader.flush(), done, hooks)
     clock.train_s += time.monotonic() - begun
     assert values is not None
     return values
@@ -171,7 +179,7 @@ def _read_now(reader: LateReader, clock: Clock, done: int) -> list[float]:
 
 @dataclass(frozen=True)
 class _Report:
-    """A step's loss, gradient norm and stop flag, and sum and count of each named value.
+    """A step's loss, gradient norm, stop flag and new damaged samples; sum and count of each named value.
 
     Summed over ranks; the norm is global. `skipped` is alike on all ranks: 1 if fp16
     gradients overflowed and nothing was updated.
@@ -181,11 +189,13 @@ class _Report:
     grad_norm: Tensor
     stop: Tensor
     skipped: Tensor
+    damaged: Tensor
     names: list[str]
     values: list[Tensor]
 
     def packed(self) -> Tensor:
-        return torch.stack([self.loss, self.grad_norm, self.stop, self.skipped, *self.values])
+        flags = (self.stop, self.skipped, self.damaged)
+        return torch.stack([self.loss, self.grad_norm, *flags, *self.values])
 
     def ratios(self, read: list[float]) -> dict[str, float | None]:
         """Turns what was read of `values` into named means."""
@@ -197,17 +207,20 @@ def _take_step(
     engine: Engine,
     batches: Iterator[Batch],
     plan: Plan,
+    step: int,
     lr: float,
-    stop: bool,
+    hooks: Hooks,
     clock: Clock,
     seed_of: Callable[[int], int] | None,
 ) -> _Report:
     loss = torch.zeros((), device=engine.device)
+    stop, damaged = hooks.stop_requested(), 0
     values: dict[str, Tensor] = {}  # (sum, count)
     for micro_batch in range(plan.accumulation):
         waiting = time.monotonic()
         batch = next(batches)
         clock.wait_s += time.monotonic() - waiting
+        damaged += hooks.note_damage(step + 1, batch.damaged)
         if seed_of is not None:
             torch.manual_seed(seed_of(micro_batch))
         output = engine.forward(batch.to(engine.device))
@@ -217,16 +230,18 @@ def _take_step(
             values[name] = values.get(name, 0.0) + torch.stack([part.float() for part in value])
     result = engine.step(lr)
     names = sorted(values)
-    flag = torch.tensor(float(stop), device=engine.device)
+    flags = torch.tensor([float(stop), float(damaged)], device=engine.device)
     sums = engine.all_reduce_sum(
-        torch.stack([loss, flag, *(part for name in names for part in values[name])])
+        torch.stack([loss, *flags, *(part for name in names for part in values[name])])
     )
     skipped = torch.tensor(float(result.skipped), device=engine.device)
-    return _Report(sums[0], result.grad_norm.float(), sums[1], skipped, names, list(sums[2:]))
+    return _Report(sums[0], result.grad_norm.float(), sums[1], skipped, sums[2], names, list(sums[3:]))
 
 
-def _checked(values: list[float] | None, step: int) -> list[float] | None:
-    """Passes a step's report on if its loss and gradient norm are finite, or fp16 skipped it."""
+def _checked(values: list[float] | None, step: int, hooks: Hooks) -> list[float] | None:
+    """Passes a step's report on if its loss and gradient norm are finite, or fp16 skipped it; shares its damage."""
+    if values is not None and values[4] > 0:
+        hooks.share_damage()
     if values is not None and not (values[3] or (math.isfinite(values[0]) and math.isfinite(values[1]))):
         raise TrainingFailed(
             f"step {step} is not finite (loss {values[0]}, gradient norm {values[1]}); "

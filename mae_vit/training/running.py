@@ -28,6 +28,7 @@ from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import train
 from mae_vit.training.probe import OnlineProbe
+from mae_vit.training.quarantine import Quarantine
 from mae_vit.training.resume import Identity, find_start, set_aside
 from mae_vit.training.run_folder import RunFolder, describe_environment
 from mae_vit.training.schedule import rate_at
@@ -103,6 +104,8 @@ class Run:
             identity=self.identity.values,
             held_out=work.held_out(),
             probe=work.probe(),
+            quarantine=self._quarantine(start_step),
+            data_folder=self.config.data.path,
             stop=stop,
             start_step=start_step,
             resumed_from=start.path if start else None,
@@ -147,6 +150,15 @@ class Run:
                 print(f"done: {outcome.step} steps in {time.monotonic() - begun:.0f} s here")
                 print("\n".join(self._results(work.results())))
         return 0 if outcome.finished else EXIT_REQUEUE
+
+    def _quarantine(self, start_step: int) -> Quarantine:
+        return Quarantine(
+            self.folder.quarantine,
+            self.engine.ranks,
+            share=self.config.data.damage_budget,
+            samples=self.plan.num_samples,
+            start_step=start_step,
+        )
 
     def _facts(self) -> dict[str, Any]:
         """What a comparison of runs needs of each."""
