@@ -16,7 +16,15 @@ from mae_vit.batch import Batch
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import FixedBatches, fixed_batches, load_batches, start_worker_server
-from mae_vit.data.opening import check_pad, choose_workers, make_order, make_views, normalization
+from mae_vit.data.opening import (
+    check_labels,
+    check_pad,
+    choose_workers,
+    make_order,
+    make_views,
+    normalization,
+    open_training_index,
+)
 from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.step_samples import samples_of_step
@@ -102,8 +110,10 @@ class FinetuneData:
         """Names the samples of a step of the data order."""
         return samples_of_step(self.index, self.order, data_step, numbers=self.train)
 
-    def fixed(self, source: Source, samples: np.ndarray, ranks: Ranks, batch_size: int) -> FixedBatches:
-        """Returns this rank's part of some samples, without augmentation."""
+    def fixed(
+        self, source: Source, samples: np.ndarray, ranks: Ranks, batch_size: int, *, replace: bool = False
+    ) -> FixedBatches:
+        """Returns this rank's part of some samples, without augmentation; with `replace`, past damaged ones."""
         return FixedBatches(
             source,
             samples[ranks.rank :: ranks.world_size],
@@ -111,6 +121,7 @@ class FinetuneData:
             batch_size=batch_size,
             workers=self.workers,
             pin_memory=self.pin_memory,
+            replace=replace,
         )
 
     def measured(self, ranks: Ranks, *, pictures: int, batch_size: int) -> HeldOut | None:
@@ -144,10 +155,11 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
             there is not, or settings that do not fit the images.
     """
     section, img_size = config.data, config.model.image_hw
-    index = open_index(Path(section.path), section.split)
+    index = _open_train_index(config, ranks)
     test_index = _open_test_index(config, index)
     check_pad(section.augment.crop, index, img_size)
     train, held_out = _choose(config, index, ranks)
+    _check_held_out(index, held_out)
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
     views = make_views(img_size, mean, **section.augment.view_options)
     source = open_source(
@@ -194,6 +206,27 @@ def _open_plain(config: FinetuneConfig, index: ShardIndex) -> Source:
         augment=Augment(img_size=config.model.image_hw),
         memory_limit_gib=config.data.memory_limit_gib,
     )
+
+
+def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
+    """Opens the split that is trained on; damaged samples are replaced in training alone, not in cached features."""
+    path, split = Path(config.data.path), config.data.split
+    if config.finetune.mode != "finetune":
+        return open_index(path, split)
+    index = open_training_index(path, split, damage_budget=config.data.damage_budget, say=ranks.rank == 0)
+    check_labels(index)
+    return index
+
+
+def _check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
+    """Refuses held-out images that are known to be lost: now rather than at the first evaluation."""
+    lost = np.intersect1d(index.lost, held_out)
+    if len(lost):
+        file, problem = next(iter(index.problems.items()))
+        raise InputError(
+            f"{len(lost)} of the {len(held_out):,} held-out images cannot be read: shard {index.folder / file} "
+            f"{problem}: mend it (see `mae-vit check {index.folder}`), or train on all (finetune.holdout=0)"
+        )
 
 
 def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np.ndarray, np.ndarray]:

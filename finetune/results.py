@@ -50,7 +50,7 @@ class Measuring:
 
         Args:
             model: on the device; left in evaluation mode.
-            batches: this rank's part: every world_size-th image.
+            batches: this rank's part: every world_size-th image. Damaged ones are not counted.
             labels: (n,) of all images.
         """
         model.eval()
@@ -61,11 +61,16 @@ class Measuring:
                 chances = model.classify(moved).softmax(dim=-1)
                 top = chances.topk(min(5, chances.shape[1]), dim=-1)
                 found = (top.indices == moved.labels[:, None]).any(dim=1)
-                rows.append(torch.stack([top.indices[:, 0], top.values[:, 0], found], dim=1).double())
-        table = torch.zeros(len(labels), 3, dtype=torch.float64, device=self.device)
+                damaged = torch.tensor([one.sample for one in batch.damaged], dtype=torch.int64)
+                whole = ~torch.isin(batch.keys.index, damaged).to(self.device)
+                columns = [top.indices[:, 0], top.values[:, 0], found, whole]
+                rows.append(torch.stack(columns, dim=1).double())
+        table = torch.zeros(len(labels), 4, dtype=torch.float64, device=self.device)
         if rows:
             table[self.ranks.rank :: self.ranks.world_size] = torch.cat(rows)
         told = sum_over_ranks(table, self.ranks).cpu().numpy()
+        whole_ones = told[:, 3] > 0
+        labels, told = labels[whole_ones], told[whole_ones]
         return Predictions(
             labels.astype(np.int64), told[:, 0].astype(np.int64), told[:, 1], told[:, 2].astype(bool)
         )
@@ -105,7 +110,9 @@ class Outputs:
         data, ranks, size = self.data, self.measuring.ranks, self.measuring.batch_size
         known = data.some_of_train(self.config.finetune.train_images)
         train = self.measuring.predict(
-            model, data.fixed(data.plain, known, ranks, size), np.asarray(data.index.labels)[known]
+            model,
+            data.fixed(data.plain, known, ranks, size, replace=True),
+            np.asarray(data.index.labels)[known],
         )
         held_out = best.score if len(data.held_out) else None
         summary = {
@@ -125,7 +132,7 @@ class Outputs:
         )
         summary |= measured_on_test(train, test)
         if ranks.rank == 0:
-            self.write(test, summary, {"train_images_measured": len(known)})
+            self.write(test, summary, {"train_images_measured": len(train.labels)})
         return summary
 
     def write(self, test: Predictions, summary: dict[str, Any], more: dict[str, Any]) -> None:

@@ -188,6 +188,8 @@ class DataSection(Section):
     its lanes, a few at a time (`mae_vit.data.blocks`). `leave_out_per_class=N` trains on the
     images that fine-tuning's `data.labels_per_class=N` does not take: a start that has seen
     labels, and is to be fine-tuned on a part of the same data, must not have seen that part's.
+    `damage_budget` is the share of the training samples that may turn out damaged before the
+    run stops; others take their places. 0 stops at the first.
     """
 
     path: str
@@ -200,6 +202,7 @@ class DataSection(Section):
     memory_limit_gib: float = Field(default=4.0, gt=0)
     normalize: Literal["dataset", "imagenet", "half"] | list[list[float]] = "dataset"
     leave_out_per_class: int | None = Field(default=None, gt=0)
+    damage_budget: float = Field(default=0.001, ge=0, lt=1)
     augment: AugmentSection = AugmentSection()
 
     @model_validator(mode="before")

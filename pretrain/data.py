@@ -14,8 +14,17 @@ from mae_vit.batch import Batch
 from mae_vit.config import Config
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.index_rows import NO_LABEL
 from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
-from mae_vit.data.opening import check_pad, choose_workers, make_order, make_views, normalization
+from mae_vit.data.opening import (
+    check_labels,
+    check_pad,
+    choose_workers,
+    make_order,
+    make_views,
+    normalization,
+    open_training_index,
+)
 from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.step_samples import samples_of_step
@@ -71,8 +80,8 @@ class Data:
     @property
     def num_classes(self) -> int:
         """Classes of the labels; 0 if any image has none."""
-        labeled = int(self.source.labels.min()) >= 0
-        return len(self.index.dataset.classes) if labeled else 0
+        unlabeled = (np.asarray(self.source.labels) == NO_LABEL).any()
+        return 0 if unlabeled else len(self.index.dataset.classes)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -160,7 +169,9 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
             settings that do not fit the images.
     """
     section, img_size = config.data, config.model.image_hw
-    index = open_index(Path(section.path), section.split)
+    index = open_training_index(
+        Path(section.path), section.split, damage_budget=section.damage_budget, say=ranks.rank == 0
+    )
     check_pad(section.augment.crop, index, img_size)
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
     views = make_views(img_size, mean, **section.augment.view_options)
@@ -213,6 +224,7 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
     limit = config.data.leave_out_per_class
     if limit is None:
         return None
+    check_labels(index)
     labels = np.asarray(index.labels)
     taken, _ = limit_per_class(np.flatnonzero(labels >= 0), labels, index.keys(), limit)
     rest = np.setdiff1d(np.arange(len(labels)), taken)

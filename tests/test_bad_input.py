@@ -158,9 +158,22 @@ def test_missing_shard(damaged, tmp_path, capsys):
 
 def test_truncated_shard(damaged, tmp_path, capsys):
     path = damaged / "train-000000.tar"
-    path.write_bytes(path.read_bytes()[:-5000])
+    path.write_bytes(path.read_bytes()[:-50_100])
     assert call(damaged, tmp_path / "run") == EXIT_INPUT
-    assert "train-000000.tar has" in one_line(capsys)
+    line = one_line(capsys)
+    assert f"shard {path} is damaged: the member at offset " in line
+    assert f"data.damage_budget=0.001 allows 1: shard {path}" in line
+    assert f"see `mae-vit check {damaged}`, mend the shards or raise the budget" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_shards_of_other_splits_must_be_whole(damaged, tmp_path, capsys):
+    path = damaged / "test-000000.tar"
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-5000])
+    assert call(damaged, tmp_path / "run", "data.damage_budget=0.9") == EXIT_INPUT
+    assert f"shard {path} has {size - 5000} bytes, dataset.json says {size}" in one_line(capsys)
+    assert not (tmp_path / "run").exists()
 
 
 def test_unusable_shard(damaged, tmp_path, capsys):
@@ -168,7 +181,8 @@ def test_unusable_shard(damaged, tmp_path, capsys):
     path.write_bytes(os.urandom(path.stat().st_size))
     assert call(damaged, tmp_path / "run") == EXIT_INPUT
     line = one_line(capsys)
-    assert f"error: shard {path} cannot be used: bad header checksum at offset 0" in line
+    assert '400 of 1,497 samples of split "train" cannot be read' in line
+    assert f"shard {path} is damaged: bad header checksum at offset 0" in line
     assert line.count("train-000000.tar") == 1
 
 

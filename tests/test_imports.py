@@ -12,7 +12,7 @@ ALLOWED = {
     "mae_vit.keyed": (),
     "mae_vit.locks": (),
     "mae_vit.skipping": (),
-    "mae_vit.batch": ("keyed",),
+    "mae_vit.batch": ("errors", "keyed"),
     "mae_vit.config": (),
     "mae_vit.config_keys": (),
     "mae_vit.config_errors": ("config_keys", "errors"),

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from mae_vit.data.dataset import FILE_NAME, Shard, read_dataset
 from mae_vit.data.decode import DecodeError, decode
-from mae_vit.data.index import index_shard
+from mae_vit.data.index_rows import index_shard
 from mae_vit.data.samples import read_samples
 from mae_vit.data.tarwalk import DamagedTar
 

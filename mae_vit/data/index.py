@@ -9,24 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from mae_vit.data.dataset import Dataset, Split, read_dataset
-from mae_vit.data.samples import class_number, read_samples, split_key
-from mae_vit.data.tarwalk import DamagedTar, walk_tar
-from mae_vit.errors import InputError, nearest
+from mae_vit.data.index_files import find_array, read_notes
+from mae_vit.data.index_rows import key_check
+from mae_vit.data.samples import read_groups, split_key
+from mae_vit.data.shard_files import ReadError, ShardFiles
+from mae_vit.data.tarwalk import BLOCK, DamagedTar, plain_name, walk_tar
+from mae_vit.errors import Damage, InputError, nearest
 from mae_vit.locks import locked
-
-_ROW = np.dtype([("offset", "<i8"), ("length", "<i4"), ("shard", "<i4"), ("label", "<i4")])
-_MAX_OPEN_SHARDS = 256
-_MAX_STATTED_SHARDS = 64
 
 
 class ShardIndex:
@@ -37,6 +33,7 @@ class ShardIndex:
         folder: of the shards.
         dataset: what the folder holds.
         fingerprint: changes when any shard does.
+        problems: of shards that are not as described: file name and a predicate ("is missing").
     """
 
     def __init__(self, folder: Path, split: str, dataset: Dataset, array_path: Path) -> None:
@@ -47,7 +44,12 @@ class ShardIndex:
         self.fingerprint = fingerprint_of(dataset.splits[split])
         self._array_path = array_path
         self._rows = np.load(array_path, mmap_mode="r")
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._notes = read_notes(array_path)
+        shards, states = self.split_info.shards, self._notes.shards
+        self.problems = {shards[number].file: problem for number, (_, problem) in states.items()}
+        # As they were when their headers were read.
+        sizes = {number: state.bytes or 0 for number, (state, _) in states.items()}
+        self._files = ShardFiles(folder, [(s.file, sizes.get(n, s.bytes)) for n, s in enumerate(shards)])
 
     @property
     def split_info(self) -> Split:
@@ -59,52 +61,103 @@ class ShardIndex:
 
     @property
     def labels(self) -> np.ndarray:
-        """int32 (N,), -1 where there is none."""
+        """int32 (N,), -1 where there is none, -2 where it is lost with its sample."""
         return self._rows["label"]
 
+    @property
+    def lost(self) -> np.ndarray:
+        """Numbers of the samples of which the headers alone say that they cannot be read, sorted."""
+        # Over shards as described there are none: no need to read all rows.
+        return np.flatnonzero(self._rows["length"] == 0) if self.problems else np.zeros(0, np.int64)
+
     def read(self, sample: int) -> bytes:
-        """Reads the encoded image of a sample."""
+        """Reads the encoded image of a sample.
+
+        Raises:
+            ReadError: if it is not there.
+        """
         row = self._rows[sample]
-        return os.pread(self._descriptor(int(row["shard"])), int(row["length"]), int(row["offset"]))
+        if row["length"] == 0:
+            raise ReadError(self._why_lost(sample))
+        return self._files.read(int(row["shard"]), int(row["offset"]), int(row["length"]))
+
+    def _why_lost(self, sample: int) -> str:
+        if sample in self._notes.samples:
+            return self._notes.samples[sample][1]
+        return f"the shard {self._notes.shards[int(self._rows[sample]['shard'])][1]}"
+
+    def damage(self, sample: int, reason: str) -> Damage:
+        """Describes a sample that cannot be used."""
+        offset = int(self._rows[sample]["offset"])
+        shard = self.shard_of(sample)
+        return Damage(sample, shard, self.find_key(sample), None if offset < 0 else offset, reason)
+
+    def shard_of(self, sample: int) -> str:
+        """The file that a sample lies in."""
+        return self.split_info.shards[int(self._rows[sample]["shard"])].file
+
+    def find_key(self, sample: int) -> str | None:
+        """The key of a sample, None where it is lost with it; a small read."""
+        row = self._rows[sample]
+        if sample in self._notes.samples:
+            return self._notes.samples[sample][0]
+        if row["offset"] < 0:
+            return None
+        shard, offset = int(row["shard"]), int(row["offset"])
+        try:
+            # Names of up to 100 letters stand in the block before.
+            name = plain_name(self._files.read(shard, offset - BLOCK, BLOCK))
+            key = split_key(name)[0]
+            if key_check(key) != row["key"]:
+                members = walk_tar(self.folder / self.split_info.shards[shard].file)
+                key = next(split_key(member.name)[0] for member in members if member.offset == offset)
+        except (ReadError, OSError, DamagedTar, StopIteration):
+            return None
+        return key if key_check(key) == row["key"] else None
 
     def keys(self) -> list[str]:
-        """Returns the key of every sample, kept beside the index once they were read from the tars."""
-        path = self.cache_path("keys.json")
+        """Returns the key of every sample, kept beside the index once they were read from the tars.
+
+        Raises:
+            InputError: if a sample is lost with its key.
+        """
+        # Kept under the name of whole shards, they are those of damaged ones too.
+        path = self._array_path.with_name(f"{self.split}-{self.fingerprint[:16]}-keys.json")
         with self.locked():
             with suppress(OSError, ValueError):
                 found = json.loads(path.read_text(encoding="utf-8"))
                 if isinstance(found, list) and len(found) == len(self):
                     return found
-            shards = [self.folder / shard.file for shard in self.split_info.shards]
-            try:
-                found = [sample.key for shard in shards for sample in read_samples(shard)]
-            except (DamagedTar, OSError) as error:
-                raise InputError(f"keys of the samples cannot be read: {error}") from None
-            partial = path.with_name(f".{path.name}.{os.getpid()}")
-            # Names in tars need not be Unicode; JSON's escapes hold any.
-            partial.write_text(json.dumps(found), encoding="utf-8")
-            os.replace(partial, path)
-            return found
+            keys = self._read_keys()
+            if not self.problems:
+                partial = path.with_name(f".{path.name}.{os.getpid()}")
+                # Names in tars need not be Unicode; JSON's escapes hold any.
+                partial.write_text(json.dumps(keys), encoding="utf-8")
+                os.replace(partial, path)
+            return keys
 
-    def locate(self, sample: int) -> tuple[Path, int]:
-        """Returns the shard of a sample, and the offset of its image there."""
-        row = self._rows[sample]
-        return self.folder / self.split_info.shards[int(row["shard"])].file, int(row["offset"])
-
-    def describe(self, sample: int) -> str:
-        """Names a sample for people: shard, key and offset."""
-        row = self._rows[sample]
-        file, offset = self.split_info.shards[int(row["shard"])].file, int(row["offset"])
-        names = (m.name for m in walk_tar(self.folder / file) if m.offset == offset)
-        try:
-            name = next(names, "?")
-        except (OSError, DamagedTar):
-            name = "?"
-        return f"shard {file}, key {split_key(name)[0]}, offset {offset}"
+    def _read_keys(self) -> list[str]:
+        keys = {sample: key for sample, (key, _) in self._notes.samples.items() if key is not None}
+        start = 0
+        for shard in self.split_info.shards:
+            names: dict[int, str] = {}
+            with suppress(DamagedTar, OSError):
+                for found in read_groups(self.folder / shard.file):
+                    names[found.offset] = found.key
+            offsets = self._rows["offset"][start : start + shard.samples].tolist()
+            keys |= {start + n: names[at] for n, at in enumerate(offsets) if at >= 0 and at in names}
+            if any(sample not in keys for sample in range(start, start + shard.samples)):
+                problem = self.problems.get(shard.file, "changed")
+                raise InputError(
+                    f"keys of the samples cannot be read: shard {self.folder / shard.file} {problem}: "
+                    f"see `mae-vit check {self.folder}`"
+                )
+            start += shard.samples
+        return [keys[sample] for sample in range(len(self))]
 
     def cache_path(self, name: str) -> Path:
-        """A path beside the index for data derived from this split; its name holds the fingerprint."""
-        return self._array_path.with_name(f"{self.split}-{self.fingerprint[:16]}-{name}")
+        """A path beside the index for data derived from it; its name holds the fingerprint."""
+        return self._array_path.with_name(f"{self._array_path.stem}-{name}")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -112,113 +165,43 @@ class ShardIndex:
         with locked(self._array_path.with_name(f".{self.split}.lock")):
             yield
 
-    def _descriptor(self, shard: int) -> int:
-        if shard in self._open:
-            self._open.move_to_end(shard)
-            return self._open[shard]
-        if len(self._open) >= _MAX_OPEN_SHARDS:
-            os.close(self._open.popitem(last=False)[1])
-        path = self.folder / self.split_info.shards[shard].file
-        self._open[shard] = os.open(path, os.O_RDONLY)
-        return self._open[shard]
-
     def __getstate__(self) -> dict[str, object]:
-        # Workers map and open for themselves.
-        state = {key: value for key, value in self.__dict__.items() if key != "_rows"}
-        return {**state, "_open": OrderedDict()}
+        # Workers map for themselves.
+        return {key: value for key, value in self.__dict__.items() if key != "_rows"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._rows = np.load(self._array_path, mmap_mode="r")
 
-    def __del__(self) -> None:
-        for descriptor in getattr(self, "_open", {}).values():
-            os.close(descriptor)
 
-
-def open_index(folder: Path, split: str) -> ShardIndex:
+def open_index(folder: Path, split: str, *, tolerant: bool = False) -> ShardIndex:
     """Opens the index of a split; builds it on first use, or when the shards are others.
 
+    Args:
+        folder: of the shards.
+        split: its name.
+        tolerant: take shards that are missing or damaged: their samples are `lost`, all others
+            keep their numbers.
+
     Raises:
-        InputError: if folder, split or shards are missing, changed or damaged.
+        InputError: if folder or split are missing, or if shards are missing, changed or
+            damaged and that is not tolerated.
     """
     dataset = read_dataset(folder)
     if split not in dataset.splits:
         raise InputError(f'data folder {folder} has no split "{split}": {nearest(split, dataset.splits)}')
     info = dataset.splits[split]
-    _check_shards(folder, info)
-    cache = _cache_folder(folder)
-    array_path = cache / f"{split}-{fingerprint_of(info)[:16]}.npy"
-    # All ranks of a node come here at once: one builds, the others wait for it.
-    with locked(cache / f".{split}.lock"):
-        if not _is_whole(array_path, info):
-            _build(folder, info, array_path)
-            _drop_old(cache, split, array_path)
-    return ShardIndex(folder, split, dataset, array_path)
-
-
-def index_shard(path: Path, shard: int) -> np.ndarray:
-    """Lists the samples of one shard: structured (n,), in the order of their images.
-
-    Raises:
-        DamagedTar: if the tar is damaged or holds an image twice under a key.
-        OSError: if it cannot be read.
-    """
-    rows = [
-        (sample.offset, sample.length, shard, class_number(path, sample)) for sample in read_samples(path)
-    ]
-    return np.array(rows, _ROW)
-
-
-def _is_whole(array_path: Path, info: Split) -> bool:
-    """Whether the index exists and fits: a crash of the machine may leave an empty file."""
-    try:
-        rows = np.load(array_path, mmap_mode="r")
-    except (OSError, EOFError, ValueError):
-        return False
-    return rows.dtype == _ROW and rows.shape == (info.samples,)
-
-
-def _build(folder: Path, info: Split, array_path: Path) -> None:
     described = sum(shard.samples for shard in info.shards)
     if described != info.samples:
         raise InputError(
             f"dataset.json of {folder} is damaged: it says {info.samples} samples, its shards {described}"
         )
-    parts = []
-    for number, shard in enumerate(tqdm(info.shards, desc="indexing", unit=" shards", delay=2, leave=False)):
-        try:
-            rows = index_shard(folder / shard.file, number)
-        except (DamagedTar, OSError) as error:
-            problem = str(error).removeprefix(f"{folder / shard.file}: ")
-            raise InputError(f"shard {folder / shard.file} cannot be used: {problem}") from None
-        if len(rows) != shard.samples:
-            raise InputError(
-                f"shard {shard.file} holds {len(rows)} samples, dataset.json says {shard.samples}"
-            )
-        parts.append(rows)
-    partial = array_path.with_name(f".{array_path.name}.{os.getpid()}")
-    with partial.open("wb") as file:
-        np.save(file, np.concatenate(parts))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, array_path)
-
-
-def _check_shards(folder: Path, info: Split) -> None:
-    """Stats up to 64 evenly spread shards; `mae-vit check` reads them all."""
-    # First and last among them: copies break off at the end.
-    chosen = np.linspace(0, len(info.shards) - 1, min(len(info.shards), _MAX_STATTED_SHARDS)).astype(int)
-    for shard in (info.shards[number] for number in chosen):
-        path = folder / shard.file
-        try:
-            size = path.stat().st_size
-        except OSError:
-            raise InputError(f"shard {path} is missing: run `mae-vit check {folder}`") from None
-        if size != shard.bytes:
-            raise InputError(
-                f"shard {path} has {size} bytes, dataset.json says {shard.bytes}: see `mae-vit check {folder}`"
-            )
+    cache = _cache_folder(folder)
+    plain = cache / f"{split}-{fingerprint_of(info)[:16]}.npy"
+    # All ranks of a node come here at once: one builds, the others wait for it.
+    with locked(cache / f".{split}.lock"):
+        array_path = find_array(folder, split, info, plain, tolerant=tolerant)
+        return ShardIndex(folder, split, dataset, array_path)
 
 
 def fingerprint_of(info: Split) -> str:
@@ -245,13 +228,3 @@ def _cache_folder(folder: Path) -> Path:
             f"no place for the index: neither {beside} nor {cache} can be written: {error}"
         ) from None
     return cache
-
-
-def _drop_old(cache: Path, split: str, keep: Path) -> None:
-    """Removes what was derived from earlier shards of this split."""
-    for path in cache.glob(f"{split}-*"):
-        # "train-*" finds the files of a split "train-more" as well.
-        if re.match(rf"{re.escape(split)}-[0-9a-f]{{16}}[.-]", path.name) and not path.name.startswith(
-            keep.stem
-        ):
-            path.unlink(missing_ok=True)

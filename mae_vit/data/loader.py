@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from mae_vit.batch import Batch
 from mae_vit.data.order import Order, Share, micro_batches
 from mae_vit.data.reading import Source
-from mae_vit.errors import DamagedSample
+from mae_vit.data.replacing import Replacing
+from mae_vit.errors import Damage, DamagedSample
 from mae_vit.keyed import SampleKeys
 from mae_vit.skipping import Skipped
 
@@ -85,21 +86,27 @@ def _die_with_trainer() -> None:
 class _Batches(Dataset[Any]):
     """Computes whole micro-batches, keyed by (epoch, sample indices)."""
 
-    def __init__(self, source: Source, seed: int) -> None:
+    def __init__(self, source: Source, seed: int, *, replace: bool) -> None:
         self._source = source
         self._seed = seed
+        self._replacing = Replacing(source) if replace else None
 
     def __getitems__(
         self, position: tuple[int, np.ndarray]
-    ) -> tuple[Tensor, Tensor, Tensor, int] | DamagedSample:
+    ) -> tuple[Tensor, Tensor, Tensor, int, tuple[Damage, ...]] | DamagedSample:
         epoch, index = position
+        damaged: tuple[Damage, ...] = ()
         try:
-            images = torch.from_numpy(np.ascontiguousarray(self._source.images(self._seed, epoch, index)))
+            if self._replacing is not None:
+                images, labels, damaged = self._replacing.take(self._seed, epoch, index)
+            else:
+                images, labels = self._source.images(self._seed, epoch, index), self._source.labels[index]
         except DamagedSample as error:
             # Raised, it would come out of a worker with the worker's traceback for a message.
             return error
-        labels = torch.from_numpy(self._source.labels[index].astype(np.int64))
-        return images, labels, torch.from_numpy(index), epoch
+        pixels = torch.from_numpy(np.ascontiguousarray(images))
+        # Masks and mixes are those of the order, whatever lies in its places.
+        return pixels, torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(index), epoch, damaged
 
     def __getitem__(self, position: Any) -> Any:
         return self.__getitems__(position)
@@ -137,8 +144,9 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Yields a rank's micro-batches of steps start_step..stop_step-1, in order.
 
-    There is no loader state: what comes is a function of the arguments alone, and
-    the same for any `workers`.
+    Whole samples take the places of damaged ones (`mae_vit.data.replacing`). There is no
+    loader state: what comes is a function of the arguments alone, and the same for any
+    `workers`.
 
     Args:
         source: where images come from.
@@ -150,14 +158,15 @@ def load_batches(
         workers: data processes; 0 decodes in this one.
         pin_memory: put batches in page-locked memory, for copies that do not block.
     """
+    batches = _Batches(source, order.seed, replace=True)
     positions = _Positions(order, share, start_step, stop_step, skipped)
-    yield from _load(source, order.seed, positions, workers=workers, pin_memory=pin_memory)
+    yield from _load(batches, order.seed, positions, workers=workers, pin_memory=pin_memory)
 
 
-def _load(source: Source, seed: int, positions: Any, *, workers: int, pin_memory: bool) -> Iterator[Batch]:
+def _load(batches: _Batches, seed: int, positions: Any, *, workers: int, pin_memory: bool) -> Iterator[Batch]:
     """Yields the batch of each (epoch, sample indices)."""
     loader = DataLoader(
-        _Batches(source, seed),
+        batches,
         batch_sampler=positions,
         num_workers=workers,
         collate_fn=_unchanged,
@@ -171,12 +180,15 @@ def _load(source: Source, seed: int, positions: Any, *, workers: int, pin_memory
     for loaded in loader:
         if isinstance(loaded, DamagedSample):
             raise loaded
-        images, labels, index, epoch = loaded
-        yield Batch(images, labels, SampleKeys(seed, epoch, index))
+        images, labels, index, epoch, damaged = loaded
+        yield Batch(images, labels, SampleKeys(seed, epoch, index), tuple(damaged))
 
 
 class FixedBatches:
-    """Given samples in order, as often as one goes through them: keyed as of epoch 0."""
+    """Given samples in order, as often as one goes through them: keyed as of epoch 0.
+
+    What is measured is measured on just these: a damaged one is an error, unless `replace` is asked for.
+    """
 
     def __init__(
         self,
@@ -187,6 +199,7 @@ class FixedBatches:
         batch_size: int,
         workers: int = 0,
         pin_memory: bool = False,
+        replace: bool = False,
     ) -> None:
         """Reads nothing yet.
 
@@ -197,8 +210,9 @@ class FixedBatches:
             batch_size: images of a batch; the last one may be smaller.
             workers: data processes; 0 reads in this one.
             pin_memory: put batches in page-locked memory.
+            replace: take whole samples in the places of damaged ones, which `Batch.damaged` names.
         """
-        self._source, self._seed = source, seed
+        self._source, self._seed, self._replace = source, seed, replace
         self._chunks = [samples[at : at + batch_size] for at in range(0, len(samples), batch_size)]
         # No more processes than there is work for.
         self._workers, self._pin_memory = min(workers, len(self._chunks)), pin_memory
@@ -206,7 +220,8 @@ class FixedBatches:
     def __iter__(self) -> Iterator[Batch]:
         """Goes through all batches."""
         positions = [(0, chunk) for chunk in self._chunks]
-        return _load(self._source, self._seed, positions, workers=self._workers, pin_memory=self._pin_memory)
+        batches = _Batches(self._source, self._seed, replace=self._replace)
+        return _load(batches, self._seed, positions, workers=self._workers, pin_memory=self._pin_memory)
 
 
 def fixed_batches(source: Source, samples: np.ndarray, *, seed: int, batch_size: int) -> Iterator[Batch]:

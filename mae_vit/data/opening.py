@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,64 @@ import numpy as np
 from mae_vit.data.augment import Augment
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.dataset import Dataset
-from mae_vit.data.index import ShardIndex
+from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.index_rows import UNKNOWN_LABEL
 from mae_vit.data.order import GlobalOrder, Order
 from mae_vit.data.policies import make_policy
 from mae_vit.data.reading import MemorySource, Source
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, counted, damage_allowed
 
 # Channel statistics of ImageNet, as torchvision's models and the official MAE code use.
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _MAX_AUTO_WORKERS = 16
+_NAMED = 3
+
+
+def open_training_index(folder: Path, split: str, *, damage_budget: float, say: bool) -> ShardIndex:
+    """Opens the index of a split that is trained on, over damaged shards too.
+
+    Args:
+        folder: of the shards.
+        split: its name.
+        damage_budget: share of its samples that may be lost.
+        say: whether this process warns of damage.
+
+    Raises:
+        InputError: if more are lost, or there is no such split.
+    """
+    index = open_index(folder, split, tolerant=True)
+    if not index.problems:
+        return index
+    lost, allowed = len(index.lost), damage_allowed(damage_budget, len(index))
+    problems = [f"shard {folder / file} {problem}" for file, problem in index.problems.items()]
+    more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
+    told = f'{lost:,} of {counted(len(index), "sample")} of split "{split}" cannot be read'
+    where = f"{'; '.join(problems[:_NAMED])}{more}: see `mae-vit check {folder}`"
+    if lost > allowed:
+        raise InputError(
+            f"{told}, data.damage_budget={damage_budget:g} allows {allowed:,}: {where}, mend the shards or raise "
+            "the budget"
+        )
+    if say:
+        budget = f"data.damage_budget={damage_budget:g} allows {allowed:,}"
+        what = f"{told}; others take their places ({budget})" if lost else "a shard is not as described"
+        print(f"warning: {what}: {where}", file=sys.stderr)
+    return index
+
+
+def check_labels(index: ShardIndex) -> None:
+    """Makes sure that lost samples have left their labels: samples are chosen by them.
+
+    Raises:
+        InputError: naming the first shard.
+    """
+    unknown = int((index.labels == UNKNOWN_LABEL).sum())
+    if unknown:
+        file, problem = next(iter(index.problems.items()))
+        raise InputError(
+            f'labels of {counted(unknown, "sample")} of split "{index.split}" are lost, and samples are chosen by '
+            f"them: shard {index.folder / file} {problem}: mend it (see `mae-vit check {index.folder}`)"
+        )
 
 
 def make_order(

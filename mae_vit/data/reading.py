@@ -5,7 +5,10 @@ Both give the same pixels for the same (seed, epoch, sample index).
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -15,7 +18,8 @@ from tqdm import tqdm
 from mae_vit.data.augment import Augment
 from mae_vit.data.decode import DecodeError, decode
 from mae_vit.data.index import ShardIndex
-from mae_vit.errors import DamagedSample, InputError
+from mae_vit.data.shard_files import ReadError
+from mae_vit.errors import Damage, DamagedSample, InputError
 
 SourceName = Literal["memory", "tar"]
 
@@ -28,21 +32,27 @@ class Source(Protocol):
         """Int (N,), -1 where there is none."""
 
     def images(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
-        """Returns augmented images of samples `index` (B,): uint8 (B, C, H, W)."""
+        """Returns augmented images of samples `index` (B,): uint8 (B, C, H, W).
+
+        Raises:
+            DamagedSample: naming all of them that cannot be read.
+        """
 
 
 def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
     """Reads and decodes one sample: uint8 (C, H, W).
 
     Raises:
-        DamagedSample: naming shard, key and offset.
+        ReadError: if its bytes are not there.
+        DecodeError: if they are no whole image, or none of the size that all images have.
     """
-    try:
-        return decode(index.read(sample), channels)
-    except DecodeError as error:
-        raise DamagedSample(
-            f"cannot decode {index.describe(sample)}: {error}: `mae-vit check {index.folder}` lists all such"
-        ) from None
+    image = decode(index.read(sample), channels)
+    size = _one_size(index)
+    if size is not None and image.shape[1:] != size:
+        # Crops by a shift, and arrays of images, have no use for it.
+        height, width = image.shape[1:]
+        raise DecodeError(f"{width}x{height} px, where all images are {size[1]}x{size[0]}")
+    return image
 
 
 class TarSource:
@@ -61,7 +71,14 @@ class TarSource:
 
     def images(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
         """Returns augmented images of samples `index` (B,): uint8 (B, C, H, W)."""
-        decoded = [decode_sample(self._index, int(sample), self._channels) for sample in index]
+        decoded, damaged = [], []
+        for position, sample in enumerate(index.tolist()):
+            try:
+                decoded.append(decode_sample(self._index, sample, self._channels))
+            except (ReadError, DecodeError) as error:
+                damaged.append((position, self._index.damage(sample, str(error))))
+        if damaged:
+            raise DamagedSample(damaged, self._index.folder)
         sizes = np.array([image.shape[1:] for image in decoded], np.int64)
         view = self._augment.draw(seed, epoch, index, sizes)
         return self._augment.apply(decoded, view)
@@ -77,9 +94,8 @@ class MemorySource:
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
         """Decodes all samples of `index` on first use."""
         self._index = index
-        self._channels = channels
         self._augment = augment
-        self._path = _decoded_array(index, channels)
+        self._path, self._damaged = _decoded_array(index, channels)
         self._array: np.ndarray | None = None
 
     @property
@@ -89,6 +105,10 @@ class MemorySource:
 
     def images(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
         """Returns augmented images of samples `index` (B,): uint8 (B, C, H, W)."""
+        if self._damaged:
+            found = [(n, self._damaged[s]) for n, s in enumerate(index.tolist()) if s in self._damaged]
+            if found:
+                raise DamagedSample(found, self._index.folder)
         if self._array is None:
             self._array = np.load(self._path, mmap_mode="r")
         images = self._array[index]
@@ -142,25 +162,69 @@ def _array_bytes(index: ShardIndex, channels: int) -> int:
     return len(index) * channels * split.height[1] * split.width[1]
 
 
-def _decoded_array(index: ShardIndex, channels: int) -> Path:
-    """Returns the file of all images decoded, uint8 (N, C, H, W); makes it if need be."""
+def _decoded_array(index: ShardIndex, channels: int) -> tuple[Path, dict[int, Damage]]:
+    """Finds or makes the file of all images decoded, uint8 (N, C, H, W); and what is damaged, black there."""
     path = index.cache_path(f"u8-{channels}.npy")
     size = _one_size(index)
     assert size is not None
     shape = (len(index), channels, *size)
     with index.locked():
-        if not (path.exists() and np.load(path, mmap_mode="r").shape == shape):
-            _decode_all(index, channels, shape, path)
-    return path
+        damaged = _read_damaged(path)
+        whole = path.exists() and np.load(path, mmap_mode="r").shape == shape
+        if not whole or damaged is None or any(_is_mended(index, s, channels) for s in damaged):
+            damaged = _decode_all(index, channels, shape, path)
+    return path, damaged
 
 
-def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: Path) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+def _damaged_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}-damaged.json")
+
+
+def _read_damaged(path: Path) -> dict[int, Damage] | None:
+    """What could not be decoded when the array was made; None if that is not known."""
     try:
+        told = json.loads(_damaged_path(path).read_text(encoding="utf-8"))
+        return {damage["sample"]: Damage(**damage) for damage in told}
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _is_mended(index: ShardIndex, sample: int, channels: int) -> bool:
+    """Whether a sample that was damaged has been mended."""
+    try:
+        decode_sample(index, sample, channels)
+    except (ReadError, DecodeError):
+        return False
+    return True
+
+
+def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: Path) -> dict[int, Damage]:
+    damaged: dict[int, Damage] = {}
+
+    def decode_into(partial: Path) -> None:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
         for sample in tqdm(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
-            array[sample] = decode_sample(index, sample, channels)
+            try:
+                array[sample] = decode_sample(index, sample, channels)
+            except (ReadError, DecodeError) as error:
+                damaged[sample] = index.damage(sample, str(error))
         array.flush()
+
+    def tell_damaged(partial: Path) -> None:
+        partial.write_text(json.dumps([asdict(damage) for damage in damaged.values()]), encoding="utf-8")
+
+    # The array lasts once its list does.
+    _damaged_path(path).unlink(missing_ok=True)
+    _write(path, decode_into)
+    _write(_damaged_path(path), tell_damaged)
+    return damaged
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    """Writes a file under another name first, so that it is there whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(partial)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

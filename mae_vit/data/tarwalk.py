@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_BLOCK = 512
+BLOCK = 512
 _REGULAR = (b"0", b"\0", b"7")
 # Links, devices, folders, pipes: no bytes follow, whatever their size field says.
 _BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")
@@ -64,8 +64,8 @@ def _walk(data: mmap.mmap, path: Path, special: list[str] | None) -> Iterator[Me
     long_name: str | None = None
     shared: dict[str, str] = {}  # of a global header, for all members that follow
     pax: dict[str, str] = {}
-    while at + _BLOCK <= end:
-        header = data[at : at + _BLOCK]
+    while at + BLOCK <= end:
+        header = data[at : at + BLOCK]
         if not header.strip(b"\0"):
             return
         if _number(header[148:156]) != sum(header[:148]) + 8 * 32 + sum(header[156:]):
@@ -76,7 +76,7 @@ def _walk(data: mmap.mmap, path: Path, special: list[str] | None) -> Iterator[Me
             size = _decimal(pax["size"])
         elif kind in _BODILESS:
             size = 0
-        body = at + _BLOCK
+        body = at + BLOCK
         if size < 0 or body + size > end:
             raise DamagedTar(f"{path}: the member at offset {at} passes the end of the file")
         if kind in (b"L", b"x", b"g") and size > _MAX_EXTENDED_HEADER:
@@ -89,13 +89,13 @@ def _walk(data: mmap.mmap, path: Path, special: list[str] | None) -> Iterator[Me
             shared |= _read_pax(data[body : body + size], path, at)
             pax = dict(shared)
         else:
-            name = pax.get("path") or long_name or _short_name(header)
+            name = pax.get("path") or long_name or plain_name(header)
             if kind in _REGULAR:
                 yield Member(name, body, size)
             elif kind in _BODILESS and kind != _FOLDER and special is not None:
                 special.append(name)
             long_name, pax = None, dict(shared)
-        at = body + -(-size // _BLOCK) * _BLOCK
+        at = body + -(-size // BLOCK) * BLOCK
     raise DamagedTar(f"{path}: truncated at offset {at} (no end marker)")
 
 
@@ -117,7 +117,8 @@ def _decimal(text: str) -> int:
         return -1
 
 
-def _short_name(header: bytes) -> str:
+def plain_name(header: bytes) -> str:
+    """Returns the name that a member's own header block holds; a long one stands in blocks before it."""
     name = header[:100].split(b"\0", 1)[0]
     prefix = (
         header[345:500].split(b"\0", 1)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -127,6 +128,15 @@ def from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
     box = [text]
     torch.distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def gather_objects(value: Any, ranks: Ranks) -> list[Any]:
+    """Returns each rank's value, on all ranks; collective."""
+    if ranks.world_size == 1:
+        return [value]
+    gathered: list[Any] = [None] * ranks.world_size
+    torch.distributed.all_gather_object(gathered, value)
+    return gathered
 
 
 def barrier(ranks: Ranks) -> None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mae_vit.config import CheckpointSection
+from mae_vit.errors import Damage
 from mae_vit.plan import Plan
 from mae_vit.training.checkpoint import Checkpoint
+from mae_vit.training.distributed import barrier
 from mae_vit.training.engine import Engine
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.failures import TrainingFailed
 from mae_vit.training.guard import BadStep, Guard
 from mae_vit.training.monitor import Monitor
 from mae_vit.training.probe import OnlineProbe
+from mae_vit.training.quarantine import Quarantine
 from mae_vit.training.run_folder import RunFolder, Status
 from mae_vit.training.saving import Saver
 from mae_vit.training.signals import StopRequest
 from mae_vit.training.state import Best, weights_of
 from mae_vit.training.watchdog import Watchdog
+
+# Lines about damaged samples in a sitting; the list has all.
+_MAX_WARNINGS = 10
 
 
 class RunHooks:
@@ -36,6 +42,8 @@ class RunHooks:
         identity: dict[str, Any],
         held_out: HeldOut | None,
         probe: OnlineProbe | None,
+        quarantine: Quarantine,
+        data_folder: str,
         stop: StopRequest,
         guard: Guard,
         watchdog: Watchdog,
@@ -61,6 +69,7 @@ class RunHooks:
         self._facts = dict(facts or {})
         self._held_out, self._probe, self._stop = held_out, probe, stop
         self._watchdog = watchdog
+        self._quarantine, self._data_folder, self._warnings = quarantine, data_folder, 0
         self._last_line: dict[str, Any] = {}
         self._wall_s_before = 0.0
         self._monitor: Monitor | None = None
@@ -100,6 +109,35 @@ class RunHooks:
     def stop_requested(self) -> bool:
         """True once this rank was asked to stop."""
         return bool(self._stop)
+
+    def note_damage(self, step: int, found: Sequence[Damage]) -> int:
+        """Takes the damaged samples of a micro-batch; returns how many are new to this rank."""
+        return self._quarantine.note(step, found)
+
+    def share_damage(self) -> None:
+        """Tells all ranks, the list and people of what is new to any; collective.
+
+        Raises:
+            TrainingFailed: on all ranks, if there are more than allowed.
+        """
+        new, told = self._quarantine.exchange(), self._quarantine
+        for damage in new:
+            self._warn(f"warning: another image takes the place of {damage}")
+        if told.exceeded:
+            # The list is complete before any rank leaves, and a launcher ends the others.
+            barrier(self._engine.ranks)
+            raise TrainingFailed(
+                f"{len(told.samples):,} of {self._plan.num_samples:,} samples are damaged, "
+                f"data.damage_budget={told.share:g} allows {told.allowed:,}: {told.path} lists them. Mend the shards "
+                f"(see `mae-vit check {self._data_folder}`) or raise the budget; the same command goes on"
+            )
+
+    def _warn(self, line: str) -> None:
+        self._warnings += 1
+        if self._monitor is not None and self._warnings <= _MAX_WARNINGS:
+            self._monitor.say(line)
+            if self._warnings == _MAX_WARNINGS:
+                self._monitor.say(f"further damaged samples: see {self._quarantine.path}")
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Measures held-out images and draws the probe images; collective."""
@@ -191,6 +229,7 @@ class RunHooks:
             "samples": step * self._plan.effective_batch_size,
             **{name: self._last_line.get(name) for name in ("loss", "images_per_s", "wall_s")},
             **{name: self._last_line[name] for name in ("heldout", "probe") if name in self._last_line},
+            **({"damaged_samples": damaged} if (damaged := len(self._quarantine.samples)) else {}),
             **(results or {}),
         }
         try:

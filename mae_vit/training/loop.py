@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mae_vit.batch import Batch
+from mae_vit.errors import Damage
 from mae_vit.plan import Plan
 from mae_vit.training.engine import Engine
 from mae_vit.training.guard import Guard
@@ -28,6 +29,12 @@ class Hooks(Protocol):
 
     def stop_requested(self) -> bool:
         """True once this rank was asked to stop."""
+
+    def note_damage(self, step: int, found: Sequence[Damage]) -> int:
+        """Takes the damaged samples of a micro-batch; returns how many are new to this rank."""
+
+    def share_damage(self) -> None:
+        """Tells all ranks of what is new to any; raises TrainingFailed over the budget."""
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Measures held-out images; empty where there are none."""
@@ -107,9 +114,10 @@ def train(
 
     Raises:
         BadStep: on all ranks, where the guard finds one.
-        TrainingFailed: on all ranks, if too many saves failed.
+        TrainingFailed: on all ranks, where more samples are damaged than allowed, or too many
+            saves failed.
     """
-    reader = _Reader(engine.ranks.world_size, guard)
+    reader = _Reader(engine.ranks.world_size, guard, hooks)
     clock, begun = Clock(), time.monotonic()
     last_line: dict[str, Any] | None = None
     for step in range(start_step, plan.total_steps):
@@ -117,7 +125,7 @@ def train(
         lr = rate(step)
         engine.objective.begin_step(step)
         seed_of = partial(noise_seed, step) if noise_seed else None
-        report = _take_step(engine, batches, plan, lr, hooks, clock, seed_of)
+        report = _take_step(engine, batches, plan, step, lr, hooks, clock, seed_of)
         late = reader.push(report.packed(), step)
         done = step + 1
         clock.images += plan.effective_batch_size
@@ -143,7 +151,7 @@ def train(
                 "loss": _or_none(now[0] / engine.ranks.world_size),
                 "lr": lr,
                 "grad_norm": _or_none(now[1]),
-                **report.ratios(now[4:]),
+                **report.ratios(now[5:]),
                 **_scale_of(engine),
                 **clock.rates(),
                 "peak_memory_gib": peak_memory_gib(engine.device),
@@ -165,10 +173,11 @@ def train(
 
 
 class _Reader:
-    """Reads reports of steps late, and has each judged."""
+    """Reads reports of steps late, has each judged, and what is damaged told to all ranks."""
 
-    def __init__(self, world_size: int, guard: Guard) -> None:
-        self._late, self._world_size, self._guard = LateReader(), world_size, guard
+    def __init__(self, world_size: int, guard: Guard, hooks: Hooks) -> None:
+        self._late, self._world_size = LateReader(), world_size
+        self._guard, self._hooks = guard, hooks
 
     def push(self, values: Tensor, step: int) -> list[float] | None:
         """Hands in a step's report; returns the one of `step`, before it."""
@@ -179,8 +188,12 @@ class _Reader:
         return self._judged(self._late.flush(), step)
 
     def _judged(self, values: list[float] | None, step: int) -> list[float] | None:
+        if values is None:
+            return None
+        if values[4] > 0:
+            self._hooks.share_damage()
         # A step that fp16 skipped has changed nothing.
-        if values is not None and not values[3]:
+        if not values[3]:
             self._guard.judge(step, values[0] / self._world_size, values[1])
         return values
 
@@ -196,7 +209,7 @@ def _read_now(reader: _Reader, clock: Clock, done: int) -> list[float]:
 
 @dataclass(frozen=True)
 class _Report:
-    """A step's loss, gradient norm and stop flag, and sum and count of each named value.
+    """A step's loss, gradient norm, stop flag and new damaged samples; sum and count of each named value.
 
     Summed over ranks; the norm is global. `skipped` is alike on all ranks: 1 if fp16
     gradients overflowed and nothing was updated.
@@ -206,11 +219,13 @@ class _Report:
     grad_norm: Tensor
     stop: Tensor
     skipped: Tensor
+    damaged: Tensor
     names: list[str]
     values: list[Tensor]
 
     def packed(self) -> Tensor:
-        return torch.stack([self.loss, self.grad_norm, self.stop, self.skipped, *self.values])
+        flags = (self.stop, self.skipped, self.damaged)
+        return torch.stack([self.loss, self.grad_norm, *flags, *self.values])
 
     def ratios(self, read: list[float]) -> dict[str, float | None]:
         """Turns what was read of `values` into named means."""
@@ -222,12 +237,14 @@ def _take_step(
     engine: Engine,
     batches: Iterator[Batch],
     plan: Plan,
+    step: int,
     lr: float,
     hooks: Hooks,
     clock: Clock,
     seed_of: Callable[[int], int] | None,
 ) -> _Report:
     loss = torch.zeros((), device=engine.device)
+    stop, damaged = hooks.stop_requested(), 0
     values: dict[str, Tensor] = {}  # (sum, count)
     for micro_batch in range(plan.accumulation):
         hooks.beat("waiting for data")
@@ -235,6 +252,7 @@ def _take_step(
         batch = next(batches)
         clock.wait_s += time.monotonic() - waiting
         hooks.beat("in a step, which all ranks take together")
+        damaged += hooks.note_damage(step + 1, batch.damaged)
         if seed_of is not None:
             torch.manual_seed(seed_of(micro_batch))
         output = engine.forward(batch.to(engine.device))
@@ -244,12 +262,12 @@ def _take_step(
             values[name] = values.get(name, 0.0) + torch.stack([part.float() for part in value])
     result = engine.step(lr)
     names = sorted(values)
-    flag = torch.tensor(float(hooks.stop_requested()), device=engine.device)
+    flags = torch.tensor([float(stop), float(damaged)], device=engine.device)
     sums = engine.all_reduce_sum(
-        torch.stack([loss, flag, *(part for name in names for part in values[name])])
+        torch.stack([loss, *flags, *(part for name in names for part in values[name])])
     )
     skipped = torch.tensor(float(result.skipped), device=engine.device)
-    return _Report(sums[0], result.grad_norm.float(), sums[1], skipped, names, list(sums[2:]))
+    return _Report(sums[0], result.grad_norm.float(), sums[1], skipped, sums[2], names, list(sums[3:]))
 
 
 def _or_none(value: float) -> float | None:

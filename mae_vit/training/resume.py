@@ -31,6 +31,7 @@ _FREE_KEYS = (
     "data.workers",
     "data.source",
     "data.memory_limit_gib",
+    "data.damage_budget",
     "train.batch_size_per_device",
     "train.zero_stage",
     "train.engine",

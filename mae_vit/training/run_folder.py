@@ -1,7 +1,7 @@
 """The run folder: what a run leaves behind, readable by scripts and people.
 
 `config.yaml`, `environment.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
-`pictures/`, `encoder.safetensors`, `summary.json`.
+`pictures/`, `encoder.safetensors`, `summary.json`; `quarantine.jsonl` where samples were damaged.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.pictures = path / "pictures"
         self.metrics = path / "metrics.jsonl"
+        self.quarantine = path / "quarantine.jsonl"
         self.encoder = path / "encoder.safetensors"
         self.summary = path / "summary.json"
         self._lock: Lock | None = None

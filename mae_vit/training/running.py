@@ -31,6 +31,7 @@ from mae_vit.training.guard import BadStep, Course, Guard
 from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import Outcome, train
 from mae_vit.training.probe import OnlineProbe
+from mae_vit.training.quarantine import Quarantine
 from mae_vit.training.resume import Identity, find_start, set_aside
 from mae_vit.training.rollback import Rollbacks
 from mae_vit.training.run_folder import RunFolder, describe_environment
@@ -114,6 +115,8 @@ class Run:
             identity=self.identity.values,
             held_out=work.held_out(),
             probe=work.probe(),
+            quarantine=self._quarantine(start_step),
+            data_folder=self.config.data.path,
             stop=stop,
             guard=guard,
             watchdog=watchdog,
@@ -200,6 +203,15 @@ class Run:
             raise TrainingFailed(
                 f"{problem}; the last state is saved: make room, then the same command goes on"
             )
+
+    def _quarantine(self, start_step: int) -> Quarantine:
+        return Quarantine(
+            self.folder.quarantine,
+            self.engine.ranks,
+            share=self.config.data.damage_budget,
+            samples=self.plan.num_samples,
+            start_step=start_step,
+        )
 
     def _facts(self) -> dict[str, Any]:
         """What a comparison of runs needs of each."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from batches import digest_of_global_batches, open_digits
 
-import mae_vit.data.index
+import mae_vit.data.shard_files
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.index import open_index
 from mae_vit.data.loader import load_batches, start_worker_server
@@ -169,7 +169,7 @@ def opened_shards(data, order, share, *, epoch, workers):
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 @pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 0), (4, 0), (8, 0), (2, 2)])
 def test_a_rank_opens_only_the_shards_of_its_lanes(many_shards, world_size, workers):
-    assert mae_vit.data.index._MAX_OPEN_SHARDS > 64  # so that all that were opened still are
+    assert mae_vit.data.shard_files._MAX_OPEN_SHARDS > 64  # so that all that were opened still are
     start_worker_server()
     order = order_of(many_shards)
     for epoch in (0, 1):

@@ -41,7 +41,7 @@ def test_a_damaged_image_is_named_by_its_key(copy, capsys):
     data[int(row["offset"]) : int(row["offset"]) + 30] = bytes(30)
     path.write_bytes(data)
     assert main(["check", str(copy)]) == 1
-    key = index.describe(0).split("key ")[1].split(",")[0]
+    key = index.damage(0, "why").key
     assert f"{key}.png at offset {row['offset']}: not an image" in capsys.readouterr().out
 
 

@@ -7,10 +7,10 @@ import struct
 import tarfile
 import time
 import zipfile
-import zlib
 from pathlib import Path
 
 import pytest
+from damaging import bomb_png
 from pictures import encoded, picture, read_back, write_files, write_tar, write_zip
 
 from mae_vit.cli import main
@@ -155,17 +155,6 @@ def test_of_equal_names_the_last_is_taken_and_it_is_said(tmp_path, capsys, kind)
     found = read_back(tmp_path / "out")
     assert set(found) == {"cat/1", "dog/1"}
     assert found["cat/1"]["png"] == other
-
-
-def bomb_png(width: int, height: int) -> bytes:
-    """A PNG whose header promises width x height pixels, all zero: 1,000 times smaller than they."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    rows = zlib.compress(bytes(1 << 20))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
 def test_images_of_too_many_pixels_are_left_out_unread(tmp_path, capsys):

@@ -13,7 +13,8 @@ from webdataset.tariterators import base_plus_ext
 
 from mae_vit.cli import main
 from mae_vit.data.dataset import read_dataset
-from mae_vit.data.index import index_shard, open_index
+from mae_vit.data.index import open_index
+from mae_vit.data.index_rows import index_shard
 from mae_vit.data.samples import split_key
 from mae_vit.data.tarwalk import DamagedTar, walk_tar
 from mae_vit.errors import InputError
@@ -143,8 +144,9 @@ def test_reads_what_tarfile_reads(digits):
         for number, member in enumerate(images[:20]):
             assert index.read(first + number) == tar.extractfile(member).read()
             assert index.labels[first + number] == labels[member.name.replace(".png", ".cls")]
-        assert index.describe(first) == (
-            f"shard {index.split_info.shards[1].file}, key {images[0].name[:-4]}, offset {images[0].offset_data}"
+        assert str(index.damage(first, "why")) == (
+            f"shard {index.split_info.shards[1].file}, key {images[0].name[:-4]}, "
+            f"offset {images[0].offset_data}: why"
         )
 
 
@@ -198,7 +200,7 @@ def test_a_description_that_contradicts_itself_is_named(digits, tmp_path, capsys
 
 
 def test_the_last_shard_is_among_those_looked_at(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr("mae_vit.data.index._MAX_STATTED_SHARDS", 2)
+    monkeypatch.setattr("mae_vit.data.index_files._MAX_STATTED_SHARDS", 2)
     copy = tmp_path / "data"
     shutil.copytree(digits, copy)
     last = read_dataset(copy).splits["train"].shards[-1].file
@@ -217,11 +219,11 @@ def test_read_only_data_is_indexed_elsewhere(digits, tmp_path, monkeypatch):
 
 
 def test_descriptors_are_bounded(digits, monkeypatch):
-    monkeypatch.setattr("mae_vit.data.index._MAX_OPEN_SHARDS", 2)
+    monkeypatch.setattr("mae_vit.data.shard_files._MAX_OPEN_SHARDS", 2)
     index = open_index(digits, "train")
     for sample in range(0, len(index), 100):
         assert index.read(sample)
-    assert len(index._open) <= 2
+    assert len(index._files._open) <= 2
 
 
 def test_errors_name_what_is_there(digits, tmp_path):

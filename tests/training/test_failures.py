@@ -44,7 +44,7 @@ def test_an_image_that_cannot_be_decoded_ends_the_run_in_a_line(damaged, tmp_pat
     assert ended.returncode == 1
     errors = [line for line in ended.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
-    assert "cannot decode shard train-00000" in errors[0]
+    assert "cannot read shard train-00000" in errors[0]
     assert f"`mae-vit check {damaged}`" in errors[0]
     assert "Traceback" not in ended.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"

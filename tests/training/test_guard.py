@@ -69,7 +69,7 @@ def test_a_bad_batch_is_passed_by(call, digits, tmp_path, poison, batch_of, late
     assert (incident["back_to_step"], incident["skipped_data_steps"]) == (4, [5, 7])
     assert [sample["sample"] for sample in incident["samples"]] == batch_of(6).tolist()
     index = open_index(digits, "train")
-    assert f"key {incident['samples'][5]['key']}," in index.describe(bad)
+    assert incident["samples"][5]["key"] == index.keys()[bad]
     last = load_checkpoint(list_checkpoints(folder / "checkpoints")[-1])
     assert last.state.course.skipped == ((5, 7),)
 

@@ -1,0 +1,119 @@
+"""Reads byte ranges of shards; files that vanish or change while a run reads them are told of."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_MAX_OPEN_SHARDS = 256
+# Network file systems fail for a moment; each try opens the shard anew.
+_WAITS_S = (0.0, 0.1, 0.5, 1.0)
+# Not the shard's fault.
+_OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class ReadError(ValueError):
+    """Bytes that cannot be had; the message says why, in short."""
+
+
+class ShardFiles:
+    """The shards of a split, opened when they are read.
+
+    Pickled, it opens for itself.
+    """
+
+    def __init__(self, folder: Path, shards: Sequence[tuple[str, int]]) -> None:
+        """Opens nothing yet.
+
+        Args:
+            folder: of the shards.
+            shards: names, and the size in bytes that each must have.
+        """
+        self._folder, self._shards = folder, shards
+        self._open: OrderedDict[int, int] = OrderedDict()
+        # For good, in this process: waiting for each of thousands of samples takes hours.
+        self._lost: dict[int, str] = {}
+
+    def read(self, shard: int, offset: int, length: int) -> bytes:
+        """Reads bytes of a shard.
+
+        Raises:
+            ReadError: if a few tries do not give them.
+        """
+        if shard in self._lost:
+            raise ReadError(self._lost[shard])
+        for wait in _WAITS_S:
+            time.sleep(wait)
+            try:
+                descriptor = self._descriptor(shard)
+            except ReadError as error:
+                reason, lost = str(error), True
+                continue
+            try:
+                data = _read_range(descriptor, offset, length)
+            except OSError as error:
+                reason, lost = f"cannot be read: {_said(error)}", False
+            else:
+                if len(data) == length:
+                    return data
+                reason, lost = f"truncated: {len(data):,} of {length:,} bytes are there", False
+            self._close(shard)
+        if lost:
+            self._lost[shard] = reason
+        raise ReadError(reason)
+
+    def _descriptor(self, shard: int) -> int:
+        """Opens a shard, unless it is open.
+
+        Raises:
+            ReadError: if it is gone, or has another size than it had.
+        """
+        if shard in self._open:
+            self._open.move_to_end(shard)
+            return self._open[shard]
+        while len(self._open) >= _MAX_OPEN_SHARDS:
+            self._close(next(iter(self._open)))
+        name, size = self._shards[shard]
+        try:
+            descriptor = os.open(self._folder / name, os.O_RDONLY)
+        except OSError as error:
+            if error.errno in _OUR_OWN:
+                raise
+            raise ReadError(f"the shard is gone: {_said(error)}") from None
+        found = os.fstat(descriptor).st_size
+        if found != size:
+            os.close(descriptor)
+            # What lies where in it nobody knows. A file of the same size is taken for the
+            # same: where it is not, most of its samples do not decode.
+            raise ReadError(f"the shard changed: {found:,} bytes instead of {size:,}")
+        self._open[shard] = descriptor
+        return descriptor
+
+    def _close(self, shard: int) -> None:
+        with suppress(OSError):
+            os.close(self._open.pop(shard))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_open": OrderedDict(), "_lost": {}}
+
+    def __del__(self) -> None:
+        for shard in list(getattr(self, "_open", {})):
+            self._close(shard)
+
+
+def _read_range(descriptor: int, offset: int, length: int) -> bytes:
+    """Reads until all is there or the file ends: a network file system may give less at once."""
+    parts = []
+    while length and (part := os.pread(descriptor, length, offset)):
+        parts.append(part)
+        offset, length = offset + len(part), length - len(part)
+    return b"".join(parts)
+
+
+def _said(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
