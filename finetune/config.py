@@ -76,7 +76,7 @@ class NetworkSection(Section):
 
 def _kind_of(raw: Any) -> str:
     name = raw.get("name") if isinstance(raw, dict) else getattr(raw, "name", None)
-    return "vit" if name is None or name in SIZES else "network"
+    return "vit" if name is None or str(name) in SIZES else "network"
 
 
 class LabeledDataSection(DataSection):

@@ -17,8 +17,9 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        """Makes one line of `message`."""
-        super().__init__(" ".join(message.split()))
+        """Makes one line of `message`; what is not printable in it cannot speak to the terminal."""
+        shown = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
+        super().__init__("".join(shown))
 
 
 @dataclass(frozen=True)

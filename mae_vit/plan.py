@@ -68,6 +68,8 @@ def to_steps(
 # Images trained on for each image that the online probe encodes. An encoded image costs
 # less than one that is trained on, so the probe takes well under 1 % of the time.
 _TRAINED_PER_PROBED = 150
+# A step a microsecond for ten days; beyond lie slips of the keyboard.
+_MOST_STEPS = 10**12
 
 
 def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: int = 0) -> Plan:
@@ -99,6 +101,8 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     total = to_steps(steps=train.steps, epochs=train.epochs, samples=train.samples, **sizes)
     if total < 1:
         raise InputError(f"train.epochs={train.epochs} is less than one step of {batch} images")
+    if total > _MOST_STEPS:
+        raise InputError(f"train: {total:.3g} steps are more than any run takes (at most {_MOST_STEPS:.0e})")
     warmup = to_steps(
         steps=train.warmup_steps, epochs=train.warmup_epochs, samples=train.warmup_samples, **sizes
     )
