@@ -222,10 +222,10 @@ def _check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
     """Refuses held-out images that are known to be lost: now rather than at the first evaluation."""
     lost = np.intersect1d(index.lost, held_out)
     if len(lost):
-        file, problem = next(iter(index.problems.items()))
+        first = index.damage(int(lost[0]), index.why_lost(int(lost[0])))
         raise InputError(
-            f"{len(lost)} of the {len(held_out):,} held-out images cannot be read: shard {index.folder / file} "
-            f"{problem}: mend it (see `mae-vit check {index.folder}`), or train on all (finetune.holdout=0)"
+            f"{len(lost)} of the {len(held_out):,} held-out images cannot be read: {first}: mend it (see "
+            f"`mae-vit check {index.folder}`), or train on all (finetune.holdout=0)"
         )
 
 

@@ -158,7 +158,7 @@ def test_missing_shard(damaged, tmp_path, capsys):
 
 def test_truncated_shard(damaged, tmp_path, capsys):
     path = damaged / "train-000000.tar"
-    path.write_bytes(path.read_bytes()[:-50_100])
+    path.write_bytes(path.read_bytes()[:-49_600])
     assert call(damaged, tmp_path / "run") == EXIT_INPUT
     line = one_line(capsys)
     assert f"shard {path} is damaged: the member at offset " in line

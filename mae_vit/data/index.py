@@ -1,7 +1,7 @@
 """Random access to the samples of a split: where each lies in its shard.
 
 The index is built on first use by walking the tar headers, kept as one memory-mapped
-array, and rebuilt whenever `dataset.json` describes other shards.
+array, and rebuilt whenever `dataset.json` describes other shards or shards are newer.
 """
 
 from __future__ import annotations
@@ -78,10 +78,11 @@ class ShardIndex:
         """
         row = self._rows[sample]
         if row["length"] == 0:
-            raise ReadError(self._why_lost(sample))
+            raise ReadError(self.why_lost(sample))
         return self._files.read(int(row["shard"]), int(row["offset"]), int(row["length"]))
 
-    def _why_lost(self, sample: int) -> str:
+    def why_lost(self, sample: int) -> str:
+        """Says why a sample of `lost` cannot be read, in short."""
         if sample in self._notes.samples:
             return self._notes.samples[sample][1]
         return f"the shard {self._notes.shards[int(self._rows[sample]['shard'])][1]}"

@@ -63,12 +63,12 @@ def check_labels(index: ShardIndex) -> None:
     Raises:
         InputError: naming the first shard.
     """
-    unknown = int((index.labels == UNKNOWN_LABEL).sum())
-    if unknown:
-        file, problem = next(iter(index.problems.items()))
+    unknown = np.flatnonzero(index.labels == UNKNOWN_LABEL)
+    if len(unknown):
+        first = index.damage(int(unknown[0]), index.why_lost(int(unknown[0])))
         raise InputError(
-            f'labels of {counted(unknown, "sample")} of split "{index.split}" are lost, and samples are chosen by '
-            f"them: shard {index.folder / file} {problem}: mend it (see `mae-vit check {index.folder}`)"
+            f'labels of {counted(len(unknown), "sample")} of split "{index.split}" are lost, and samples are chosen '
+            f"by them: {first}: mend it (see `mae-vit check {index.folder}`)"
         )
 
 

@@ -13,6 +13,10 @@ from pathlib import Path
 _MAX_OPEN_SHARDS = 256
 # Network file systems fail for a moment; each try opens the shard anew.
 _WAITS_S = (0.0, 0.1, 0.5, 1.0)
+# A lost shard is not waited for again with each of its samples, nor every shard where all are
+# gone: that would take hours. It may come back.
+_LOST_FOR_S = 60.0
+_PATIENT_FOR = 8
 # Not the shard's fault.
 _OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -36,8 +40,7 @@ class ShardFiles:
         """
         self._folder, self._shards = folder, shards
         self._open: OrderedDict[int, int] = OrderedDict()
-        # For good, in this process: waiting for each of thousands of samples takes hours.
-        self._lost: dict[int, str] = {}
+        self._lost: dict[int, tuple[str, float]] = {}  # why, and when it was last tried
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
         """Reads bytes of a shard.
@@ -45,15 +48,19 @@ class ShardFiles:
         Raises:
             ReadError: if a few tries do not give them.
         """
-        if shard in self._lost:
-            raise ReadError(self._lost[shard])
-        for wait in _WAITS_S:
-            time.sleep(wait)
+        reason, since = self._lost.get(shard, ("", 0.0))
+        if reason and time.monotonic() - since < _LOST_FOR_S:
+            raise ReadError(reason)
+        waits = _WAITS_S if not reason and len(self._lost) < _PATIENT_FOR else (0.0,)
+        for wait in waits:
+            if wait:
+                time.sleep(wait)
             try:
                 descriptor = self._descriptor(shard)
             except ReadError as error:
                 reason, lost = str(error), True
                 continue
+            self._lost.pop(shard, None)
             try:
                 data = _read_range(descriptor, offset, length)
             except OSError as error:
@@ -64,7 +71,7 @@ class ShardFiles:
                 reason, lost = f"truncated: {len(data):,} of {length:,} bytes are there", False
             self._close(shard)
         if lost:
-            self._lost[shard] = reason
+            self._lost[shard] = (reason, time.monotonic())
         raise ReadError(reason)
 
     def _descriptor(self, shard: int) -> int:

@@ -94,10 +94,16 @@ class Run:
     advice: str = ""
 
     def go(self, work: Work, start: Checkpoint | None) -> int:
-        """Trains from `start` to the end or to a signal; returns the exit code."""
+        """Trains from `start` to the end or to a signal; returns the exit code.
+
+        Raises:
+            InputError: if more samples are known to be damaged than are allowed now.
+            TrainingFailed: if it cannot go on.
+        """
         begun = time.monotonic()
         outlive_terminal()
         start_step = start.step if start else 0
+        quarantine = self._quarantine(start_step)
         config_yaml = dump_config(self.config)
         hold(self.folder, self.engine.ranks, new=True)
         if self.engine.ranks.rank == 0:
@@ -115,7 +121,7 @@ class Run:
             identity=self.identity.values,
             held_out=work.held_out(),
             probe=work.probe(),
-            quarantine=self._quarantine(start_step),
+            quarantine=quarantine,
             data_folder=self.config.data.path,
             stop=stop,
             guard=guard,
@@ -205,13 +211,20 @@ class Run:
             )
 
     def _quarantine(self, start_step: int) -> Quarantine:
-        return Quarantine(
+        """Takes up the list of damaged samples; refuses one that is over the budget already."""
+        quarantine = Quarantine(
             self.folder.quarantine,
             self.engine.ranks,
             share=self.config.data.damage_budget,
             samples=self.plan.num_samples,
             start_step=start_step,
         )
+        if quarantine.exceeded:
+            raise InputError(
+                f"{quarantine.path} lists {len(quarantine.samples):,} damaged samples, "
+                f"data.damage_budget={quarantine.share:g} allows {quarantine.allowed:,}: raise the budget"
+            )
+        return quarantine
 
     def _facts(self) -> dict[str, Any]:
         """What a comparison of runs needs of each."""

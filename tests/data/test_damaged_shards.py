@@ -70,7 +70,7 @@ def test_a_tar_cut_short_loses_its_last_samples(digits, whole, tmp_path, cut, wi
     lost = [sample for sample in range(400, 800) if ends[sample] > cut]
     assert abs(len(lost) - max(0, 819_200 - cut) / 2048) < 1
     assert_whole_but(index, whole, lost)
-    reasons = {index._why_lost(sample) for sample in lost}
+    reasons = {index.why_lost(sample) for sample in lost}
     assert len(reasons) <= 1
     assert all(" is damaged: " in why and " offset " in why for why in reasons)
     # Labels are known where the shard was once seen whole, or still stand before the image.
@@ -84,7 +84,7 @@ def test_a_missing_shard_loses_its_samples_alone(digits, whole, tmp_path, with_i
     (copy / "train-000001.tar").unlink()
     index = open_index(copy, "train", tolerant=True)
     assert_whole_but(index, whole, range(400, 800))
-    told = index.damage(500, index._why_lost(500))
+    told = index.damage(500, index.why_lost(500))
     assert str(told) == "shard train-000001.tar, key ?, offset ?: the shard is missing"
 
 
@@ -112,7 +112,7 @@ def test_a_label_that_is_no_number_is_one_damaged_sample(digits, whole, tmp_path
     write_tar(path, [(n, b"x" if n == f"{key}.cls" else data) for n, data in members_of(path)])
     index = open_index(copy, "train", tolerant=True)
     assert_whole_but(index, whole, [450])
-    assert "its .cls is no class number: b'x'" in index._why_lost(450)
+    assert "its .cls is no class number: b'x'" in index.why_lost(450)
 
 
 def test_keys_without_an_image_in_shards_of_others_are_no_samples(digits, whole, tmp_path):
@@ -223,7 +223,9 @@ def test_lost_labels_are_told_where_samples_are_chosen_by_them(digits, whole, tm
     copy = copy_of(digits, tmp_path / "data")
     os.truncate(copy / "train-000001.tar", 800_000)
     index = open_index(copy, "train", tolerant=True)
-    with pytest.raises(InputError, match=r"labels of 9 samples .* are lost.*train-000001\.tar is damaged"):
+    with pytest.raises(
+        InputError, match=r"labels of 9 samples .* are lost.*train-000001\.tar, .*: the shard is damaged"
+    ):
         check_labels(index)
     with pytest.raises(InputError, match=r"keys of the samples cannot be read: shard .*train-000001\.tar"):
         index.keys()

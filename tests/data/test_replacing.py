@@ -3,6 +3,7 @@
 import os
 import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -228,6 +229,24 @@ def test_a_shard_that_is_away_for_a_moment_is_no_damage(digits, tmp_path):
     back.start()
     assert index.read(500) == open_index(digits, "train").read(500)
     back.join()
+
+
+def test_a_lost_shard_is_not_waited_for_again_but_may_come_back(many_shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_files, "_WAITS_S", (0.0, 0.2))
+    copy = copy_of(many_shards, tmp_path / "data")
+    index = open_index(copy, "train")
+    copy.rename(tmp_path / "away")
+    begun = time.monotonic()
+    for sample in range(0, 1497, 3):
+        with pytest.raises(shard_files.ReadError, match="the shard is gone: no such file"):
+            index.read(sample)
+    # Of 64 shards the first eight.
+    assert 8 * 0.2 <= time.monotonic() - begun < 20 * 0.2
+    (tmp_path / "away").rename(copy)
+    with pytest.raises(shard_files.ReadError):
+        index.read(0)
+    monkeypatch.setattr(shard_files, "_LOST_FOR_S", 0.0)
+    assert index.read(0) == open_index(many_shards, "train").read(0)
 
 
 def test_the_damage_of_a_decoded_array_is_kept_beside_it(digits, tmp_path, monkeypatch):

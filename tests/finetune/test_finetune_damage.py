@@ -54,9 +54,8 @@ def test_damaged_held_out_images_end_the_run(call, digits, split, tmp_path, caps
     assert call(*EPOCH, f"data.path={copy}", name="other") == 2
     warning, error = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: 1 of 1,497 samples of split")
-    assert error.startswith(
-        f"error: 1 of the {len(held_out)} held-out images cannot be read: shard {copy}/train"
-    )
+    assert error.startswith(f"error: 1 of the {len(held_out)} held-out images cannot be read: shard train-0")
+    assert ": no bytes: mend it (see `mae-vit check " in error
     assert not (tmp_path / "other").exists()
 
 

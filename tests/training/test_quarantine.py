@@ -152,6 +152,8 @@ def test_a_resumed_run_counts_on_and_repeats_no_line(call, damaged, tmp_path, ca
     capsys.readouterr()
     assert call(*options, f"data.damage_budget={(len(BAD) - 1) / 1497}") == 1
     assert "15 of 1,497 samples are damaged" in capsys.readouterr().err
+    assert call(*options, "data.damage_budget=0.005") == 2
+    assert "quarantine.jsonl lists " in capsys.readouterr().err
 
 
 def test_a_run_that_stopped_goes_on_with_mended_shards(call, digits, tmp_path):
