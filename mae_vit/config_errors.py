@@ -100,7 +100,8 @@ def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tupl
         tag = value.get("name") if isinstance(value, dict) else None
         if tag is None:
             return f'"{key}.name" is missing: ', f"one of {', '.join(sorted(tags))}"
-        return f'{key}.name="{tag}": ', nearest(str(tag), tags)
+        shown = f'"{tag}"' if len(str(tag)) <= _MAX_SHOWN else show(tag)
+        return f"{key}.name={shown}: ", nearest(str(tag), tags)
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         names = [name for field in fields_at(schema, path) for name in _keys_of(field.annotation)]
         example = f", e.g. {key}.{names[0]}=..." if names else ""

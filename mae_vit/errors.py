@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# A path may be long; no name is.
+_LONGEST_WORD = 1000
+
 
 class InputError(ValueError):
     """Bad config, command line, data folder or checkpoint.
@@ -17,8 +20,11 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        """Makes one line of `message`; what is not printable in it cannot speak to the terminal."""
-        shown = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
+        """Makes one line of `message`; what is not printable, or endless, in it does not reach the terminal."""
+        words = (
+            w if len(w) <= _LONGEST_WORD else f"{w[:60]}...({len(w)} characters)" for w in message.split()
+        )
+        shown = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words))
         super().__init__("".join(shown))
 
 

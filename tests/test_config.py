@@ -33,7 +33,7 @@ BAD = {
     "name=x": 'did you mean "run.name" or "model.name" or "optim.name" or "objective.name"?',
     "mask_ratio=0.5": 'unknown key "mask_ratio": did you mean "objective.mask_ratio"?',
     "corrupt_ratio=0.5": 'did you mean "objective.corrupt_ratio" or "objective.masked_patch.corrupt_ratio"?',
-    "zzz=1": 'unknown key "zzz": known: checkpoint, data, model, ',
+    "zzz=1": 'unknown key "zzz": known: checkpoint, data, guard, model, ',
     "train.zzz=1": 'unknown key "train.zzz": known in train: activation_checkpointing, ',
     "objective.corrupt_ratio=0.5": 'objective.corrupt_ratio belongs to objective "masked_patch"; '
     'options of "mae": mask_ratio, decoder_embed_dim, ',
