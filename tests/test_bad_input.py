@@ -112,7 +112,10 @@ CONFIG_CASES = {
     "misspelt --dry-run": (["--dryrun"], 'unrecognized arguments: --dryrun: did you mean "--dry-run"?'),
     "misspelt --resume": (["--resum", "never"], 'did you mean "--resume"?'),
     "misspelt --resume=": (["--resum=never"], 'did you mean "--resume"?'),
-    "option of nothing": (["--xyz"], "--xyz: known: --config, --dry-run, --help, --resume (see --help)"),
+    "option of nothing": (
+        ["--xyz"],
+        "--xyz: known: --config, --dry-run, --extend, --help, --resume (see --help)",
+    ),
 }
 
 

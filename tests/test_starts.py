@@ -271,5 +271,5 @@ def test_a_run_begins_from_another(digits, tmp_path, capsys):
     assert not (tmp_path / "third").exists()
     for checkpoint in newest.parent.glob("step-*"):
         (checkpoint / "parameters.safetensors").unlink()
-    with pytest.raises(InputError, match=r"all 2 checkpoints in .* are broken: .*/encoder.safetensors is"):
+    with pytest.raises(InputError, match=r"all 3 checkpoints in .* are broken: .*/encoder.safetensors is"):
         read_start(str(tmp_path / "first"))

@@ -66,8 +66,9 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
             assert found != 0
         assert run.status() == "interrupted", run.output()
         saved = list_checkpoints(run.folder / "checkpoints")
-        assert len(saved) == 1
-        step = load_checkpoint(saved[0]).step
+        # That of the beginning, and the one of the signal.
+        assert len(saved) == 2
+        step = load_checkpoint(saved[1]).step
         assert step >= 10
         assert max(steps_told(run.folder)) <= step
     finally:
@@ -76,7 +77,7 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
     again = Run(tmp_path / "run", launcher, 2, [*arguments(digits, "memory"), "monitor.log_every_steps=1"])
     try:
         again.wait_for_step(step + 1)
-        assert f"going on from {saved[0]}, step {step}" in again.output()
+        assert f"going on from {saved[1]}, step {step}" in again.output()
     finally:
         again.kill()
     told = steps_told(again.folder)
@@ -95,7 +96,7 @@ def test_a_closed_terminal_leaves_a_resumable_run(digits, tmp_path, launcher):
         run.wait_until_gone()
         assert run.status() == "interrupted", run.output()
         saved = list_checkpoints(run.folder / "checkpoints")
-        assert len(saved) == 1
-        assert load_checkpoint(saved[0]).step >= 10
+        assert len(saved) == 2
+        assert load_checkpoint(saved[1]).step >= 10
     finally:
         run.kill()

@@ -24,15 +24,10 @@ def parameters_at_each_step(folder) -> list[dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("options", [{}, CNN], ids=["ViT", "CNN"])
 def test_the_average_is_of_all_steps_and_is_what_is_measured(call, tmp_path, options):
     every = ["checkpoint.every_steps=1", "finetune.holdout=0", "train.steps=5"]
-    # The weights before the first step, from a run that hardly makes one.
-    assert (
-        call(*every, "train.steps=1", "optim.lr=1e-30", "optim.weight_decay=0.0", name="still", **options)
-        == 0
-    )
     assert call(*every, name="plain", **options) == 0
     assert call(*every, "train.ema_decay=0.3", name="averaged", **options) == 0
-    (expected,) = parameters_at_each_step(tmp_path / "still")
-    steps = parameters_at_each_step(tmp_path / "averaged")
+    # The first are the weights before the first step.
+    expected, *steps = parameters_at_each_step(tmp_path / "averaged")
     assert len(steps) == 5
     for update, now in enumerate(steps, start=1):
         decay = min(0.3, (1 + update) / (10 + update))
@@ -44,7 +39,7 @@ def test_the_average_is_of_all_steps_and_is_what_is_measured(call, tmp_path, opt
         torch.testing.assert_close(saved.average[name].double(), value, atol=1e-6, rtol=1e-5)
         assert torch.equal(model[name.removeprefix(prefix)], saved.average[name]), name
     # Training itself does not see it.
-    for ours, plain in zip(steps, parameters_at_each_step(tmp_path / "plain"), strict=True):
+    for ours, plain in zip(steps, parameters_at_each_step(tmp_path / "plain")[1:], strict=True):
         assert all(torch.equal(ours[name], plain[name]) for name in plain)
     assert not load_checkpoint(list_checkpoints(tmp_path / "plain" / "checkpoints")[-1]).state.average
     if options:
@@ -150,7 +145,7 @@ def test_a_kill_in_the_middle_changes_nothing(call, teacher, tmp_path, part):
     assert call(*options, name="straight") == 0
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     shutil.copytree(straight, cut)
-    for path in list_checkpoints(cut / "checkpoints")[1:]:
+    for path in list_checkpoints(cut / "checkpoints")[2:]:
         shutil.rmtree(path)
     for name in ("model.safetensors", "results.json", "predictions.csv"):
         (cut / name).unlink()

@@ -19,6 +19,7 @@ def test_a_run_leaves_what_it_promises(call, tmp_path, capsys):
     assert call("monitor.tensorboard=true") == 0
     folder = tmp_path / "run"
     assert {path.name for path in folder.iterdir()} == {
+        ".lock",
         "config.yaml",
         "environment.json",
         "metrics.jsonl",

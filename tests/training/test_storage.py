@@ -75,12 +75,12 @@ def test_a_full_disk_stops_the_run_before_work_is_lost_and_room_lets_it_go_on(di
     ended = run(*command(digits, place / "run"))
     assert ended.returncode == 1
     said = [line for line in ended.stderr.splitlines() if "warning" in line or "error" in line]
-    assert "the checkpoint of step 10 cannot be written" in said[0]
+    assert "the checkpoint of step 5 cannot be written" in said[0]
     assert "no space left on device" in said[0]
     assert said[-1].startswith("error: 3 saves in a row failed")
-    # The last good one, whole, and nothing torn beside it.
+    # The last good one, that of the beginning, whole, and nothing torn beside it.
     checkpoints = place / "run" / "checkpoints"
-    assert [load_checkpoint(path).step for path in list_checkpoints(checkpoints)] == [5]
+    assert [load_checkpoint(path).step for path in list_checkpoints(checkpoints)] == [0]
     assert not list(checkpoints.glob(".*"))
     disk("size=100m")
     assert run(*command(digits, place / "run")).returncode == 0
