@@ -2,6 +2,7 @@
 #   make demo       install, then pretrain on embedded images, and look
 #   make test       install, then the tests (minutes)
 #   make test-all   all tests, the slow ones too
+#   make test-slurm jobs on a Slurm cluster of this machine's own (root on Linux; installs Slurm by apt)
 #   make lint       format, lint and type checks
 #   make bench      the benchmarks that fit a laptop
 
@@ -13,7 +14,7 @@ STAMP := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-all lint bench clean
+.PHONY: setup demo test test-all test-slurm lint bench clean
 
 setup: $(STAMP)
 
@@ -35,11 +36,14 @@ test: setup
 test-all: setup
 	$(BIN)/python -m pytest
 
+test-slurm: setup
+	$(BIN)/python -m pytest -m slurm tests/slurm
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck demo.sh slurm/*.sh .ci/run
+	$(BIN)/shellcheck demo.sh slurm/*.sh tests/slurm/cluster.sh .ci/run
 
 bench: setup
 	$(BIN)/python benchmarks/step.py

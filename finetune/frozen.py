@@ -29,6 +29,7 @@ from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import Arguments
 from mae_vit.training.estimate import estimate
 from mae_vit.training.precision import Autocast
+from mae_vit.training.restarts import note_progress
 from mae_vit.training.resume import set_aside
 from mae_vit.training.run_folder import RunFolder, describe_environment
 
@@ -118,6 +119,7 @@ def score_frozen(
         if guesses is not None:
             outputs.write(guesses, summary, {})
         folder.write_summary("done", summary)
+        note_progress()
         print("\n".join(_results(config, data, summary, outputs)))
     barrier(ranks)
     return 0

@@ -109,7 +109,7 @@ def finetune(arguments: Arguments) -> int:
     device = find_device(ranks)
     data = open_data(config, ranks, device)
     info = describe_encoder(config, data)
-    folder = open_folder(config, ranks)
+    folder = open_folder(config)
     teacher = find_teacher(config, data)
     build = partial(build_classifier, config, data, info, teacher)
     if config.finetune.mode != "finetune":

@@ -99,7 +99,7 @@ def pretrain(arguments: Arguments) -> int:
         optimizer_slots=len(optimizer_options(config).slots),
         averaged=config.train.ema_decay is not None,
     )
-    folder = open_folder(config, ranks)
+    folder = open_folder(config)
     identity = run_identity(config, derived=data.identity)
     if arguments.dry_run:
         start = find_start(folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0)

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-SCRIPTS = [*sorted((ROOT / "slurm").glob("*.sh")), ROOT / "demo.sh", ROOT / ".ci" / "run"]
+SCRIPTS = [
+    *sorted((ROOT / "slurm").glob("*.sh")),
+    ROOT / "tests" / "slurm" / "cluster.sh",
+    ROOT / "demo.sh",
+    ROOT / ".ci" / "run",
+]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

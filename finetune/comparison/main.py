@@ -22,6 +22,7 @@ from mae_vit.config_keys import describe_keys
 from mae_vit.errors import InputError, counted
 from mae_vit.training.entry import EXIT_FAILED, EXIT_REQUEUE, run_to_exit_code
 from mae_vit.training.files import write_atomically
+from mae_vit.training.signals import heard_early
 
 _EXAMPLES = """examples:
   python finetune/compare.py --config configs/compare_demo.yaml
@@ -180,6 +181,8 @@ def _stopping(runner: Runner) -> Iterator[None]:
     for number, handler in before.items():
         if handler != signal.SIG_IGN:
             signal.signal(number, stop)
+    if early := heard_early():
+        runner.stop(early)
     try:
         yield
     finally:

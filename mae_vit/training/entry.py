@@ -1,7 +1,7 @@
 """What all entry points share: the command line, and exit codes.
 
-0 done; 1 failed; 2 bad config or input; 75 stopped by a signal after a save, to be
-run again.
+0 done; 1 failed; 2 bad config or input; 75 to be run again: stopped by a signal after a
+save, or another rank is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mae_vit.commandline import OneLineParser
 from mae_vit.errors import DamagedSample, InputError
-from mae_vit.training.failures import TrainingFailed
+from mae_vit.training.failures import LostRank, TrainingFailed
 from mae_vit.training.resume import ResumeMode
 
 EXIT_FAILED = 1
@@ -117,13 +117,15 @@ def parse_arguments(
 
 
 def run_to_exit_code(job: Callable[[], int]) -> int:
-    """Runs a job; what the user can mend becomes one line and exit code 2, or 1 for a failed run."""
+    """Runs a job; what the user can mend, and how a run fails, becomes one line and an exit code."""
     try:
         return job()
     except InputError as error:
         code, message = EXIT_INPUT, str(error)
     except (TrainingFailed, DamagedSample) as error:
         code, message = EXIT_FAILED, str(error)
+    except LostRank as error:
+        code, message = EXIT_REQUEUE, str(error)
     # Ranks fail alike: one line for each node is enough.
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
         print(f"error: {message}", file=sys.stderr, flush=True)

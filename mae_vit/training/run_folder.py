@@ -138,6 +138,7 @@ def describe_environment(command: list[str], world_size: int) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "gpus": gpus,
         "world_size": world_size,
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
     }
 
 

@@ -26,12 +26,13 @@ from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import EXIT_REQUEUE, Arguments
 from mae_vit.training.estimate import Estimate, peak_flops
 from mae_vit.training.evaluate import HeldOut
-from mae_vit.training.failures import TrainingFailed, is_lost_rank
+from mae_vit.training.failures import LostRank, TrainingFailed, is_lost_rank
 from mae_vit.training.guard import BadStep, Course, Guard
 from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import Outcome, train
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.quarantine import Quarantine
+from mae_vit.training.restarts import begun_by_this_job
 from mae_vit.training.resume import Identity, find_start, set_aside
 from mae_vit.training.rollback import Rollbacks
 from mae_vit.training.run_folder import RunFolder, describe_environment
@@ -147,7 +148,7 @@ class Run:
         except BaseException as error:
             hooks.end("failed", None)
             if is_lost_rank(error):
-                raise TrainingFailed(
+                raise LostRank(
                     f"rank {self.engine.ranks.rank} has lost the connection to another rank, which was killed or has "
                     "failed: its own message says why; the last checkpoint is good"
                 ) from None
@@ -271,15 +272,14 @@ def check_engine(config: Config, ranks: Ranks) -> None:
         raise InputError(f'train.engine="torch" runs on one process, not {ranks.world_size}: use "deepspeed"')
 
 
-def open_folder(config: Config, ranks: Ranks) -> RunFolder:
-    """Names the run's folder and makes sure that it can be written.
+def open_folder(config: Config) -> RunFolder:
+    """Names the run's folder and makes sure that it can be written: asked by all ranks, refused by all.
 
     Raises:
         InputError: naming the folder.
     """
     folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
-    if ranks.rank == 0:
-        folder.check_writable()
+    folder.check_writable()
     return folder
 
 
@@ -301,12 +301,16 @@ def begin(
     connect(config, device)
     # Before any rank looks for checkpoints: another process may still be writing one.
     hold(folder, ranks, new=False)
+    resume = arguments.resume
+    own = ranks.rank == 0 and begun_by_this_job(folder.path)
+    if resume == "never" and from_rank_zero("own" if own else None, ranks):
+        resume = "auto"
     # Rank 0 moves an old run aside before any other looks for its checkpoints.
-    if arguments.resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
+    if resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
         print(f"moved the earlier run {folder.path} to {moved}")
         folder.unlock()
     barrier(ranks)
-    found = find_start(folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
+    found = find_start(folder, resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
     if found is None and folder.read_status() == "done":
         raise InputError(
             f"{folder.path} holds a finished run that left no checkpoints to go on from: give this one another "

@@ -16,6 +16,7 @@ from mae_vit.training.distributed import from_rank_zero
 from mae_vit.training.engine import Engine
 from mae_vit.training.failures import TrainingFailed
 from mae_vit.training.guard import BadStep, Course
+from mae_vit.training.restarts import note_progress
 from mae_vit.training.state import Best, TrainState
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -140,6 +141,8 @@ class Saver:
                     raise
                 self._prune(keep_last=1)
                 save_checkpoint(self._folder, step=step, state=state, identity=self._identity)
+            if step:
+                note_progress()
             self._prune(keep_last=self._options.keep_last)
             self._problem = None
         except Exception as error:

@@ -13,6 +13,21 @@ import psutil
 _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd", "mpirun")
 _POLL_S = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+_heard_early: list[str] = []
+
+
+def hear_early() -> None:
+    """Keeps SIGUSR1, which a scheduler may send at any time, until there is a `StopRequest`.
+
+    For a program's first lines: without it the signal kills a process that still imports, and
+    a job with a short limit would never take a step.
+    """
+    signal.signal(signal.SIGUSR1, lambda number, frame: _heard_early.append(signal.Signals(number).name))
+
+
+def heard_early() -> str | None:
+    """The name of the signal that came since `hear_early`, if any."""
+    return _heard_early[0] if _heard_early else None
 
 
 class StopRequest:
@@ -25,7 +40,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         """Installs the handlers and starts the watch."""
-        self.reason: str | None = None
+        self.reason = heard_early()
         for number in _STOP_SIGNALS:
             # What is ignored stays so: nohup means that a closed terminal stops nothing.
             if signal.getsignal(number) != signal.SIG_IGN:

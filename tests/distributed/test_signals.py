@@ -1,6 +1,9 @@
 """Whoever is told to stop, under whichever launcher: saved, resumable, no orphan."""
 
+import re
 import signal
+import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -83,6 +86,26 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
     told = steps_told(again.folder)
     assert len(told) == len(set(told))
     assert told == sorted(told)
+
+
+def hears(pid: int) -> bool:
+    """Whether a process catches SIGUSR1."""
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
+    return bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
+
+
+def test_a_run_told_to_stop_while_it_still_starts_takes_a_step_and_saves(digits, tmp_path):
+    run = Run(tmp_path / "run", "python", 1, arguments(digits, "memory"))
+    try:
+        while not hears(run.process.pid):
+            assert "libtorch" not in Path(f"/proc/{run.process.pid}/maps").read_text(), "it hears too late"
+            time.sleep(0.01)
+        run.process.send_signal(signal.SIGUSR1)
+        assert run.wait() == 75, run.output()
+    finally:
+        run.kill()
+    assert run.status() == "interrupted"
+    assert 1 <= load_checkpoint(list_checkpoints(run.folder / "checkpoints")[-1]).step <= 2
 
 
 @pytest.mark.parametrize("launcher", ["python", pytest.param("deepspeed", marks=pytest.mark.slow)])

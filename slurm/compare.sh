@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Runs a comparison on a Slurm cluster: tasks of an array, each on a node of its own choice, share its runs.
+#
+#   sbatch slurm/compare.sh CONFIG [key=value ...]
+#   sbatch --array=0-7 --gpus-per-node=4 --cpus-per-task=32 slurm/compare.sh configs/compare_cifar10_5k.yaml
+#
+# In each array task one process starts a run on every GPU (or core) of its own, takes what no other has
+# taken, and saves and requeues itself before the time limit.
+# Settings of the cluster: slurm/site.sh. What happens when: docs/cluster.md.
+#SBATCH --job-name=mae-vit-compare
+#SBATCH --array=0-3
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%A_%a.out
+#SBATCH --signal=B:USR1@120
+
+# From the job's folder: what runs is Slurm's copy of this file.
+if [[ ! -r slurm/common.sh ]]; then
+  echo "error: no slurm/common.sh in $PWD: call sbatch in the repository's root, or with --chdir" >&2
+  exit 2
+fi
+# shellcheck source=common.sh
+source slurm/common.sh
+run finetune/compare.py --config "$@"

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Fine-tunes on a Slurm cluster; saves and requeues itself before the time limit.
+#
+#   sbatch slurm/finetune.sh --ckpt runs/mae_base --config configs/finetune_base.yaml [key=value ...]
+#   sbatch --gpus-per-node=8 --ntasks-per-node=8 slurm/finetune.sh --ckpt runs/mae_base
+#
+# Takes what finetune/run.py takes. One task for each GPU; several train by DeepSpeed.
+# Settings of the cluster: slurm/site.sh. What happens when: docs/cluster.md.
+#SBATCH --job-name=mae-vit-finetune
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.out
+#SBATCH --signal=B:USR1@120
+
+# From the job's folder: what runs is Slurm's copy of this file.
+if [[ ! -r slurm/common.sh ]]; then
+  echo "error: no slurm/common.sh in $PWD: call sbatch in the repository's root, or with --chdir" >&2
+  exit 2
+fi
+# shellcheck source=common.sh
+source slurm/common.sh
+run finetune/run.py "$@"
