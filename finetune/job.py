@@ -113,6 +113,8 @@ def finetune(arguments: Arguments) -> int:
     teacher = find_teacher(config, data)
     build = partial(build_classifier, config, data, info, teacher)
     if config.finetune.mode != "finetune":
+        if arguments.extend:
+            raise InputError(f'--extend has no effect with finetune.mode="{config.finetune.mode}"')
         return score_frozen(arguments, config, data, build, start, folder, ranks, device)
 
     plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)

@@ -195,7 +195,7 @@ class RunHooks:
             self._saver.settle()
 
     def go_back(self, bad: BadStep, start: Checkpoint, guard: Guard) -> None:
-        """Takes all outputs back to a checkpoint; collective."""
+        """Takes all outputs back to a checkpoint."""
         self.best, self.guard = start.state.best, guard
         if self._monitor is None:
             return

@@ -134,8 +134,7 @@ def train(
         stopping = late is not None and late[2] > 0
         last = done == plan.total_steps
         evaluating = last or done % plan.evaluate_every_steps == 0
-        # Not while steps are in doubt: the next save comes soon enough.
-        saving = last or stopping or (done % plan.checkpoint_every_steps == 0 and guard.quiet)
+        saving = last or stopping or done % plan.checkpoint_every_steps == 0
         probing = plan.probe_every_steps > 0 and (last or done % plan.probe_every_steps == 0)
         logging = evaluating or probing or done % log_every_steps == 0
         if not (logging or saving):
@@ -165,7 +164,8 @@ def train(
             line["wall_s"] = time.monotonic() - begun
             hooks.log(line)
             last_line, clock = line, Clock()
-        if saving or stopping:
+        # Not while steps are in doubt: the next save comes soon enough.
+        if last or stopping or (saving and guard.quiet):
             hooks.save(done, last=last, stopping=stopping)
         if stopping and not last:
             return Outcome(done, False, last_line)

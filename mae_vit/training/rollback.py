@@ -78,8 +78,8 @@ class Rollbacks:
             self._drop_after(start.step)
         if given_up:
             raise TrainingFailed(
-                f"{bad}; the run went back to step {start.step} {self.options.max_rollbacks} times in vain "
-                f"(guard.max_rollbacks); see {self._path(bad.step, tried)}"
+                f"{bad}; tries from the checkpoint of step {start.step}: {tried - 1} of "
+                f"guard.max_rollbacks={self.options.max_rollbacks}; see {self._path(bad.step, tried)}"
             )
         skipped = skip(course.skipped, first, culprit + 1)
         return start, Course(skipped, start.state.course.losses)

@@ -138,12 +138,12 @@ class Run:
             advice=self.advice,
         )
         try:
-            if start is None:
-                # To go back to, should a step before the next save be bad.
-                hooks.save(0, last=False, stopping=False)
-            outcome = self._train(work, hooks, start_step)
+            with watchdog:
+                if start is None:
+                    # To go back to, should a step before the next save be bad.
+                    hooks.save(0, last=False, stopping=False)
+                outcome = self._train(work, hooks, start_step)
             # Writing results takes as long as it takes.
-            watchdog.close()
             self._end(work, hooks, outcome)
         except BaseException as error:
             hooks.end("failed", None)
@@ -154,7 +154,6 @@ class Run:
                 ) from None
             raise
         finally:
-            watchdog.close()
             self.folder.unlock()
         # All ranks leave together: a launcher that sees one exit would kill the
         # others in whatever they still write.

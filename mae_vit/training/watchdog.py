@@ -25,13 +25,20 @@ class Watchdog:
     """
 
     def __init__(self, timeout_s: float | None, *, rank: int) -> None:
-        """Starts to watch; None never does."""
+        """Watches while it is open as a context; with None never."""
         self._timeout_s, self._rank = timeout_s, rank
         self._doing, self._since = "beginning", time.monotonic()
         self._patience = 1.0
         self._ended = threading.Event()
-        if timeout_s is not None:
+
+    def __enter__(self) -> Watchdog:
+        self.beat("beginning")
+        if self._timeout_s is not None:
             threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
 
     def beat(self, doing: str) -> None:
         """Says that the rank goes on, and with what."""
@@ -47,10 +54,6 @@ class Watchdog:
         finally:
             self.beat(doing)
             self._patience = 1.0
-
-    def close(self) -> None:
-        """Ends the watch."""
-        self._ended.set()
 
     def _watch(self) -> None:
         assert self._timeout_s is not None

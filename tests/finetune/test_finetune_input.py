@@ -150,3 +150,8 @@ def test_the_test_split_is_not_read_without_being_asked_for(call, tmp_path, caps
     assert summary["val_top1"] > 0
     assert not any(name.startswith("test_top") for name in summary)
     assert not (tmp_path / "run" / "predictions.csv").exists()
+
+
+def test_extend_belongs_to_training(call, capsys):
+    assert call("finetune.mode=knn", "--extend") == 2
+    assert one_line(capsys) == 'error: --extend has no effect with finetune.mode="knn"'

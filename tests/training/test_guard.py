@@ -89,7 +89,7 @@ def test_what_stays_bad_stops_the_run(call, tmp_path, capsys, poison, batch_of):
     assert call(*LENGTH) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("error: step ")
-    assert "went back to step 4 3 times in vain" in last
+    assert "from the checkpoint of step 4: 3 of guard.max_rollbacks=3" in last
     folder = tmp_path / "run"
     assert len(list((folder / "incidents").glob("*.json"))) == 4
     assert summary_of(folder)["status"] == "failed"

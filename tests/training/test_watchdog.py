@@ -8,13 +8,15 @@ _SCRIPT = """
 import sys, time
 from mae_vit.training.watchdog import Watchdog
 dog = Watchdog(0.6, rank=3)
+time.sleep(1.0)
+dog.__enter__()
 for _ in range(8):
     dog.beat("in a step")
     time.sleep(0.2)
 with dog.patient("saving"):
     time.sleep(1.2)
 if sys.argv[1] == "close":
-    dog.close()
+    dog.__exit__()
 print("alive", flush=True)
 time.sleep(3)
 """
