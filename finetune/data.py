@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from finetune.config import FinetuneConfig
 from finetune.recipes import TEST_SPLITS
 from mae_vit.batch import Batch
 from mae_vit.data.augment import Augment
+from mae_vit.data.feeding import check_cache, training_batches
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.data.loader import FixedBatches, fixed_batches, load_batches, start_worker_server
+from mae_vit.data.loader import FixedBatches, fixed_batches, start_worker_server
 from mae_vit.data.opening import (
     check_labels,
     check_pad,
@@ -27,6 +27,7 @@ from mae_vit.data.opening import (
 )
 from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
+from mae_vit.data.remote.folder import locate
 from mae_vit.data.step_samples import samples_of_step
 from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
 from mae_vit.errors import InputError
@@ -95,10 +96,12 @@ class FinetuneData:
 
     def batches(self, ranks: Ranks, plan: Plan, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
-        return load_batches(
+        return training_batches(
+            self.index,
             self.source,
             self.order,
             Share(ranks.rank, ranks.world_size, plan.accumulation),
+            node_ranks=ranks.local_world_size,
             start_step=start_step,
             stop_step=plan.total_steps,
             skipped=skipped,
@@ -175,6 +178,16 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
     workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)
     if workers:
         start_worker_server(policies=policies)
+    order = make_order(
+        index,
+        train,
+        effective_batch_size=config.train.effective_batch_size,
+        seed=config.run.seed,
+        lanes=section.lanes,
+        block_shards=section.block_shards,
+    )
+    if config.finetune.mode == "finetune":
+        check_cache(index, source, order, world_size=ranks.world_size, node_ranks=ranks.local_world_size)
     return FinetuneData(
         config=config,
         index=index,
@@ -182,14 +195,7 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
         held_out=held_out,
         source=SubsetSource(source, train),
         plain=_open_plain(config, index),
-        order=make_order(
-            index,
-            train,
-            effective_batch_size=config.train.effective_batch_size,
-            seed=config.run.seed,
-            lanes=section.lanes,
-            block_shards=section.block_shards,
-        ),
+        order=order,
         test_index=test_index,
         mean=mean,
         std=std,
@@ -210,10 +216,11 @@ def _open_plain(config: FinetuneConfig, index: ShardIndex) -> Source:
 
 def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
     """Opens the split that is trained on; damaged samples are replaced in training alone, not in cached features."""
-    path, split = Path(config.data.path), config.data.split
+    section, say = config.data, ranks.rank == 0
+    path = locate(section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=say)
     if config.finetune.mode != "finetune":
-        return open_index(path, split)
-    index = open_training_index(path, split, damage_budget=config.data.damage_budget, say=ranks.rank == 0)
+        return open_index(path, section.split)
+    index = open_training_index(path, section.split, damage_budget=section.damage_budget, say=say)
     check_labels(index)
     return index
 
@@ -276,7 +283,7 @@ def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
             f'{config.data.path} has no split "test" or "val" to measure on ({", ".join(splits)}): '
             "mae-vit prepare ... --holdout 1/10 draws one, or give finetune.test_split"
         )
-    test_index = open_index(Path(config.data.path), found)
+    test_index = open_index(index.folder, found)
     if not (test_index.labels >= 0).any():
         raise InputError(f'split "{found}" of {config.data.path} has no labels to measure by')
     return test_index

@@ -10,9 +10,12 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from mae_vit.data.dataset import read_dataset
+from mae_vit.data.remote.folder import locate
 from mae_vit.errors import InputError
 
 _CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+# What a run says of its data, and that others of it need.
+_KEPT = {f"data.{name}": name for name in ("path", "split", "cache_dir", "cache_gib")}
 _PASS = "give --config FILE data.path=DIR, such as --config configs/finetune_cifar_tiny.yaml"
 # By size: the file, and what MAE Table 9 has another value for.
 _RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -56,15 +59,15 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         raise InputError(f"--ckpt {ckpt} alone does not say which data to fine-tune on: {_PASS}")
     run = _read_config(folder)
     model, data = run["model"], run["data"]
-    path, split = Path(data["path"]), data["split"]
-    dataset = read_dataset(path)
+    path, split = data["path"], data["split"]
+    dataset = read_dataset(locate(path, cache_dir=data.get("cache_dir"), cache_gib=data.get("cache_gib")))
     if not dataset.classes or not sum(dataset.splits[split].class_counts if split in dataset.splits else ()):
         raise InputError(f"the data of {folder}, {path}, has no labels: {_PASS}")
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
         raise InputError(f"the data of {folder}, {path}, has no split to measure on (test or val): {_PASS}")
     if model["name"] not in _RECIPES:
         raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS}')
-    taken = {"data.path": str(path), "data.split": split}
+    taken = {key: data[name] for key, name in _KEPT.items() if data.get(name) is not None}
     modes = [text.partition("=")[2].strip("\"' ") for text in given if text.startswith("finetune.mode=")]
     if modes[-1:] == ["linear_probe"]:
         # Images are taken as they are.

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from mae_vit.data.remote.urls import is_url
+
 
 class Section(BaseModel):
     """A part of the configuration: frozen, strictly typed, unknown keys forbidden."""
@@ -189,10 +191,14 @@ class DataSection(Section):
     images that fine-tuning's `data.labels_per_class=N` does not take: a start that has seen
     labels, and is to be fine-tuned on a part of the same data, must not have seen that part's.
     `damage_budget` is the share of the training samples that may turn out damaged before the
-    run stops; others take their places. 0 stops at the first.
+    run stops; others take their places. 0 stops at the first. Of a `path` that is a URL the
+    shards come into `cache_dir` (null: the user's cache folder), at most `cache_gib` of them
+    (null: 50).
     """
 
     path: str
+    cache_dir: str | None = None
+    cache_gib: float | None = Field(default=None, gt=0)
     split: str = "train"
     source: Literal["auto", "memory", "tar"] = "auto"
     order: Literal["global", "blocks"] = "global"
@@ -216,6 +222,9 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _check(self) -> DataSection:
         _refuse_foreign(self, {"order": {"blocks": _BLOCKS_OPTIONS}})
+        for name in ("cache_dir", "cache_gib"):
+            if getattr(self, name) is not None and not is_url(self.path):
+                raise ValueError(f"{name} has no effect with a path that is no URL")
         if isinstance(self.workers, int) and not 0 <= self.workers <= 512:
             raise ValueError(f"workers={self.workers}: 0 to 512")
         return self

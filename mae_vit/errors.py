@@ -76,6 +76,13 @@ class DamagedSample(RuntimeError):
         return f"cannot read {self.found[0][1]}{more}: `mae-vit check {self.folder}` lists all such"
 
 
+class Unreachable(RuntimeError):
+    """Data that lie elsewhere cannot be had now; the message says what, and since when.
+
+    Uncaught, the run is to be started again (exit code 75), from what it has saved.
+    """
+
+
 def damage_allowed(share: float, samples: int) -> int:
     """How many of `samples` may be damaged: `share` of them, rounded down."""
     # Of 100 samples, 0.29 are 28.999999999999996.

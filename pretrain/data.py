@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,10 @@ import torch
 from mae_vit.batch import Batch
 from mae_vit.config import Config
 from mae_vit.data.augment import Augment
+from mae_vit.data.feeding import check_cache, training_batches
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.index_rows import NO_LABEL
-from mae_vit.data.loader import fixed_batches, load_batches, start_worker_server
+from mae_vit.data.loader import fixed_batches, start_worker_server
 from mae_vit.data.opening import (
     check_labels,
     check_pad,
@@ -27,6 +27,7 @@ from mae_vit.data.opening import (
 )
 from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
+from mae_vit.data.remote.folder import locate
 from mae_vit.data.step_samples import samples_of_step
 from mae_vit.data.subset import SubsetSource, limit_per_class
 from mae_vit.errors import InputError
@@ -114,10 +115,12 @@ class Data:
 
     def batches(self, ranks: Ranks, plan: Plan, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
-        return load_batches(
+        return training_batches(
+            self.index,
             self.source,
             self.order,
             Share(ranks.rank, ranks.world_size, plan.accumulation),
+            node_ranks=ranks.local_world_size,
             start_step=start_step,
             stop_step=plan.total_steps,
             skipped=skipped,
@@ -169,8 +172,11 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
             settings that do not fit the images.
     """
     section, img_size = config.data, config.model.image_hw
+    folder = locate(
+        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.rank == 0
+    )
     index = open_training_index(
-        Path(section.path), section.split, damage_budget=section.damage_budget, say=ranks.rank == 0
+        folder, section.split, damage_budget=section.damage_budget, say=ranks.rank == 0
     )
     check_pad(section.augment.crop, index, img_size)
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
@@ -190,17 +196,19 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         start_worker_server(policies=policies)
     held_out = _held_out_index(config, index)
     samples = _choose(config, index)
+    order = make_order(
+        index,
+        samples,
+        effective_batch_size=config.train.effective_batch_size,
+        seed=config.run.seed,
+        lanes=section.lanes,
+        block_shards=section.block_shards,
+    )
+    check_cache(index, source, order, world_size=ranks.world_size, node_ranks=ranks.local_world_size)
     return Data(
         index=index,
         source=source if samples is None else SubsetSource(source, samples),
-        order=make_order(
-            index,
-            samples,
-            effective_batch_size=config.train.effective_batch_size,
-            seed=config.run.seed,
-            lanes=section.lanes,
-            block_shards=section.block_shards,
-        ),
+        order=order,
         workers=workers,
         mean=mean,
         std=std,
@@ -235,7 +243,7 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
 
 def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
     """Opens the split that is measured but not trained on."""
-    path, wanted = Path(config.data.path), config.monitor.evaluate_split
+    path, wanted = index.folder, config.monitor.evaluate_split
     if wanted is not None:
         if wanted == config.data.split:
             others = sorted(set(index.dataset.splits) - {wanted})

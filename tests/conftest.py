@@ -76,7 +76,7 @@ def many_shards(digits, tmp_path_factory) -> Path:
     test = index.dataset.splits["test"]
     for shard in test.shards:
         shutil.copy(digits / shard.file, out)
-    train = index.split_info.model_copy(update={"shards": writer.shards})
+    train = index.split_info.model_copy(update={"shards": writer.shards, "index": None})
     described = index.dataset.model_copy(update={"splits": {"test": test, "train": train}})
     (out / "dataset.json").write_text(described.model_dump_json())
     return out

@@ -12,22 +12,21 @@ from typing import Any
 from mae_vit.config_file import parse_yaml
 from mae_vit.data.dataset import read_dataset
 from mae_vit.data.index import fingerprint_of
+from mae_vit.data.remote.folder import locate
 from mae_vit.data.shard_writer import file_digest
 from mae_vit.errors import InputError
 
 _WEIGHTS = ("model.safetensors", "encoder.safetensors")
 
 
-def describe_inputs(
-    arguments: tuple[str, ...], config: Path, start: str | None, data: Path
-) -> dict[str, Any]:
+def describe_inputs(arguments: tuple[str, ...], config: Path, start: str | None, data: str) -> dict[str, Any]:
     """Describes a run by what its result depends on.
 
     Args:
         arguments: of its command line, without its config's path.
         config: a YAML file: its values count, not its comments, nor where it lies.
         start: what it begins from, as `--ckpt` takes it.
-        data: its shards.
+        data: path of its shards.
 
     Returns:
         For JSON; None stands for what cannot be read (now).
@@ -81,8 +80,14 @@ def _digest_of_file(path: Path, size: int, changed_ns: int) -> str:
         return file_digest(file)
 
 
-def _fingerprints(data: Path) -> dict[str, str] | None:
+def _fingerprints(data: str) -> dict[str, str] | None:
     try:
-        return {name: fingerprint_of(split) for name, split in read_dataset(data).splits.items()}
+        return {name: fingerprint_of(split) for name, split in read_dataset(_locate(data)).splits.items()}
     except InputError:
         return None
+
+
+@lru_cache
+def _locate(data: str) -> Path:
+    """A comparison asks for each cell; a URL is asked once."""
+    return locate(data)

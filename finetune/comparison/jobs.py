@@ -34,7 +34,7 @@ class Job:
         script: `pretrain/run.py` or `finetune/run.py`.
         config: its file.
         arguments: of its command line, without config and folder.
-        data: its shards.
+        data: path of its shards.
         start: what it begins from, which is among the arguments too.
         notes: beside which its output and arguments are kept; beside the folder by default.
             A run whose folder is elsewhere may have been begun by others: it is always
@@ -46,7 +46,7 @@ class Job:
     script: str
     config: Path
     arguments: tuple[str, ...]
-    data: Path
+    data: str
     start: str | None = None
     notes: Path | None = None
 

@@ -210,7 +210,7 @@ class Matrix:
             "pretrain/run.py",
             self._file(section.config),
             tuple(_lines(settings)),
-            Path(settings["data.path"]),
+            settings["data.path"],
             notes=own if elsewhere else None,
         )
 
@@ -254,7 +254,7 @@ class Matrix:
             "finetune/run.py",
             self._file(entry.config),
             (*(("--ckpt", start) if start else ()), *_lines(settings)),
-            Path(self.config.data.path),
+            self.config.data.path,
             start,
         )
 

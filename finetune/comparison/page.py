@@ -6,7 +6,6 @@ import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise, zip_longest
-from pathlib import Path
 from typing import Any
 
 from finetune.comparison import charts
@@ -16,6 +15,7 @@ from finetune.comparison.matrix import Matrix
 from finetune.comparison.rows import Row
 from finetune.comparison.summary import Line, at_most_labels, each_against_each, headline, lines_of
 from mae_vit.data.dataset import read_dataset
+from mae_vit.data.remote.folder import locate
 from mae_vit.errors import InputError
 
 _STYLE = """
@@ -257,7 +257,7 @@ def _left_out(matrix: Matrix) -> str:
     told = []
     for name, section in matrix.config.pretrain.items():
         try:
-            splits = read_dataset(Path(section.set.get("data.path", matrix.config.data.path))).splits
+            splits = read_dataset(locate(section.set.get("data.path", matrix.config.data.path))).splits
         except InputError:  # as below
             continue
         told += [
@@ -272,7 +272,7 @@ def _left_out(matrix: Matrix) -> str:
 def _attention(matrix: Matrix, rows: Sequence[Row]) -> list[str]:
     """A report is written without the data too: on another machine, say."""
     try:
-        found = best_attention(rows, Path(matrix.config.data.path))
+        found = best_attention(rows, locate(matrix.config.data.path))
     except InputError:
         return []
     if found is None:

@@ -1,4 +1,4 @@
-"""Describes shards made by others where they lie: nothing but `dataset.json` is written."""
+"""Describes shards made by others where they lie: only `dataset.json` and indexes are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mae_vit.data.converter_pool import ConverterPool
 from mae_vit.data.dataset import FILE_NAME, Shard
 from mae_vit.data.foreign import numbered_classes, split_of
 from mae_vit.data.prepare import Report
-from mae_vit.data.publish import describe, write_description
+from mae_vit.data.publish import add_index, describe, write_description
 from mae_vit.data.samples import Sample, class_number, read_samples
 from mae_vit.data.shard_writer import file_digest
 from mae_vit.data.statistics import Statistics
@@ -76,6 +76,8 @@ def adopt(
     of = gathered.get("train") or next(iter(gathered.values()))
     dataset = describe(classes, splits, of)
     write_description(folder, dataset)
+    for name in splits:
+        dataset = add_index(folder, dataset, name)
     notes = [f"left out {len(empty)} tars that hold no images"] if empty else []
     conversions: Counter[str] = sum((s.notes for s in gathered.values()), Counter())
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)

@@ -27,6 +27,17 @@ class Shard(_Strict):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class IndexFile(_Strict):
+    """Where the samples of a split lie in its shards, as `mae_vit.data.index` keeps it.
+
+    It is for readers from far away, which would have to read all shards to make it.
+    """
+
+    file: str = Field(pattern=r"^[^/\\]+\.npy$")
+    bytes: int = Field(gt=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
 class Excluded(_Strict):
     """Images that a split was prepared without, since a test set has them.
 
@@ -80,6 +91,7 @@ class Split(_Strict):
         class_counts: images by class, in the order of the dataset's classes; those without
             a label are not among them.
         processing: what was done to the images and their choice.
+        index: its index; None in folders that only lie here.
     """
 
     samples: int = Field(gt=0)
@@ -90,6 +102,7 @@ class Split(_Strict):
     formats: dict[str, int]
     class_counts: list[int]
     processing: Processing = Processing()
+    index: IndexFile | None = None
 
 
 class Dataset(_Strict):

@@ -16,8 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.data.dataset import Dataset, Split, read_dataset
-from mae_vit.data.index_files import find_array, read_notes
-from mae_vit.data.index_rows import key_check
+from mae_vit.data.index_files import find_array, load_array, read_notes
+from mae_vit.data.index_rows import key_check, rows_fit
+from mae_vit.data.remote.folder import RemoteFolder, fetch_index, find_remote
+from mae_vit.data.remote.shards import RemoteShards
+from mae_vit.data.remote.urls import shown
 from mae_vit.data.samples import read_groups, split_key
 from mae_vit.data.shard_files import ReadError, ShardFiles
 from mae_vit.data.tarwalk import BLOCK, DamagedTar, plain_name, walk_tar
@@ -34,22 +37,29 @@ class ShardIndex:
         dataset: what the folder holds.
         fingerprint: changes when any shard does.
         problems: of shards that are not as described: file name and a predicate ("is missing").
+        remote: what the folder stands in for; None if it holds the shards itself.
+        array_path: of the index.
     """
 
-    def __init__(self, folder: Path, split: str, dataset: Dataset, array_path: Path) -> None:
+    def __init__(
+        self, folder: Path, split: str, dataset: Dataset, array_path: Path, remote: RemoteFolder | None = None
+    ) -> None:
         """Opens a built index; `open_index` builds it."""
-        self.folder = folder
+        self.folder, self.remote, self.array_path = folder, remote, array_path
         self.split = split
         self.dataset = dataset
         self.fingerprint = fingerprint_of(dataset.splits[split])
-        self._array_path = array_path
         self._rows = np.load(array_path, mmap_mode="r")
         self._notes = read_notes(array_path)
         shards, states = self.split_info.shards, self._notes.shards
         self.problems = {shards[number].file: problem for number, (_, problem) in states.items()}
         # As they were when their headers were read.
         sizes = {number: state.bytes or 0 for number, (state, _) in states.items()}
-        self._files = ShardFiles(folder, [(s.file, sizes.get(n, s.bytes)) for n, s in enumerate(shards)])
+        self._files: ShardFiles | RemoteShards
+        if remote:
+            self._files = RemoteShards(remote, shards)
+        else:
+            self._files = ShardFiles(folder, [(s.file, sizes.get(n, s.bytes)) for n, s in enumerate(shards)])
 
     @property
     def split_info(self) -> Split:
@@ -97,6 +107,19 @@ class ShardIndex:
         """The file that a sample lies in."""
         return self.split_info.shards[int(self._rows[sample]["shard"])].file
 
+    def shards_of(self, samples: np.ndarray) -> np.ndarray:
+        """The numbers of the shards that samples lie in."""
+        return np.asarray(self._rows["shard"][samples])
+
+    def fetch(self, shard: int) -> None:
+        """Brings a shard here, if the folder is elsewhere.
+
+        Raises:
+            ReadError: if its source does not have it.
+            Unreachable: if it cannot be had now.
+        """
+        self._files.path(shard)
+
     def find_key(self, sample: int) -> str | None:
         """The key of a sample, None where it is lost with it; a small read."""
         row = self._rows[sample]
@@ -110,7 +133,7 @@ class ShardIndex:
             name = plain_name(self._files.read(shard, offset - BLOCK, BLOCK))
             key = split_key(name)[0]
             if key_check(key) != row["key"]:
-                members = walk_tar(self.folder / self.split_info.shards[shard].file)
+                members = walk_tar(self._files.path(shard))
                 key = next(split_key(member.name)[0] for member in members if member.offset == offset)
         except (ReadError, OSError, DamagedTar, StopIteration):
             return None
@@ -123,7 +146,7 @@ class ShardIndex:
             InputError: if a sample is lost with its key.
         """
         # Kept under the name of whole shards, they are those of damaged ones too.
-        path = self._array_path.with_name(f"{self.split}-{self.fingerprint[:16]}-keys.json")
+        path = self.array_path.with_name(f"{self.split}-{self.fingerprint[:16]}-keys.json")
         with self.locked():
             with suppress(OSError, ValueError):
                 found = json.loads(path.read_text(encoding="utf-8"))
@@ -140,10 +163,10 @@ class ShardIndex:
     def _read_keys(self) -> list[str]:
         keys = {sample: key for sample, (key, _) in self._notes.samples.items() if key is not None}
         start = 0
-        for shard in self.split_info.shards:
+        for number, shard in enumerate(self.split_info.shards):
             names: dict[int, str] = {}
-            with suppress(DamagedTar, OSError):
-                for found in read_groups(self.folder / shard.file):
+            with suppress(ReadError, DamagedTar, OSError):
+                for found in read_groups(self._files.path(number)):
                     names[found.offset] = found.key
             offsets = self._rows["offset"][start : start + shard.samples].tolist()
             keys |= {start + n: names[at] for n, at in enumerate(offsets) if at >= 0 and at in names}
@@ -158,12 +181,12 @@ class ShardIndex:
 
     def cache_path(self, name: str) -> Path:
         """A path beside the index for data derived from it; its name holds the fingerprint."""
-        return self._array_path.with_name(f"{self._array_path.stem}-{name}")
+        return self.array_path.with_name(f"{self.array_path.stem}-{name}")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the lock of this split's derived files: one process of a node makes them."""
-        with locked(self._array_path.with_name(f".{self.split}.lock")):
+        with locked(self.array_path.with_name(f".{self.split}.lock")):
             yield
 
     def __getstate__(self) -> dict[str, object]:
@@ -172,7 +195,7 @@ class ShardIndex:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._rows = np.load(self._array_path, mmap_mode="r")
+        self._rows = np.load(self.array_path, mmap_mode="r")
 
 
 def open_index(folder: Path, split: str, *, tolerant: bool = False) -> ShardIndex:
@@ -182,7 +205,7 @@ def open_index(folder: Path, split: str, *, tolerant: bool = False) -> ShardInde
         folder: of the shards.
         split: its name.
         tolerant: take shards that are missing or damaged: their samples are `lost`, all others
-            keep their numbers.
+            keep their numbers. Shards elsewhere are taken as described until they are read.
 
     Raises:
         InputError: if folder or split are missing, or if shards are missing, changed or
@@ -201,8 +224,28 @@ def open_index(folder: Path, split: str, *, tolerant: bool = False) -> ShardInde
     plain = cache / f"{split}-{fingerprint_of(info)[:16]}.npy"
     # All ranks of a node come here at once: one builds, the others wait for it.
     with locked(cache / f".{split}.lock"):
-        array_path = find_array(folder, split, info, plain, tolerant=tolerant)
-        return ShardIndex(folder, split, dataset, array_path)
+        remote = find_remote(folder)
+        if remote is None:
+            array_path = find_array(folder, split, info, plain, tolerant=tolerant)
+        else:
+            array_path = _find_remote_array(remote, split, info, plain)
+        return ShardIndex(folder, split, dataset, array_path, remote)
+
+
+def _find_remote_array(remote: RemoteFolder, split: str, info: Split, path: Path) -> Path:
+    """The array of a split whose shards lie elsewhere: fetched, once."""
+    if info.index is None:
+        raise InputError(
+            f'dataset.json of {shown(remote.url)} names no index of split "{split}", and to make one all shards would '
+            "be read: write the folder with this version's `mae-vit prepare`"
+        )
+    if load_array(path, info) is None:
+        fetch_index(remote, info.index, path)
+        rows = load_array(path, info)
+        if rows is None or not rows_fit(rows, info.shards):
+            path.unlink()
+            raise InputError(f"index {info.index.file} of {shown(remote.url)} is not that of its shards")
+    return path
 
 
 def fingerprint_of(info: Split) -> str:

@@ -91,7 +91,7 @@ def find_array(folder: Path, split: str, info: Split, plain: Path, *, tolerant: 
     Raises:
         InputError: if the shards are not as described, and that is not tolerated.
     """
-    known = _load(plain, info)
+    known = load_array(plain, info)
     if known is None and not tolerant:
         # Before all headers are read.
         _refuse(folder, info, suspect_shards(folder, info))
@@ -149,8 +149,8 @@ def _refuse(folder: Path, info: Split, suspects: list[int]) -> None:
             )
 
 
-def _load(path: Path, info: Split) -> np.ndarray | None:
-    """The array, if it exists and fits: a crash of the machine may leave an empty file."""
+def load_array(path: Path, info: Split) -> np.ndarray | None:
+    """Returns the array, if it exists and fits: a crash of the machine may leave an empty file."""
     try:
         rows = np.load(path, mmap_mode="r")
     except (OSError, EOFError, ValueError):
@@ -166,7 +166,7 @@ def _kept_odd(folder: Path, info: Split, plain: Path) -> Path | None:
             notes = read_notes(array_path)
         except (OSError, ValueError):
             continue
-        if _load(array_path, info) is None or not notes.hold(folder, info):
+        if load_array(array_path, info) is None or not notes.hold(folder, info):
             continue
         if set(suspect_shards(folder, info, array_path)) <= set(notes.shards):
             return array_path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from mae_vit.data.dataset import Shard
 from mae_vit.data.samples import Sample, class_number, read_groups, read_samples
-from mae_vit.data.tarwalk import DamagedTar
+from mae_vit.data.tarwalk import BLOCK, DamagedTar
 from mae_vit.errors import InputError, counted
 
 # Of a sample that is not there, offset is -1 and length 0; of an image of no bytes, length alone is 0.
@@ -37,6 +38,16 @@ def index_shard(path: Path, shard: int) -> np.ndarray:
         for sample in read_samples(path)
     ]
     return np.array(rows, ROW)
+
+
+def rows_fit(rows: np.ndarray, shards: Sequence[Shard]) -> bool:
+    """Whether rows are of whole shards: as many samples in each as described, all within it."""
+    counts = np.array([shard.samples for shard in shards])
+    if not np.array_equal(rows["shard"], np.repeat(np.arange(len(shards)), counts)):
+        return False
+    ends = np.repeat(np.array([shard.bytes for shard in shards]), counts)
+    offset, length = rows["offset"], rows["length"].astype(np.int64)
+    return bool(((offset >= BLOCK) & (length >= 0) & (offset <= ends - length)).all())
 
 
 @dataclass(frozen=True)

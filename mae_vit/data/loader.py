@@ -20,7 +20,7 @@ from mae_vit.batch import Batch
 from mae_vit.data.order import Order, Share, micro_batches
 from mae_vit.data.reading import Source
 from mae_vit.data.replacing import Replacing
-from mae_vit.errors import Damage, DamagedSample
+from mae_vit.errors import Damage, DamagedSample, Unreachable
 from mae_vit.keyed import SampleKeys
 from mae_vit.skipping import Skipped
 
@@ -93,7 +93,7 @@ class _Batches(Dataset[Any]):
 
     def __getitems__(
         self, position: tuple[int, np.ndarray]
-    ) -> tuple[Tensor, Tensor, Tensor, int, tuple[Damage, ...]] | DamagedSample:
+    ) -> tuple[Tensor, Tensor, Tensor, int, tuple[Damage, ...]] | DamagedSample | Unreachable:
         epoch, index = position
         damaged: tuple[Damage, ...] = ()
         try:
@@ -101,7 +101,7 @@ class _Batches(Dataset[Any]):
                 images, labels, damaged = self._replacing.take(self._seed, epoch, index)
             else:
                 images, labels = self._source.images(self._seed, epoch, index), self._source.labels[index]
-        except DamagedSample as error:
+        except (DamagedSample, Unreachable) as error:
             # Raised, it would come out of a worker with the worker's traceback for a message.
             return error
         pixels = torch.from_numpy(np.ascontiguousarray(images))
@@ -178,7 +178,7 @@ def _load(batches: _Batches, seed: int, positions: Any, *, workers: int, pin_mem
         generator=torch.Generator(),
     )
     for loaded in loader:
-        if isinstance(loaded, DamagedSample):
+        if isinstance(loaded, (DamagedSample, Unreachable)):
             raise loaded
         images, labels, index, epoch, damaged = loaded
         yield Batch(images, labels, SampleKeys(seed, epoch, index), tuple(damaged))

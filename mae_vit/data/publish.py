@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mae_vit import __version__
-from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, Split
+from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, IndexFile, Split
+from mae_vit.data.index import open_index
 from mae_vit.data.statistics import Statistics
 from mae_vit.errors import InputError
 
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
+_INDEX = "{split}-index.npy"
 
 
 def excluded_file(split: str) -> str:
@@ -59,8 +62,8 @@ def publish(
             write_description(out, dataset.model_copy(update={"splits": splits}))
         else:
             (out / FILE_NAME).unlink()
-    for stale in out.glob(_SHARD_PATTERN.format(split=split)):
-        stale.unlink()
+    for stale in (*out.glob(_SHARD_PATTERN.format(split=split)), out / _INDEX.format(split=split)):
+        stale.unlink(missing_ok=True)
     partial, listed = partial_folder(out, split), excluded_file(split)
     (out / listed).unlink(missing_ok=True)
     if (partial / listed).exists():
@@ -75,6 +78,20 @@ def publish(
     write_description(out, dataset)
     # Last: until here it says whose the shards are, should this be killed.
     partial.rmdir()
+    return add_index(out, dataset, split)
+
+
+def add_index(out: Path, dataset: Dataset, split: str) -> Dataset:
+    """Writes the index of a split beside its described shards, and says so."""
+    data = open_index(out, split).array_path.read_bytes()
+    with _replacing(out / _INDEX.format(split=split)) as partial:
+        partial.write_bytes(data)
+    described = IndexFile(
+        file=_INDEX.format(split=split), bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
+    splits = {**dataset.splits, split: dataset.splits[split].model_copy(update={"index": described})}
+    dataset = dataset.model_copy(update={"splits": splits})
+    write_description(out, dataset)
     return dataset
 
 

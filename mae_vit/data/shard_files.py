@@ -42,6 +42,10 @@ class ShardFiles:
         self._open: OrderedDict[int, int] = OrderedDict()
         self._lost: dict[int, tuple[str, float]] = {}  # why, and when it was last tried
 
+    def path(self, shard: int) -> Path:
+        """Where a shard lies."""
+        return self._folder / self._shards[shard][0]
+
     def read(self, shard: int, offset: int, length: int) -> bytes:
         """Reads bytes of a shard.
 
@@ -62,7 +66,7 @@ class ShardFiles:
                 continue
             self._lost.pop(shard, None)
             try:
-                data = _read_range(descriptor, offset, length)
+                data = read_range(descriptor, offset, length)
             except OSError as error:
                 reason, lost = f"cannot be read: {_said(error)}", False
             else:
@@ -113,7 +117,7 @@ class ShardFiles:
             self._close(shard)
 
 
-def _read_range(descriptor: int, offset: int, length: int) -> bytes:
+def read_range(descriptor: int, offset: int, length: int) -> bytes:
     """Reads until all is there or the file ends: a network file system may give less at once."""
     parts = []
     while length and (part := os.pread(descriptor, length, offset)):

@@ -26,21 +26,22 @@ class SubsetSource:
     whatever subset it is.
 
     Attributes:
-        samples: their numbers in the source.
+        source: that they are of.
+        samples: their numbers in it.
     """
 
     def __init__(self, source: Source, samples: np.ndarray) -> None:
         """Takes the samples of these numbers."""
-        self._source, self.samples = source, samples
+        self.source, self.samples = source, samples
 
     @property
     def labels(self) -> np.ndarray:
         """Int (n,)."""
-        return np.asarray(self._source.labels)[self.samples]
+        return np.asarray(self.source.labels)[self.samples]
 
     def images(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
         """Returns augmented images of the samples at these places: uint8 (B, C, H, W)."""
-        return self._source.images(seed, epoch, self.samples[index])
+        return self.source.images(seed, epoch, self.samples[index])
 
 
 def limit_per_class(

@@ -1,7 +1,7 @@
 """What all entry points share: the command line, and exit codes.
 
 0 done; 1 failed; 2 bad config or input; 75 to be run again: stopped by a signal after a
-save, or another rank is gone.
+save, another rank is gone, or data that lie elsewhere cannot be had now.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mae_vit.commandline import OneLineParser
-from mae_vit.errors import DamagedSample, InputError
+from mae_vit.data.remote.urls import ALLOW_PIPE
+from mae_vit.errors import DamagedSample, InputError, Unreachable
 from mae_vit.training.failures import LostRank, TrainingFailed
 from mae_vit.training.resume import ResumeMode
 
@@ -103,8 +104,16 @@ def parse_arguments(
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything, print the plan and its cost, train nothing"
     )
+    parser.add_argument(
+        "--allow-pipe",
+        action="store_true",
+        help="run the command of a data.path such as 'pipe:ssh HOST cat DIR/{}': by a shell, so look at it first",
+    )
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
     parsed = parser.parse_intermixed_args(argv)
+    if parsed.allow_pipe:
+        # For data workers too. No config file can say it: those run no code.
+        os.environ[ALLOW_PIPE] = "1"
     resume: ResumeMode = parsed.resume if parsed.resume in ("auto", "never") else Path(parsed.resume)
     return Arguments(
         parsed.config,
@@ -124,7 +133,7 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
         code, message = EXIT_INPUT, str(error)
     except (TrainingFailed, DamagedSample) as error:
         code, message = EXIT_FAILED, str(error)
-    except LostRank as error:
+    except (LostRank, Unreachable) as error:
         code, message = EXIT_REQUEUE, str(error)
     # Ranks fail alike: one line for each node is enough.
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":

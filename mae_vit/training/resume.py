@@ -26,6 +26,8 @@ _FREE_KEYS = (
     "run.hang_timeout_s",
     # Moved data is the same data: its fingerprint is compared instead.
     "data.path",
+    "data.cache_dir",
+    "data.cache_gib",
     # So are moved weights, which leave a digest.
     "finetune.start",
     "data.workers",

@@ -1,0 +1,83 @@
+"""Reads byte ranges of shards that lie elsewhere, fetched when they are read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from mae_vit.data.dataset import Shard
+from mae_vit.data.remote.folder import RemoteFolder
+from mae_vit.data.remote.streams import Refused
+from mae_vit.data.shard_files import ReadError, read_range
+
+# How often a shard is marked as used: it is for the order in which shards make room.
+_MARKED_EVERY_S = 5.0
+_TRIES = 5
+
+
+class RemoteShards:
+    """The shards of a remote split, by number.
+
+    Each read opens the file anew: one that is kept open would take its room on the disk
+    after it had made room for another.
+    """
+
+    def __init__(self, remote: RemoteFolder, shards: Sequence[Shard]) -> None:
+        """Fetches nothing yet."""
+        self._cache = remote.cache
+        self._wanted = [remote.wanted(shard) for shard in shards]
+        self._refused: dict[int, str] = {}
+        self._marked: dict[int, float] = {}
+
+    def path(self, shard: int) -> Path:
+        """Fetches a shard, unless it is there; it stays until others need its room.
+
+        Raises:
+            ReadError: if its source does not have it.
+            Unreachable: if it cannot be had now.
+        """
+        # What was refused once is not asked for again with each of its samples.
+        if shard in self._refused:
+            raise ReadError(self._refused[shard])
+        try:
+            path = self._cache.fetch(self._wanted[shard])
+        except Refused as error:
+            self._refused[shard] = f"the shard cannot be had: {error}"
+            raise ReadError(self._refused[shard]) from None
+        self._mark(shard, path)
+        return path
+
+    def read(self, shard: int, offset: int, length: int) -> bytes:
+        """Reads bytes of a shard.
+
+        Raises:
+            ReadError: if its source does not have it.
+            Unreachable: if it cannot be had now.
+        """
+        for _ in range(_TRIES):
+            path = self.path(shard)
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # it has just made room for another
+            try:
+                whole = os.fstat(descriptor).st_size == self._wanted[shard].bytes
+                data = read_range(descriptor, offset, length) if whole else b""
+            finally:
+                os.close(descriptor)
+            if len(data) == length:
+                return data
+            # It was checked when it came: something has cut it since.
+            path.unlink(missing_ok=True)
+        raise ReadError("the shard does not last in the cache")
+
+    def _mark(self, shard: int, path: Path) -> None:
+        now = time.monotonic()
+        if now - self._marked.get(shard, -_MARKED_EVERY_S) >= _MARKED_EVERY_S:
+            self._marked[shard] = now
+            try:
+                os.utime(path)
+            except FileNotFoundError:
+                return

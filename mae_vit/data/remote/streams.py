@@ -1,0 +1,160 @@
+"""Bytes from elsewhere: HTTP by Python itself, all else through webdataset's opener.
+
+That opens HTTP by a `curl` which tries again by itself, but cannot go on in the middle of a
+file, nor sees that a server has fallen silent.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import select
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from webdataset.gopen import Pipe, gopen
+
+from mae_vit.data.remote.urls import PIPE
+
+_BLOCK = 1 << 20
+_RETRIED_STATUS = (408, 425, 429)
+_GONE_ON_FROM = re.compile(r"bytes (\d+)-")
+
+
+class Refused(ValueError):
+    """What asking again does not change: the file is not there, or may not be read."""
+
+
+class Stream(Protocol):
+    """A file from a byte on."""
+
+    @property
+    def first(self) -> int:
+        """Its first byte: 0 where it cannot begin elsewhere."""
+
+    def read(self) -> bytes:
+        """Returns the next bytes, none at the end.
+
+        Raises:
+            OSError: if the connection ends or falls silent before the file does.
+        """
+
+
+@contextmanager
+def open_stream(url: str, start: int, *, stall_s: float) -> Iterator[Stream]:
+    """Opens a file at a byte, or at its begin where that cannot be had.
+
+    Args:
+        url: of the file.
+        start: bytes of it that are there already.
+        stall_s: how long it may be silent.
+
+    Raises:
+        Refused: if it cannot be had.
+        OSError: if it cannot be had now.
+    """
+    if urlsplit(url).scheme in ("http", "https"):
+        with _open_http(url, start, stall_s) as response:
+            yield response
+    else:
+        with _open_program(url, stall_s) as program:
+            yield program
+
+
+@dataclass
+class _Response:
+    first: int
+    response: http.client.HTTPResponse
+
+    def read(self) -> bytes:
+        try:
+            data = self.response.read1(_BLOCK)
+        except http.client.HTTPException as error:
+            raise OSError(f"the server's answer breaks off ({type(error).__name__})") from None
+        # http.client says nothing of a body that ends early.
+        if not data and self.response.length:
+            raise OSError(f"the connection was closed {self.response.length:,} bytes before the end")
+        return data
+
+
+@contextmanager
+def _open_http(url: str, start: int, stall_s: float) -> Iterator[_Response]:
+    # Compressed on the way, a range would be one of other bytes.
+    headers = {"Accept-Encoding": "identity", "User-Agent": "mae-vit"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=stall_s)
+    except urllib.error.HTTPError as error:
+        error.close()
+        said = f"HTTP {error.code} {error.reason}"
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            # What is there already is longer than the file: it is of another.
+            with _open_http(url, 0, stall_s) as whole:
+                yield whole
+            return
+        if 400 <= error.code < 500 and error.code not in _RETRIED_STATUS:
+            raise Refused(said) from None
+        raise OSError(said) from None
+    except urllib.error.URLError as error:
+        reason = error.reason
+        raise reason if isinstance(reason, OSError) else OSError(str(reason)) from None
+    except (http.client.InvalidURL, ValueError) as error:
+        raise Refused(f"no URL: {error}") from None
+    except http.client.HTTPException as error:
+        raise OSError(f"no answer of a web server: {type(error).__name__}") from None
+    with response:
+        first = 0
+        if response.status == http.HTTPStatus.PARTIAL_CONTENT:
+            found = _GONE_ON_FROM.match(response.headers.get("Content-Range", ""))
+            if found is None or int(found[1]) != start:
+                raise OSError("the server answers with another range than was asked for")
+            first = start
+        yield _Response(first, response)
+
+
+@dataclass
+class _Program:
+    name: str
+    pipe: Any
+    stall_s: float
+    first: int = 0
+
+    def read(self) -> bytes:
+        until = time.monotonic() + self.stall_s
+        # Unbuffered, so that what `select` says is all there is.
+        while not select.select([self.pipe.stream], [], [], max(0.0, until - time.monotonic()))[0]:
+            if time.monotonic() >= until:
+                raise TimeoutError(f"nothing came for {self.stall_s:g} s")
+        data: bytes = self.pipe.stream.read(_BLOCK)
+        # How it ended says whether that was all.
+        if not data and (code := self.pipe.proc.wait(self.stall_s)):
+            raise OSError(f"{self.name} ended with exit code {code}")
+        return data
+
+
+@contextmanager
+def _open_program(url: str, stall_s: float) -> Iterator[_Program]:
+    try:
+        if url.startswith("s3://"):
+            # webdataset has no opener of its own for it.
+            pipe: Any = Pipe(["aws", "s3", "cp", "--only-show-errors", url, "-"], mode="rb", bufsize=0)
+        else:
+            pipe = gopen(url, "rb", bufsize=0)
+    except FileNotFoundError as error:
+        raise Refused(f"the program {os.path.basename(error.filename or '?')} is not installed") from None
+    except ImportError as error:
+        raise Refused(f"the package {error.name} is not installed") from None
+    try:
+        yield _Program("the command" if url.startswith(PIPE) else "the program for it", pipe, stall_s)
+    finally:
+        pipe.proc.kill()
+        pipe.proc.wait()
+        pipe.stream.close()
