@@ -33,7 +33,7 @@ from mae_vit.training.checkpoint import newest_checkpoint
 from mae_vit.training.distributed import Ranks, find_device
 from mae_vit.training.engines import build_engine
 from pretrain.data import open_data
-from pretrain.job import build_objective, describe_encoder
+from pretrain.setup import build_objective, describe_encoder
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   mae-vit prepare photos/ data/small --resize 384 --holdout 1/10
   mae-vit prepare --in-place laion/                      others' webdataset shards, used where they are
   mae-vit check data/mine                                verify every shard
+  mae-vit doctor --config configs/mae_base.yaml          will it run here? config, data, memory, disk, ranks
   mae-vit replay runs/mae_base --step 1200               the images, crops and masks of that step, with their keys
 """
 
@@ -62,6 +63,7 @@ def _parser() -> OneLineParser:
     add_prepare(commands)
     _add_check(commands)
     _add_replay(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -121,6 +123,31 @@ def _replay(arguments: argparse.Namespace) -> int:
     print(f"  picture   {picture} ({counted(shown, 'image')}; what is predicted is by {weights})")
     print(f"  names     {names} ({counted(len(told.samples), 'sample')})")
     return 0
+
+
+def _add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="check config, data and machine before a run",
+        description="Check what a pretraining run needs: software, devices, memory, disk, data, and whether the ranks "
+        "find each other; exit 1 if something will fail. Under a launcher, all ranks check: "
+        "srun mae-vit doctor --config FILE, torchrun --nproc-per-node 8 -m mae_vit.cli doctor --config FILE.",
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the run, as YAML")
+    parser.add_argument(
+        "paths", nargs="*", metavar="KEY.PATH=VALUE", help="change one value, as in pretraining"
+    )
+    parser.add_argument(
+        "--find-batch", action="store_true", help="train a few steps with micro-batches of growing size"
+    )
+    parser.set_defaults(run=_doctor, parser=parser)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    code: int = _beside("pretrain.doctor").doctor(
+        arguments.config, arguments.paths, tries_batches=arguments.find_batch
+    )
+    return code
 
 
 def _beside(name: str) -> Any:

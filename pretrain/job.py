@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from mae_vit.batch import Batch
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
 from mae_vit.coverage import load_start, warn_of_normalization
-from mae_vit.errors import InputError
-from mae_vit.geometry import resolve_encoder
 from mae_vit.objectives import Objective
-from mae_vit.plan import Plan, check_pairs, make_plan
+from mae_vit.plan import Plan
 from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.seen_labels import SeenLabels
 from mae_vit.skipping import Skipped
 from mae_vit.starts import read_start
-from mae_vit.training.distributed import find_device, find_ranks
+from mae_vit.training.distributed import find_ranks
 from mae_vit.training.engine import Engine
-from mae_vit.training.engines import build_engine, optimizer_options
+from mae_vit.training.engines import build_engine
 from mae_vit.training.entry import Arguments, parse_arguments, run_to_exit_code
-from mae_vit.training.estimate import estimate
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.files import write_atomically
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.resume import find_start, run_identity
 from mae_vit.training.run_folder import RunFolder
-from mae_vit.training.running import Run, begin, check_engine, is_finished, open_folder
+from mae_vit.training.running import Run, begin, is_finished, open_folder
 from mae_vit.training.state import Best
 from mae_vit.weights import EncoderInfo, encoder_bytes
-from pretrain.data import Data, open_data
+from pretrain.data import Data
 from pretrain.report import describe_plan
+from pretrain.setup import set_up
 
 EXAMPLES = """examples:
   python pretrain/run.py --config configs/mae_digits.yaml
@@ -76,100 +70,42 @@ def pretrain(arguments: Arguments) -> int:
     assert arguments.config is not None
     config = load_config(PretrainConfig, arguments.config, arguments.overrides)
     ranks = find_ranks()
-    check_engine(config, ranks)
-    device = find_device(ranks)
-    data = open_data(config, ranks, device)
-    if config.objective.uses_labels:
-        data.check_held_out_labels()
-    plan = make_plan(
-        config,
-        num_samples=data.num_samples,
-        world_size=ranks.world_size,
-        probe_size=len(data.probe_split.samples),
-    )
-    if config.objective.pairs_neighbors:
-        check_pairs(plan, ranks.world_size)
-    info = describe_encoder(config, data)
-    build = partial(build_objective, config, info, num_classes=data.num_classes)
-    costs = estimate(
-        build,
-        image_shape=(info.in_chans, *info.img_size),
-        batch_size_per_device=plan.batch_size_per_device,
-        activation_checkpointing=config.train.activation_checkpointing,
-        optimizer_slots=len(optimizer_options(config).slots),
-        averaged=config.train.ema_decay is not None,
-    )
+    setup = set_up(config, ranks)
     folder = open_folder(config)
-    identity = run_identity(config, derived=data.identity)
+    identity = run_identity(config, derived=setup.data.identity)
     if arguments.dry_run:
         start = find_start(folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
         # Whatever does not fit is said before all is said to be well.
         if start is None and config.model.init is not None:
-            initialize(build(), config, info, say=ranks.rank == 0)
+            initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
         if ranks.rank == 0:
-            print(describe_plan(config, plan, ranks, device, data, costs, folder, start))
+            print(describe_plan(setup, folder, start))
+            print("all checks passed; nothing was trained")
         return 0
 
-    start = begin(config, arguments, folder, identity, ranks, device)
-    if start is not None and is_finished(folder, start, plan):
+    start = begin(config, arguments, folder, identity, ranks, setup.device)
+    if start is not None and is_finished(folder, start, setup.plan):
         if ranks.rank == 0:
             print(f"{folder.path} is finished ({start.step} steps); encoder: {folder.encoder}")
         return 0
-    objective = build()
+    objective = setup.build()
     if start is None:
-        initialize(objective, config, info, say=ranks.rank == 0)
-    engine = build_engine(config, plan, objective, ranks, device)
+        initialize(objective, config, setup.info, say=ranks.rank == 0)
+    engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
     begins_from = config.model.init or "scratch"
     run = Run(
         config,
-        plan,
+        setup.plan,
         engine,
         folder,
         identity,
-        costs,
+        setup.costs,
         noisy,
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT,
     )
-    return run.go(Job(config, plan, data, info, engine, folder), start)
-
-
-def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
-    """Resolves the geometry of the encoder.
-
-    Raises:
-        InputError: if width and heads do not fit.
-    """
-    info = resolve_encoder(config.model, mean=data.mean, std=data.std, objective=config.objective.name)
-    if not config.objective.uses_labels:
-        return info
-    left_out = config.data.leave_out_per_class or 0
-    return replace(
-        info, labels=SeenLabels(fingerprint=data.index.fingerprint, left_out=left_out).model_dump()
-    )
-
-
-def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: int) -> Objective:
-    """Builds encoder and objective, initialized from the run's seed.
-
-    Raises:
-        InputError: if objective and model do not fit.
-    """
-    grid_size = (info.img_size[0] // info.patch_size, info.img_size[1] // info.patch_size)
-    try:
-        config.objective.check(
-            grid_size=grid_size,
-            patch_size=info.patch_size,
-            in_chans=info.in_chans,
-            num_classes=num_classes,
-        )
-    except ValueError as error:
-        raise InputError(f"objective.{error}") from None
-    torch.manual_seed(config.run.seed)
-    model = config.model
-    encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
-    return config.objective.build(encoder, mean=info.mean, std=info.std, num_classes=num_classes)
+    return run.go(Job(config, setup.plan, setup.data, setup.info, engine, folder), start)
 
 
 def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool) -> None:

@@ -27,7 +27,7 @@ from mae_vit.training.checkpoint import Checkpoint, load_checkpoint
 from mae_vit.training.distributed import Ranks, find_device
 from mae_vit.training.monitor import draw_rows
 from pretrain.data import Data, open_data
-from pretrain.job import build_objective, describe_encoder
+from pretrain.setup import build_objective, describe_encoder
 
 _IMAGES_IN_A_ROW = 16
 _COLUMNS = ("place", "epoch", "sample", "shard", "key", "label")

@@ -5,39 +5,25 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import torch
-
-from mae_vit.config import Config
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.order import Share
 from mae_vit.errors import counted
 from mae_vit.plan import Plan, describe_views
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
-from mae_vit.training.estimate import Estimate
 from mae_vit.training.run_folder import RunFolder
 from pretrain.data import Data
+from pretrain.setup import Setup
 
 
-def describe_plan(
-    config: Config,
-    plan: Plan,
-    ranks: Ranks,
-    device: torch.device,
-    data: Data,
-    costs: Estimate,
-    folder: RunFolder,
-    start: Checkpoint | None,
-) -> str:
+def describe_plan(setup: Setup, folder: RunFolder, start: Checkpoint | None) -> str:
     """Returns the resolved plan, a line for each fact."""
+    config, plan, ranks, data, costs = setup.config, setup.plan, setup.ranks, setup.data, setup.costs
     model, train = config.model, config.train
     height, width = model.image_hw
     tokens = (height // model.patch_size) * (width // model.patch_size)
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
-    kept = config.checkpoint.keep_last + 1
-    if config.checkpoint.keep_every:
-        kept += plan.total_steps // (plan.checkpoint_every_steps * config.checkpoint.keep_every)
-    disk = kept * costs.checkpoint_bytes + 4 * costs.encoder_parameters
+    kept, disk = retention(setup)
     source = type(data.source).__name__.removesuffix("Source").lower()
     begin = (
         f"goes on from {start.path} (step {start.step})"
@@ -69,15 +55,24 @@ def describe_plan(
         f"{plan.steps_per_epoch:,} ({plan.num_samples % plan.effective_batch_size:,} images of each dropped)",
         "rate": f"{plan.lr:.3e} peak after {counted(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
         f"{config.optim.min_lr:g}; {config.optim.name}",
-        "engine": f"{train.engine}, ZeRO {train.zero_stage}, {train.precision}, {device}",
+        "engine": f"{train.engine}, ZeRO {train.zero_stage}, {train.precision}, {setup.device}",
         "memory": f"{memory:.2f} GiB for each rank, about (states and float32 activations)",
         "disk": f"{disk / 2**20:,.0f} MiB for {counted(kept, 'checkpoint')} of "
         f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
-        f"{_every(plan.checkpoint_every_steps)}; free: {_free_bytes(folder.path) / 2**30:,.0f} GiB",
+        f"{_every(plan.checkpoint_every_steps)}; free: {free_bytes(folder.path) / 2**30:,.0f} GiB",
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"warning: {text}" for text in order_warnings(data)]
-    return "\n".join([*lines, "all checks passed; nothing was trained"])
+    return "\n".join(lines)
+
+
+def retention(setup: Setup) -> tuple[int, int]:
+    """Returns how many checkpoints lie on the disk at most, and the bytes of all that the run leaves, about."""
+    config, plan, costs = setup.config, setup.plan, setup.costs
+    kept = config.checkpoint.keep_last + 1
+    if config.checkpoint.keep_every:
+        kept += plan.total_steps // (plan.checkpoint_every_steps * config.checkpoint.keep_every)
+    return kept, kept * costs.checkpoint_bytes + 4 * costs.encoder_parameters
 
 
 def describe_probe(data: Data, plan: Plan) -> str:
@@ -129,7 +124,8 @@ def _every(steps: int) -> str:
     return "every step" if steps == 1 else f"every {steps:,} steps"
 
 
-def _free_bytes(path: Path) -> int:
+def free_bytes(path: Path) -> int:
+    """Bytes that are free where a path is, or will be."""
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free

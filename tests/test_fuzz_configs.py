@@ -16,7 +16,7 @@ from mae_vit.errors import InputError
 from mae_vit.geometry import resolve_encoder
 from mae_vit.plan import make_plan
 from mae_vit.pretrain_config import PretrainConfig
-from pretrain.job import build_objective
+from pretrain.setup import build_objective
 
 SHIPPED = [*sorted((ROOT / "configs").glob("ma*.yaml")), *sorted((ROOT / "configs").glob("finetune_*.yaml"))]
 VALUES = [

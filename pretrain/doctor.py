@@ -1,0 +1,174 @@
+"""Checks a config, its data and the machine before a run: `mae-vit doctor`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mae_vit.config_file import load_config
+from mae_vit.data.blocks import BlockOrder
+from mae_vit.data.decode import DecodeError
+from mae_vit.data.reading import decode_sample
+from mae_vit.data.shard_files import ReadError
+from mae_vit.errors import InputError, counted, damage_allowed
+from mae_vit.pretrain_config import PretrainConfig
+from mae_vit.training.distributed import Ranks, available_cores, find_ranks
+from mae_vit.training.engines import connect
+from mae_vit.training.health import (
+    Check,
+    Status,
+    check_devices,
+    check_disk,
+    check_locks,
+    check_memory,
+    check_software,
+    check_workers,
+)
+from mae_vit.training.meeting import check_ranks, check_versions, gathered
+from mae_vit.training.running import open_folder
+from pretrain.data import Data
+from pretrain.find_batch import Trial, best_of, find_batch
+from pretrain.report import describe_plan, order_warnings, retention
+from pretrain.setup import Setup, set_up
+
+_READ_SAMPLES = 64
+
+
+def doctor(path: Path, overrides: Sequence[str], *, tries_batches: bool = False) -> int:
+    """Checks everything that a run needs, and prints what it finds; returns the exit code.
+
+    Under a launcher all ranks check, and rank 0 prints.
+
+    Args:
+        path: of the config.
+        overrides: of its values.
+        tries_batches: train a few steps with micro-batches of growing size.
+
+    Returns:
+        0, or 1 if a check fails.
+
+    Raises:
+        InputError: if the config is none.
+    """
+    config = load_config(PretrainConfig, path, overrides)
+    ranks = find_ranks()
+    checks = check_software(compiles=config.train.compile)
+    setup, problem = None, ""
+    try:
+        setup = set_up(config, ranks)
+        folder = open_folder(config)
+    except InputError as error:
+        problem = str(error)
+    if setup is not None and not problem:
+        checks += check_devices(ranks, setup.device, precision=config.train.precision)
+        checks += check_run(setup, folder.path)
+    else:
+        checks.append(Check("FAIL", "plan", problem))
+    met = check_ranks(ranks, setup.device if setup else torch.device("cpu"))
+    checks.append(met)
+    if met.status == "ok":
+        checks.append(check_versions(ranks))
+        checks = gathered(checks, ranks)
+    # Those who cannot meet speak for themselves.
+    speaks = ranks.rank == 0 or met.status != "ok"
+    if speaks:
+        if setup is not None and not problem and ranks.rank == 0:
+            print(describe_plan(setup, folder, None), end="\n\n")
+        print("\n".join(map(str, checks)), flush=True)
+    failed = [check for check in checks if check.status == "FAIL"]
+    if tries_batches and setup is not None and not failed:
+        _print_trials(setup, speaks)
+    if speaks:
+        warned = sum(check.status == "warn" for check in checks)
+        print(
+            f"{counted(len(failed), 'check')} failed, {counted(warned, 'warning')}"
+            if failed or warned
+            else "all checks passed"
+        )
+    return 1 if failed else 0
+
+
+def check_run(setup: Setup, folder: Path) -> list[Check]:
+    """Checks what depends on the run: memory, disk, data, workers."""
+    config, ranks, costs = setup.config, setup.ranks, setup.costs
+    needed = costs.memory_gib(world_size=ranks.world_size, zero_stage=config.train.zero_stage)
+    height, width = setup.info.img_size
+    batch_bytes = setup.plan.batch_size_per_device * setup.info.in_chans * height * width
+    return [
+        check_memory(needed, ranks, setup.device),
+        check_disk(folder, retention(setup)[1]),
+        check_locks(folder),
+        *check_workers(setup.data.workers, batch_bytes, ranks),
+        *check_shards(setup.data, ranks),
+        check_samples(setup.data, setup.info.in_chans, config.data.damage_budget),
+    ]
+
+
+def check_shards(data: Data, ranks: Ranks) -> list[Check]:
+    """Looks at shards against ranks and workers."""
+    shards = len(data.index.split_info.shards)
+    text = f"{counted(shards, 'shard')} for {counted(ranks.world_size, 'rank')} of {counted(data.workers, 'worker')}"
+    checks = [Check("warn", "shards", warning) for warning in order_warnings(data)]
+    cores = available_cores()
+    if data.workers * ranks.local_world_size > cores:
+        checks.append(
+            Check(
+                "warn",
+                "workers",
+                f"{data.workers * ranks.local_world_size} on {cores} cores: fewer data.workers",
+            )
+        )
+    if isinstance(data.order, BlockOrder) and not checks:
+        text += f", in {data.order.num_blocks} blocks"
+    # Any number does in the order "global": samples are read one by one.
+    return checks or [Check("ok", "shards", text)]
+
+
+def check_samples(data: Data, channels: int, budget: float) -> Check:
+    """Reads and decodes some samples, evenly spread over the split."""
+    index = data.index
+    chosen = np.linspace(0, len(index) - 1, min(_READ_SAMPLES, len(index))).astype(int).tolist()
+    broken, begun = [], time.monotonic()
+    for sample in chosen:
+        try:
+            decode_sample(index, sample, channels)
+        except (ReadError, DecodeError) as error:
+            broken.append(index.damage(sample, str(error)))
+    rate = len(chosen) / (time.monotonic() - begun)
+    text = f"{len(chosen)} of {counted(len(index), 'sample')} read and decoded, {rate:,.0f}/s on one core"
+    if not broken:
+        return Check("ok", "samples", text)
+    # What a few say of all.
+    status: Status = "FAIL" if len(broken) / len(chosen) > budget else "warn"
+    allowed = damage_allowed(budget, len(index))
+    return Check(
+        status,
+        "samples",
+        f"{text}; {len(broken)} damaged, the first: {broken[0]}; data.damage_budget allows {allowed:,} of all: "
+        f"`mae-vit check {index.folder}`",
+    )
+
+
+def _print_trials(setup: Setup, speaks: bool) -> None:
+    if setup.config.train.engine == "deepspeed":
+        connect(setup.config, setup.device)
+    if speaks:
+        print("\nimages of a micro-batch   images/s   GiB of a rank")
+    trials: list[Trial] = []
+    for trial in find_batch(setup):
+        trials.append(trial)
+        if speaks:
+            rate = "does not fit" if trial.images_per_s is None else f"{trial.images_per_s:,.0f}"
+            print(f"{trial.batch_size:>23}   {rate:>8}   {trial.gib:.2f}", flush=True)
+    best = best_of(trials)
+    if speaks:
+        print(
+            f"use train.batch_size_per_device={best.batch_size}"
+            if best
+            else "none fits: a smaller model, train.activation_checkpointing=true, or a higher train.zero_stage",
+            end="\n\n",
+        )

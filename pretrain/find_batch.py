@@ -1,0 +1,131 @@
+"""Tries micro-batches of growing size: which fit into the memory, and how fast each is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from mae_vit.batch import Batch
+from mae_vit.keyed import SampleKeys
+from mae_vit.training.engine import Engine
+from mae_vit.training.engines import build_engine
+from mae_vit.training.estimate import estimate
+from mae_vit.training.health import free_memory_gib
+from pretrain.setup import Setup
+
+_TIMED_STEPS = 3
+# An estimate above this is not tried on a CPU, where too much memory ends other processes.
+_CPU_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One size.
+
+    Attributes:
+        batch_size: images of a micro-batch.
+        images_per_s: of steps on images that are there already; None if it did not fit.
+        gib: that a rank takes: measured at its peak on a GPU, estimated on a CPU.
+    """
+
+    batch_size: int
+    images_per_s: float | None
+    gib: float
+
+
+def find_batch(setup: Setup) -> Iterator[Trial]:
+    """Trains a few steps at each size, on this rank alone; ends with the first that does not fit.
+
+    Yields:
+        Trials, of ascending size: the divisors of a rank's share of the batch, about doubling.
+    """
+    for size in candidates(setup.plan.effective_batch_size // setup.ranks.world_size, even=_even(setup)):
+        trial = _try(setup, size)
+        yield trial
+        if trial.images_per_s is None:
+            return
+
+
+def candidates(share: int, *, even: bool = False) -> list[int]:
+    """Returns divisors of a rank's images of a step, each at least twice the one before; the share itself at last."""
+    divisors = [d for d in range(1, share + 1) if share % d == 0 and not (even and d % 2)]
+    chosen: list[int] = []
+    for divisor in divisors:
+        if not chosen or divisor >= 2 * chosen[-1]:
+            chosen.append(divisor)
+    if chosen and chosen[-1] != share:
+        chosen[-1] = share
+    return chosen
+
+
+def best_of(trials: list[Trial]) -> Trial | None:
+    """Returns the smallest that is within 3 % of the fastest: what is larger costs memory alone."""
+    fitting = [(trial.images_per_s, trial) for trial in trials if trial.images_per_s is not None]
+    if not fitting:
+        return None
+    fastest = max(rate for rate, _ in fitting)
+    return next(trial for rate, trial in fitting if rate >= 0.97 * fastest)
+
+
+def _even(setup: Setup) -> bool:
+    return setup.config.objective.pairs_neighbors
+
+
+def _try(setup: Setup, size: int) -> Trial:
+    config, info, device = setup.config, setup.info, setup.device
+    shape = (info.in_chans, *info.img_size)
+    costs = estimate(
+        setup.build,
+        image_shape=shape,
+        batch_size_per_device=size,
+        activation_checkpointing=config.train.activation_checkpointing,
+        optimizer_slots=setup.costs.optimizer_slots,
+        averaged=setup.costs.averaged,
+    )
+    gib = costs.memory_gib(world_size=setup.ranks.world_size, zero_stage=config.train.zero_stage)
+    if device.type == "cpu" and gib > _CPU_SHARE * free_memory_gib(setup.ranks, device)[0]:
+        return Trial(size, None, gib)
+    # All ranks take such steps together.
+    plan = replace(
+        setup.plan,
+        batch_size_per_device=size,
+        accumulation=1,
+        effective_batch_size=size * setup.ranks.world_size,
+    )
+    try:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        engine = build_engine(config, plan, setup.build(), setup.ranks, device)
+        rate = _measure(setup, size, engine)
+        if device.type == "cuda":
+            gib = torch.cuda.max_memory_allocated(device) / 2**30
+        return Trial(size, rate, gib)
+    except torch.OutOfMemoryError:
+        return Trial(size, None, gib)
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _measure(setup: Setup, size: int, engine: Engine) -> float:
+    info, device = setup.info, setup.device
+    images = torch.randint(0, 256, (size, info.in_chans, *info.img_size), dtype=torch.uint8)
+    labels = torch.zeros(size, dtype=torch.int64)
+    batch = Batch(images, labels, SampleKeys(0, 0, torch.arange(size))).to(device)
+    begun = 0.0
+    for step in range(_TIMED_STEPS + 1):
+        if step == 1:  # the first one compiles and allocates
+            _wait(device)
+            begun = time.perf_counter()
+        engine.backward(engine.forward(batch).loss)
+        engine.step(setup.plan.lr)
+    _wait(device)
+    return _TIMED_STEPS * size * setup.ranks.world_size / (time.perf_counter() - begun)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

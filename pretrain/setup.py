@@ -1,0 +1,115 @@
+"""From a config to all that a pretraining run is made of, checked, before its ranks are joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from mae_vit.errors import InputError
+from mae_vit.geometry import resolve_encoder
+from mae_vit.objectives import Objective
+from mae_vit.plan import Plan, check_pairs, make_plan
+from mae_vit.pretrain_config import PretrainConfig
+from mae_vit.seen_labels import SeenLabels
+from mae_vit.training.distributed import Ranks, find_device
+from mae_vit.training.engines import optimizer_options
+from mae_vit.training.estimate import Estimate, estimate
+from mae_vit.training.running import check_engine
+from mae_vit.weights import EncoderInfo
+from pretrain.data import Data, open_data
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a config comes to on these ranks.
+
+    Attributes:
+        config: of the run.
+        ranks: this process's place.
+        device: of this rank.
+        data: its images.
+        plan: its numbers.
+        info: of the encoder.
+        costs: of its steps.
+    """
+
+    config: PretrainConfig
+    ranks: Ranks
+    device: torch.device
+    data: Data
+    plan: Plan
+    info: EncoderInfo
+    costs: Estimate
+
+    def build(self) -> Objective:
+        """Builds encoder and objective, initialized from the run's seed."""
+        return build_objective(self.config, self.info, num_classes=self.data.num_classes)
+
+
+def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
+    """Opens the data and resolves everything.
+
+    Raises:
+        InputError: for whatever does not fit.
+    """
+    check_engine(config, ranks)
+    device = find_device(ranks)
+    data = open_data(config, ranks, device)
+    if config.objective.uses_labels:
+        data.check_held_out_labels()
+    plan = make_plan(
+        config,
+        num_samples=data.num_samples,
+        world_size=ranks.world_size,
+        probe_size=len(data.probe_split.samples),
+    )
+    if config.objective.pairs_neighbors:
+        check_pairs(plan, ranks.world_size)
+    info = describe_encoder(config, data)
+    costs = estimate(
+        lambda: build_objective(config, info, num_classes=data.num_classes),
+        image_shape=(info.in_chans, *info.img_size),
+        batch_size_per_device=plan.batch_size_per_device,
+        activation_checkpointing=config.train.activation_checkpointing,
+        optimizer_slots=len(optimizer_options(config).slots),
+        averaged=config.train.ema_decay is not None,
+    )
+    return Setup(config, ranks, device, data, plan, info, costs)
+
+
+def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
+    """Resolves the geometry of the encoder.
+
+    Raises:
+        InputError: if width and heads do not fit.
+    """
+    info = resolve_encoder(config.model, mean=data.mean, std=data.std, objective=config.objective.name)
+    if not config.objective.uses_labels:
+        return info
+    left_out = config.data.leave_out_per_class or 0
+    return replace(
+        info, labels=SeenLabels(fingerprint=data.index.fingerprint, left_out=left_out).model_dump()
+    )
+
+
+def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: int) -> Objective:
+    """Builds encoder and objective, initialized from the run's seed.
+
+    Raises:
+        InputError: if objective and model do not fit.
+    """
+    grid_size = (info.img_size[0] // info.patch_size, info.img_size[1] // info.patch_size)
+    try:
+        config.objective.check(
+            grid_size=grid_size,
+            patch_size=info.patch_size,
+            in_chans=info.in_chans,
+            num_classes=num_classes,
+        )
+    except ValueError as error:
+        raise InputError(f"objective.{error}") from None
+    torch.manual_seed(config.run.seed)
+    model = config.model
+    encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
+    return config.objective.build(encoder, mean=info.mean, std=info.std, num_classes=num_classes)
