@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import zlib
 
 import numpy as np
 import pytest
@@ -115,3 +116,33 @@ def test_size_bound_is_read_from_the_header(monkeypatch):
     for kind in ("jpeg", "png"):
         with pytest.raises(DecodeError, match="over the bound"):
             decode(encoded(smooth(), kind), 3)
+
+
+def test_a_png_that_was_changed_is_no_image():
+    """Pillow shows one in eight of these as another image."""
+    chance = np.random.default_rng(0)
+    # As small as CIFAR's, where the pixels are most of the file.
+    pixels = chance.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    data = encoded(Image.fromarray(pixels), "png")
+    begin, end = data.index(b"IDAT") + 4, data.index(b"IEND") - 8
+    refused = 0
+    for place in range(begin, end):
+        for value in (data[place] ^ 1, 0):
+            changed = data[:place] + bytes([value]) + data[place + 1 :]
+            if changed == data:
+                continue
+            refused += 1
+            with pytest.raises(DecodeError):
+                decode(changed, 3)
+    assert refused > 300
+
+
+def test_a_png_of_many_chunks_is_read(monkeypatch):
+    image = smooth()
+    data = encoded(image, "png")
+    text = b"\0\0\0\0tEXt" + zlib.crc32(b"tEXt").to_bytes(4, "big")
+    many = data[:33] + 50 * text + data[33:]
+    assert np.array_equal(decode(many, 3), decode(data, 3))
+    monkeypatch.setattr(module, "_MAX_PNG_CHUNKS", 40)
+    with pytest.raises(DecodeError, match="over 40 chunks"):
+        decode(many, 3)

@@ -1,0 +1,38 @@
+"""pretrain/run.py, but that each rank notes what it computes: recorded.py FILE ...arguments of pretrain/run.py
+
+FILE.RANK gets a line for each sample: step, epoch, sample, digests of its pixels and of its mask.
+"""
+
+import json
+import os
+import sys
+import zlib
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from mae_vit.objectives import mae
+    from mae_vit.training.deepspeed_engine import DeepSpeedEngine
+    from pretrain.job import main
+
+    notes = Path(f"{sys.argv[1]}.{os.environ.get('RANK', '0')}")
+    forward, masking = DeepSpeedEngine.forward, mae.random_masking
+    masks = []
+
+    def noting_mask(*arguments):
+        drawn = masking(*arguments)
+        masks.append(drawn.mask)
+        return drawn
+
+    def noting(self, batch):
+        masks.clear()
+        output = forward(self, batch)
+        (mask,) = masks
+        with notes.open("a") as file:
+            for place, sample in enumerate(batch.keys.index.tolist()):
+                pixels, hidden = (zlib.crc32(t[place].cpu().numpy().tobytes()) for t in (batch.images, mask))
+                file.write(json.dumps([self.updates, batch.keys.epoch, sample, pixels, hidden]) + "\n")
+        return output
+
+    mae.random_masking, DeepSpeedEngine.forward = noting_mask, noting
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,117 @@
+"""Runs that go on with other numbers of ranks and other ZeRO stages than they began with."""
+
+import json
+import random
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from launching import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+
+SMALL = [
+    *("--config", "configs/mae_digits.yaml", "run.name=same", "train.precision=fp32"),
+    # Small, but with parameters that ZeRO 3 shards: of more than 100,000 numbers.
+    *("model.embed_dim=192", "model.num_heads=3", "model.depth=1"),
+    *("objective.decoder_embed_dim=32", "objective.decoder_depth=1", "train.effective_batch_size=128"),
+    *("data.augment.crop=random_resized", "data.augment.flip=true", "train.warmup_epochs=1"),
+    *("monitor.log_every_steps=1", "monitor.evaluate_images=16", "monitor.tensorboard=false"),
+    *("monitor.probe_queries=0", "checkpoint.keep_last=9"),
+]
+BEGUN, NEXT = 10, 20
+
+
+def launch(folder: Path, ranks: int, options, script="pretrain/run.py") -> Run:
+    return Run(folder, "python" if ranks == 1 else "deepspeed", ranks, options, script=script)
+
+
+def told(folder: Path, name: str) -> dict[int, float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line[name] for line in lines if name in line}
+
+
+@pytest.fixture(scope="module")
+def begun(digits, tmp_path_factory):
+    """A run of 30 steps, of which the checkpoint after 10 is kept, on one rank without DeepSpeed."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    options = [*SMALL, f"data.path={digits}", f"train.steps={BEGUN + NEXT}", "train.epochs=null"]
+    options += [f"checkpoint.every_steps={BEGUN}", "monitor.evaluate_every_steps=30"]
+    run = launch(folder, 1, [*options, "train.engine=torch"])
+    assert run.wait() == 0, run.output()
+    return folder, options
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_next_losses_are_the_same(begun, tmp_path, ranks, zero_stage):
+    straight, options = begun
+    folder = tmp_path / "run"
+    name = f"checkpoints/step-{BEGUN:08d}"
+    shutil.copytree(straight / name, folder / name)
+    run = launch(folder, ranks, [*options, "train.engine=deepspeed", f"train.zero_stage={zero_stage}"])
+    assert run.wait(240) == 0, run.output()
+    expected, found = told(straight, "loss"), told(folder, "loss")
+    assert list(found) == list(range(BEGUN + 1, BEGUN + NEXT + 1))
+    for step, loss in found.items():
+        assert loss == pytest.approx(expected[step], rel=1e-5), step
+
+
+def test_ranks_that_do_not_divide_the_batch_are_refused(begun, tmp_path):
+    straight, options = begun
+    shutil.copytree(straight / "checkpoints", tmp_path / "run" / "checkpoints")
+    run = launch(tmp_path / "run", 3, options)
+    assert run.wait(120) != 0
+    assert "does not divide over 3 ranks (nearest: 129)" in run.output()
+
+
+def seen(notes: Path) -> dict[int, list[list[int]]]:
+    """By step, the samples of all ranks; what was computed again after a kill must be equal."""
+    by_step: dict[int, dict[int, list[int]]] = defaultdict(dict)
+    for path in notes.parent.glob(f"{notes.name}.*"):
+        for line in path.read_text().splitlines():
+            try:
+                step, *rest = json.loads(line)
+            except ValueError:
+                continue  # cut off by the kill
+            assert by_step[step].setdefault(rest[1], rest) == rest
+    return {step: sorted(samples.values()) for step, samples in sorted(by_step.items())}
+
+
+@pytest.mark.timeout(600)
+def test_a_run_on_changing_ranks_sees_the_same(digits, tmp_path):
+    """2, 1, 4 and again 2 ranks, with kills between, at changing ZeRO stages."""
+    epochs, per_epoch = 10, 11
+    options = [*SMALL, f"data.path={digits}", f"train.epochs={epochs}", "checkpoint.every_steps=6"]
+    options += ["monitor.evaluate_every_epochs=10"]
+
+    def go(folder: Path, ranks: int, zero_stage: int) -> Run:
+        words = [str(tmp_path / f"{folder.name}-notes"), *options, f"train.zero_stage={zero_stage}"]
+        return launch(folder, ranks, words, script="tests/distributed/recorded.py")
+
+    straight = go(tmp_path / "straight", 2, 0)
+    assert straight.wait(240) == 0, straight.output()
+    chance = random.Random(0)
+    for ranks, zero_stage, until in ((2, 1, 25), (1, 0, 50), (4, 2, 80)):
+        run = go(tmp_path / "elastic", ranks, zero_stage)
+        try:
+            run.wait_for_step(until + chance.randint(0, 5), 200)
+        finally:
+            run.kill()
+    run = go(tmp_path / "elastic", 2, 3)
+    assert run.wait(240) == 0, run.output()
+
+    expected, found = (seen(tmp_path / f"{name}-notes") for name in ("straight", "elastic"))
+    assert found == expected
+    assert list(found) == list(range(epochs * per_epoch))
+    for epoch in range(epochs):
+        samples = [
+            s for step in range(epoch * per_epoch, (epoch + 1) * per_epoch) for _, s, *_ in found[step]
+        ]
+        assert len(samples) == len(set(samples)) == per_epoch * 128
+    rates = [told(tmp_path / name, "lr") for name in ("straight", "elastic")]
+    assert rates[0] == rates[1]
+    losses = [told(tmp_path / name, "loss") for name in ("straight", "elastic")]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
