@@ -8,16 +8,10 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from finetune.probe_options import unused_options
 from mae_vit.baselines import BASELINES, TIMM_PREFIX, WITHOUT_DROP_PATH, check_network
-from mae_vit.config import (
-    Config,
-    DataSection,
-    ModelSection,
-    MonitorSection,
-    OptimSection,
-    Section,
-    TrainSection,
-    height_width,
-)
+from mae_vit.config import Config, ModelSection, MonitorSection, TrainSection
+from mae_vit.config_base import Section, height_width
+from mae_vit.config_data import DataSection
+from mae_vit.config_optim import OptimSection
 from mae_vit.encoder import SIZES
 from mae_vit.objectives.classify import HeadInit, Pool
 from mae_vit.objectives.distill import DistillationKind

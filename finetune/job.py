@@ -34,6 +34,7 @@ from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan, check_pairs, make_plan
 from mae_vit.skipping import Skipped
 from mae_vit.starts import Start
+from mae_vit.training.beginning import begin, check_engine, is_finished, open_folder
 from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
@@ -44,7 +45,7 @@ from mae_vit.training.files import write_json
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.resume import find_start, run_identity
 from mae_vit.training.run_folder import RunFolder
-from mae_vit.training.running import Run, begin, check_engine, is_finished, open_folder
+from mae_vit.training.running import Run
 from mae_vit.training.state import Best, weights_of
 from mae_vit.weights import EncoderInfo
 

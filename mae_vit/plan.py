@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mae_vit.config import Config, TrainSection, fitting_lanes, lanes_fit
+from mae_vit.config import Config, TrainSection
+from mae_vit.config_data import fitting_lanes, lanes_fit
 from mae_vit.errors import InputError
 
 

@@ -16,6 +16,7 @@ from mae_vit.data.reading import decode_sample
 from mae_vit.data.shard_files import ReadError
 from mae_vit.errors import InputError, counted, damage_allowed
 from mae_vit.pretrain_config import PretrainConfig
+from mae_vit.training.beginning import open_folder
 from mae_vit.training.distributed import Ranks, available_cores, find_ranks
 from mae_vit.training.engines import connect
 from mae_vit.training.health import (
@@ -29,7 +30,6 @@ from mae_vit.training.health import (
     check_workers,
 )
 from mae_vit.training.meeting import check_ranks, check_versions, gathered
-from mae_vit.training.running import open_folder
 from pretrain.data import Data
 from pretrain.find_batch import Trial, best_of, find_batch
 from pretrain.report import describe_plan, order_warnings, retention

@@ -15,6 +15,7 @@ from mae_vit.plan import Plan
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.skipping import Skipped
 from mae_vit.starts import read_start
+from mae_vit.training.beginning import begin, is_finished, open_folder
 from mae_vit.training.distributed import find_ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
@@ -24,7 +25,7 @@ from mae_vit.training.files import write_atomically
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.resume import find_start, run_identity
 from mae_vit.training.run_folder import RunFolder
-from mae_vit.training.running import Run, begin, is_finished, open_folder
+from mae_vit.training.running import Run
 from mae_vit.training.state import Best
 from mae_vit.weights import EncoderInfo, encoder_bytes
 from pretrain.data import Data

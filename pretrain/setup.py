@@ -12,10 +12,10 @@ from mae_vit.objectives import Objective
 from mae_vit.plan import Plan, check_pairs, make_plan
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.seen_labels import SeenLabels
+from mae_vit.training.beginning import check_engine
 from mae_vit.training.distributed import Ranks, find_device
 from mae_vit.training.engines import optimizer_options
 from mae_vit.training.estimate import Estimate, estimate
-from mae_vit.training.running import check_engine
 from mae_vit.weights import EncoderInfo
 from pretrain.data import Data, open_data
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from mae_vit.config import Section
+from mae_vit.config_base import Section
 from mae_vit.errors import nearest
 
 Mode = Literal["finetune", "few_shot", "knn", "linear_probe"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mae_vit.batch import Batch
-from mae_vit.config import Section
+from mae_vit.config_base import Section
 from mae_vit.encoder import ViTEncoder
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from mae_vit.batch import Batch
-from mae_vit.config import Section
+from mae_vit.config_base import Section
 from mae_vit.encoder import ViTEncoder
 from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
 from mae_vit.objectives.mae import MAEConfig

@@ -7,10 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
-
-import torch
 
 from mae_vit.batch import Batch
 from mae_vit.config import Config
@@ -19,11 +16,11 @@ from mae_vit.errors import InputError
 from mae_vit.keyed import noise_seed
 from mae_vit.plan import Plan
 from mae_vit.skipping import Skipped
+from mae_vit.training.beginning import hold
 from mae_vit.training.checkpoint import Checkpoint
-from mae_vit.training.distributed import Ranks, barrier, from_rank_zero
+from mae_vit.training.distributed import barrier, from_rank_zero
 from mae_vit.training.engine import Engine
-from mae_vit.training.engines import be_deterministic, connect
-from mae_vit.training.entry import EXIT_REQUEUE, Arguments
+from mae_vit.training.entry import EXIT_REQUEUE
 from mae_vit.training.estimate import Estimate, peak_flops
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.failures import LostRank, TrainingFailed, is_lost_rank
@@ -32,8 +29,7 @@ from mae_vit.training.hooks import RunHooks
 from mae_vit.training.loop import Outcome, train
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.quarantine import Quarantine
-from mae_vit.training.restarts import begun_by_this_job
-from mae_vit.training.resume import Identity, find_start, set_aside
+from mae_vit.training.resume import Identity
 from mae_vit.training.rollback import Rollbacks
 from mae_vit.training.run_folder import RunFolder, describe_environment
 from mae_vit.training.schedule import rate_at
@@ -259,91 +255,3 @@ class Run:
         if self.config.monitor.tensorboard:
             lines.append(f"  watch     tensorboard --logdir {self.folder.path.parent}")
         return lines
-
-
-def check_engine(config: Config, ranks: Ranks) -> None:
-    """Refuses an engine that cannot take so many ranks.
-
-    Raises:
-        InputError: naming the one that can.
-    """
-    if config.train.engine == "torch" and ranks.world_size > 1:
-        raise InputError(f'train.engine="torch" runs on one process, not {ranks.world_size}: use "deepspeed"')
-
-
-def open_folder(config: Config) -> RunFolder:
-    """Names the run's folder and makes sure that it can be written: asked by all ranks, refused by all.
-
-    Raises:
-        InputError: naming the folder.
-    """
-    folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
-    folder.check_writable()
-    return folder
-
-
-def begin(
-    config: Config,
-    arguments: Arguments,
-    folder: RunFolder,
-    identity: Identity,
-    ranks: Ranks,
-    device: torch.device,
-) -> Checkpoint | None:
-    """Joins the ranks and finds where the run starts; None for a fresh start.
-
-    Raises:
-        InputError: if it cannot go on.
-    """
-    if config.run.deterministic:
-        be_deterministic()
-    connect(config, device)
-    # Before any rank looks for checkpoints: another process may still be writing one.
-    hold(folder, ranks, new=False)
-    resume = arguments.resume
-    own = ranks.rank == 0 and begun_by_this_job(folder.path)
-    if resume == "never" and from_rank_zero("own" if own else None, ranks):
-        resume = "auto"
-    # Rank 0 moves an old run aside before any other looks for its checkpoints.
-    if resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
-        print(f"moved the earlier run {folder.path} to {moved}")
-        folder.unlock()
-    barrier(ranks)
-    found = find_start(folder, resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
-    if found is None and folder.read_status() == "done":
-        raise InputError(
-            f"{folder.path} holds a finished run that left no checkpoints to go on from: give this one another "
-            "run.name, or --resume never to move that aside"
-        )
-    return found
-
-
-def hold(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:
-    """Takes the run folder for this run, with `new` one that is not there yet too; collective.
-
-    Raises:
-        InputError: on all ranks, if another process keeps it.
-    """
-    refusal = None
-    if ranks.rank == 0:
-        try:
-            if new or folder.path.exists():
-                folder.lock()
-        except InputError as error:
-            refusal = str(error)
-    if refusal := from_rank_zero(refusal, ranks):
-        raise InputError(refusal)
-
-
-def is_finished(folder: RunFolder, start: Checkpoint | None, plan: Plan) -> bool:
-    """Whether a run has nothing left to do.
-
-    Raises:
-        InputError: if it has done more than it is to do.
-    """
-    if start is not None and start.step > plan.total_steps:
-        raise InputError(
-            f"{folder.path} is at step {start.step}, beyond the {plan.total_steps} that it is to have: "
-            "a run is only extended to a greater length"
-        )
-    return start is not None and start.step >= plan.total_steps and folder.read_status() == "done"

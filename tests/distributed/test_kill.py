@@ -115,6 +115,31 @@ def test_killed_ten_times_ends_bit_identical(digits, many_shards, tmp_path, rank
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_while_saving_ends_bit_identical(digits, tmp_path, ranks):
+    """Fifteen times within a save, of which there is one after each step."""
+    launcher = "python" if ranks == 1 else "deepspeed"
+    options = [*arguments(digits, "memory", "global", epochs=12), "checkpoint.every_steps=1"]
+    expected = finish(Run(tmp_path / "straight", launcher, ranks, options), epochs=12)
+    chance, torn = random.Random(ranks), 0
+    for _ in range(15):
+        run = Run(tmp_path / "killed", launcher, ranks, options)
+        try:
+            run.wait_for_step(min(run.step() + chance.randint(1, 8), 12 * STEPS_PER_EPOCH - 1))
+            checkpoints = run.folder / "checkpoints"
+            until = time.monotonic() + 30
+            while not any(checkpoints.glob(".step-*")) and run.process.poll() is None:
+                assert time.monotonic() < until
+            time.sleep(chance.random() * 0.01)
+        finally:
+            run.kill()
+        torn += any(checkpoints.glob(".step-*"))
+    assert finish(Run(tmp_path / "killed", launcher, ranks, options), epochs=12) == expected
+    assert torn > 5, "most kills missed the saves"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["sum", "alternate"])
 def test_killed_five_times_joint_ends_bit_identical(digits, tmp_path, mode):

@@ -1,0 +1,52 @@
+"""What all sections of a configuration share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, strictly typed, unknown keys forbidden."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> None:
+    """Raises ValueError unless exactly one (or, if not required, at most one) is given."""
+    given = [name for name in names if getattr(section, name) is not None]
+    if len(given) > 1:
+        raise ValueError(f"give one of {', '.join(names)}, not {' and '.join(given)}")
+    if required and not given:
+        raise ValueError(f"give one of {', '.join(names)}")
+
+
+def refuse_foreign(section: BaseModel, choices: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """Raises ValueError for an option that belongs to another choice of a key than the one made.
+
+    Args:
+        section: a config section, checked.
+        choices: by key, the options of each of its choices.
+    """
+    for key, kinds in choices.items():
+        choice = getattr(section, key)
+        for option in dict.fromkeys(option for options in kinds.values() for option in options):
+            if option not in kinds.get(choice, {}) and getattr(section, option) is not None:
+                owners = " or ".join(f'"{name}"' for name, options in kinds.items() if option in options)
+                raise ValueError(
+                    f'{option} has no effect with {key}="{choice}"; it belongs to {key}={owners}'
+                )
+
+
+def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width in pixels, of one number or of [height, width].
+
+    Raises:
+        ValueError: for a list of another length.
+    """
+    sides = [img_size, img_size] if isinstance(img_size, int) else list(img_size)
+    if len(sides) != 2:
+        raise ValueError(f"img_size={img_size}: give one number or [height, width]")
+    return sides[0], sides[1]
