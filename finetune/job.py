@@ -134,6 +134,7 @@ def finetune(arguments: Arguments) -> int:
         warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
     if arguments.dry_run:
         found = find_start(folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
+        is_finished(folder, found, plan)
         model = build()
         coverage = load_into(model, start) if start else None
         if ranks.rank == 0:

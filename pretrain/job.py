@@ -77,6 +77,7 @@ def pretrain(arguments: Arguments) -> int:
     if arguments.dry_run:
         start = find_start(folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
         # Whatever does not fit is said before all is said to be well.
+        is_finished(folder, start, setup.plan)
         if start is None and config.model.init is not None:
             initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
         if ranks.rank == 0:
