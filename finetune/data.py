@@ -28,6 +28,7 @@ from mae_vit.data.opening import (
 from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.remote.folder import locate
+from mae_vit.data.remote.urls import shown
 from mae_vit.data.step_samples import samples_of_step
 from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
 from mae_vit.errors import InputError
@@ -217,10 +218,14 @@ def _open_plain(config: FinetuneConfig, index: ShardIndex) -> Source:
 def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
     """Opens the split that is trained on; damaged samples are replaced in training alone, not in cached features."""
     section, say = config.data, ranks.rank == 0
-    path = locate(section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=say)
+    path, remote = locate(
+        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
+    )
     if config.finetune.mode != "finetune":
-        return open_index(path, section.split)
-    index = open_training_index(path, section.split, damage_budget=section.damage_budget, say=say)
+        return open_index(path, section.split, remote=remote)
+    index = open_training_index(
+        path, section.split, damage_budget=section.damage_budget, say=say, remote=remote
+    )
     check_labels(index)
     return index
 
@@ -242,7 +247,7 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
     samples = np.flatnonzero(labels >= 0)
     if len(np.unique(labels[samples])) < 2:
         raise InputError(
-            f'split "{index.split}" of {config.data.path} has no labels of two classes: fine-tuning needs them '
+            f'split "{index.split}" of {shown(config.data.path)} has no labels of two classes: fine-tuning needs them '
             "(mae-vit prepare takes them from class folders)"
         )
     limit, share = config.data.labels_per_class, config.finetune.holdout
@@ -280,10 +285,10 @@ def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
     found = wanted or next((name for name in TEST_SPLITS if name in others), None)
     if found is None:
         raise InputError(
-            f'{config.data.path} has no split "test" or "val" to measure on ({", ".join(splits)}): '
+            f'{shown(config.data.path)} has no split "test" or "val" to measure on ({", ".join(splits)}): '
             "mae-vit prepare ... --holdout 1/10 draws one, or give finetune.test_split"
         )
-    test_index = open_index(index.folder, found)
+    test_index = open_index(index.folder, found, remote=index.remote)
     if not (test_index.labels >= 0).any():
-        raise InputError(f'split "{found}" of {config.data.path} has no labels to measure by')
+        raise InputError(f'split "{found}" of {shown(config.data.path)} has no labels to measure by')
     return test_index

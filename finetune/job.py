@@ -29,6 +29,7 @@ from mae_vit.config import ModelSection
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
 from mae_vit.coverage import warn_of_normalization
+from mae_vit.data.feeding import bring
 from mae_vit.errors import InputError
 from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan, check_pairs, make_plan
@@ -140,6 +141,7 @@ def finetune(arguments: Arguments) -> int:
         if ranks.rank == 0:
             print(describe_plan(config, plan, ranks, device, data, costs, folder, found, coverage, model))
         return 0
+    bring(data.index, data.source, data.order, say=ranks.local_rank == 0)
     found = begin(config, arguments, folder, identity, ranks, device)
     if found is not None and is_finished(folder, found, plan):
         if ranks.rank == 0:

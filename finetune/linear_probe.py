@@ -18,6 +18,7 @@ from finetune.data import FinetuneData
 from finetune.features import predictions_of, read_features
 from finetune.model import optimizer_of
 from finetune.results import Measuring, Outputs, measured_on_test
+from mae_vit.data.remote.urls import shown
 from mae_vit.errors import InputError
 from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
 from mae_vit.evaluation.metrics import Predictions
@@ -61,7 +62,7 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
         "start": config.finetune.start or "random weights",
         "model": f"{config.model.name}, {height}x{width} px, frozen; {config.finetune.pool} behind the final norm",
         "compute": f"{forward_flops / 1e9:.3f} GFLOP per image, which is encoded once; one linear layer on it",
-        "data": f'{config.data.path}, split "{config.data.split}": {len(data.train):,} images of '
+        "data": f'{shown(config.data.path)}, split "{config.data.split}": {len(data.train):,} images of '
         f"{len(data.classes)} classes, without augmentation",
         "length": f"{plan.total_steps:,} steps = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
         f"{plan.steps_per_epoch:,}, for each rate; batch {plan.effective_batch_size:,}",

@@ -60,7 +60,9 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     run = _read_config(folder)
     model, data = run["model"], run["data"]
     path, split = data["path"], data["split"]
-    dataset = read_dataset(locate(path, cache_dir=data.get("cache_dir"), cache_gib=data.get("cache_gib")))
+    dataset = read_dataset(
+        locate(path, cache_dir=data.get("cache_dir"), cache_gib=data.get("cache_gib")).folder
+    )
     if not dataset.classes or not sum(dataset.splits[split].class_counts if split in dataset.splits else ()):
         raise InputError(f"the data of {folder}, {path}, has no labels: {_PASS}")
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):

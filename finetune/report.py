@@ -10,6 +10,7 @@ from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
 from mae_vit.config import ModelSection
 from mae_vit.coverage import Coverage
+from mae_vit.data.remote.urls import shown
 from mae_vit.errors import counted
 from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan, describe_views
@@ -48,7 +49,7 @@ def describe_plan(
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",
         "model": f"{config.model.name}, {height}x{width} px, {costs.parameters:,} parameters",
         "compute": f"{costs.flops_per_image / 1e9:.3f} GFLOP per image and step (3 x forward)",
-        "data": f'{config.data.path}, split "{config.data.split}": {len(data.train):,} images of '
+        "data": f'{shown(config.data.path)}, split "{config.data.split}": {len(data.train):,} images of '
         f"{len(data.classes)} classes, {data.workers} workers for each of {ranks.world_size} ranks",
         "chosen by": chosen,
         "tested on": f'split "{data.test_index.split}", {len(data.test):,} images, once, at the end',

@@ -11,11 +11,13 @@ from typing import Any
 
 from mae_vit import __version__
 from mae_vit.commandline import OneLineParser
-from mae_vit.errors import InputError, counted
+from mae_vit.data.remote.urls import allow_pipe
+from mae_vit.errors import InputError, Unreachable, counted
 from mae_vit.prepare_command import add_prepare
 
 EXIT_DAMAGED = 1
 EXIT_INPUT = 2
+EXIT_AGAIN = 75
 EXIT_INTERRUPTED = 130
 
 EXAMPLES = """examples:
@@ -46,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"mae-vit: error: {error}", file=sys.stderr)
         return EXIT_INPUT
+    except Unreachable as error:
+        print(f"mae-vit: error: {error}", file=sys.stderr)
+        return EXIT_AGAIN
     except KeyboardInterrupt:
         print("mae-vit: interrupted; nothing half-written was left", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -104,12 +109,17 @@ def _add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument("--rank", type=int, default=0, help="whose part of the batch (default: 0)")
     parser.add_argument("--images", type=int, default=32, help="how many are drawn (default: 32)")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: RUN/replay/...")
+    parser.add_argument(
+        "--allow-pipe", action="store_true", help="run the command of a data.path pipe:COMMAND {}"
+    )
     parser.set_defaults(run=_replay, parser=parser)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
     if arguments.images < 1 or (arguments.data_step or 0) < 0:
         raise InputError("--images needs 1 or more, --data-step 0 or more")
+    if arguments.allow_pipe:
+        allow_pipe()
     told_by = _beside("pretrain.replay")
     told = told_by.replay(
         arguments.path, step=arguments.step, of_data=arguments.data_step, rank=arguments.rank
@@ -131,19 +141,28 @@ def _add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         help="check config, data and machine before a run",
         description="Check what a pretraining run needs: software, devices, memory, disk, data, and whether the ranks "
         "find each other; exit 1 if something will fail. Under a launcher, all ranks check: "
-        "srun mae-vit doctor --config FILE, torchrun --nproc-per-node 8 -m mae_vit.cli doctor --config FILE.",
+        "torchrun --nproc-per-node 8 -m mae_vit.cli doctor --config FILE.",
     )
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the run, as YAML")
     parser.add_argument(
         "paths", nargs="*", metavar="KEY.PATH=VALUE", help="change one value, as in pretraining"
     )
     parser.add_argument(
-        "--find-batch", action="store_true", help="train a few steps with micro-batches of growing size"
+        "--find-batch",
+        action="store_true",
+        help="train a few steps with micro-batches of growing size, in this process alone",
     )
+    parser.add_argument(
+        "--allow-pipe", action="store_true", help="run the command of a data.path pipe:COMMAND {}"
+    )
+    # Of the `deepspeed` launcher.
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.set_defaults(run=_doctor, parser=parser)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.allow_pipe:
+        allow_pipe()
     code: int = _beside("pretrain.doctor").doctor(
         arguments.config, arguments.paths, tries_batches=arguments.find_batch
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mae_vit.config import Config, TrainSection
 from mae_vit.config_data import fitting_lanes, lanes_fit
+from mae_vit.data.remote.urls import shown
 from mae_vit.errors import InputError
 
 
@@ -95,7 +96,7 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     if steps_per_epoch == 0:
         raise InputError(
             f"train.effective_batch_size={batch} is larger than the data: split "
-            f'"{config.data.split}" of {config.data.path} has {num_samples} images to train on'
+            f'"{config.data.split}" of {shown(config.data.path)} has {num_samples} images to train on'
             + (f" (nearest: {nearest})" if (nearest := num_samples // world_size * world_size) else "")
         )
     sizes = {"steps_per_epoch": steps_per_epoch, "effective_batch_size": batch}

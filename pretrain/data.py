@@ -172,11 +172,15 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
             settings that do not fit the images.
     """
     section, img_size = config.data, config.model.image_hw
-    folder = locate(
-        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.rank == 0
+    folder, remote = locate(
+        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
     )
     index = open_training_index(
-        folder, section.split, damage_budget=section.damage_budget, say=ranks.rank == 0
+        folder,
+        section.split,
+        damage_budget=section.damage_budget,
+        say=ranks.rank == 0,
+        remote=remote,
     )
     check_pad(section.augment.crop, index, img_size)
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
@@ -251,8 +255,8 @@ def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
                 f'monitor.evaluate_split="{wanted}" is what data.split trains on: '
                 f"give another split ({', '.join(others) or 'there is none'})"
             )
-        return open_index(path, wanted)
+        return open_index(path, wanted, remote=index.remote)
     present = [
         name for name in _HELD_OUT_SPLITS if name in index.dataset.splits and name != config.data.split
     ]
-    return open_index(path, present[0]) if present else None
+    return open_index(path, present[0], remote=index.remote) if present else None

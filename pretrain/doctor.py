@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from mae_vit.config_file import load_config
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.decode import DecodeError
 from mae_vit.data.reading import decode_sample
 from mae_vit.data.shard_files import ReadError
-from mae_vit.errors import InputError, counted, damage_allowed
+from mae_vit.errors import InputError, Unreachable, counted, damage_allowed
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.training.beginning import open_folder
-from mae_vit.training.distributed import Ranks, available_cores, find_ranks
-from mae_vit.training.engines import connect
+from mae_vit.training.distributed import Ranks, available_cores, find_ranks, gather_objects
 from mae_vit.training.health import (
     Check,
     Status,
@@ -29,7 +27,7 @@ from mae_vit.training.health import (
     check_software,
     check_workers,
 )
-from mae_vit.training.meeting import check_ranks, check_versions, gathered
+from mae_vit.training.meeting import check_exchange, check_versions, gathered, meet
 from pretrain.data import Data
 from pretrain.find_batch import Trial, best_of, find_batch
 from pretrain.report import describe_plan, order_warnings, retention
@@ -56,40 +54,44 @@ def doctor(path: Path, overrides: Sequence[str], *, tries_batches: bool = False)
     """
     config = load_config(PretrainConfig, path, overrides)
     ranks = find_ranks()
-    checks = check_software(compiles=config.train.compile)
-    setup, problem = None, ""
+    if tries_batches and ranks.world_size > 1:
+        raise InputError("--find-batch tries on one process: without a launcher")
+    met = meet(ranks)
+    if met.status != "ok":
+        # Those who cannot meet speak for themselves.
+        print(met, flush=True)
+        return 1
+    setup, checks = examine(config, ranks)
+    checks += [met, check_versions(ranks)]
+    if all(gather_objects(setup is not None, ranks)):
+        assert setup is not None
+        checks.append(check_exchange(ranks, setup.device))
+    checks = gathered(checks, ranks)
+    if setup is not None and ranks.rank == 0:
+        print(describe_plan(setup, open_folder(config), None), end="\n\n")
+    if ranks.rank == 0:
+        print("\n".join(map(str, checks)), flush=True)
+    failed = any(check.status == "FAIL" for check in checks)
+    if tries_batches and setup is not None and not failed:
+        checks.append(try_batches(setup))
+    failures, warnings = (sum(check.status == status for check in checks) for status in ("FAIL", "warn"))
+    if ranks.rank == 0:
+        told = f"{counted(failures, 'check')} failed, {counted(warnings, 'warning')}"
+        print(told if failures or warnings else "all checks passed")
+    return 1 if failures else 0
+
+
+def examine(config: PretrainConfig, ranks: Ranks) -> tuple[Setup | None, list[Check]]:
+    """Checks what each rank can by itself; None if the run cannot be set up."""
+    checks = check_software(compiles=config.train.compile, deepspeed=config.train.engine == "deepspeed")
     try:
         setup = set_up(config, ranks)
         folder = open_folder(config)
-    except InputError as error:
-        problem = str(error)
-    if setup is not None and not problem:
         checks += check_devices(ranks, setup.device, precision=config.train.precision)
         checks += check_run(setup, folder.path)
-    else:
-        checks.append(Check("FAIL", "plan", problem))
-    met = check_ranks(ranks, setup.device if setup else torch.device("cpu"))
-    checks.append(met)
-    if met.status == "ok":
-        checks.append(check_versions(ranks))
-        checks = gathered(checks, ranks)
-    # Those who cannot meet speak for themselves.
-    speaks = ranks.rank == 0 or met.status != "ok"
-    if speaks:
-        if setup is not None and not problem and ranks.rank == 0:
-            print(describe_plan(setup, folder, None), end="\n\n")
-        print("\n".join(map(str, checks)), flush=True)
-    failed = [check for check in checks if check.status == "FAIL"]
-    if tries_batches and setup is not None and not failed:
-        _print_trials(setup, speaks)
-    if speaks:
-        warned = sum(check.status == "warn" for check in checks)
-        print(
-            f"{counted(len(failed), 'check')} failed, {counted(warned, 'warning')}"
-            if failed or warned
-            else "all checks passed"
-        )
-    return 1 if failed else 0
+    except (InputError, Unreachable) as error:
+        return None, [*checks, Check("FAIL", "plan", str(error))]
+    return setup, checks
 
 
 def check_run(setup: Setup, folder: Path) -> list[Check]:
@@ -131,7 +133,9 @@ def check_shards(data: Data, ranks: Ranks) -> list[Check]:
 def check_samples(data: Data, channels: int, budget: float) -> Check:
     """Reads and decodes some samples, evenly spread over the split."""
     index = data.index
-    chosen = np.linspace(0, len(index) - 1, min(_READ_SAMPLES, len(index))).astype(int).tolist()
+    # From elsewhere each shard would be fetched whole.
+    last = len(index) if index.remote is None else index.split_info.shards[0].samples
+    chosen = np.linspace(0, last - 1, min(_READ_SAMPLES, last)).astype(int).tolist()
     broken, begun = [], time.monotonic()
     for sample in chosen:
         try:
@@ -153,22 +157,18 @@ def check_samples(data: Data, channels: int, budget: float) -> Check:
     )
 
 
-def _print_trials(setup: Setup, speaks: bool) -> None:
-    if setup.config.train.engine == "deepspeed":
-        connect(setup.config, setup.device)
-    if speaks:
-        print("\nimages of a micro-batch   images/s   GiB of a rank")
+def try_batches(setup: Setup) -> Check:
+    """Tries micro-batches, and prints what they give."""
+    print("\nimages of a micro-batch   images/s   GiB (weights and states unsharded)")
     trials: list[Trial] = []
     for trial in find_batch(setup):
         trials.append(trial)
-        if speaks:
-            rate = "does not fit" if trial.images_per_s is None else f"{trial.images_per_s:,.0f}"
-            print(f"{trial.batch_size:>23}   {rate:>8}   {trial.gib:.2f}", flush=True)
+        rate = "does not fit" if trial.images_per_s is None else f"{trial.images_per_s:,.0f}"
+        print(f"{trial.batch_size:>23}   {rate:>8}   {trial.gib:.2f}", flush=True)
     best = best_of(trials)
-    if speaks:
-        print(
-            f"use train.batch_size_per_device={best.batch_size}"
-            if best
-            else "none fits: a smaller model, train.activation_checkpointing=true, or a higher train.zero_stage",
-            end="\n\n",
-        )
+    if best is None:
+        check = Check("FAIL", "batch", "none fits: a smaller model, or train.activation_checkpointing=true")
+    else:
+        check = Check("ok", "batch", f"use train.batch_size_per_device={best.batch_size}")
+    print(check, end="\n\n")
+    return check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ import torch
 
 from mae_vit.batch import Batch
 from mae_vit.keyed import SampleKeys
+from mae_vit.training.distributed import Ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
 from mae_vit.training.estimate import estimate
@@ -19,6 +21,7 @@ from pretrain.setup import Setup
 _TIMED_STEPS = 3
 # An estimate above this is not tried on a CPU, where too much memory ends other processes.
 _CPU_SHARE = 0.8
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,10 @@ class Trial:
 
 
 def find_batch(setup: Setup) -> Iterator[Trial]:
-    """Trains a few steps at each size, on this rank alone; ends with the first that does not fit.
+    """Trains a few steps at each size, in this process alone; ends with the first that does not fit.
+
+    On the plain engine: DeepSpeed's keep what they have allocated. So optimizer states are
+    whole, as at ZeRO 0.
 
     Yields:
         Trials, of ascending size: the divisors of a rank's share of the batch, about doubling.
@@ -85,29 +91,27 @@ def _try(setup: Setup, size: int) -> Trial:
         optimizer_slots=setup.costs.optimizer_slots,
         averaged=setup.costs.averaged,
     )
-    gib = costs.memory_gib(world_size=setup.ranks.world_size, zero_stage=config.train.zero_stage)
+    gib = costs.memory_gib(world_size=1, zero_stage=0)
     if device.type == "cpu" and gib > _CPU_SHARE * free_memory_gib(setup.ranks, device)[0]:
         return Trial(size, None, gib)
-    # All ranks take such steps together.
-    plan = replace(
-        setup.plan,
-        batch_size_per_device=size,
-        accumulation=1,
-        effective_batch_size=size * setup.ranks.world_size,
+    plan = replace(setup.plan, batch_size_per_device=size, accumulation=1, effective_batch_size=size)
+    plain = config.model_copy(
+        update={"train": config.train.model_copy(update={"engine": "torch", "zero_stage": 0})}
     )
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    rate = None
     try:
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        engine = build_engine(config, plan, setup.build(), setup.ranks, device)
-        rate = _measure(setup, size, engine)
-        if device.type == "cuda":
-            gib = torch.cuda.max_memory_allocated(device) / 2**30
-        return Trial(size, rate, gib)
-    except torch.OutOfMemoryError:
-        return Trial(size, None, gib)
-    finally:
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        rate = _measure(setup, size, build_engine(plain, plan, setup.build(), Ranks(), device))
+    except RuntimeError as error:
+        # Of PyTorch, its libraries, or the CPU's allocator.
+        if not any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+            raise
+    if device.type == "cuda":
+        gib = torch.cuda.max_memory_allocated(device) / 2**30
+        gc.collect()
+        torch.cuda.empty_cache()
+    return Trial(size, rate, gib)
 
 
 def _measure(setup: Setup, size: int, engine: Engine) -> float:
@@ -123,7 +127,7 @@ def _measure(setup: Setup, size: int, engine: Engine) -> float:
         engine.backward(engine.forward(batch).loss)
         engine.step(setup.plan.lr)
     _wait(device)
-    return _TIMED_STEPS * size * setup.ranks.world_size / (time.perf_counter() - begun)
+    return _TIMED_STEPS * size / (time.perf_counter() - begun)
 
 
 def _wait(device: torch.device) -> None:

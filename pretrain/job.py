@@ -10,6 +10,7 @@ from mae_vit.batch import Batch
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
 from mae_vit.coverage import load_start, warn_of_normalization
+from mae_vit.data.feeding import bring
 from mae_vit.objectives import Objective
 from mae_vit.plan import Plan
 from mae_vit.pretrain_config import PretrainConfig
@@ -85,6 +86,7 @@ def pretrain(arguments: Arguments) -> int:
             print("all checks passed; nothing was trained")
         return 0
 
+    bring(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)
     start = begin(config, arguments, folder, identity, ranks, setup.device)
     if start is not None and is_finished(folder, start, setup.plan):
         if ranks.rank == 0:

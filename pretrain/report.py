@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.order import Share
+from mae_vit.data.remote.urls import shown
 from mae_vit.errors import counted
 from mae_vit.plan import Plan, describe_views
 from mae_vit.training.checkpoint import Checkpoint
@@ -42,7 +43,7 @@ def describe_plan(setup: Setup, folder: RunFolder, start: Checkpoint | None) -> 
         "model": f"{model.name}, {height}x{width} px, patch {model.patch_size}: {tokens} tokens + [CLS]",
         "parameters": f"{costs.encoder_parameters:,} encoder, {costs.parameters:,} with the objective",
         "compute": f"{costs.flops_per_image / 1e9:.3f} GFLOP per image and step (3 x forward)",
-        "data": f'{config.data.path}, split "{config.data.split}": {counted(plan.num_samples, "image")} in '
+        "data": f'{shown(config.data.path)}, split "{config.data.split}": {counted(plan.num_samples, "image")} in '
         f"{counted(len(data.index.split_info.shards), 'shard')}, source {source}, "
         f"{counted(data.workers, 'worker')} for each of {counted(ranks.world_size, 'rank')}",
         "order": describe_order(data, ranks),

@@ -19,6 +19,7 @@ from finetune.comparison.rows import Row
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.reading import open_source
+from mae_vit.data.remote.folder import Located
 from mae_vit.encoder import ViTEncoder
 from mae_vit.inspection.attention import attention_weights, looks
 
@@ -26,7 +27,7 @@ _IMAGES, _PIXELS, _GAP = 6, 96, 4
 _GEOMETRY = ("img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio")
 
 
-def best_attention(rows: Sequence[Row], data: Path) -> tuple[str, str] | None:
+def best_attention(rows: Sequence[Row], data: Located) -> tuple[str, str] | None:
     """Draws where the last block of the best Vision Transformer looks.
 
     Args:
@@ -51,7 +52,7 @@ def best_attention(rows: Sequence[Row], data: Path) -> tuple[str, str] | None:
     return None
 
 
-def _draw(row: Row, path: Path, told: dict[str, Any], data: Path) -> str:
+def _draw(row: Row, path: Path, told: dict[str, Any], data: Located) -> str:
     geometry = {name: told[name] for name in _GEOMETRY}
     height, width = geometry["img_size"]
     encoder = ViTEncoder(**{**geometry, "img_size": (height, width)})
@@ -60,7 +61,7 @@ def _draw(row: Row, path: Path, told: dict[str, Any], data: Path) -> str:
         {name: v for name, v in tensors.items() if name in encoder.state_dict()}, strict=False
     )
     details = json.loads((row.cell.job.folder / "results.json").read_text())
-    index = open_index(data, details["test_split"])
+    index = open_index(data.folder, details["test_split"], remote=data.remote)
     source = open_source(
         index,
         "tar",

@@ -13,6 +13,7 @@ from mae_vit.config_file import parse_yaml
 from mae_vit.data.dataset import read_dataset
 from mae_vit.data.index import fingerprint_of
 from mae_vit.data.remote.folder import locate
+from mae_vit.data.remote.urls import is_url
 from mae_vit.data.shard_writer import file_digest
 from mae_vit.errors import InputError
 
@@ -82,12 +83,18 @@ def _digest_of_file(path: Path, size: int, changed_ns: int) -> str:
 
 def _fingerprints(data: str) -> dict[str, str] | None:
     try:
-        return {name: fingerprint_of(split) for name, split in read_dataset(_locate(data)).splits.items()}
+        folder = _folder_of_url(data) if is_url(data) else Path(data)
+        if folder is None:
+            return None
+        return {name: fingerprint_of(split) for name, split in read_dataset(folder).splits.items()}
     except InputError:
         return None
 
 
 @lru_cache
-def _locate(data: str) -> Path:
-    """A comparison asks for each cell; a URL is asked once."""
-    return locate(data)
+def _folder_of_url(data: str) -> Path | None:
+    """A comparison asks for each cell; a URL is asked once, an answer that does not come too."""
+    try:
+        return locate(data).folder
+    except InputError:
+        return None

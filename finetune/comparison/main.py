@@ -19,8 +19,9 @@ from finetune.comparison.runner import Runner, slots_of
 from mae_vit.commandline import OneLineParser
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
+from mae_vit.data.remote.urls import allow_pipe
 from mae_vit.errors import InputError, counted
-from mae_vit.training.entry import EXIT_FAILED, EXIT_REQUEUE, run_to_exit_code
+from mae_vit.training.entry import EXIT_FAILED, EXIT_REQUEUE, add_allow_pipe, run_to_exit_code
 from mae_vit.training.files import write_atomically
 from mae_vit.training.signals import heard_early
 
@@ -57,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument(
             "--report", action="store_true", help="write the report of what is finished, run nothing"
         )
+        add_allow_pipe(parser)
         parsed = parser.parse_intermixed_args(argv)
+        if parsed.allow_pipe:
+            allow_pipe()
         config = load_config(CompareConfig, parsed.config, parsed.overrides)
         folder = Path(config.run.dir or Path("runs") / config.run.name)
         matrix = Matrix(config, parsed.config.resolve().parent, folder)

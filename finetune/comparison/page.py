@@ -257,7 +257,7 @@ def _left_out(matrix: Matrix) -> str:
     told = []
     for name, section in matrix.config.pretrain.items():
         try:
-            splits = read_dataset(locate(section.set.get("data.path", matrix.config.data.path))).splits
+            splits = read_dataset(locate(section.set.get("data.path", matrix.config.data.path)).folder).splits
         except InputError:  # as below
             continue
         told += [

@@ -150,15 +150,32 @@ def read_dataset(folder: Path) -> Dataset:
         command = f"mae-vit prepare --in-place {folder}" if tars else f"mae-vit prepare SRC {folder}"
         raise InputError(f"data folder {folder} {what}: make it with `{command}`")
     try:
-        dataset = Dataset.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+    return parse_dataset(data, str(path))
+
+
+def parse_dataset(data: bytes, name: str) -> Dataset:
+    """Checks a description.
+
+    Args:
+        data: the bytes of a `dataset.json`.
+        name: of it, for messages.
+
+    Raises:
+        InputError: if it is none.
+    """
+    try:
+        dataset = Dataset.model_validate(json.loads(data.decode("utf-8")))
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise InputError(f"{path} is damaged: {where}: {problem['msg']}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged: {error}") from None
+        raise InputError(f"{name} is damaged: {where}: {problem['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is damaged: {error}") from None
     if dataset.format != FORMAT:
-        raise InputError(f"{path} has format {dataset.format}; this version reads {FORMAT}")
+        raise InputError(f"{name} has format {dataset.format}; this version reads {FORMAT}")
     if not dataset.splits:
-        raise InputError(f"data folder {folder} holds no split")
+        raise InputError(f"{name} names no split")
     return dataset

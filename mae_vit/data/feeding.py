@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+
+from tqdm import tqdm
 
 from mae_vit.batch import Batch
 from mae_vit.data.blocks import BlockOrder
@@ -12,6 +15,7 @@ from mae_vit.data.order import Order, Share, micro_batches
 from mae_vit.data.reading import MemorySource, Source
 from mae_vit.data.remote.folder import check_room
 from mae_vit.data.remote.prefetch import ShardPrefetcher, with_prefetch
+from mae_vit.data.shard_files import ReadError
 from mae_vit.data.subset import SubsetSource
 from mae_vit.skipping import Skipped
 
@@ -27,11 +31,40 @@ def check_cache(index: ShardIndex, source: Source, order: Order, *, world_size: 
     shards = index.split_info.shards
     needed, why = sum(shard.bytes for shard in shards), 'data.order="global"'
     if isinstance(order, BlockOrder):
-        # A lane is within one block, or passes from one into the next.
+        # A lane is within one block, or passes from one into the next; and what comes then.
         lanes = max(1, -(-order.lanes * node_ranks // world_size))
         largest = max(shard.bytes for shard in shards)
-        needed, why = min(needed, 2 * lanes * order.block_shards * largest), 'data.order="blocks"'
+        needed, why = min(needed, 3 * lanes * order.block_shards * largest), 'data.order="blocks"'
     check_room(index.remote, needed, why)
+
+
+def bring(index: ShardIndex, source: Source, order: Order, *, say: bool) -> None:
+    """Fetches a whole split, where each step is to read from everywhere in it: before ranks wait for each other.
+
+    Args:
+        index: of the split.
+        source: of its images.
+        order: of the samples.
+        say: whether this process shows how far it is.
+
+    Raises:
+        Unreachable: if it does not come.
+    """
+    if index.remote is None or _in_memory(source) or isinstance(order, BlockOrder):
+        return
+    shards = index.split_info.shards
+    with tqdm(
+        total=sum(shard.bytes for shard in shards),
+        desc="fetching shards",
+        unit="B",
+        unit_scale=True,
+        delay=2,
+        disable=not say,
+    ) as bar:
+        for number, shard in enumerate(shards):
+            with suppress(ReadError):  # told of when it is read
+                index.fetch(number)
+            bar.update(shard.bytes)
 
 
 def training_batches(
@@ -75,11 +108,11 @@ def training_batches(
         return batches
     coming = micro_batches(order, share, start_step=start_step, stop_step=stop_step, skipped=skipped)
     numbers = source.samples if isinstance(source, SubsetSource) else None
-    # Half of the cache for what is read, half for what comes.
+    # The rest is for what is read, in one block of each lane or two.
     prefetcher = ShardPrefetcher(
         index,
         (places if numbers is None else numbers[places] for _, places in coming),
-        window_bytes=index.remote.cache_bytes // (2 * node_ranks),
+        window_bytes=index.remote.cache_bytes // (3 * node_ranks),
     )
     return with_prefetch(batches, prefetcher)
 

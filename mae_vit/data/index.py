@@ -17,8 +17,8 @@ import numpy as np
 
 from mae_vit.data.dataset import Dataset, Split, read_dataset
 from mae_vit.data.index_files import find_array, load_array, read_notes
-from mae_vit.data.index_rows import key_check, rows_fit
-from mae_vit.data.remote.folder import RemoteFolder, fetch_index, find_remote
+from mae_vit.data.index_rows import ROW, key_check, rows_fit
+from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
 from mae_vit.data.remote.urls import shown
 from mae_vit.data.samples import read_groups, split_key
@@ -26,6 +26,8 @@ from mae_vit.data.shard_files import ReadError, ShardFiles
 from mae_vit.data.tarwalk import BLOCK, DamagedTar, plain_name, walk_tar
 from mae_vit.errors import Damage, InputError, nearest
 from mae_vit.locks import locked
+
+_NPY_HEADER = 4096  # at most
 
 
 class ShardIndex:
@@ -198,7 +200,9 @@ class ShardIndex:
         self._rows = np.load(self.array_path, mmap_mode="r")
 
 
-def open_index(folder: Path, split: str, *, tolerant: bool = False) -> ShardIndex:
+def open_index(
+    folder: Path, split: str, *, tolerant: bool = False, remote: RemoteFolder | None = None
+) -> ShardIndex:
     """Opens the index of a split; builds it on first use, or when the shards are others.
 
     Args:
@@ -206,6 +210,7 @@ def open_index(folder: Path, split: str, *, tolerant: bool = False) -> ShardInde
         split: its name.
         tolerant: take shards that are missing or damaged: their samples are `lost`, all others
             keep their numbers. Shards elsewhere are taken as described until they are read.
+        remote: what the folder stands in for.
 
     Raises:
         InputError: if folder or split are missing, or if shards are missing, changed or
@@ -224,25 +229,27 @@ def open_index(folder: Path, split: str, *, tolerant: bool = False) -> ShardInde
     plain = cache / f"{split}-{fingerprint_of(info)[:16]}.npy"
     # All ranks of a node come here at once: one builds, the others wait for it.
     with locked(cache / f".{split}.lock"):
-        remote = find_remote(folder)
         if remote is None:
             array_path = find_array(folder, split, info, plain, tolerant=tolerant)
         else:
-            array_path = _find_remote_array(remote, split, info, plain)
+            array_path = _find_remote_array(remote, split, dataset, plain)
         return ShardIndex(folder, split, dataset, array_path, remote)
 
 
-def _find_remote_array(remote: RemoteFolder, split: str, info: Split, path: Path) -> Path:
+def _find_remote_array(remote: RemoteFolder, split: str, dataset: Dataset, path: Path) -> Path:
     """The array of a split whose shards lie elsewhere: fetched, once."""
+    info = dataset.splits[split]
     if info.index is None:
         raise InputError(
             f'dataset.json of {shown(remote.url)} names no index of split "{split}", and to make one all shards would '
             "be read: write the folder with this version's `mae-vit prepare`"
         )
     if load_array(path, info) is None:
+        if info.index.bytes > info.samples * ROW.itemsize + _NPY_HEADER:
+            raise InputError(f"index {info.index.file} of {shown(remote.url)} is too large for its samples")
         fetch_index(remote, info.index, path)
         rows = load_array(path, info)
-        if rows is None or not rows_fit(rows, info.shards):
+        if rows is None or not rows_fit(rows, info.shards, len(dataset.classes)):
             path.unlink()
             raise InputError(f"index {info.index.file} of {shown(remote.url)} is not that of its shards")
     return path

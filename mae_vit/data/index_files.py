@@ -155,7 +155,10 @@ def load_array(path: Path, info: Split) -> np.ndarray | None:
         rows = np.load(path, mmap_mode="r")
     except (OSError, EOFError, ValueError):
         return None
-    return rows if rows.dtype == ROW and rows.shape == (info.samples,) else None
+    # An archive of arrays opens as something else.
+    return (
+        rows if isinstance(rows, np.ndarray) and rows.dtype == ROW and rows.shape == (info.samples,) else None
+    )
 
 
 def _kept_odd(folder: Path, info: Split, plain: Path) -> Path | None:

@@ -40,14 +40,15 @@ def index_shard(path: Path, shard: int) -> np.ndarray:
     return np.array(rows, ROW)
 
 
-def rows_fit(rows: np.ndarray, shards: Sequence[Shard]) -> bool:
-    """Whether rows are of whole shards: as many samples in each as described, all within it."""
+def rows_fit(rows: np.ndarray, shards: Sequence[Shard], classes: int) -> bool:
+    """Whether rows are of whole shards: as many samples in each as described, all within it, of known classes."""
     counts = np.array([shard.samples for shard in shards])
     if not np.array_equal(rows["shard"], np.repeat(np.arange(len(shards)), counts)):
         return False
     ends = np.repeat(np.array([shard.bytes for shard in shards]), counts)
     offset, length = rows["offset"], rows["length"].astype(np.int64)
-    return bool(((offset >= BLOCK) & (length >= 0) & (offset <= ends - length)).all())
+    labeled = (rows["label"] >= NO_LABEL) & (rows["label"] < classes)
+    return bool(((offset >= BLOCK) & (length > 0) & (offset <= ends - length) & labeled).all())
 
 
 @dataclass(frozen=True)

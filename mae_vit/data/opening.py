@@ -17,6 +17,7 @@ from mae_vit.data.index_rows import UNKNOWN_LABEL
 from mae_vit.data.order import GlobalOrder, Order
 from mae_vit.data.policies import make_policy
 from mae_vit.data.reading import MemorySource, Source
+from mae_vit.data.remote.folder import RemoteFolder
 from mae_vit.errors import InputError, counted, damage_allowed
 
 # Channel statistics of ImageNet, as torchvision's models and the official MAE code use.
@@ -25,7 +26,9 @@ _MAX_AUTO_WORKERS = 16
 _NAMED = 3
 
 
-def open_training_index(folder: Path, split: str, *, damage_budget: float, say: bool) -> ShardIndex:
+def open_training_index(
+    folder: Path, split: str, *, damage_budget: float, say: bool, remote: RemoteFolder | None = None
+) -> ShardIndex:
     """Opens the index of a split that is trained on, over damaged shards too.
 
     Args:
@@ -33,11 +36,12 @@ def open_training_index(folder: Path, split: str, *, damage_budget: float, say: 
         split: its name.
         damage_budget: share of its samples that may be lost.
         say: whether this process warns of damage.
+        remote: what the folder stands in for.
 
     Raises:
         InputError: if more are lost, or there is no such split.
     """
-    index = open_index(folder, split, tolerant=True)
+    index = open_index(folder, split, tolerant=True, remote=remote)
     if not index.problems:
         return index
     lost, allowed = len(index.lost), damage_allowed(damage_budget, len(index))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from mae_vit.config import Config
 from mae_vit.errors import InputError
 from mae_vit.plan import Plan
 from mae_vit.training.checkpoint import Checkpoint
-from mae_vit.training.distributed import Ranks, barrier, from_rank_zero
+from mae_vit.training.distributed import Ranks, barrier, from_rank_zero, gather_objects
 from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import Arguments
 from mae_vit.training.restarts import begun_by_this_job
@@ -55,6 +56,7 @@ def begin(
     if config.run.deterministic:
         be_deterministic()
     connect(config, device)
+    agree(identity, ranks)
     # Before any rank looks for checkpoints: another process may still be writing one.
     hold(folder, ranks, new=False)
     resume = arguments.resume
@@ -73,6 +75,23 @@ def begin(
             "run.name, or --resume never to move that aside"
         )
     return found
+
+
+def agree(identity: Identity, ranks: Ranks) -> None:
+    """Makes sure that all ranks are about to do the same; collective.
+
+    Raises:
+        InputError: on all ranks, naming what differs: data of which one node has another copy, say.
+    """
+    told = gather_objects((socket.gethostname(), identity.values), ranks)
+    host, own = told[0]
+    for rank, (other_host, other) in enumerate(told):
+        for key in own.keys() | other.keys():
+            if own.get(key) != other.get(key):
+                raise InputError(
+                    f"ranks are about to do different things: {key} is {own.get(key)} on rank 0 ({host}), "
+                    f"{other.get(key)} on rank {rank} ({other_host})"
+                )
 
 
 def hold(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:

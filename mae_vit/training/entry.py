@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mae_vit.commandline import OneLineParser
-from mae_vit.data.remote.urls import ALLOW_PIPE
+from mae_vit.data.remote.urls import allow_pipe
 from mae_vit.errors import DamagedSample, InputError, Unreachable
 from mae_vit.training.failures import LostRank, TrainingFailed
 from mae_vit.training.resume import ResumeMode
@@ -104,16 +104,12 @@ def parse_arguments(
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything, print the plan and its cost, train nothing"
     )
-    parser.add_argument(
-        "--allow-pipe",
-        action="store_true",
-        help="run the command of a data.path such as 'pipe:ssh HOST cat DIR/{}': by a shell, so look at it first",
-    )
+    add_allow_pipe(parser)
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
     parsed = parser.parse_intermixed_args(argv)
     if parsed.allow_pipe:
         # For data workers too. No config file can say it: those run no code.
-        os.environ[ALLOW_PIPE] = "1"
+        allow_pipe()
     resume: ResumeMode = parsed.resume if parsed.resume in ("auto", "never") else Path(parsed.resume)
     return Arguments(
         parsed.config,
@@ -125,6 +121,15 @@ def parse_arguments(
     )
 
 
+def add_allow_pipe(parser: argparse.ArgumentParser) -> None:
+    """Adds the option by which commands may run."""
+    parser.add_argument(
+        "--allow-pipe",
+        action="store_true",
+        help="run the command of a data.path such as 'pipe:ssh HOST cat DIR/{}': by a shell, so look at it first",
+    )
+
+
 def run_to_exit_code(job: Callable[[], int]) -> int:
     """Runs a job; what the user can mend, and how a run fails, becomes one line and an exit code."""
     try:
@@ -133,8 +138,12 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
         code, message = EXIT_INPUT, str(error)
     except (TrainingFailed, DamagedSample) as error:
         code, message = EXIT_FAILED, str(error)
-    except (LostRank, Unreachable) as error:
+    except LostRank as error:
         code, message = EXIT_REQUEUE, str(error)
+    except Unreachable as error:
+        # Each rank reads for itself: nobody else says it.
+        print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
+        return EXIT_REQUEUE
     # Ranks fail alike: one line for each node is enough.
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
         print(f"error: {message}", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,11 +45,12 @@ class Check:
         return f"{self.status:<5}{self.name:<12}{self.text}"
 
 
-def check_software(*, compiles: bool) -> list[Check]:
+def check_software(*, compiles: bool, deepspeed: bool) -> list[Check]:
     """Looks at Python, PyTorch, its CUDA, DeepSpeed, and a compiler where one is needed.
 
     Args:
         compiles: the run uses torch.compile.
+        deepspeed: the run uses DeepSpeed.
     """
     checks = []
     version = platform.python_version()
@@ -59,7 +61,8 @@ def check_software(*, compiles: bool) -> list[Check]:
         else Check("FAIL", "python", f"{version}: 3.10 or newer is needed")
     )
     checks.append(_check_torch())
-    checks.append(_check_deepspeed())
+    if deepspeed:
+        checks.append(_check_deepspeed())
     if compiles:
         compiler = next(
             filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None
@@ -82,6 +85,8 @@ def _check_torch() -> Check:
     driver = shutil.which("nvidia-smi")
     if torch.cuda.is_available():
         return Check("ok", "torch", f"{built}, CUDA {torch.version.cuda}")
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return Check("ok", "torch", f"{built}, GPUs are hidden by CUDA_VISIBLE_DEVICES: runs on the CPU")
     if driver and torch.version.cuda is None:
         return Check(
             "FAIL",
@@ -176,14 +181,37 @@ def free_memory_gib(ranks: Ranks, device: torch.device) -> tuple[float, str]:
     return free / 2**30 / max(1, ranks.local_world_size), "its share of this machine"
 
 
-def _container_limit() -> int | None:
-    """What a container leaves, where there is one: the machine's figures do not know of it."""
-    try:
-        most = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
-        return None if most == "max" else int(most) - int(used)
-    except (OSError, ValueError):
-        return None
+def _container_limit(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int | None:
+    """What a container or a job leaves, where there is one: the machine's figures do not know of it."""
+    left = None
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, kinds, place = line.split(":", 2)
+            if kinds and "memory" not in kinds.split(","):
+                continue
+            at = root / ("memory" if kinds else "") / place.lstrip("/")
+            # A limit holds for all below it.
+            for folder in (at, *at.parents):
+                room = _room_in(folder)
+                left = room if left is None else left if room is None else min(left, room)
+                if folder == root:
+                    break
+    return left
+
+
+def _room_in(group: Path) -> int | None:
+    """Bytes below the limit of one group, of version 2 or 1; None where it has none."""
+    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+    for most, used in names:
+        with suppress(OSError, ValueError):
+            limit, taken = (group / most).read_text().strip(), int((group / used).read_text())
+            # Files that were read are given up when memory is needed.
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            cached = int(stat.get("inactive_file", 0))
+            return None if limit == "max" else int(limit) - taken + cached
+    return None
 
 
 def check_disk(folder: Path, needed: int) -> Check:

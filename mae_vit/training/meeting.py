@@ -6,10 +6,9 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from importlib import metadata
-from typing import Any
 
 import torch
 
@@ -19,43 +18,65 @@ from mae_vit.training.health import Check
 # What ranks exchange, and how the data are read, depends on these.
 _COMPARED = ("mae-vit", "torch", "torchvision", "timm", "deepspeed", "numpy", "simplejpeg", "pillow")
 _JOIN_TIMEOUT_S = 60.0
+# Joined, they wait for each other's data folders.
+_CHECK_TIMEOUT_S = 1800.0
 _EXCHANGED_BYTES = 64 << 20
 
 
-def check_ranks(ranks: Ranks, device: torch.device, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Check:
-    """Joins all ranks and lets them exchange something; the process group stays."""
+def meet(ranks: Ranks, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Check:
+    """Joins all ranks over the network's sockets, whatever their devices; the process group stays."""
     if ranks.world_size == 1:
         return Check("ok", "ranks", "one rank: nobody to join")
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    host = socket.gethostname()
     try:
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                timeout=timedelta(seconds=timeout_s),
-                rank=ranks.rank,
-                world_size=ranks.world_size,
-            )
+        store = torch.distributed.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            ranks.world_size,
+            # Launchers of PyTorch serve one at this address themselves.
+            ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            timeout=timedelta(seconds=timeout_s),
+        )
+        store.set(f"doctor/{ranks.rank}", host)
+        store.wait([f"doctor/{rank}" for rank in range(ranks.world_size)])
+        # Of a prefix, since the launcher's store may be used by others.
+        torch.distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=torch.distributed.PrefixStore("doctor-group", store),
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            timeout=timedelta(seconds=_CHECK_TIMEOUT_S),
+        )
+    except (RuntimeError, OSError, ValueError, KeyError) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        return Check(
+            "FAIL",
+            "ranks",
+            f"rank {ranks.rank} on {host} did not meet the {ranks.world_size - 1} others at {address} within "
+            f"{timeout_s:.0f} s: {said}: are all started, and may the nodes reach that address and port?",
+        )
+    return Check("ok", "ranks", f"{ranks.world_size} ranks met at {address}")
+
+
+def check_exchange(ranks: Ranks, device: torch.device) -> Check:
+    """Lets ranks that have met add numbers, as gradients are; collective."""
+    if ranks.world_size == 1:
+        return Check("ok", "network", "one rank: nothing to exchange")
+    try:
+        torch.distributed.all_reduce(torch.ones(1, device=device))
         values = torch.ones(_EXCHANGED_BYTES // 4, device=device)
-        torch.distributed.all_reduce(values[:1])
         begun = time.monotonic()
         torch.distributed.all_reduce(values)
-        total = float(values.mean())
+        right = bool((values == ranks.world_size).all())
         rate = _EXCHANGED_BYTES / (time.monotonic() - begun) / 1e9
-    except (RuntimeError, OSError, ValueError) as error:
-        said = str(error).strip().splitlines()[0][:200]
+    except RuntimeError as error:
         return Check(
-            "FAIL",
-            "ranks",
-            f"rank {ranks.rank} on {socket.gethostname()} did not meet the {ranks.world_size - 1} others at {address} "
-            f"within {timeout_s:.0f} s: {said}: are all started, and may the nodes reach that address and port?",
+            "FAIL", "network", f"ranks cannot add their numbers: {str(error).strip().splitlines()[0][:200]}"
         )
-    if total != ranks.world_size:
-        return Check(
-            "FAIL",
-            "ranks",
-            f"{ranks.world_size} ranks add up to {total:g}: the network changes data",
-        )
-    return Check("ok", "ranks", f"{ranks.world_size} ranks met at {address}, and add {rate:.2f} GB/s")
+    if not right:
+        return Check("FAIL", "network", f"{ranks.world_size} ranks do not add up: the network changes data")
+    return Check("ok", "network", f"ranks add {rate:.2f} GB/s on {device.type}")
 
 
 def versions() -> dict[str, str]:
@@ -89,14 +110,14 @@ def _some(who: Sequence[str]) -> str:
     return who[0] if len(who) == 1 else f"{who[0]} and {len(who) - 1} more"
 
 
-def gathered(checks: Iterable[Check], ranks: Ranks) -> list[Check]:
-    """Returns this rank's findings, and those of other ranks that are not well; collective."""
-    own = list(checks)
-    all_told: list[Any] = gather_objects([(c.status, c.name, c.text) for c in own], ranks)
-    said = {(c.name, c.text) for c in own}
+def gathered(own: Sequence[Check], ranks: Ranks) -> list[Check]:
+    """Returns rank 0's findings, and those of other ranks that are not well; collective."""
+    all_told: list[list[Check]] = gather_objects(list(own), ranks)
+    checks = list(all_told[0])
+    said = {(check.name, check.text) for check in checks}
     for rank, told in enumerate(all_told):
-        for status, name, text in told:
-            if status != "ok" and (name, text) not in said:
-                said.add((name, text))
-                own.append(Check(status, name, f"rank {rank}: {text}"))
-    return own
+        for check in told:
+            if check.status != "ok" and (check.name, check.text) not in said:
+                said.add((check.name, check.text))
+                checks.append(Check(check.status, check.name, f"rank {rank}: {check.text}"))
+    return checks

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from mae_vit.batch import Batch
 from mae_vit.config import Config
 from mae_vit.config_file import dump_config
+from mae_vit.data.remote.urls import shown
 from mae_vit.errors import InputError
 from mae_vit.keyed import noise_seed
 from mae_vit.plan import Plan
@@ -119,7 +120,7 @@ class Run:
             held_out=work.held_out(),
             probe=work.probe(),
             quarantine=quarantine,
-            data_folder=self.config.data.path,
+            data_folder=shown(self.config.data.path),
             stop=stop,
             guard=guard,
             watchdog=watchdog,

@@ -12,6 +12,7 @@ from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import load_batches
 from mae_vit.data.order import Order, Share
 from mae_vit.data.reading import Source, open_source
+from mae_vit.data.remote.folder import Located
 from mae_vit.masking import corrupt, patch_ranks, random_masking
 
 
@@ -22,11 +23,23 @@ def open_digits(index: ShardIndex, source_name: str, img_size: int = 8) -> Sourc
     return open_source(index, source_name, channels=1, augment=augment, memory_limit_gib=1)
 
 
+def open_located(data: Path | Located, split: str = "train") -> ShardIndex:
+    """Opens the index of a folder here, or of what stands in for one elsewhere."""
+    folder, remote = data if isinstance(data, Located) else (data, None)
+    return open_index(folder, split, remote=remote)
+
+
 def digest_of_global_batches(
-    data: Path, order: Order, source_name: str, world_size: int, workers: int, steps: range, accumulation=1
+    data: Path | Located,
+    order: Order,
+    source_name: str,
+    world_size: int,
+    workers: int,
+    steps: range,
+    accumulation=1,
 ) -> list[str]:
     """For each step: ids, pixel bytes, masks and corruption of the global batch, in order."""
-    index = open_index(data, "train")
+    index = open_located(data)
     parts = []
     for rank in range(world_size):
         batches = load_batches(

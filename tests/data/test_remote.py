@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import digest_of_global_batches, open_digits
+from batches import digest_of_global_batches, open_digits, open_located
 from commands import ROOT, SMALL_MAE, lines_of, run
 from http_server import Server
 
@@ -26,11 +26,11 @@ from mae_vit.data.feeding import check_cache, training_batches
 from mae_vit.data.index import open_index
 from mae_vit.data.order import GlobalOrder, Share, micro_batches
 from mae_vit.data.publish import add_index
-from mae_vit.data.remote import cache as caching
+from mae_vit.data.remote import patience
 from mae_vit.data.remote.cache import Cache, Wanted
 from mae_vit.data.remote.folder import locate
 from mae_vit.data.remote.streams import Refused
-from mae_vit.data.remote.urls import ALLOW_PIPE, file_url, shown
+from mae_vit.data.remote.urls import allow_pipe, file_url, shown
 from mae_vit.data.shard_files import ReadError
 from mae_vit.errors import InputError, Unreachable
 
@@ -58,8 +58,8 @@ def server(source):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
     """Short waits, and a cache folder of each test's own."""
-    monkeypatch.setattr(caching, "_FIRST_WAIT_S", 0.02)
-    monkeypatch.setattr(caching, "_LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr(patience, "_FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr(patience, "_LONGEST_WAIT_S", 0.1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
 
 
@@ -125,8 +125,9 @@ def test_faults_that_pass(source, server, tmp_path, fault):
     assert [entry.name for entry in path.parent.iterdir() if entry.name.endswith(".part")] == []
 
 
-def test_a_trickle_counts_as_silence(source, tmp_path):
+def test_a_trickle_counts_as_silence(source, tmp_path, monkeypatch):
     """A server that sends a byte now and then holds nobody up."""
+    monkeypatch.setenv("MAE_VIT_ALLOW_PIPE", "1")
     shard = first_shard(source)
     begin = (source / shard.file).read_bytes()[:1]
     command = f"pipe:while printf {begin.decode(errors='replace')!r}; do sleep 0.05; done"
@@ -134,7 +135,8 @@ def test_a_trickle_counts_as_silence(source, tmp_path):
         open_cache(tmp_path, patience_s=0.5).fetch(Wanted(command, shard.bytes, shard.sha256))
 
 
-def test_a_command_that_falls_silent_is_ended(source, tmp_path):
+def test_a_command_that_falls_silent_is_ended(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("MAE_VIT_ALLOW_PIPE", "1")
     shard = first_shard(source)
     begun = time.monotonic()
     with pytest.raises(Unreachable, match=r"nothing came for 0\.3 s"):
@@ -153,7 +155,7 @@ def test_what_a_server_does_not_have_is_refused(source, server, tmp_path, fault,
 
 @pytest.mark.parametrize("fault", ["always stall", "always 500", "always short"])
 def test_what_does_not_come_is_given_up_in_time(source, server, tmp_path, fault, capsys, monkeypatch):
-    monkeypatch.setattr(caching, "_WARNED_AFTER_S", 0.5)
+    monkeypatch.setattr(patience, "_WARNED_AFTER_S", 0.5)
     server.faults["*.tar"] = [fault]
     shard, begun = first_shard(source), time.monotonic()
     with pytest.raises(Unreachable, match=f"{shard.file} cannot be fetched"):
@@ -224,9 +226,9 @@ def test_a_killed_fetch_goes_on(source, server, tmp_path):
 def test_the_cache_stays_within_its_bound(source, server, tmp_path):
     """And what makes room is what was used longest ago."""
     shards = read_dataset(source).splits["train"].shards
-    limit = 6 * max(shard.bytes for shard in shards)
+    limit = 7 * max(shard.bytes for shard in shards)
     folder = locate(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
-    index = open_index(folder, "train")
+    index = open_located(folder)
     order = blocks(index)
     near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
     largest, ended = [0], threading.Event()
@@ -235,7 +237,7 @@ def test_the_cache_stays_within_its_bound(source, server, tmp_path):
         while not ended.is_set():
             # By inode: one that gets its name meanwhile may be listed twice.
             sizes = {}
-            for entry in os.scandir(tmp_path / "cache" / "shards"):
+            for entry in os.scandir(tmp_path / "cache" / "mae-vit-shards"):
                 with suppress(FileNotFoundError):
                     sizes[entry.inode()] = entry.stat().st_size
             largest[0] = max(largest[0], sum(sizes.values()))
@@ -269,7 +271,7 @@ def test_the_least_recently_used_goes_first(source, server, tmp_path):
 
 def test_shards_come_before_they_are_read(source, server, tmp_path):
     folder = locate(server.url, cache_dir=str(tmp_path / "cache"))
-    index = open_index(folder, "train")
+    index = open_located(folder)
     order, share = blocks(index), Share()
     options = {"start_step": 0, "stop_step": order.steps_per_epoch, "skipped": ()}
     batches = training_batches(
@@ -298,7 +300,7 @@ def test_prefetching_stays_within_its_window(source, server, tmp_path):
     shards = read_dataset(source).splits["train"].shards
     limit = 40 * max(shard.bytes for shard in shards)
     folder = locate(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
-    index = open_index(folder, "train")
+    index = open_located(folder)
     order = blocks(index)
     options = {"start_step": 0, "stop_step": order.steps_per_epoch, "skipped": ()}
     batches = training_batches(
@@ -317,8 +319,8 @@ def test_prefetching_stays_within_its_window(source, server, tmp_path):
 
 
 def test_a_cache_too_small_for_the_order_is_refused(source, server, tmp_path):
-    folder = locate(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=1e-5)
-    index = open_index(folder, "train")
+    folder = locate(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=6e-4)
+    index = open_located(folder)
     everything = GlobalOrder(len(index), 96, 7)
     with pytest.raises(InputError, match=r'data\.order="global" needs .* raise data\.cache_gib'):
         check_cache(index, open_digits(index, "tar"), everything, world_size=1, node_ranks=1)
@@ -327,16 +329,14 @@ def test_a_cache_too_small_for_the_order_is_refused(source, server, tmp_path):
 
 
 def test_keys_and_names_of_samples(source, server, tmp_path):
-    near, far = (
-        open_index(folder, "train") for folder in (source, locate(server.url, cache_dir=str(tmp_path)))
-    )
+    near, far = (open_located(folder) for folder in (source, locate(server.url, cache_dir=str(tmp_path))))
     assert [far.find_key(n) for n in (0, 700, 1496)] == [near.find_key(n) for n in (0, 700, 1496)]
     assert far.keys() == near.keys()
     assert far.fingerprint == near.fingerprint
 
 
 def test_a_shard_that_is_gone_is_damage(source, server, tmp_path):
-    index = open_index(locate(server.url, cache_dir=str(tmp_path / "cache")), "train")
+    index = open_located(locate(server.url, cache_dir=str(tmp_path / "cache")))
     name = index.split_info.shards[3].file
     server.faults[name] = ["always 404"]
     sample = int(np.flatnonzero(index.shards_of(np.arange(len(index))) == 3)[0])
@@ -356,7 +356,7 @@ def test_a_shard_that_is_gone_is_damage(source, server, tmp_path):
     ],
 )
 def test_urls_that_are_refused(url, said, tmp_path, monkeypatch):
-    monkeypatch.setattr("mae_vit.data.remote.folder._START_PATIENCE_S", 0.1)
+    monkeypatch.setattr("mae_vit.data.remote.folder.START_PATIENCE_S", 0.1)
     with pytest.raises(InputError) as caught:
         locate(url, cache_dir=str(tmp_path))
     assert said in str(caught.value)
@@ -367,7 +367,7 @@ def test_folders_that_are_none(server, tmp_path, monkeypatch):
         locate(f"{server.url}/elsewhere", cache_dir=str(tmp_path))
     server.faults["train-index.npy"] = ["always 404"]
     with pytest.raises(InputError, match=r"index train-index\.npy of .* cannot be had: HTTP 404"):
-        open_index(locate(server.url, cache_dir=str(tmp_path)), "train")
+        open_located(locate(server.url, cache_dir=str(tmp_path)))
 
 
 def test_what_is_secret_is_not_shown(server, tmp_path):
@@ -380,7 +380,7 @@ def test_what_is_secret_is_not_shown(server, tmp_path):
 
 
 def test_a_described_folder_opens_without_its_server(source, server, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mae_vit.data.remote.folder._START_PATIENCE_S", 0.1)
+    monkeypatch.setattr("mae_vit.data.remote.folder.START_PATIENCE_S", 0.1)
     order = GlobalOrder(len(open_index(source, "train")), 96, 7)
     folder = locate(server.url, cache_dir=str(tmp_path))
     before = digest_of_global_batches(folder, order, "tar", 1, 0, STEPS)
@@ -435,26 +435,58 @@ def test_a_hostile_index_is_refused(source, tmp_path):
         server = Server(folder)
         try:
             with pytest.raises(InputError, match="is not that of its shards"):
-                open_index(locate(server.url, cache_dir=str(tmp_path / "cache")), "train")
+                open_located(locate(server.url, cache_dir=str(tmp_path / "cache")))
         finally:
             server.stop()
 
 
-def test_a_command_gets_names_that_run_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv(ALLOW_PIPE, "1")
-    monkeypatch.chdir(tmp_path)
-    url = file_url("pipe:echo {}", "x; touch owned; .tar")
-    with pytest.raises((Refused, Unreachable)):
-        open_cache(tmp_path, patience_s=0.1).fetch(Wanted(url, 10, "0" * 64))
+def test_a_command_gets_names_that_run_nothing():
+    for name in ("x; touch owned; .tar", "-x.tar", "$(touch owned).tar", "a b.tar"):
+        with pytest.raises(InputError, match="a command gets letters"):
+            file_url("pipe:ssh host cat {}", name)
+    with pytest.raises(InputError, match="a command gets letters"):
+        file_url("pipe:ssh host 'cat {}'", "x;touch owned;.tar")
+
+
+def test_a_command_runs_only_when_allowed(tmp_path):
+    """Whatever leads to it: a folder's own description, say."""
+    with pytest.raises(Refused, match="--allow-pipe"):
+        open_cache(tmp_path).fetch(Wanted(f"pipe:touch {tmp_path}/owned", 10, "0" * 64))
     assert not (tmp_path / "owned").exists()
 
 
+def test_files_of_others_in_the_cache_folder_stay(source, server, tmp_path):
+    cache = open_cache(tmp_path, limit=first_shard(source).bytes)
+    for name in ("mine.tar", "a" * 63):
+        (cache.folder / name).write_bytes(bytes(5000))
+    (cache.folder / "folder").mkdir()
+    cache.fetch(wanted(server, first_shard(source)))
+    assert (cache.folder / "mine.tar").exists()
+    assert (cache.folder / ("a" * 63)).exists()
+
+
+def test_a_description_that_is_none_does_not_take_the_place_of_one(source, tmp_path):
+    copy = tmp_path / "data"
+    shutil.copytree(source, copy)
+    server = Server(copy)
+    try:
+        here = locate(server.url, cache_dir=str(tmp_path / "cache"))
+        before = (here.folder / "dataset.json").read_bytes()
+        (copy / "dataset.json").write_text("<html>please log in</html>")
+        with pytest.raises(InputError, match=r"dataset\.json of http.* is damaged"):
+            locate(server.url, cache_dir=str(tmp_path / "cache"))
+        assert (here.folder / "dataset.json").read_bytes() == before
+    finally:
+        server.stop()
+
+
 def test_a_command_brings_shards(source, tmp_path, monkeypatch):
-    monkeypatch.setenv(ALLOW_PIPE, "1")
+    monkeypatch.setenv("MAE_VIT_ALLOW_PIPE", "")
+    allow_pipe()
     order = GlobalOrder(len(open_index(source, "train")), 96, 7)
     near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
     folder = locate(f"pipe:cat {source}/{{}}", cache_dir=str(tmp_path))
-    assert digest_of_global_batches(folder, order, "tar", 1, 2, STEPS) == near
+    assert digest_of_global_batches(folder, order, "tar", 1, 0, STEPS) == near
     with pytest.raises(InputError, match=r"give \{\} where"):
         locate("pipe:cat dataset.json", cache_dir=str(tmp_path))
 
@@ -468,7 +500,7 @@ def test_an_object_store_by_its_program(source, server, tmp_path, monkeypatch):
         ("AWS_DEFAULT_REGION", "us-east-1"),
     ):
         monkeypatch.setenv(name, value)
-    index = open_index(locate("s3://bucket", cache_dir=str(tmp_path)), "train")
+    index = open_located(locate("s3://bucket", cache_dir=str(tmp_path)))
     assert index.read(0) == open_index(source, "train").read(0)
 
 

@@ -1,4 +1,4 @@
-"""pretrain/run.py, but that each rank notes what it computes: recorded.py FILE ...arguments of pretrain/run.py
+"""pretrain/run.py, but that each rank notes what it computes: recorded.py notes=FILE ...arguments of pretrain/run.py
 
 FILE.RANK gets a line for each sample: step, epoch, sample, digests of its pixels and of its mask.
 """
@@ -15,7 +15,10 @@ if __name__ == "__main__":
     from mae_vit.training.deepspeed_engine import DeepSpeedEngine
     from pretrain.job import main
 
-    notes = Path(f"{sys.argv[1]}.{os.environ.get('RANK', '0')}")
+    # Launchers put words of their own before it.
+    (said,) = (word for word in sys.argv if word.startswith("notes="))
+    words = [word for word in sys.argv[1:] if word != said]
+    notes = Path(f"{said.removeprefix('notes=')}.{os.environ.get('RANK', '0')}")
     forward, masking = DeepSpeedEngine.forward, mae.random_masking
     masks = []
 
@@ -35,4 +38,4 @@ if __name__ == "__main__":
         return output
 
     mae.random_masking, DeepSpeedEngine.forward = noting_mask, noting
-    sys.exit(main(sys.argv[2:]))
+    sys.exit(main(words))

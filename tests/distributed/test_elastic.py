@@ -88,7 +88,7 @@ def test_a_run_on_changing_ranks_sees_the_same(digits, tmp_path):
     options += ["monitor.evaluate_every_epochs=10"]
 
     def go(folder: Path, ranks: int, zero_stage: int) -> Run:
-        words = [str(tmp_path / f"{folder.name}-notes"), *options, f"train.zero_stage={zero_stage}"]
+        words = [f"notes={tmp_path / folder.name}-notes", *options, f"train.zero_stage={zero_stage}"]
         return launch(folder, ranks, words, script="tests/distributed/recorded.py")
 
     straight = go(tmp_path / "straight", 2, 0)

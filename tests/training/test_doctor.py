@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,13 +96,24 @@ def test_memory_that_does_not_suffice(doctor, monkeypatch):
     assert "train.batch_size_per_device" in checks["memory"][0][1]
 
 
-def test_a_container_has_less_memory_than_its_machine(monkeypatch, tmp_path):
-    (tmp_path / "memory.max").write_text("2147483648\n")
-    (tmp_path / "memory.current").write_text("1073741824\n")
-    monkeypatch.setattr(health, "Path", lambda path: tmp_path / Path(path).name)
-    assert health._container_limit() == 1 << 30
-    (tmp_path / "memory.max").write_text("max\n")
-    assert health._container_limit() is None
+@pytest.mark.parametrize(
+    ("line", "group", "most", "used"),
+    [
+        ("0::/job/step", "job", "memory.max", "memory.current"),
+        ("4:cpu,memory:/job", "memory/job", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)
+def test_a_container_or_job_has_less_memory_than_its_machine(tmp_path, line, group, most, used):
+    (tmp_path / "own").write_text(f"1:name=systemd:/elsewhere\n{line}\n")
+    folder = tmp_path / "root" / group
+    (folder / "step").mkdir(parents=True)
+    (folder / most).write_text(f"{4 << 30}\n")
+    (folder / used).write_text(f"{3 << 30}\n")
+    (folder / "memory.stat").write_text(f"anon 7\ninactive_file {1 << 30}\n")
+    assert health._container_limit(tmp_path / "root", tmp_path / "own") == 2 << 30
+    (folder / most).write_text("max\n")
+    if "max" in most:
+        assert health._container_limit(tmp_path / "root", tmp_path / "own") is None
 
 
 def test_a_disk_that_is_too_small(doctor, tmp_path):
@@ -137,8 +147,15 @@ def test_damaged_samples(many_shards, tmp_path, doctor, budget, status):
 def test_a_missing_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    checks = {check.name: check for check in health.check_software(compiles=True)}
+    checks = {check.name: check for check in health.check_software(compiles=True, deepspeed=False)}
     assert checks["compiler"].status == "FAIL"
+
+
+def test_data_elsewhere_that_cannot_be_had(doctor, tmp_path, monkeypatch):
+    monkeypatch.setattr("mae_vit.data.remote.folder.START_PATIENCE_S", 0.1)
+    code, checks, output = doctor("data.path=http://127.0.0.1:9/data", f"data.cache_dir={tmp_path}")
+    assert (code, checks["plan"][0][0]) == (1, "FAIL"), output
+    assert "cannot be fetched" in checks["plan"][0][1]
 
 
 def test_bad_configs_are_bad_input(doctor):
@@ -173,7 +190,8 @@ def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
     told = torchrun(2, [str(script), *words])
     checks = read(told.stdout)
     assert checks["ranks"][0][0] == "ok", told.stdout + told.stderr
-    assert re.search(r"2 ranks met at \S+:\d+, and add [\d.]+ GB/s", checks["ranks"][0][1])
+    assert re.search(r"2 ranks met at \S+:\d+", checks["ranks"][0][1])
+    assert re.search(r"ranks add [\d.]+ GB/s on cpu", checks["network"][0][1])
     assert checks["versions"][0][0] == "FAIL"
     assert re.search(r"timm \S+ \(rank 0 on \S+\), 1\.0\.99 \(rank 1 on", checks["versions"][0][1])
     assert told.returncode != 0
@@ -182,7 +200,7 @@ def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
 
 def test_a_rank_that_does_not_come(digits, tmp_path):
     code = (
-        "import sys; from mae_vit.training import meeting; meeting.check_ranks.__kwdefaults__['timeout_s'] = 3.0; "
+        "import sys; from mae_vit.training import meeting; meeting.meet.__kwdefaults__['timeout_s'] = 3.0; "
         "from mae_vit.cli import main; sys.exit(main())"
     )
     environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}

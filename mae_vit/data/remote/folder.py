@@ -7,28 +7,32 @@ shards come into a cache beside it when they are read.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from mae_vit.data.dataset import FILE_NAME, Dataset, IndexFile, Shard, read_dataset
-from mae_vit.data.remote.cache import STALL_S, Cache, Wanted, keep_trying
+from mae_vit.data.dataset import FILE_NAME, Dataset, IndexFile, Shard, parse_dataset, read_dataset
+from mae_vit.data.remote.cache import STALL_S, Cache, Wanted
+from mae_vit.data.remote.patience import Patience
 from mae_vit.data.remote.streams import Refused, open_stream
 from mae_vit.data.remote.urls import check_url, file_url, is_url, shown
 from mae_vit.errors import InputError, Unreachable
 from mae_vit.locks import locked
 
 DEFAULT_CACHE_GIB = 50.0
-_NOTE = "remote.json"
-_SHARDS = "shards"
+# A name of our own: what lies in it may be removed.
+_SHARDS = "mae-vit-shards"
 # A description of a million shards has 150 MB.
 _LARGEST_DESCRIPTION = 1 << 30
 # At the start a person waits.
-_START_PATIENCE_S = 30.0
+START_PATIENCE_S = 30.0
+_LONGEST_DESCRIBING_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -37,77 +41,83 @@ class RemoteFolder:
 
     Attributes:
         url: of the folder.
-        cache_dir: where its shards go.
+        cache_folder: where its shards go.
         cache_bytes: what all shards there may take.
     """
 
     url: str
-    cache_dir: str
+    cache_folder: Path
     cache_bytes: int
 
     @property
     def cache(self) -> Cache:
         """Where shards go."""
-        return Cache(Path(self.cache_dir) / _SHARDS, self.cache_bytes)
+        return Cache(self.cache_folder, self.cache_bytes)
 
     def wanted(self, file: Shard | IndexFile) -> Wanted:
         """Says how to fetch a file of the folder."""
         return Wanted(file_url(self.url, file.file), file.bytes, file.sha256)
 
 
-def find_remote(folder: Path) -> RemoteFolder | None:
-    """Returns what a folder stands in for; None if it holds its shards itself.
+class Located(NamedTuple):
+    """A data folder here.
 
-    Raises:
-        InputError: if the note of it is damaged.
+    Attributes:
+        folder: that holds `dataset.json`.
+        remote: what it stands in for; None if it holds its shards itself.
     """
-    try:
-        return RemoteFolder(**json.loads((folder / _NOTE).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{folder / _NOTE} is damaged ({error}): remove {folder}") from None
+
+    folder: Path
+    remote: RemoteFolder | None = None
 
 
 def locate(
     path: str, *, cache_dir: str | None = None, cache_gib: float | None = None, say: bool = False
-) -> Path:
+) -> Located:
     """Returns the data folder of a path: itself, or what stands in for a URL, its description fetched.
 
     Args:
         path: `data.path`.
         cache_dir: where what is fetched goes; None for the user's cache folder.
         cache_gib: what shards may take there; None for 50.
-        say: whether this process says where they go.
+        say: whether this process says where they go, one of each node.
 
     Raises:
         InputError: if a URL cannot be opened.
     """
     if not is_url(path):
-        return Path(path)
+        return Located(Path(path))
     check_url(path)
-    root = Path(cache_dir) if cache_dir else _user_cache()
+    root = (Path(cache_dir) if cache_dir else _user_cache()).resolve()
     limit = int((DEFAULT_CACHE_GIB if cache_gib is None else cache_gib) * 2**30)
-    remote = RemoteFolder(path, str(root.resolve()), limit)
-    folder = root / "remote" / _name_of(path)
+    remote = RemoteFolder(path, root / _SHARDS, limit)
+    folder = root / "mae-vit-remote" / _name_of(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (root / _SHARDS).mkdir(exist_ok=True)
+        remote.cache_folder.mkdir(exist_ok=True)
+        # All processes of a node come here at once.
+        with locked(folder / ".lock"):
+            dataset = _describe(remote, folder, say)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise InputError(
             f"no place for shards of {shown(path)}: {root} cannot be written ({reason}): give data.cache_dir"
         ) from None
-    # All processes of a node come here at once.
-    with locked(folder / ".lock"):
-        dataset = _describe(remote, folder, say)
-        _write(folder / _NOTE, json.dumps(asdict(remote)).encode())
-    if say:
-        gib = sum(shard.bytes for split in dataset.splits.values() for shard in split.shards) / 2**30
-        print(
-            f"shards of {shown(path)} ({gib:.3g} GiB) go to {root / _SHARDS} (at most {limit / 2**30:.3g} GiB)"
+    shards = [shard for split in dataset.splits.values() for shard in split.shards]
+    for shard in shards:
+        file_url(path, shard.file)
+    largest = max(shard.bytes for shard in shards)
+    if largest > limit:
+        raise InputError(
+            f"a shard of {shown(path)} has {largest / 2**30:.3g} GiB, the cache takes {limit / 2**30:.3g}: raise "
+            "data.cache_gib"
         )
-    return folder
+    if say:
+        gib = sum(shard.bytes for shard in shards) / 2**30
+        print(
+            f"shards of {shown(path)} ({gib:.3g} GiB) go to {remote.cache_folder} (at most {limit / 2**30:.3g} GiB)"
+        )
+    return Located(folder, remote)
 
 
 def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
@@ -116,9 +126,9 @@ def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
     Raises:
         InputError: if it cannot be had.
     """
-    own = Cache(path.parent, sys.maxsize)
+    own = Cache(path.parent, sys.maxsize, patience_s=START_PATIENCE_S)
     try:
-        os.replace(own.fetch(remote.wanted(described), patience_s=_START_PATIENCE_S), path)
+        os.replace(own.fetch(remote.wanted(described)), path)
     except (Refused, Unreachable) as error:
         raise InputError(
             f"index {described.file} of {shown(remote.url)} cannot be had: {error}: it was written beside the "
@@ -144,31 +154,23 @@ def check_room(remote: RemoteFolder, needed: int, why: str) -> None:
             f"{remote.cache_bytes / 2**30:.3g}: raise data.cache_gib, or use data.order=blocks with fewer data.lanes "
             "or data.block_shards"
         )
-    folder = Path(remote.cache_dir) / _SHARDS
-    held = sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
-    free = shutil.disk_usage(folder).free + held
+    held = 0
+    for entry in os.scandir(remote.cache_folder):
+        with suppress(FileNotFoundError):
+            held += entry.stat().st_size
+    free = shutil.disk_usage(remote.cache_folder).free + held
     if needed > free:
         raise InputError(
-            f"{why} needs {gib:.3g} GiB of shards of {shown(remote.url)} at hand, the disk of {folder} has room for "
-            f"{free / 2**30:.3g}: give data.cache_dir on another"
+            f"{why} needs {gib:.3g} GiB of shards of {shown(remote.url)} at hand, the disk of "
+            f"{remote.cache_folder} has room for {free / 2**30:.3g}: give data.cache_dir on another"
         )
 
 
 def _describe(remote: RemoteFolder, folder: Path, say: bool) -> Dataset:
     """Fetches `dataset.json`; one from an earlier start does where the source is silent."""
-    url, path = file_url(remote.url, FILE_NAME), folder / FILE_NAME
-    data = bytearray()
-
-    def fetch() -> None:
-        data.clear()
-        with open_stream(url, 0, stall_s=STALL_S) as stream:
-            while block := stream.read():
-                data.extend(block)
-                if len(data) > _LARGEST_DESCRIPTION:
-                    raise Refused("it has over 1 GiB")
-
+    path = folder / FILE_NAME
     try:
-        keep_trying(fetch, url, _START_PATIENCE_S)
+        data = _fetch_description(file_url(remote.url, FILE_NAME))
     except Refused as error:
         raise InputError(
             f"data folder {shown(remote.url)} cannot be read: {FILE_NAME}: {error}: it is a folder that "
@@ -179,15 +181,37 @@ def _describe(remote: RemoteFolder, folder: Path, say: bool) -> Dataset:
             raise InputError(f"{error}: data.path={shown(remote.url)}") from None
         if say:
             print(f"warning: {error}; going on with its {FILE_NAME} of an earlier start", file=sys.stderr)
-    else:
-        _write(path, bytes(data))
-    return read_dataset(folder)
-
-
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+        return read_dataset(folder)
+    # What is none must not take the place of what was one.
+    dataset = parse_dataset(data, f"{FILE_NAME} of {shown(remote.url)}")
+    partial = folder / f".{FILE_NAME}.{os.getpid()}"
     partial.write_bytes(data)
     os.replace(partial, path)
+    return dataset
+
+
+def _fetch_description(url: str) -> bytes:
+    """Fetches a small file.
+
+    Raises:
+        Refused: if the source does not have it.
+        Unreachable: if it does not come.
+    """
+    patience = Patience(START_PATIENCE_S, f"{shown(url)} cannot be fetched")
+    until = time.monotonic() + _LONGEST_DESCRIBING_S
+    while True:
+        data = bytearray()
+        try:
+            with open_stream(url, 0, stall_s=STALL_S) as stream:
+                while block := stream.read():
+                    data.extend(block)
+                    if len(data) > _LARGEST_DESCRIPTION:
+                        raise Refused("it has over 1 GiB")
+                    if time.monotonic() > until:
+                        raise Refused(f"it does not come to an end in {_LONGEST_DESCRIBING_S:.0f} s")
+            return bytes(data)
+        except OSError as error:
+            patience.wait((error.strerror or str(error) or type(error).__name__).lower())
 
 
 def _name_of(url: str) -> str:

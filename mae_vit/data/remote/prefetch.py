@@ -52,26 +52,27 @@ class ShardPrefetcher:
             self._moved.notify()
 
     def _run(self) -> None:
-        # Shards fetched, each with the last batch that it is known to serve.
-        ahead = dict[int, int]()
+        # By shard, the first and the last batch that it is known to serve.
+        known = dict[int, tuple[int, int]]()
         for number, samples in enumerate(self._batches):
             for shard in np.unique(self._index.shards_of(samples)).tolist():
-                known = shard in ahead
-                ahead[shard] = number
-                if known:
+                first, _ = known.get(shard, (number, number))
+                known[shard] = (first, number)
+                if first < number:
                     continue
-                if not self._wait_for_room(ahead):
+                if not self._wait_for_room(known):
                     return
                 with suppress(ReadError, Unreachable):
                     self._index.fetch(shard)
 
-    def _wait_for_room(self, ahead: dict[int, int]) -> bool:
-        """Waits until the last of `ahead` fits into the window; False at the end."""
+    def _wait_for_room(self, known: dict[int, tuple[int, int]]) -> bool:
+        """Waits until the shards that nobody reads yet fit into the window; False at the end."""
         with self._moved:
             while not self._ended:
-                for shard in [shard for shard, last in ahead.items() if last < self._reached]:
-                    del ahead[shard]
-                if len(ahead) <= 1 or sum(self._sizes[shard] for shard in ahead) <= self._window:
+                for shard in [shard for shard, (_, last) in known.items() if last < self._reached]:
+                    del known[shard]
+                ahead = [self._sizes[shard] for shard, (first, _) in known.items() if first > self._reached]
+                if len(ahead) <= 1 or sum(ahead) <= self._window:
                     return True
                 self._moved.wait()
             return False

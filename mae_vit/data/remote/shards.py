@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mae_vit.data.dataset import Shard
@@ -77,7 +78,5 @@ class RemoteShards:
         now = time.monotonic()
         if now - self._marked.get(shard, -_MARKED_EVERY_S) >= _MARKED_EVERY_S:
             self._marked[shard] = now
-            try:
+            with suppress(OSError):  # gone, or another user's
                 os.utime(path)
-            except FileNotFoundError:
-                return

@@ -10,18 +10,20 @@ import http.client
 import os
 import re
 import select
+import signal
+import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import IO, Protocol
 from urllib.parse import urlsplit
 
-from webdataset.gopen import Pipe, gopen
+from webdataset.gopen import gopen
 
-from mae_vit.data.remote.urls import PIPE
+from mae_vit.data.remote.urls import PIPE, pipe_allowed
 
 _BLOCK = 1 << 20
 _RETRIED_STATUS = (408, 425, 429)
@@ -122,39 +124,69 @@ def _open_http(url: str, start: int, stall_s: float) -> Iterator[_Response]:
 
 @dataclass
 class _Program:
-    name: str
-    pipe: Any
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
     stall_s: float
     first: int = 0
 
     def read(self) -> bytes:
         until = time.monotonic() + self.stall_s
         # Unbuffered, so that what `select` says is all there is.
-        while not select.select([self.pipe.stream], [], [], max(0.0, until - time.monotonic()))[0]:
+        while not select.select([self.output], [], [], max(0.0, until - time.monotonic()))[0]:
             if time.monotonic() >= until:
                 raise TimeoutError(f"nothing came for {self.stall_s:g} s")
-        data: bytes = self.pipe.stream.read(_BLOCK)
+        data = self.output.read(_BLOCK)
         # How it ended says whether that was all.
-        if not data and (code := self.pipe.proc.wait(self.stall_s)):
-            raise OSError(f"{self.name} ended with exit code {code}")
+        if not data and (code := self._wait()):
+            raise OSError(f"the program ended with exit code {code}")
         return data
+
+    def _wait(self) -> int:
+        try:
+            return self.process.wait(self.stall_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError("the program does not end") from None
 
 
 @contextmanager
 def _open_program(url: str, stall_s: float) -> Iterator[_Program]:
     try:
-        if url.startswith("s3://"):
-            # webdataset has no opener of its own for it.
-            pipe: Any = Pipe(["aws", "s3", "cp", "--only-show-errors", url, "-"], mode="rb", bufsize=0)
-        else:
-            pipe = gopen(url, "rb", bufsize=0)
+        process, output = _start(url)
     except FileNotFoundError as error:
         raise Refused(f"the program {os.path.basename(error.filename or '?')} is not installed") from None
     except ImportError as error:
         raise Refused(f"the package {error.name} is not installed") from None
+    except OSError:
+        raise
+    except Exception as error:  # openers raise what their libraries do
+        raise Refused(f"{type(error).__name__}: {error}") from None
     try:
-        yield _Program("the command" if url.startswith(PIPE) else "the program for it", pipe, stall_s)
+        yield _Program(process, output, stall_s)
     finally:
-        pipe.proc.kill()
-        pipe.proc.wait()
-        pipe.stream.close()
+        # With all that a shell has started.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        output.close()
+
+
+def _start(url: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """Starts what writes a file to its output."""
+    own: str | list[str] | None = None
+    if url.startswith(PIPE):
+        # Asked here once more: whatever leads here, nothing else lets commands run.
+        if not pipe_allowed():
+            raise Refused("commands are only run where --allow-pipe is given")
+        own = url.removeprefix(PIPE)
+    elif url.startswith("s3://"):
+        # webdataset has no opener of its own for it.
+        own = ["aws", "s3", "cp", "--only-show-errors", url, "-"]
+    if own is None:
+        pipe = gopen(url, "rb", bufsize=0)
+        return pipe.proc, pipe.stream
+    process = subprocess.Popen(
+        own, shell=isinstance(own, str), stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+    )
+    assert process.stdout is not None
+    return process, process.stdout
