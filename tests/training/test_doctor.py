@@ -46,7 +46,6 @@ def test_all_is_well(doctor, tmp_path):
     expected = {
         "python",
         "torch",
-        "deepspeed",
         "device",
         "memory",
         "disk",
