@@ -28,7 +28,6 @@ from mae_vit.data.opening import (
 from mae_vit.data.order import Order, Share, permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.remote.folder import locate
-from mae_vit.data.remote.urls import shown
 from mae_vit.data.step_samples import samples_of_step
 from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
 from mae_vit.errors import InputError
@@ -37,6 +36,7 @@ from mae_vit.plan import Plan
 from mae_vit.skipping import Skipped
 from mae_vit.training.distributed import Ranks, available_cores
 from mae_vit.training.evaluate import HeldOut
+from mae_vit.urls import shown
 
 # Not the run's seed: runs of all seeds are measured on the same images.
 _MEASURING_SEED = 0

@@ -18,7 +18,6 @@ from finetune.data import FinetuneData
 from finetune.features import predictions_of, read_features
 from finetune.model import optimizer_of
 from finetune.results import Measuring, Outputs, measured_on_test
-from mae_vit.data.remote.urls import shown
 from mae_vit.errors import InputError
 from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
 from mae_vit.evaluation.metrics import Predictions
@@ -27,6 +26,7 @@ from mae_vit.plan import Plan, make_plan
 from mae_vit.training.files import write_atomically
 from mae_vit.training.optimizers import make_optimizer
 from mae_vit.training.schedule import rate_at
+from mae_vit.urls import shown
 
 WEIGHTS = "linear.safetensors"
 # On a machine whose two cores are both busy, steps of a tenth of this took 1-6 ms with one

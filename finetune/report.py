@@ -10,7 +10,6 @@ from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
 from mae_vit.config import ModelSection
 from mae_vit.coverage import Coverage
-from mae_vit.data.remote.urls import shown
 from mae_vit.errors import counted
 from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan, describe_views
@@ -19,6 +18,7 @@ from mae_vit.training.distributed import Ranks
 from mae_vit.training.estimate import Estimate
 from mae_vit.training.param_groups import LayerRate, layer_rates
 from mae_vit.training.run_folder import RunFolder
+from mae_vit.urls import shown
 
 
 def describe_plan(

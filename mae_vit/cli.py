@@ -11,9 +11,9 @@ from typing import Any
 
 from mae_vit import __version__
 from mae_vit.commandline import OneLineParser
-from mae_vit.data.remote.urls import allow_pipe
 from mae_vit.errors import InputError, Unreachable, counted
 from mae_vit.prepare_command import add_prepare
+from mae_vit.urls import allow_pipe
 
 EXIT_DAMAGED = 1
 EXIT_INPUT = 2

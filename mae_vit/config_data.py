@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from mae_vit.config_base import Section, refuse_foreign
-from mae_vit.data.remote.urls import is_url
+from mae_vit.urls import is_url
 
 # MAE Sec. A.1 crops 20 to 100 % of the area; torchvision's shapes; CIFAR's usual shift.
 CROP_OPTIONS: dict[str, dict[str, Any]] = {

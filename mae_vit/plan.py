@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from mae_vit.config import Config, TrainSection
 from mae_vit.config_data import fitting_lanes, lanes_fit
-from mae_vit.data.remote.urls import shown
 from mae_vit.errors import InputError
+from mae_vit.urls import shown
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.order import Share
-from mae_vit.data.remote.urls import shown
 from mae_vit.errors import counted
 from mae_vit.plan import Plan, describe_views
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.run_folder import RunFolder
+from mae_vit.urls import shown
 from pretrain.data import Data
 from pretrain.setup import Setup
 

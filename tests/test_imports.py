@@ -13,12 +13,16 @@ ALLOWED = {
     "mae_vit.locks": (),
     "mae_vit.skipping": (),
     "mae_vit.batch": ("errors", "keyed"),
-    "mae_vit.config": (),
+    "mae_vit.urls": ("errors",),
+    "mae_vit.config_base": (),
+    "mae_vit.config_data": ("config_base", "urls"),
+    "mae_vit.config_optim": ("config_base",),
+    "mae_vit.config": ("config_base", "config_data", "config_optim"),
     "mae_vit.config_keys": (),
     "mae_vit.config_errors": ("config_keys", "errors"),
     "mae_vit.config_file": ("config", "config_errors", "config_keys", "errors"),
     "mae_vit.commandline": ("errors",),
-    "mae_vit.plan": ("config", "errors"),
+    "mae_vit.plan": ("config", "config_data", "errors", "urls"),
     "mae_vit.patches": (),
     "mae_vit.masking": ("keyed",),
     "mae_vit.encoder": (),
@@ -30,10 +34,10 @@ ALLOWED = {
     "mae_vit.baselines": ("encoder",),
     "mae_vit.geometry": ("config", "encoder", "errors", "weights"),
     "mae_vit.objectives": (
-        *("baselines", "batch", "config", "encoder", "keyed", "masking", "patches", "objectives"),
+        *("baselines", "batch", "config_base", "encoder", "keyed", "masking", "patches", "objectives"),
     ),
     "mae_vit.pretrain_config": ("config", "objectives"),
-    "mae_vit.data": ("batch", "keyed", "errors", "locks", "skipping", "data", "__version__"),
+    "mae_vit.data": ("batch", "keyed", "errors", "locks", "skipping", "data", "urls", "__version__"),
     "mae_vit.training": (
         "batch",
         "checkpoint_files",
@@ -49,16 +53,17 @@ ALLOWED = {
         "plan",
         "skipping",
         "training",
+        "urls",
     ),
     "mae_vit.evaluation": ("keyed",),
     "mae_vit.inspection": ("encoder",),
     "mae_vit.prepare_command": ("commandline", "data", "errors"),
-    "mae_vit.cli": ("commandline", "data", "errors", "prepare_command", "__version__"),
+    "mae_vit.cli": ("commandline", "data", "errors", "prepare_command", "urls", "__version__"),
 }
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/deepspeed_engine.py"},
     "torch.utils.tensorboard": {"mae_vit/training/monitor.py"},
-    "webdataset": {"mae_vit/data/shard_writer.py"},
+    "webdataset": {"mae_vit/data/remote/streams.py", "mae_vit/data/shard_writer.py"},
 }
 FILES = sorted(
     [*ROOT.glob("mae_vit/**/*.py"), *ROOT.glob("pretrain/**/*.py"), *ROOT.glob("finetune/**/*.py")]

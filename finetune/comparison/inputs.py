@@ -13,9 +13,9 @@ from mae_vit.config_file import parse_yaml
 from mae_vit.data.dataset import read_dataset
 from mae_vit.data.index import fingerprint_of
 from mae_vit.data.remote.folder import locate
-from mae_vit.data.remote.urls import is_url
 from mae_vit.data.shard_writer import file_digest
 from mae_vit.errors import InputError
+from mae_vit.urls import is_url
 
 _WEIGHTS = ("model.safetensors", "encoder.safetensors")
 

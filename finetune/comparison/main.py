@@ -19,11 +19,11 @@ from finetune.comparison.runner import Runner, slots_of
 from mae_vit.commandline import OneLineParser
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
-from mae_vit.data.remote.urls import allow_pipe
 from mae_vit.errors import InputError, counted
 from mae_vit.training.entry import EXIT_FAILED, EXIT_REQUEUE, add_allow_pipe, run_to_exit_code
 from mae_vit.training.files import write_atomically
 from mae_vit.training.signals import heard_early
+from mae_vit.urls import allow_pipe
 
 _EXAMPLES = """examples:
   python finetune/compare.py --config configs/compare_demo.yaml

@@ -15,7 +15,7 @@ from mae_vit.data.converter_pool import ConverterPool
 from mae_vit.data.dataset import FILE_NAME, Shard
 from mae_vit.data.foreign import numbered_classes, split_of
 from mae_vit.data.prepare import Report
-from mae_vit.data.publish import add_index, describe, write_description
+from mae_vit.data.publish import add_index, describe, index_path, write_description
 from mae_vit.data.samples import Sample, class_number, read_samples
 from mae_vit.data.shard_writer import file_digest
 from mae_vit.data.statistics import Statistics
@@ -74,6 +74,9 @@ def adopt(
                 described, source=f"{folder.resolve().name} (in place)", classes=len(classes)
             )
     of = gathered.get("train") or next(iter(gathered.values()))
+    for name in splits:
+        if not overwrite and index_path(folder, name).exists():
+            raise InputError(f"{index_path(folder, name)} is there already: --overwrite replaces it")
     dataset = describe(classes, splits, of)
     write_description(folder, dataset)
     for name in splits:

@@ -20,12 +20,12 @@ from mae_vit.data.index_files import find_array, load_array, read_notes
 from mae_vit.data.index_rows import ROW, key_check, rows_fit
 from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
-from mae_vit.data.remote.urls import shown
 from mae_vit.data.samples import read_groups, split_key
 from mae_vit.data.shard_files import ReadError, ShardFiles
 from mae_vit.data.tarwalk import BLOCK, DamagedTar, plain_name, walk_tar
 from mae_vit.errors import Damage, InputError, nearest
 from mae_vit.locks import locked
+from mae_vit.urls import shown
 
 _NPY_HEADER = 4096  # at most
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+from tqdm import tqdm
+
 from mae_vit import __version__
 from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, IndexFile, Split
-from mae_vit.data.index import open_index
+from mae_vit.data.index_rows import index_shard
 from mae_vit.data.statistics import Statistics
 from mae_vit.errors import InputError
 
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
-_INDEX = "{split}-index.npy"
 
 
 def excluded_file(split: str) -> str:
@@ -26,6 +29,11 @@ def excluded_file(split: str) -> str:
 def partial_folder(out: Path, split: str) -> Path:
     """Where a split's shards are until all are there."""
     return out / f".{split}.partial"
+
+
+def index_path(out: Path, split: str) -> Path:
+    """Where the index of a split lies that was written beside its shards."""
+    return out / f"{split}-index.npy"
 
 
 def refuse_strangers(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:
@@ -62,7 +70,7 @@ def publish(
             write_description(out, dataset.model_copy(update={"splits": splits}))
         else:
             (out / FILE_NAME).unlink()
-    for stale in (*out.glob(_SHARD_PATTERN.format(split=split)), out / _INDEX.format(split=split)):
+    for stale in (*out.glob(_SHARD_PATTERN.format(split=split)), index_path(out, split)):
         stale.unlink(missing_ok=True)
     partial, listed = partial_folder(out, split), excluded_file(split)
     (out / listed).unlink(missing_ok=True)
@@ -83,11 +91,14 @@ def publish(
 
 def add_index(out: Path, dataset: Dataset, split: str) -> Dataset:
     """Writes the index of a split beside its described shards, and says so."""
-    data = open_index(out, split).array_path.read_bytes()
-    with _replacing(out / _INDEX.format(split=split)) as partial:
+    shards = tqdm(dataset.splits[split].shards, desc="indexing", unit=" shards", delay=2, leave=False)
+    buffer = io.BytesIO()
+    np.save(buffer, np.concatenate([index_shard(out / s.file, number) for number, s in enumerate(shards)]))
+    data = buffer.getvalue()
+    with _replacing(index_path(out, split)) as partial:
         partial.write_bytes(data)
     described = IndexFile(
-        file=_INDEX.format(split=split), bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
+        file=index_path(out, split).name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
     )
     splits = {**dataset.splits, split: dataset.splits[split].model_copy(update={"index": described})}
     dataset = dataset.model_copy(update={"splits": splits})

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mae_vit.commandline import OneLineParser
-from mae_vit.data.remote.urls import allow_pipe
 from mae_vit.errors import DamagedSample, InputError, Unreachable
 from mae_vit.training.failures import LostRank, TrainingFailed
 from mae_vit.training.resume import ResumeMode
+from mae_vit.urls import allow_pipe
 
 EXIT_FAILED = 1
 EXIT_INPUT = 2

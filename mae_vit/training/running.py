@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from mae_vit.batch import Batch
 from mae_vit.config import Config
 from mae_vit.config_file import dump_config
-from mae_vit.data.remote.urls import shown
 from mae_vit.errors import InputError
 from mae_vit.keyed import noise_seed
 from mae_vit.plan import Plan
@@ -38,6 +37,7 @@ from mae_vit.training.signals import StopRequest
 from mae_vit.training.state import Best
 from mae_vit.training.terminal import outlive_terminal
 from mae_vit.training.watchdog import Watchdog
+from mae_vit.urls import shown
 
 
 class Work(Protocol):

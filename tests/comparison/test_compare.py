@@ -237,6 +237,7 @@ def wait_for(folder: Path, pattern: str, process: subprocess.Popen) -> None:
     raise AssertionError(f"nothing at {pattern}")
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_stopped_it_saves_and_goes_on(digits, tmp_path):
     config = write_config(tmp_path, digits, steps=400)

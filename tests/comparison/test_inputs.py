@@ -22,7 +22,7 @@ def job(digits, tmp_path) -> Job:
     folder.mkdir()
     (folder / "summary.json").write_text('{"status": "done"}')
     start = str(tmp_path / "start")
-    job = Job("x", folder, "x.py", tmp_path / "x.yaml", ("--ckpt", start, "a=1"), data, start)
+    job = Job("x", folder, "x.py", tmp_path / "x.yaml", ("--ckpt", start, "a=1"), str(data), start)
     job.remember()
     return job
 
@@ -36,7 +36,7 @@ def change_weights(job: Job) -> None:
 
 
 def change_data(job: Job) -> None:
-    path = job.data / "dataset.json"
+    path = Path(job.data) / "dataset.json"
     described = json.loads(path.read_text())
     described["splits"]["test"]["shards"][0]["sha256"] = "0" * 64
     path.write_text(json.dumps(described))
@@ -57,15 +57,15 @@ def test_what_makes_no_difference(job):
     # Comments, another place for the file, a further split, and what is gone: unknown.
     moved = job.config.with_name("moved.yaml")
     moved.write_text("# after\ntrain:\n  epochs: 3\n")
-    path = job.data / "dataset.json"
+    path = Path(job.data) / "dataset.json"
     described = json.loads(path.read_text())
     described["splits"]["val"] = described["splits"]["test"]
     path.write_text(json.dumps(described))
-    assert "val" in read_dataset(job.data).splits
+    assert "val" in read_dataset(Path(job.data)).splits
     told = json.loads((job.folder.with_name("run.job.json")).read_text())
     now = describe_inputs(job.arguments, moved, job.start, job.data)
     assert difference(told, now) is None
-    gone = describe_inputs(job.arguments, moved, str(job.folder / "none"), job.folder / "none")
+    gone = describe_inputs(job.arguments, moved, str(job.folder / "none"), str(job.folder / "none"))
     assert (gone["start"], gone["data"]) == (None, None)
     assert difference(told, gone) is None
     assert difference(["a=1"], now) == "settings"

@@ -34,7 +34,8 @@ def make_jobs(folder: Path, code: int) -> list[Job]:
     config.write_text(str(code))
     starts = {"pretrain": None, "tuned": str(folder / "pretrain"), "scratch": None}
     return [
-        Job(name, folder / name, str(script), config, (), folder, start) for name, start in starts.items()
+        Job(name, folder / name, str(script), config, (), str(folder), start)
+        for name, start in starts.items()
     ]
 
 

@@ -115,7 +115,7 @@ def test_a_lane_reads_few_shards_at_a_time(many_shards):
         assert sum(count > 1 for count in seen.values()) <= (LANES - 1) * BLOCK
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_global_batches_do_not_depend_on_ranks_or_workers(many_shards, workers):
     start_worker_server()
     order = order_of(many_shards)

@@ -199,7 +199,7 @@ def test_processes_write_the_same_bytes(many, tmp_path, capsys):
         assert main(["prepare", str(many), out, "--workers", workers, "--resize", "32"]) == 0
         assert "left out 1 unreadable" in capsys.readouterr().out
     names = sorted(path.name for path in (tmp_path / "0").iterdir())
-    assert names == ["dataset.json", "train-000000.tar"]
+    assert names == ["dataset.json", "train-000000.tar", "train-index.npy"]
     for name in names:
         assert (tmp_path / "0" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 

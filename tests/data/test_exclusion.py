@@ -171,7 +171,7 @@ def test_processes_leave_out_the_same(digits, tmp_path):
         assert main(["prepare", "digits", str(out), *options]) == 0
         found.append([path.read_bytes() for path in sorted(out.glob("train*"))])
     assert found[0] == found[1]
-    assert len(found[0]) == 2
+    assert len(found[0]) == 3  # shard, index, list
 
 
 BAD = {

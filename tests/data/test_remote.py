@@ -30,9 +30,9 @@ from mae_vit.data.remote import patience
 from mae_vit.data.remote.cache import Cache, Wanted
 from mae_vit.data.remote.folder import locate
 from mae_vit.data.remote.streams import Refused
-from mae_vit.data.remote.urls import allow_pipe, file_url, shown
 from mae_vit.data.shard_files import ReadError
 from mae_vit.errors import InputError, Unreachable
+from mae_vit.urls import allow_pipe, file_url, shown
 
 STEPS = range(0, 12)
 
@@ -82,8 +82,9 @@ def open_cache(tmp_path, limit=1 << 30, **options) -> Cache:
     return Cache(folder, limit, **{"stall_s": 0.3, "patience_s": 2.0, **options})
 
 
-@pytest.mark.parametrize("world_size", [1, 4])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "world_size"), [(0, 1), (0, 4), (2, 1), pytest.param(2, 4, marks=pytest.mark.slow)]
+)
 def test_batches_are_those_of_the_shards_here_and_each_shard_is_fetched_once(
     source, server, tmp_path, workers, world_size
 ):

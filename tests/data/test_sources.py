@@ -243,13 +243,22 @@ def test_shards_of_others_are_used_in_place(sources, tmp_path, name):
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert prepare("--in-place", folder) == 0
     after = {path: path.read_bytes() for path in folder.iterdir()}
-    assert set(after) - set(before) == {folder / "dataset.json"}
+    dataset = read_dataset(folder)
+    indexes = {folder / f"{split}-index.npy" for split in dataset.splits}
+    assert set(after) - set(before) == {folder / "dataset.json", *indexes}
     assert {path: after[path] for path in before} == before
     assert main(["check", str(folder), "--decode"]) == 0
-    dataset = read_dataset(folder)
     assert dataset.splits["train"].samples == 12
     assert len(dataset.classes) == LABELLED[name]
     trains(folder, tmp_path / "run", 3)
+
+
+def test_a_file_of_others_is_not_taken_for_an_index(sources, capsys):
+    (folder,) = sources["labelled shards"]
+    (folder / "train-index.npy").write_bytes(b"mine")
+    assert prepare("--in-place", folder) == 2
+    assert "train-index.npy is there already" in capsys.readouterr().err
+    assert (folder / "train-index.npy").read_bytes() == b"mine"
 
 
 def test_shards_are_not_written_over_their_source(sources, capsys):

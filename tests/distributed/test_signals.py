@@ -23,7 +23,7 @@ CASES = [
     pytest.param("deepspeed", "child", signal.SIGTERM, None, marks=pytest.mark.slow),
     ("deepspeed", "runner", signal.SIGTERM, None),
     pytest.param("torchrun", "rank", signal.SIGUSR1, None, marks=pytest.mark.slow),
-    ("torchrun", "runner", signal.SIGTERM, None),
+    pytest.param("torchrun", "runner", signal.SIGTERM, None, marks=pytest.mark.slow),
 ]
 
 

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from finetune import data as finetune_data
+from mae_vit.data import feeding
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
 from pretrain.job import main as pretrain
@@ -147,14 +148,14 @@ def test_the_test_split_is_read_once_at_the_end(call, digits, tmp_path, monkeypa
 
 def test_training_touches_no_held_out_image(call, digits, monkeypatch):
     config_data = []
-    opened = finetune_data.load_batches
+    opened = feeding.load_batches
 
     def noted(source, *arguments, **options):
         for batch in opened(source, *arguments, **options):
             config_data.append((source, batch.keys.index.clone()))
             yield batch
 
-    monkeypatch.setattr(finetune_data, "load_batches", noted)
+    monkeypatch.setattr(feeding, "load_batches", noted)
     taken = []
     measured = finetune_data.FinetuneData.measured
 

@@ -11,8 +11,8 @@ from commands import summary_of
 from damaging import WAYS, copy_of, damage, keys_of
 from PIL import Image
 
-import pretrain.data
 from mae_vit.checkpoint_files import step_of
+from mae_vit.data import feeding
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare import prepare
 from mae_vit.data.sources import open_source
@@ -48,14 +48,14 @@ def damaged(digits, tmp_path_factory):
 @pytest.fixture
 def order(monkeypatch):
     """Notes the samples of each batch that is loaded, in order."""
-    noted, load = [], pretrain.data.load_batches
+    noted, load = [], feeding.load_batches
 
     def loading(*arguments, **options):
         for batch in load(*arguments, **options):
             noted.append(batch.keys.index.tolist())
             yield batch
 
-    monkeypatch.setattr(pretrain.data, "load_batches", loading)
+    monkeypatch.setattr(feeding, "load_batches", loading)
     return noted
 
 
@@ -175,7 +175,7 @@ def test_a_shard_that_vanishes_in_mid_run_is_replaced_too(call, digits, tmp_path
     monkeypatch.setattr("mae_vit.data.shard_files._MAX_OPEN_SHARDS", 1)
     monkeypatch.setattr("mae_vit.data.shard_files._WAITS_S", (0.0, 0.01))
     copy, lost = copy_of(digits, tmp_path / "data"), []
-    load = pretrain.data.load_batches
+    load = feeding.load_batches
 
     def losing(*arguments, **options):
         for number, batch in enumerate(load(*arguments, **options)):
@@ -184,7 +184,7 @@ def test_a_shard_that_vanishes_in_mid_run_is_replaced_too(call, digits, tmp_path
             lost.extend(damage.sample for damage in batch.damaged)
             yield batch
 
-    monkeypatch.setattr(pretrain.data, "load_batches", losing)
+    monkeypatch.setattr(feeding, "load_batches", losing)
     options = [*LONG, f"data.path={copy}", TAR, "data.workers=0"]
     assert call(*options, "data.damage_budget=0.25") == 0
     lines = listed(tmp_path / "run")

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from mae_vit.data.remote.patience import Patience
 from mae_vit.data.remote.streams import Refused, open_stream
-from mae_vit.data.remote.urls import shown
 from mae_vit.errors import Unreachable
 from mae_vit.locks import locked
+from mae_vit.urls import shown
 
 STALL_S = 30.0
 # Below this a connection counts as silent.

@@ -21,9 +21,9 @@ from mae_vit.data.dataset import FILE_NAME, Dataset, IndexFile, Shard, parse_dat
 from mae_vit.data.remote.cache import STALL_S, Cache, Wanted
 from mae_vit.data.remote.patience import Patience
 from mae_vit.data.remote.streams import Refused, open_stream
-from mae_vit.data.remote.urls import check_url, file_url, is_url, shown
 from mae_vit.errors import InputError, Unreachable
 from mae_vit.locks import locked
+from mae_vit.urls import check_url, file_url, is_url, shown
 
 DEFAULT_CACHE_GIB = 50.0
 # A name of our own: what lies in it may be removed.

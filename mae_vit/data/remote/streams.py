@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from webdataset.gopen import gopen
 
-from mae_vit.data.remote.urls import PIPE, pipe_allowed
+from mae_vit.urls import PIPE, pipe_allowed
 
 _BLOCK = 1 << 20
 _RETRIED_STATUS = (408, 425, 429)
@@ -93,7 +93,9 @@ def _open_http(url: str, start: int, stall_s: float) -> Iterator[_Response]:
     if start:
         headers["Range"] = f"bytes={start}-"
     try:
-        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=stall_s)
+        # Not `urlopen`, which keeps the proxies of its first call.
+        opener = urllib.request.build_opener()
+        response = opener.open(urllib.request.Request(url, headers=headers), timeout=stall_s)
     except urllib.error.HTTPError as error:
         error.close()
         said = f"HTTP {error.code} {error.reason}"
