@@ -14,9 +14,8 @@ from mae_vit.keyed import SampleKeys
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
-from mae_vit.training.estimate import estimate
 from mae_vit.training.health import free_memory_gib
-from pretrain.setup import Setup
+from pretrain.setup import Setup, estimate_costs
 
 _TIMED_STEPS = 3
 # An estimate above this is not tried on a CPU, where too much memory ends other processes.
@@ -48,7 +47,9 @@ def find_batch(setup: Setup) -> Iterator[Trial]:
     Yields:
         Trials, of ascending size: the divisors of a rank's share of the batch, about doubling.
     """
-    for size in candidates(setup.plan.effective_batch_size // setup.ranks.world_size, even=_even(setup)):
+    for size in candidates(
+        setup.plan.effective_batch_size // setup.ranks.world_size, even=setup.config.objective.pairs_neighbors
+    ):
         trial = _try(setup, size)
         yield trial
         if trial.images_per_s is None:
@@ -76,21 +77,9 @@ def best_of(trials: list[Trial]) -> Trial | None:
     return next(trial for rate, trial in fitting if rate >= 0.97 * fastest)
 
 
-def _even(setup: Setup) -> bool:
-    return setup.config.objective.pairs_neighbors
-
-
 def _try(setup: Setup, size: int) -> Trial:
-    config, info, device = setup.config, setup.info, setup.device
-    shape = (info.in_chans, *info.img_size)
-    costs = estimate(
-        setup.build,
-        image_shape=shape,
-        batch_size_per_device=size,
-        activation_checkpointing=config.train.activation_checkpointing,
-        optimizer_slots=setup.costs.optimizer_slots,
-        averaged=setup.costs.averaged,
-    )
+    config, device = setup.config, setup.device
+    costs = estimate_costs(config, setup.info, num_classes=setup.data.num_classes, batch_size_per_device=size)
     gib = costs.memory_gib(world_size=1, zero_stage=0)
     if device.type == "cpu" and gib > _CPU_SHARE * free_memory_gib(setup.ranks, device)[0]:
         return Trial(size, None, gib)

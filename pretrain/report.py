@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.order import Share
@@ -11,6 +10,7 @@ from mae_vit.errors import counted
 from mae_vit.plan import Plan, describe_views
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
+from mae_vit.training.health import existing
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.urls import shown
 from pretrain.data import Data
@@ -60,7 +60,7 @@ def describe_plan(setup: Setup, folder: RunFolder, start: Checkpoint | None) -> 
         "memory": f"{memory:.2f} GiB for each rank, about (states and float32 activations)",
         "disk": f"{disk / 2**20:,.0f} MiB for {counted(kept, 'checkpoint')} of "
         f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
-        f"{_every(plan.checkpoint_every_steps)}; free: {free_bytes(folder.path) / 2**30:,.0f} GiB",
+        f"{_every(plan.checkpoint_every_steps)}; free: {shutil.disk_usage(existing(folder.path)).free / 2**30:,.0f} GiB",
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"warning: {text}" for text in order_warnings(data)]
@@ -123,10 +123,3 @@ def order_warnings(data: Data) -> list[str]:
 
 def _every(steps: int) -> str:
     return "every step" if steps == 1 else f"every {steps:,} steps"
-
-
-def free_bytes(path: Path) -> int:
-    """Bytes that are free where a path is, or will be."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free

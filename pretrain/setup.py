@@ -67,15 +67,24 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     if config.objective.pairs_neighbors:
         check_pairs(plan, ranks.world_size)
     info = describe_encoder(config, data)
-    costs = estimate(
-        lambda: build_objective(config, info, num_classes=data.num_classes),
+    costs = estimate_costs(
+        config, info, num_classes=data.num_classes, batch_size_per_device=plan.batch_size_per_device
+    )
+    return Setup(config, ranks, device, data, plan, info, costs)
+
+
+def estimate_costs(
+    config: PretrainConfig, info: EncoderInfo, *, num_classes: int, batch_size_per_device: int
+) -> Estimate:
+    """Measures what steps with micro-batches of a size will cost."""
+    return estimate(
+        lambda: build_objective(config, info, num_classes=num_classes),
         image_shape=(info.in_chans, *info.img_size),
-        batch_size_per_device=plan.batch_size_per_device,
+        batch_size_per_device=batch_size_per_device,
         activation_checkpointing=config.train.activation_checkpointing,
         optimizer_slots=len(optimizer_options(config).slots),
         averaged=config.train.ema_decay is not None,
     )
-    return Setup(config, ranks, device, data, plan, info, costs)
 
 
 def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:

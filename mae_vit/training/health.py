@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from mae_vit.locks import try_lock
-from mae_vit.training.distributed import Ranks
+from mae_vit.training.distributed import Ranks, available_cores
 
 Status = Literal["ok", "warn", "FAIL"]
 
@@ -133,8 +133,7 @@ def _check_deepspeed() -> Check:
 def check_devices(ranks: Ranks, device: torch.device, *, precision: str) -> list[Check]:
     """Looks at this rank's device, and whether the node has others that nobody uses."""
     if device.type != "cuda":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        text = f"CPU, {cores} cores for {ranks.local_world_size} of the ranks"
+        text = f"CPU, {available_cores()} cores for {ranks.local_world_size} of the ranks"
         if precision == "fp16":
             return [Check("warn", "device", f"{text}; fp16 is slow there: use train.precision=fp32 or bf16")]
         return [Check("ok", "device", text)]
@@ -214,11 +213,16 @@ def _room_in(group: Path) -> int | None:
     return None
 
 
+def existing(path: Path) -> Path:
+    """Returns a path, or the nearest folder above it that is there."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
 def check_disk(folder: Path, needed: int) -> Check:
     """Compares what a run leaves with what its disk has free."""
-    place = folder
-    while not place.exists():
-        place = place.parent
+    place = existing(folder)
     free = shutil.disk_usage(place).free
     text = f"{needed / 2**30:.2f} GiB for checkpoints and results; {place} has {free / 2**30:.1f} GiB free"
     if needed > free:
@@ -230,9 +234,7 @@ def check_disk(folder: Path, needed: int) -> Check:
 
 def check_locks(folder: Path) -> Check:
     """Whether a second process on the same run would be noticed: some file systems have no locks."""
-    place = folder
-    while not place.exists():
-        place = place.parent
+    place = existing(folder)
     probe = place / f".mae-vit-doctor-{os.getpid()}"
     try:
         first, second = try_lock(probe), try_lock(probe)

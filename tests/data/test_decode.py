@@ -119,7 +119,7 @@ def test_size_bound_is_read_from_the_header(monkeypatch):
 
 
 def test_a_png_that_was_changed_is_no_image():
-    """Pillow shows one in eight of these as another image."""
+    """Pillow alone shows some of these as another image."""
     chance = np.random.default_rng(0)
     # As small as CIFAR's, where the pixels are most of the file.
     pixels = chance.integers(0, 256, (8, 8, 3), dtype=np.uint8)
