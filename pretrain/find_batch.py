@@ -47,9 +47,8 @@ def find_batch(setup: Setup) -> Iterator[Trial]:
     Yields:
         Trials, of ascending size: the divisors of a rank's share of the batch, about doubling.
     """
-    for size in candidates(
-        setup.plan.effective_batch_size // setup.ranks.world_size, even=setup.config.objective.pairs_neighbors
-    ):
+    share = setup.plan.effective_batch_size // setup.ranks.world_size
+    for size in candidates(share, even=setup.config.objective.pairs_neighbors):
         trial = _try(setup, size)
         yield trial
         if trial.images_per_s is None:

@@ -25,6 +25,7 @@ def describe_plan(setup: Setup, folder: RunFolder, start: Checkpoint | None) -> 
     tokens = (height // model.patch_size) * (width // model.patch_size)
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
     kept, disk = retention(setup)
+    free = shutil.disk_usage(existing(folder.path)).free
     source = type(data.source).__name__.removesuffix("Source").lower()
     begin = (
         f"goes on from {start.path} (step {start.step})"
@@ -60,7 +61,7 @@ def describe_plan(setup: Setup, folder: RunFolder, start: Checkpoint | None) -> 
         "memory": f"{memory:.2f} GiB for each rank, about (states and float32 activations)",
         "disk": f"{disk / 2**20:,.0f} MiB for {counted(kept, 'checkpoint')} of "
         f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
-        f"{_every(plan.checkpoint_every_steps)}; free: {shutil.disk_usage(existing(folder.path)).free / 2**30:,.0f} GiB",
+        f"{_every(plan.checkpoint_every_steps)}; free: {free / 2**30:,.0f} GiB",
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"warning: {text}" for text in order_warnings(data)]
