@@ -15,7 +15,7 @@ from mae_vit.data.converter_pool import ConverterPool
 from mae_vit.data.dataset import FILE_NAME, Shard
 from mae_vit.data.foreign import numbered_classes, split_of
 from mae_vit.data.prepare import Report
-from mae_vit.data.publish import add_index, describe, index_path, write_description
+from mae_vit.data.publish import describe, index_path, write_description, write_index
 from mae_vit.data.samples import Sample, class_number, read_samples
 from mae_vit.data.shard_writer import file_digest
 from mae_vit.data.statistics import Statistics
@@ -77,10 +77,10 @@ def adopt(
     for name in splits:
         if not overwrite and index_path(folder, name).exists():
             raise InputError(f"{index_path(folder, name)} is there already: --overwrite replaces it")
+    for name, info in splits.items():
+        splits[name] = info.model_copy(update={"index": write_index(folder, info.shards, name)})
     dataset = describe(classes, splits, of)
     write_description(folder, dataset)
-    for name in splits:
-        dataset = add_index(folder, dataset, name)
     notes = [f"left out {len(empty)} tars that hold no images"] if empty else []
     conversions: Counter[str] = sum((s.notes for s in gathered.values()), Counter())
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)

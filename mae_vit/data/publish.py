@@ -6,14 +6,14 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from mae_vit import __version__
-from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, IndexFile, Split
+from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, IndexFile, Shard, Split
 from mae_vit.data.index_rows import index_shard
 from mae_vit.data.statistics import Statistics
 from mae_vit.errors import InputError
@@ -78,7 +78,7 @@ def publish(
         os.rename(partial / listed, out / listed)
     for shard in part.shards:
         os.rename(partial / shard.file, out / shard.file)
-    splits[split] = part
+    splits[split] = part.model_copy(update={"index": write_index(out, part.shards, split)})
     if split == "train" or dataset is None or not dataset.splits or list(splits) == [split]:
         dataset = describe(classes, splits, statistics)
     else:
@@ -86,24 +86,18 @@ def publish(
     write_description(out, dataset)
     # Last: until here it says whose the shards are, should this be killed.
     partial.rmdir()
-    return add_index(out, dataset, split)
-
-
-def add_index(out: Path, dataset: Dataset, split: str) -> Dataset:
-    """Writes the index of a split beside its described shards, and says so."""
-    shards = tqdm(dataset.splits[split].shards, desc="indexing", unit=" shards", delay=2, leave=False)
-    buffer = io.BytesIO()
-    np.save(buffer, np.concatenate([index_shard(out / s.file, number) for number, s in enumerate(shards)]))
-    data = buffer.getvalue()
-    with _replacing(index_path(out, split)) as partial:
-        partial.write_bytes(data)
-    described = IndexFile(
-        file=index_path(out, split).name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
-    )
-    splits = {**dataset.splits, split: dataset.splits[split].model_copy(update={"index": described})}
-    dataset = dataset.model_copy(update={"splits": splits})
-    write_description(out, dataset)
     return dataset
+
+
+def write_index(out: Path, shards: Sequence[Shard], split: str) -> IndexFile:
+    """Writes the index of a split beside its shards."""
+    path, buffer = index_path(out, split), io.BytesIO()
+    bar = tqdm(shards, desc="indexing", unit=" shards", delay=2, leave=False)
+    np.save(buffer, np.concatenate([index_shard(out / s.file, number) for number, s in enumerate(bar)]))
+    data = buffer.getvalue()
+    with _replacing(path) as partial:
+        partial.write_bytes(data)
+    return IndexFile(file=path.name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def describe(classes: list[str], splits: dict[str, Split], statistics: Statistics) -> Dataset:

@@ -1,0 +1,40 @@
+"""What tests of shards elsewhere ask for."""
+
+from pathlib import Path
+
+from mae_vit.data.blocks import BlockOrder
+from mae_vit.data.dataset import Shard, read_dataset
+from mae_vit.data.publish import write_description, write_index
+from mae_vit.data.remote.cache import Cache, Wanted
+from mae_vit.urls import file_url
+
+STEPS = range(0, 12)
+
+
+def blocks(index, seed=7):
+    counts = [shard.samples for shard in index.split_info.shards]
+    return BlockOrder(counts, effective_batch_size=96, seed=seed, lanes=8, block_shards=2)
+
+
+def first_shard(source) -> Shard:
+    return read_dataset(source).splits["train"].shards[0]
+
+
+def wanted(server, shard) -> Wanted:
+    return Wanted(file_url(server.url, shard.file), shard.bytes, shard.sha256)
+
+
+def open_cache(tmp_path, limit=1 << 30, **options) -> Cache:
+    folder = tmp_path / "cache"
+    folder.mkdir(exist_ok=True)
+    return Cache(folder, limit, **{"stall_s": 0.3, "patience_s": 2.0, **options})
+
+
+def describe_indexes(folder: Path) -> None:
+    """Writes the index of each split, as `prepare` does."""
+    dataset = read_dataset(folder)
+    splits = {
+        name: info.model_copy(update={"index": write_index(folder, info.shards, name)})
+        for name, info in dataset.splits.items()
+    }
+    write_description(folder, dataset.model_copy(update={"splits": splits}))
