@@ -26,13 +26,22 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+_HANDLERS = {
+    number: signal.getsignal(number)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+}
+
+
 @pytest.fixture(autouse=True)
 def signals_as_before():
-    """A run in this process installs handlers for the signals that stop it."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-    held = {number: signal.getsignal(number) for number in numbers}
+    """A run in this process handles the signals that stop it, then ignores them; shared fixtures run some too."""
+    _restore_signals()
     yield
-    for number, handler in held.items():
+    _restore_signals()
+
+
+def _restore_signals():
+    for number, handler in _HANDLERS.items():
         signal.signal(number, handler)
 
 

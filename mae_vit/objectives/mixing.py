@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from scipy.stats import beta
+from scipy.special import betaincinv
 from torch import Tensor, nn
 
 from mae_vit.batch import Batch
@@ -121,4 +121,4 @@ def _quantiles(alpha: float) -> Tensor:
     with torch.device("cpu"):
         # Also where a model's costs are estimated without computing anything.
         chances = (torch.arange(_QUANTILES, dtype=torch.float64) + 0.5) / _QUANTILES
-    return torch.from_numpy(beta.ppf(chances.numpy(), alpha, alpha)).float()
+    return torch.from_numpy(betaincinv(alpha, alpha, chances.numpy())).float()
