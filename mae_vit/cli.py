@@ -13,7 +13,7 @@ from mae_vit import __version__
 from mae_vit.commandline import OneLineParser
 from mae_vit.errors import InputError, Unreachable, counted
 from mae_vit.prepare_command import add_prepare
-from mae_vit.urls import allow_pipe
+from mae_vit.urls import allow_pipe, is_url, shown
 
 EXIT_DAMAGED = 1
 EXIT_INPUT = 2
@@ -78,7 +78,7 @@ def _add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         help="verify every shard",
         description="Verify every shard against dataset.json; exit 1 and name what is damaged.",
     )
-    parser.add_argument("path", type=Path, metavar="DIR", help="the data folder")
+    parser.add_argument("path", metavar="DIR", help="the data folder")
     parser.add_argument("--decode", action="store_true", help="decode every image too")
     parser.set_defaults(run=_check, parser=parser)
 
@@ -86,7 +86,11 @@ def _add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 def _check(arguments: argparse.Namespace) -> int:
     from mae_vit.data.check import check
 
-    problems = check(arguments.path, decode_all=arguments.decode)
+    if is_url(arguments.path):
+        raise InputError(
+            f"{shown(arguments.path)}: shards elsewhere are verified as runs fetch them; give a folder"
+        )
+    problems = check(Path(arguments.path), decode_all=arguments.decode)
     for problem in problems:
         print(f"damaged: {problem}")
     print(

@@ -33,6 +33,7 @@ from mae_vit.cli import main
         (["check", "--shard-mib=3", "{out}"], "--shard-mib=3: known: --decode, --help"),
         (["check"], "required: DIR"),
         (["check", "{out}"], "does not exist"),
+        (["check", "https://host/data"], "verified as runs fetch them"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(tmp_path, capsys, arguments, expected):

@@ -1,4 +1,4 @@
-"""Fine-tuning and comparisons as jobs: told of the limit, they save, requeue themselves and end."""
+"""The other jobs: fine-tuning and comparisons go on after the limit; the doctor looks at all nodes."""
 
 import csv
 
@@ -70,3 +70,16 @@ def test_an_array_shares_a_comparison_and_its_tasks_are_requeued_one_by_one(clus
     with (folder / "results.csv").open() as file:
         assert sorted(line["seed"] for line in csv.DictReader(file)) == ["0", "1", "2", "3"]
     assert (folder / "report.html").exists()
+
+
+def test_the_doctor_looks_at_both_nodes(cluster, settings, tmp_path):
+    folder = tmp_path / "run"
+    job = cluster.submit(folder, "--nodes=2", "slurm/doctor.sh", *settings, f"run.dir={folder}")
+    assert job.wait() == "COMPLETED", job.output()
+    for said in ("2 ranks met at", "ranks add", "ok   samples"):
+        assert said in job.output()
+    wrong = [word if not word.startswith("data.path") else f"data.path={tmp_path}" for word in settings]
+    job = cluster.submit(folder, "--nodes=2", "slurm/doctor.sh", *wrong, f"run.dir={folder}")
+    assert job.wait() == "FAILED", job.output()
+    assert job.shown("Restarts") == "0"
+    assert "FAIL plan" in job.output()
