@@ -1,5 +1,6 @@
 """Shared fixtures: small real data, and processes that are always cleaned up."""
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -17,6 +18,10 @@ from mae_vit.data.index import open_index
 from mae_vit.data.prepare import prepare
 from mae_vit.data.shard_writer import ShardWriter
 from mae_vit.data.sources import open_source
+
+
+# Whichever test first starts data workers: else each of them imports torch anew, in all later tests too.
+multiprocessing.set_forkserver_preload(["mae_vit.data.loader"])
 
 
 def pytest_collection_modifyitems(items):

@@ -43,7 +43,8 @@ def pretrain(data, folder, *overrides):
     )
 
 
-@pytest.mark.parametrize("order", [pytest.param("global", marks=pytest.mark.slow), "blocks"])
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["global", "blocks"])
 def test_a_run_over_thousands_of_shards_starts_and_goes_on(thousands, tmp_path, order):
     """40 steps of 512 images: two epochs, all shards."""
     words = [f"data.order={order}", "data.workers=1"]

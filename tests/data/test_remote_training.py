@@ -51,6 +51,7 @@ def test_training_from_a_server_is_training_from_here(source, server, tmp_path):
     assert f"shards of {server.url}" in far.stdout
 
 
+@pytest.mark.slow
 def test_a_vanished_server_leaves_a_run_to_be_started_again(server, tmp_path):
     server.faults["*.tar"] = [*[""] * 4, "always 503"]
     folder = tmp_path / "far"

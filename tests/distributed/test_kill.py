@@ -147,6 +147,7 @@ def test_killed_five_times_joint_ends_bit_identical(digits, tmp_path, mode):
     kill_and_restart(digits, tmp_path, 2, "memory", kills=5, objective=objective)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_killed_trainer_leaves_no_data_workers(digits, tmp_path):
     """Workers and the server they are forked from would hold their memory for ever."""

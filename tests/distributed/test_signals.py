@@ -15,7 +15,7 @@ pytestmark = pytest.mark.distributed
 
 CASES = [
     # launcher, who gets the signal, which, the launcher's own exit code
-    ("python", "rank", signal.SIGTERM, 75),
+    pytest.param("python", "rank", signal.SIGTERM, 75, marks=pytest.mark.slow),
     pytest.param("python", "rank", signal.SIGUSR1, 75, marks=pytest.mark.slow),
     pytest.param("python", "rank", signal.SIGINT, 75, marks=pytest.mark.slow),
     pytest.param("python", "rank", signal.SIGHUP, 75, marks=pytest.mark.slow),
