@@ -1,4 +1,4 @@
-"""What `--ckpt RUN` alone means: the run's own data, and the recipe for its model's size."""
+"""What `--ckpt RUN` without a config means: the run's own data or those given, the recipe for its model's size."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
 
     Args:
         ckpt: the start.
-        given: overrides of the command line, one of which may be a mode with recipes of its own.
+        given: overrides of the command line: other data, or a mode with recipes of its own.
 
     Raises:
         InputError: saying what to pass, where that does not tell everything.
@@ -60,18 +60,21 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     run = _read_config(folder)
     model, data = run["model"], run["data"]
     path, split = data["path"], data["split"]
+    elsewhere, where = _given(given, "data.path"), f"the data of {folder}, {path},"
+    if elsewhere is not None:
+        data = {"augment": {}}
+        path, split, where = elsewhere, _given(given, "data.split") or "train", f"data.path={elsewhere}"
     dataset = read_dataset(
         locate(path, cache_dir=data.get("cache_dir"), cache_gib=data.get("cache_gib")).folder
     )
     if not dataset.classes or not sum(dataset.splits[split].class_counts if split in dataset.splits else ()):
-        raise InputError(f"the data of {folder}, {path}, has no labels: {_PASS}")
+        raise InputError(f"{where} has no labels: {_PASS}")
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
-        raise InputError(f"the data of {folder}, {path}, has no split to measure on (test or val): {_PASS}")
+        raise InputError(f"{where} has no split to measure on (test or val): {_PASS}")
     if model["name"] not in _RECIPES:
         raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS}')
     taken = {key: data[name] for key, name in _KEPT.items() if data.get(name) is not None}
-    modes = [text.partition("=")[2].strip("\"' ") for text in given if text.startswith("finetune.mode=")]
-    if modes[-1:] == ["linear_probe"]:
+    if _given(given, "finetune.mode") == "linear_probe":
         # Images are taken as they are.
         name, overrides = _PROBE_RECIPES[model["name"]]
     else:
@@ -82,6 +85,12 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         *overrides,
         *(f"{key}={_inline(value)}" for key, value in taken.items()),
     ]
+
+
+def _given(overrides: Sequence[str], key: str) -> str | None:
+    """What the command line says of a key, the last time."""
+    values = [text.partition("=")[2].strip("\"' ") for text in overrides if text.startswith(f"{key}=")]
+    return values[-1] if values else None
 
 
 def _augmentation(section: dict[str, Any]) -> dict[str, Any]:

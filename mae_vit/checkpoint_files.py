@@ -61,7 +61,7 @@ def read_newest(folder: Path, read: Callable[[Path], Found]) -> tuple[Found | No
         except BrokenCheckpoint as error:
             broken.append(error)
     if paths:
-        raise BrokenCheckpoint(f"all {len(paths)} checkpoints in {folder} are broken")
+        raise BrokenCheckpoint(f"all {len(paths)} checkpoints in {folder} are broken: {broken[0]}")
     return None, broken
 
 

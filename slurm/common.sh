@@ -19,7 +19,7 @@ pass_on() {
 }
 trap pass_on USR1 TERM
 
-srun_options=() container=() max_restarts=3 notes=.restarts
+srun_options=() container=() port='' max_restarts=3 notes=.restarts
 site=${MAE_VIT_SITE:-slurm/site.sh}
 if [[ ! -r $site ]]; then
   echo "error: no site settings $site in $PWD" >&2
@@ -47,7 +47,7 @@ run() {
   begin_notes
   if ((${SLURM_NTASKS:-1} > 1)); then
     MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-    MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+    MASTER_PORT=${port:-$((20000 + SLURM_JOB_ID % 10000))}
     export MASTER_ADDR MASTER_PORT
   fi
   # --export: under `sbatch --export=NONE` tasks would not see what is exported here.

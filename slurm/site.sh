@@ -18,6 +18,9 @@ fi
 # The interface between nodes, where the first one is the wrong one.
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 
+# The port that ranks meet at, where not every one is open; by default one of 20000 to 29999, by the job's number.
+# port=29500
+
 # A container that has the dependencies: words before `python`, which must pass signals on, not die of them ...
 # container=(apptainer exec --nv --bind "$PWD" mae-vit.sif)
 # ... or srun's own (pyxis).

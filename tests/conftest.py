@@ -19,7 +19,6 @@ from mae_vit.data.prepare import prepare
 from mae_vit.data.shard_writer import ShardWriter
 from mae_vit.data.sources import open_source
 
-
 # Whichever test first starts data workers: else each of them imports torch anew, in all later tests too.
 multiprocessing.set_forkserver_preload(["mae_vit.data.loader"])
 

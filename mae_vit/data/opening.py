@@ -169,7 +169,8 @@ def normalization(
     if len(mean) != channels:
         raise InputError(
             f'data.normalize="{choice}" has {len(mean)} channels, model.in_chans={channels}: '
-            'use "half" or [[mean], [std]]'
+            f'give model.in_chans={len(mean)} if the images are to keep theirs, else data.normalize="half" or '
+            "[[mean], [std]]"
         )
     # A channel of one value would divide by zero.
     return mean, tuple(max(value, 1e-3) for value in std)

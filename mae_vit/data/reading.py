@@ -5,10 +5,11 @@ Both give the same pixels for the same (seed, epoch, sample index).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from mae_vit.data.augment import Augment
 from mae_vit.data.decode import DecodeError, decode
 from mae_vit.data.index import ShardIndex
+from mae_vit.data.index_rows import state_of
 from mae_vit.data.shard_files import ReadError
 from mae_vit.errors import Damage, DamagedSample, InputError
 
@@ -169,22 +171,32 @@ def _decoded_array(index: ShardIndex, channels: int) -> tuple[Path, dict[int, Da
     assert size is not None
     shape = (len(index), channels, *size)
     with index.locked():
-        damaged = _read_damaged(path)
+        damaged = _read_damaged(path, _state_of_shards(index))
         whole = path.exists() and np.load(path, mmap_mode="r").shape == shape
         if not whole or damaged is None or any(_is_mended(index, s, channels) for s in damaged):
             damaged = _decode_all(index, channels, shape, path)
     return path, damaged
 
 
+def _state_of_shards(index: ShardIndex) -> str:
+    """Tells shards from those that were there before, without reading them."""
+    if index.remote is not None:
+        return "by their checksums"  # as which they are fetched; the array's name holds those
+    states = [astuple(state_of(index.folder / shard.file)) for shard in index.split_info.shards]
+    return hashlib.sha256(json.dumps(states).encode()).hexdigest()
+
+
 def _damaged_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}-damaged.json")
 
 
-def _read_damaged(path: Path) -> dict[int, Damage] | None:
-    """What could not be decoded when the array was made; None if that is not known."""
+def _read_damaged(path: Path, shards: str) -> dict[int, Damage] | None:
+    """What could not be decoded when the array was made; None if that is not known, or was of other shards."""
     try:
         told = json.loads(_damaged_path(path).read_text(encoding="utf-8"))
-        return {damage["sample"]: Damage(**damage) for damage in told}
+        if told["shards"] != shards:
+            return None
+        return {damage["sample"]: Damage(**damage) for damage in told["damaged"]}
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -200,6 +212,8 @@ def _is_mended(index: ShardIndex, sample: int, channels: int) -> bool:
 
 def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: Path) -> dict[int, Damage]:
     damaged: dict[int, Damage] = {}
+    # Before they are read: of shards that change meanwhile the array is not.
+    shards = _state_of_shards(index)
 
     def decode_into(partial: Path) -> None:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
@@ -211,7 +225,8 @@ def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: 
         array.flush()
 
     def tell_damaged(partial: Path) -> None:
-        partial.write_text(json.dumps([asdict(damage) for damage in damaged.values()]), encoding="utf-8")
+        told = {"shards": shards, "damaged": [asdict(damage) for damage in damaged.values()]}
+        partial.write_text(json.dumps(told), encoding="utf-8")
 
     # The array lasts once its list does.
     _damaged_path(path).unlink(missing_ok=True)

@@ -159,20 +159,27 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     try:
         found, broken = read_newest(folder, load_checkpoint)
     except BrokenCheckpoint as error:
-        raise InputError(f"{error}; --resume never starts over") from None
+        raise InputError(f"{error}; `--resume never` begins again, and sets this run aside") from None
     for problem in broken:
         warnings.warn(f"skipping broken checkpoint: {problem}", stacklevel=2)
     return found
 
 
-def prune_checkpoints(folder: Path, *, keep_last: int, keep_every: int | None, every_steps: int) -> None:
-    """Removes all but the last `keep_last` and, where asked, every `keep_every`-th.
+def prune_checkpoints(
+    folder: Path, *, upto: int, keep_last: int, keep_every: int | None, every_steps: int
+) -> None:
+    """Removes all but the last `keep_last` up to a step and, where asked, every `keep_every`-th.
+
+    Those of later steps go too: a run that has come to an earlier step found them broken, or
+    went back behind them. They must not count as those that are kept.
 
     Counted are those saved every `every_steps`; one between them, saved on a signal, is
     kept only while it is among the last.
     """
-    for path in list_checkpoints(folder)[:-keep_last]:
+    paths = list_checkpoints(folder)
+    kept = [path for path in paths if step_of(path) <= upto][-keep_last:]
+    for path in (path for path in paths if path not in kept):
         step = step_of(path)
         # That of step 0 is there to go back to before the first.
-        if keep_every is None or step == 0 or step % (every_steps * keep_every):
+        if step > upto or keep_every is None or step == 0 or step % (every_steps * keep_every):
             shutil.rmtree(path, ignore_errors=True)

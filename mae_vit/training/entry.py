@@ -1,7 +1,8 @@
 """What all entry points share: the command line, and exit codes.
 
 0 done; 1 failed; 2 bad config or input; 75 to be run again: stopped by a signal after a
-save, another rank is gone, or data that lie elsewhere cannot be had now.
+save, another rank is gone, or data that lie elsewhere cannot be had now; 130 ended by
+Ctrl-C before there was anything to save, or by a second one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mae_vit.commandline import OneLineParser
 from mae_vit.errors import DamagedSample, InputError, Unreachable
 from mae_vit.training.failures import LostRank, TrainingFailed
 from mae_vit.training.resume import ResumeMode
+from mae_vit.training.signals import EXIT_INTERRUPTED
 from mae_vit.urls import allow_pipe
 
 EXIT_FAILED = 1
@@ -140,6 +142,8 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
         code, message = EXIT_FAILED, str(error)
     except LostRank as error:
         code, message = EXIT_REQUEUE, str(error)
+    except KeyboardInterrupt:
+        code, message = EXIT_INTERRUPTED, "interrupted; the same command goes on"
     except Unreachable as error:
         # Each rank reads for itself: nobody else says it.
         print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)

@@ -139,19 +139,20 @@ class Saver:
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
-                self._prune(keep_last=1)
+                self._prune(step, keep_last=1)
                 save_checkpoint(self._folder, step=step, state=state, identity=self._identity)
             if step:
                 note_progress()
-            self._prune(keep_last=self._options.keep_last)
+            self._prune(step, keep_last=self._options.keep_last)
             self._problem = None
         except Exception as error:
             reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else repr(error)
             self._problem = f"the checkpoint of step {step} cannot be written to {self._folder}: {reason}"
 
-    def _prune(self, *, keep_last: int) -> None:
+    def _prune(self, step: int, *, keep_last: int) -> None:
         prune_checkpoints(
             self._folder,
+            upto=step,
             keep_last=keep_last,
             keep_every=self._options.keep_every,
             every_steps=self._every_steps,

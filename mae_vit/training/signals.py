@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
+from typing import NoReturn
 
 import psutil
 
@@ -12,17 +14,39 @@ import psutil
 # A shell or a terminal is none: its end must not end a run.
 _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd", "mpirun")
 _POLL_S = 1.0
+# What shells say of a program that Ctrl-C ended.
+EXIT_INTERRUPTED = 130
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _heard_early: list[str] = []
 
 
 def hear_early() -> None:
-    """Keeps SIGUSR1, which a scheduler may send at any time, until there is a `StopRequest`.
+    """Handles signals until there is a `StopRequest`; for a program's first lines.
 
-    For a program's first lines: without it the signal kills a process that still imports, and
-    a job with a short limit would never take a step.
+    SIGUSR1, which a scheduler may send at any time, is kept: it would kill a process that still
+    imports, and a job with a short limit would never take a step. Ctrl-C ends at once, in a line.
     """
     signal.signal(signal.SIGUSR1, lambda number, frame: _heard_early.append(signal.Signals(number).name))
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(
+            signal.SIGINT,
+            lambda number, frame: _end_now("interrupted before it began; the same command begins again"),
+        )
+
+
+def _end_now(line: str) -> NoReturn:
+    """Ends this process without more ado: what is on the disk is whole at any moment.
+
+    An exception instead could surface anywhere, inside an import or a library's thread, or be swallowed there.
+    """
+    _say(line)
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _say(line: str) -> None:
+    """Prints from a signal's handler, where buffered writing is not allowed; once on each node."""
+    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
+        os.write(2, f"\n{line}\n".encode())
 
 
 def heard_early() -> str | None:
@@ -66,9 +90,10 @@ class StopRequest:
             signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.reason == "SIGINT":
-            # A second Ctrl-C does not wait for the save.
-            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            if self.reason == "SIGINT":
+                _end_now("interrupted: ended without saving; the same command goes on from the last save")
+            _say("stopping after this step, and saving; Ctrl-C once more ends without that")
         self.reason = self.reason or signal.Signals(number).name
 
     def _watch(self, launchers: list[psutil.Process]) -> None:

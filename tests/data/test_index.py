@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import shutil
 import tarfile
@@ -9,6 +10,7 @@ import tarfile
 import numpy as np
 import pytest
 import webdataset as wds
+from batches import open_digits
 from webdataset.tariterators import base_plus_ext
 
 from mae_vit.cli import main
@@ -17,7 +19,7 @@ from mae_vit.data.index import open_index
 from mae_vit.data.index_rows import index_shard
 from mae_vit.data.samples import split_key
 from mae_vit.data.tarwalk import DamagedTar, walk_tar
-from mae_vit.errors import InputError
+from mae_vit.errors import DamagedSample, InputError
 
 
 def write_tar(path, members, **options):
@@ -172,6 +174,24 @@ def test_is_rebuilt_when_the_shards_are_others(digits, tmp_path):
     assert len(after) == len(before) - dropped["samples"]
     np.testing.assert_array_equal(after.labels, before.labels[: len(after)])
     assert len(list((copy / ".index").glob("train-*.npy"))) == 1
+
+
+def test_decoded_images_are_those_of_the_shards_as_they_are(digits, tmp_path):
+    """Also of shards of the same size and an earlier time."""
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy)
+    before = open_digits(open_index(copy, "train"), "memory").images(0, 0, np.arange(9))
+    shard = copy / read_dataset(copy).splits["train"].shards[0].file
+    with tarfile.open(shard) as tar:
+        member = next(member for member in tar if member.name.endswith(".png"))
+    data = bytearray(shard.read_bytes())
+    data[member.offset_data + member.size // 2] ^= 0xFF
+    shard.write_bytes(data)
+    os.utime(shard, (1e9, 1e9))
+    source = open_digits(open_index(copy, "train"), "memory")
+    with pytest.raises(DamagedSample, match="checksum"):
+        source.images(0, 0, np.arange(9))
+    np.testing.assert_array_equal(source.images(0, 0, np.arange(1, 9)), before[1:])
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", None])

@@ -108,6 +108,38 @@ def test_a_run_told_to_stop_while_it_still_starts_takes_a_step_and_saves(digits,
     assert 1 <= load_checkpoint(list_checkpoints(run.folder / "checkpoints")[-1]).step <= 2
 
 
+def test_ctrl_c_while_a_run_still_starts_is_one_line(digits, tmp_path):
+    run = Run(tmp_path / "run", "python", 1, arguments(digits, "memory"))
+    try:
+        while not hears(run.process.pid):
+            time.sleep(0.01)
+        time.sleep(1)  # in the midst of its imports
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait(20) == 130
+    finally:
+        run.kill()
+    assert run.output().strip() == "interrupted before it began; the same command begins again"
+    assert not run.folder.exists()
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_at_once(digits, tmp_path):
+    run = Run(tmp_path / "run", "python", 1, [*arguments(digits, "memory"), "checkpoint.every_steps=5"])
+    try:
+        run.wait_for_step(10)
+        # Before the step ends at which the first one is read.
+        for _ in range(2):
+            run.process.send_signal(signal.SIGINT)
+            time.sleep(0.002)
+        assert run.wait(20) in (75, 130)
+        output = run.output()
+    finally:
+        run.kill()
+    assert "Ctrl-C once more ends without that" in output
+    assert "Traceback" not in output
+    assert list_checkpoints(run.folder / "checkpoints")
+
+
 @pytest.mark.parametrize("launcher", ["python", pytest.param("deepspeed", marks=pytest.mark.slow)])
 def test_a_closed_terminal_leaves_a_resumable_run(digits, tmp_path, launcher):
     """The hang-up reaches the whole session, and there is no terminal left to print to."""

@@ -187,6 +187,11 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     refused("has no split to measure on (test or val)")
     (data / "dataset.json").write_text(json.dumps({**whole, "classes": []}))
     refused("has no labels")
+    # The command line may name data that have.
+    assert alone(f"data.path={digits}") == 0
+    assert f"path: {digits}" in (tmp_path / "run" / "config.yaml").read_text()
+    shutil.rmtree(tmp_path / "run")
+    capsys.readouterr()
     config.write_text("model: 3\n")
     refused("is no config of a run")
     config.unlink()

@@ -73,12 +73,20 @@ def test_only_the_grid_is_kept_for_good(tmp_path, keep_every, expected):
     # 512 and 1003 were saved on a signal.
     for step in sorted([*range(100, 1300, 100), 512, 1003]):
         (tmp_path / f"step-{step:08d}").mkdir()
-    prune_checkpoints(tmp_path, keep_last=2, keep_every=keep_every, every_steps=100)
+    prune_checkpoints(tmp_path, upto=1200, keep_last=2, keep_every=keep_every, every_steps=100)
     assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == expected
 
 
 def test_one_between_is_kept_while_it_is_the_last(tmp_path):
     for step in (500, 512):
         (tmp_path / f"step-{step:08d}").mkdir()
-    prune_checkpoints(tmp_path, keep_last=1, keep_every=5, every_steps=100)
+    prune_checkpoints(tmp_path, upto=1200, keep_last=1, keep_every=5, every_steps=100)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000500", "step-00000512"]
+
+
+def test_those_of_later_steps_do_not_count(tmp_path):
+    """They were broken, or the run went back behind them."""
+    for step in (0, 276, 287, 305, 400):
+        (tmp_path / f"step-{step:08d}").mkdir()
+    prune_checkpoints(tmp_path, upto=287, keep_last=2, keep_every=5, every_steps=1)
+    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [276, 287]

@@ -189,7 +189,7 @@ def test_a_broken_newest_checkpoint_is_skipped_and_only_broken_ones_are_an_error
     for path in list_checkpoints(folder):
         (path / "state.json").write_text("{}")
     assert call() == 2
-    assert "are broken; --resume never starts over" in capsys.readouterr().err
+    assert "`--resume never` begins again" in capsys.readouterr().err
 
 
 def test_a_run_is_extended_when_asked_to(call, tmp_path, capsys):
