@@ -38,7 +38,7 @@ parallel: 1
 
 def test_a_fine_tuning_goes_on_after_the_limit(cluster, digits, tmp_path):
     # So many that it is still at it when it is told.
-    settings = TINY | {"train.steps": "600", "checkpoint.every_steps": "200"}
+    settings = TINY | {"train.steps": "4000", "checkpoint.every_steps": "200"}
     folder = tmp_path / "run"
     words = ["--config", "configs/finetune_cifar_tiny.yaml", f"data.path={digits}", f"run.dir={folder}"]
     job = cluster.submit(
@@ -49,7 +49,7 @@ def test_a_fine_tuning_goes_on_after_the_limit(cluster, digits, tmp_path):
     assert job.wait() == "COMPLETED", job.output()
     assert job.shown("Restarts") == "1"
     assert "going on from" in job.output()
-    assert [line["step"] for line in lines_of(folder)] == list(range(1, 601))
+    assert [line["step"] for line in lines_of(folder)] == list(range(1, 4001))
     assert summary_of(folder)["status"] == "done"
 
 
