@@ -62,7 +62,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     path, split = data["path"], data["split"]
     elsewhere, where = _given(given, "data.path"), f"the data of {folder}, {path},"
     if elsewhere is not None:
-        data = {"augment": {}}
+        data = {"augment": data["augment"]}
         path, split, where = elsewhere, _given(given, "data.split") or "train", f"data.path={elsewhere}"
     dataset = read_dataset(
         locate(path, cache_dir=data.get("cache_dir"), cache_gib=data.get("cache_gib")).folder

@@ -18,7 +18,7 @@ from mae_vit.commandline import OneLineParser
 from mae_vit.errors import DamagedSample, InputError, Unreachable
 from mae_vit.training.failures import LostRank, TrainingFailed
 from mae_vit.training.resume import ResumeMode
-from mae_vit.training.signals import EXIT_INTERRUPTED
+from mae_vit.training.signals import EXIT_INTERRUPTED, INTERRUPTED
 from mae_vit.urls import allow_pipe
 
 EXIT_FAILED = 1
@@ -143,7 +143,7 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
     except LostRank as error:
         code, message = EXIT_REQUEUE, str(error)
     except KeyboardInterrupt:
-        code, message = EXIT_INTERRUPTED, "interrupted; the same command goes on"
+        code, message = EXIT_INTERRUPTED, INTERRUPTED
     except Unreachable as error:
         # Each rank reads for itself: nobody else says it.
         print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd"
 _POLL_S = 1.0
 # What shells say of a program that Ctrl-C ended.
 EXIT_INTERRUPTED = 130
+INTERRUPTED = "interrupted; the same command goes on"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _heard_early: list[str] = []
 
@@ -28,10 +29,7 @@ def hear_early() -> None:
     """
     signal.signal(signal.SIGUSR1, lambda number, frame: _heard_early.append(signal.Signals(number).name))
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(
-            signal.SIGINT,
-            lambda number, frame: _end_now("interrupted before it began; the same command begins again"),
-        )
+        signal.signal(signal.SIGINT, lambda number, frame: _end_now(INTERRUPTED))
 
 
 def _end_now(line: str) -> NoReturn:

@@ -10,6 +10,7 @@ import pytest
 from launching import Run, steps_told
 
 from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.signals import INTERRUPTED
 
 pytestmark = pytest.mark.distributed
 
@@ -118,7 +119,7 @@ def test_ctrl_c_while_a_run_still_starts_is_one_line(digits, tmp_path):
         assert run.wait(20) == 130
     finally:
         run.kill()
-    assert run.output().strip() == "interrupted before it began; the same command begins again"
+    assert run.output().strip() == INTERRUPTED
     assert not run.folder.exists()
 
 
