@@ -140,7 +140,9 @@ def _rebuild(told: Description, tensors: dict[str, Tensor]) -> Classifier:
     else:
         prefix = "encoder."
         facts = {**told.model_dump(), "img_size": tuple(told.img_size)}
-        info = EncoderInfo(**{field.name: facts[field.name] for field in fields(EncoderInfo)})
+        info = EncoderInfo(
+            **{field.name: facts[field.name] for field in fields(EncoderInfo) if field.name in facts}
+        )
 
         def build() -> Classifier:
             return ViTClassifier(info.build(), pool=told.pool, head_init="zero", **common)

@@ -37,6 +37,8 @@ class EncoderInfo:
         std: per-channel standard deviation.
         objective: name of the pretraining objective.
         step: optimizer steps of pretraining.
+        images_seen: in these steps, counted as often as they were seen; None if not known.
+        flops: model FLOPs of these steps; None if not known.
         labels: those that it was trained on, as `mae_vit.seen_labels.SeenLabels` has them; None
             for none (or in files from before they were told).
     """
@@ -55,6 +57,8 @@ class EncoderInfo:
     objective: str
     step: int
     labels: dict[str, Any] | None = None
+    images_seen: int | None = None
+    flops: float | None = None
 
     def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> ViTEncoder:
         """Builds an encoder of this geometry, with fresh weights."""
@@ -98,6 +102,17 @@ def load_encoder(path: Path) -> tuple[ViTEncoder, EncoderInfo]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path} is not an encoder of mae-vit: {reason}") from None
     return encoder, info
+
+
+def read_info(path: Path) -> EncoderInfo | None:
+    """Reads what an `encoder.safetensors` says of itself; None if it is not one of ours."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            (length,) = struct.unpack("<Q", head)
+            return _read_info(head + file.read(min(length, _MAX_HEADER_BYTES)))
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return None
 
 
 def _read_info(data: bytes) -> EncoderInfo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mae_vit.batch import Batch
@@ -109,7 +109,8 @@ def pretrain(arguments: Arguments) -> int:
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT,
     )
-    return run.go(Job(config, setup.plan, setup.data, setup.info, engine, folder), start)
+    job = Job(config, setup.plan, setup.data, setup.info, engine, folder, setup.costs.flops_per_image)
+    return run.go(job, start)
 
 
 def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool) -> None:
@@ -137,6 +138,7 @@ class Job:
     info: EncoderInfo
     engine: Engine
     folder: RunFolder
+    flops_per_image: float
 
     def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
@@ -164,7 +166,8 @@ class Job:
         """Writes `encoder.safetensors`; collective."""
         with self.engine.whole():
             if self.engine.ranks.rank == 0:
-                info = EncoderInfo(**{**self.info.__dict__, "step": step})
+                images = step * self.plan.effective_batch_size
+                info = replace(self.info, step=step, images_seen=images, flops=images * self.flops_per_image)
                 objective = self.engine.objective
                 assert isinstance(objective, Objective)
                 write_atomically(self.folder.encoder, encoder_bytes(objective.encoder, info))

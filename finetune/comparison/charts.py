@@ -104,9 +104,10 @@ def against_compute(rows: Sequence[Row], palette: Palette) -> str | None:
             points = [
                 (several[0].values["finetune_flops"] + several[0].values["pretrain_flops"], _scores(several))
                 for (name, _, _), several in found
-                if name == entry
+                if name == entry and several[0].values["pretrain_flops"] is not None
             ]
-            _line(axes, sorted(points, key=lambda point: point[0]), palette, entry)
+            if points:  # not of a start whose cost nobody knows
+                _line(axes, sorted(points, key=lambda point: point[0]), palette, entry)
         axes.set_xscale("log")
         return _finish(figure, axes)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from finetune.amendment import StartAmendment
 from finetune.comparison.config import CompareConfig, EntrySection, Mode, Overrides, slug
+from finetune.comparison.costs import Cost, cost_of_run, cost_of_start
 from finetune.comparison.jobs import Job
 from finetune.config import FinetuneConfig
 from mae_vit.config_file import load_config
@@ -159,9 +160,10 @@ class Matrix:
         """Whether all runs that its settings are chosen by are there."""
         return min(self.chosen(entry, labels)[1], default=0.0) >= 0
 
-    def pretraining_of(self, entry: EntrySection) -> Job | None:
-        """The run that an entry begins from, if it is one of ours."""
-        return self.pretraining.get(entry.start) if entry.start else None
+    def cost_before(self, entry: EntrySection) -> Cost:
+        """What an entry's start has cost."""
+        ours = self.pretraining.get(entry.start) if entry.start else None
+        return cost_of_run(ours.summary) if ours else cost_of_start(entry.start)
 
     def _steps_for(self, entry: EntrySection, labels: Labels, mode: Mode) -> Overrides:
         """As many steps as cost what pretraining and fine-tuning of the other one did."""
@@ -170,11 +172,10 @@ class Matrix:
         seed = (other.seeds or self.config.seeds)[0]
         theirs = self._cell_job(other, labels, mode, seed, self.chosen(other, labels)[0]).summary
         own = self._cell_job(like, labels, mode, seed, self.chosen(like, labels)[0]).summary
-        before = self.pretraining_of(other)
-        costs = [total_flops(theirs), *([total_flops(before.summary)] if before else [])]
-        if not all(costs) or not own.get("flops_per_step"):
+        costs = [cost_of_run(theirs).flops, self.cost_before(other).flops]
+        if None in costs or not own.get("flops_per_step"):
             raise InputError(f'"{entry.name}": the cost of "{other.name}" or "{like.name}" is not known')
-        return {"train.steps": math.ceil(sum(costs) / own["flops_per_step"])}
+        return {"train.steps": math.ceil(sum(filter(None, costs)) / own["flops_per_step"])}
 
     def _check_twins(self, entry: EntrySection) -> None:
         """Its cost and its settings are those of cells that must be there."""
@@ -269,11 +270,6 @@ class Matrix:
     def _file(self, name: str) -> Path:
         path = Path(name)
         return path if path.is_absolute() else self._base / path
-
-
-def total_flops(summary: dict[str, Any]) -> float:
-    """What a run has cost, in model FLOPs."""
-    return float(summary.get("flops_per_step") or 0.0) * float(summary.get("steps") or 0)
 
 
 def _lines(overrides: Overrides) -> list[str]:

@@ -183,19 +183,25 @@ def _costs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     for line in lines:
         if line.mode != "finetune":
             continue
-        images = (line.mean("images_seen") or 0) + (line.mean("pretrain_images_seen") or 0)
+        images = [line.mean("images_seen"), line.mean("pretrain_images_seen")]
+        hours = [
+            None if (s := line.mean(name)) is None else s / 3600 for name in ("pretrain_s", "finetune_s")
+        ]
         body.append(
             [
                 line.entry,
                 str(line.labels),
-                f"{line.mean('pretrain_flops') or 0:.2e}",
-                f"{line.mean('finetune_flops') or 0:.2e}",
-                f"{images:,.0f}",
-                f"{(line.mean('pretrain_s') or 0) / 3600:.3g}",
-                f"{(line.mean('finetune_s') or 0) / 3600:.3g}",
+                _known(line.mean("pretrain_flops"), ".2e"),
+                _known(line.mean("finetune_flops"), ".2e"),
+                _known(None if None in images else sum(filter(None, images)), ",.0f"),
+                *(_known(value, ".3g") for value in hours),
             ]
         )
     return head, body
+
+
+def _known(value: float | None, form: str) -> str:
+    return "not known" if value is None else format(value, form)
 
 
 def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[str]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from finetune.comparison.matrix import Cell, Labels, Matrix, total_flops
+from finetune.comparison.costs import cost_of_run
+from finetune.comparison.matrix import Cell, Labels, Matrix
 from mae_vit.data.selection import SUBSET_HASH, hash_key
 
 # Those that differ from one machine, or one try, to the next.
@@ -64,8 +65,7 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
     )
     correct = np.array([row["label"] == row["prediction"] for row in told])
     keys, labels = tuple(row["key"] for row in told), tuple(row["label"] for row in told)
-    before = matrix.pretraining_of(cell.entry)
-    pretraining = before.summary if before else {}
+    before, own = matrix.cost_before(cell.entry), cost_of_run(summary)
     values: dict[str, Any] = {
         "entry": cell.entry.name,
         "model": summary.get("model"),
@@ -90,12 +90,12 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
     if (size := matrix.config.test_subset) is not None:
         values[f"test_top1_{size}"] = float(correct[choose_subset(keys, labels, size)].mean())
     values |= {
-        "images_seen": summary.get("samples"),
-        "finetune_flops": total_flops(summary),
-        "pretrain_images_seen": pretraining.get("samples", 0),
-        "pretrain_flops": total_flops(pretraining),
-        "finetune_s": _rounded(summary.get("wall_s")),
-        "pretrain_s": _rounded(pretraining.get("wall_s", 0.0)),
+        "images_seen": own.images,
+        "finetune_flops": own.flops,
+        "pretrain_images_seen": before.images,
+        "pretrain_flops": before.flops,
+        "finetune_s": _rounded(own.seconds),
+        "pretrain_s": _rounded(before.seconds),
     }
     return Row(
         cell,
