@@ -28,8 +28,8 @@ class Cost:
 def cost_of_run(summary: dict[str, Any]) -> Cost:
     """Reads a run's `summary.json`."""
     flops, steps = summary.get("flops_per_step"), summary.get("steps")
-    known = flops is not None and steps is not None
-    return Cost(summary.get("samples"), flops * steps if known else None, summary.get("wall_s"))
+    done = None if flops is None or steps is None else flops * steps
+    return Cost(summary.get("samples"), done, summary.get("wall_s"))
 
 
 def cost_of_start(start: str | None) -> Cost:

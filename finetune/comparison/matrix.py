@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from finetune.amendment import StartAmendment
 from finetune.comparison.config import CompareConfig, EntrySection, Mode, Overrides, slug
