@@ -9,11 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from mae_vit.encoder import PositionKind, ViTEncoder
-from mae_vit.errors import InputError
 
 # The safetensors header is JSON behind its length; a longer one is not ours.
 _MAX_HEADER_BYTES = 100 << 20
@@ -82,26 +80,6 @@ def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:
         name: value.detach().float().cpu().contiguous() for name, value in encoder.state_dict().items()
     }
     return save_tensors(tensors, metadata={"mae_vit": json.dumps(asdict(info), sort_keys=True)})
-
-
-def load_encoder(path: Path) -> tuple[ViTEncoder, EncoderInfo]:
-    """Reads an `encoder.safetensors` of ours.
-
-    Raises:
-        InputError: if the file is missing, damaged or not ours.
-    """
-    try:
-        data = path.read_bytes()
-        info = _read_info(data)
-        tensors = load_tensors(data)
-        encoder = info.build()
-        encoder.load_state_dict(tensors, strict=True)
-    except OSError as error:
-        raise InputError(f"cannot read encoder {path}: {(error.strerror or str(error)).lower()}") from None
-    except Exception as error:  # any malformed content of an untrusted file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path} is not an encoder of mae-vit: {reason}") from None
-    return encoder, info
 
 
 def read_info(path: Path) -> EncoderInfo | None:

@@ -8,6 +8,7 @@ from commands import ROOT
 
 # A module's part of the library -> the parts that it may import. Longest prefix wins.
 ALLOWED = {
+    "mae_vit": ("pretrained",),
     "mae_vit.errors": (),
     "mae_vit.keyed": (),
     "mae_vit.locks": (),
@@ -31,6 +32,7 @@ ALLOWED = {
     "mae_vit.seen_labels": (),
     "mae_vit.starts": ("checkpoint_files", "encoder", "errors", "seen_labels"),
     "mae_vit.coverage": ("encoder", "errors", "starts"),
+    "mae_vit.pretrained": ("coverage", "data", "encoder", "errors", "starts", "weights"),
     "mae_vit.baselines": ("encoder",),
     "mae_vit.geometry": ("config", "encoder", "errors", "weights"),
     "mae_vit.objectives": (

@@ -1,0 +1,229 @@
+"""An encoder for use: weights of any kind that we can begin from, ready to turn images into features.
+
+Shapes: B batch, C channels, H W pixels, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from mae_vit.coverage import load_start
+from mae_vit.data.augment import Augment
+from mae_vit.data.decode import DecodeError, decode
+from mae_vit.encoder import SIZES, ViTEncoder, sincos_position_table
+from mae_vit.errors import InputError
+from mae_vit.starts import Start, read_start
+from mae_vit.weights import EncoderInfo, read_info
+
+Pool = Literal["cls", "mean"]
+
+# Channel statistics of ImageNet, by which the official MAE code normalizes.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class PretrainedEncoder(nn.Module):
+    """A pretrained encoder with its read-out and its normalization.
+
+    Attributes:
+        encoder: timm's VisionTransformer, in evaluation mode.
+        pool: what is read: [CLS], or the mean of the patch tokens.
+        info: geometry, normalization and history.
+        start: the weights as they were read; a decoder is among them where the file has one.
+    """
+
+    def __init__(self, encoder: ViTEncoder, *, pool: Pool, info: EncoderInfo, start: Start) -> None:
+        """Wraps an encoder whose weights are loaded; `load_encoder` does."""
+        super().__init__()
+        self.encoder, self.pool, self.info, self.start = encoder, pool, info, start
+        # A classifier of the mean has its norm behind it, and none in front (official MAE code).
+        self.fc_norm: nn.Module = nn.Identity()
+        if "fc_norm.weight" in start.tensors:
+            encoder.norm = nn.Identity()
+            self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)
+            self.fc_norm.load_state_dict(
+                {name: start.tensors[f"fc_norm.{name}"] for name in ("weight", "bias")}
+            )
+        self.eval()
+
+    @property
+    def embed_dim(self) -> int:
+        """D, the width of the features."""
+        return int(self.encoder.embed_dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Encodes images as `transform` makes them: float32 (B, C, H, W) -> (B, D)."""
+        tokens = self.encoder.forward_features(images)
+        return self.fc_norm(tokens[:, 0] if self.pool == "cls" else tokens[:, 1:].mean(dim=1))
+
+    def transform(self, image: str | Path | bytes | Image.Image | np.ndarray) -> Tensor:
+        """Brings one image to what the encoder was trained on.
+
+        The largest centered box of the encoder's aspect ratio, resized (bicubic, antialiased) and
+        normalized: what fine-tuning measures on.
+
+        Args:
+            image: a path, the bytes of an image file, a PIL image, or uint8 (H, W, 3) or (H, W).
+
+        Returns:
+            float32 (C, H, W).
+
+        Raises:
+            InputError: if it is no whole image.
+        """
+        return self.normalize(torch.from_numpy(self.crop(image))[None])[0]
+
+    def crop(self, image: str | Path | bytes | Image.Image | np.ndarray) -> np.ndarray:
+        """The same without normalization: uint8 (C, H, W).
+
+        Raises:
+            InputError: if it is no whole image.
+        """
+        pixels = _pixels_of(image, self.info.in_chans)
+        augment = Augment(img_size=self.info.img_size)
+        view = augment.draw(0, 0, np.zeros(1, np.int64), np.array([pixels.shape[1:]], np.int64))
+        return np.ascontiguousarray(augment.apply([pixels], view)[0])
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Maps uint8 (B, C, H, W) to what the encoder takes."""
+        shape = partial(torch.tensor, dtype=torch.float32, device=images.device)
+        mean, std = (shape(list(values)).view(-1, 1, 1) for values in (self.info.mean, self.info.std))
+        return (images.float() / 255 - mean) / std
+
+
+def load_encoder(
+    start: str | Path, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
+) -> PretrainedEncoder:
+    """Loads an encoder.
+
+    Args:
+        start: a run folder, an `encoder.safetensors`, an official MAE file (.pth), or "timm:NAME".
+        img_size: pixels, or (H, W), divisible by the patch size; positions are interpolated.
+            As trained by default.
+        pool: "cls" or "mean"; what a fine-tuned run reads, else "cls".
+
+    Raises:
+        InputError: if there are no weights of a Vision Transformer of ours.
+    """
+    return from_start(read_start(str(start)), img_size=img_size, pool=pool)
+
+
+def from_start(
+    start: Start, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
+) -> PretrainedEncoder:
+    """Builds the encoder of weights that are read already; see `load_encoder`.
+
+    Raises:
+        InputError: if they are none of ours, or the size does not fit.
+    """
+    info = describe_start(start)
+    if img_size is not None:
+        info = replace(info, img_size=_size(img_size, info.patch_size))
+    encoder = info.build()
+    load_start(start, encoder)
+    own: Pool = "mean" if "fc_norm.weight" in start.tensors else "cls"
+    return PretrainedEncoder(encoder, pool=pool or own, info=info, start=start)
+
+
+def describe_start(start: Start) -> EncoderInfo:
+    """Tells geometry, normalization and history of weights, from what they say and from their shapes.
+
+    Raises:
+        InputError: if they are of no Vision Transformer, or nothing tells the number of heads.
+    """
+    geometry = start.geometry or _geometry_of_shapes(start)
+    told = {
+        **{key: value for key, value in geometry.items() if key != "name"},
+        "size": geometry["name"] or "S",
+        "img_size": (int(geometry["img_size"][0]), int(geometry["img_size"][1])),
+        "mean": start.mean or IMAGENET_MEAN[: geometry["in_chans"]],
+        "std": start.std or IMAGENET_STD[: geometry["in_chans"]],
+        "objective": start.objective or "unknown",
+        "step": 0,
+    }
+    info = EncoderInfo(
+        **{field.name: told[field.name] for field in fields(EncoderInfo) if field.name in told}
+    )
+    # What the file of an encoder says of its history; beside checkpoints lies one when a run is finished.
+    path = Path(start.source)
+    beside = [folder / "encoder.safetensors" for folder in list(path.parents)[1:2]]
+    for file in (path, *beside):
+        if (known := read_info(file)) is not None:
+            history = {name: getattr(known, name) for name in ("objective", "step", "images_seen", "flops")}
+            return replace(info, **history)
+    return info
+
+
+def _geometry_of_shapes(start: Start) -> dict[str, Any]:
+    """The geometry of files that do not tell it: official MAE's, and others' by timm's names."""
+    tensors = start.tensors
+    try:
+        embed_dim, in_chans, patch_size, _ = tensors["patch_embed.proj.weight"].shape
+        num_patches = tensors["pos_embed"].shape[1] - 1
+        hidden = tensors["blocks.0.mlp.fc1.weight"].shape[0]
+    except (KeyError, ValueError):
+        raise InputError(f"{start.source} holds no Vision Transformer by timm's names") from None
+    depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
+    side = round(num_patches**0.5)
+    if side * side != num_patches:
+        raise InputError(
+            f"{start.source}: its positions are of no square image, and it does not say of which"
+        )
+    known = [name for name, size in SIZES.items() if (size.embed_dim, size.depth) == (embed_dim, depth)]
+    heads = start.num_heads or (SIZES[known[0]].num_heads if known else None)
+    if heads is None:
+        raise InputError(
+            f"{start.source} does not say how many heads it has, and width {embed_dim} with {depth} blocks is none "
+            f"of {', '.join(SIZES)}"
+        )
+    table = sincos_position_table((side, side), embed_dim) if embed_dim % 4 == 0 else None
+    fixed = table is not None and torch.allclose(tensors["pos_embed"].float(), table, atol=1e-4)
+    return {
+        "name": known[0] if known else "S",
+        "img_size": [side * patch_size, side * patch_size],
+        "patch_size": patch_size,
+        "in_chans": in_chans,
+        "embed_dim": embed_dim,
+        "depth": depth,
+        "num_heads": heads,
+        "mlp_ratio": hidden / embed_dim,
+        "pos_embed": "sincos" if fixed else "learnable",
+    }
+
+
+def _size(img_size: int | Sequence[int], patch_size: int) -> tuple[int, int]:
+    height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    if height % patch_size or width % patch_size or min(height, width) < patch_size:
+        nearest = max(1, round(height / patch_size)) * patch_size
+        raise InputError(
+            f"img_size={img_size} is not divisible by the encoder's patch_size={patch_size}: {nearest} is"
+        )
+    return height, width
+
+
+def _pixels_of(image: str | Path | bytes | Image.Image | np.ndarray, channels: int) -> np.ndarray:
+    """Returns uint8 (C, H, W)."""
+    if isinstance(image, Image.Image):
+        pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+    elif isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim not in (2, 3):
+            raise InputError(f"images are uint8 (H, W, 3) or (H, W), not {image.dtype} {image.shape}")
+        pixels = np.array(Image.fromarray(image).convert("L" if channels == 1 else "RGB"))
+    else:
+        try:
+            return decode(image if isinstance(image, bytes) else Path(image).read_bytes(), channels)
+        except OSError as error:
+            raise InputError(f"cannot read {image!s}: {(error.strerror or str(error)).lower()}") from None
+        except DecodeError as error:
+            named = "the image" if isinstance(image, bytes) else str(image)
+            raise InputError(f"{named} cannot be decoded: {error}") from None
+    return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))

@@ -1,0 +1,112 @@
+"""The encoder as others use it: from any start, images in, features out."""
+
+import io
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import mae_vit
+from mae_vit.errors import InputError
+from mae_vit.weights import EncoderInfo, encoder_bytes
+
+INFO = EncoderInfo(
+    "tiny-cifar", (32, 32), 4, 3, 128, 2, 4, 4.0, "learnable", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "mae", 7
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    torch.manual_seed(0)
+    path = tmp_path / "encoder.safetensors"
+    path.write_bytes(encoder_bytes(INFO.build(), INFO))
+    return path
+
+
+def picture(height=40, width=60):
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def test_features_are_timms_of_the_same_images(path):
+    encoder = mae_vit.load_encoder(path)
+    images = torch.stack([encoder.transform(picture()), encoder.transform(picture(32, 32))])
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=4, embed_dim=128, depth=2, num_heads=4, num_classes=0
+    ).eval()
+    model.load_state_dict(encoder.encoder.state_dict(), strict=True)
+    with torch.no_grad():
+        tokens = model.forward_features(images)
+        torch.testing.assert_close(encoder(images), tokens[:, 0], atol=1e-5, rtol=0)
+        pooled = mae_vit.load_encoder(path, pool="mean")(images)
+        torch.testing.assert_close(pooled, tokens[:, 1:].mean(dim=1), atol=1e-5, rtol=0)
+    assert encoder(images).shape == (2, encoder.embed_dim)
+
+
+def test_an_image_is_the_same_as_path_bytes_pil_and_array(path, tmp_path):
+    encoder, pixels = mae_vit.load_encoder(path), picture()
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    file = tmp_path / "image.png"
+    file.write_bytes(stream.getvalue())
+    kinds = [file, str(file), stream.getvalue(), Image.fromarray(pixels), pixels]
+    found = [encoder.transform(kind) for kind in kinds]
+    assert found[0].shape == (3, 32, 32)
+    assert all(torch.equal(one, found[0]) for one in found)
+    # Centered: the middle 40 x 40 of 40 x 60 pixels.
+    assert torch.equal(encoder.transform(pixels[:, 10:50]), found[0])
+    gray = encoder.crop(np.full((32, 32), 51, np.uint8))
+    mean, std = torch.tensor(INFO.mean), torch.tensor(INFO.std)
+    expected = (0.2 - mean) / std
+    torch.testing.assert_close(
+        encoder.normalize(torch.from_numpy(gray)[None])[0, :, 0, 0], expected, atol=1e-6, rtol=0
+    )
+
+
+def test_another_size_interpolates_positions(path):
+    encoder = mae_vit.load_encoder(path, img_size=(48, 32))
+    assert encoder.encoder.grid_size == (12, 8)
+    assert encoder(encoder.transform(picture())[None]).shape == (1, 128)
+    with pytest.raises(InputError, match=r"img_size=34.*patch_size=4: 32 is"):
+        mae_vit.load_encoder(path, img_size=34)
+
+
+def test_an_official_file_says_its_geometry_by_its_shapes(tmp_path):
+    info = EncoderInfo("Ti", (64, 64), 16, 3, 192, 12, 3, 4.0, "sincos", (0.5,) * 3, (0.5,) * 3, "mae", 0)
+    torch.manual_seed(0)
+    encoder = info.build().eval()
+    path = tmp_path / "mae_pretrain.pth"
+    torch.save({"model": encoder.state_dict()}, path)
+    loaded = mae_vit.load_encoder(path)
+    assert (loaded.info.size, loaded.info.img_size, loaded.info.num_heads) == ("Ti", (64, 64), 3)
+    assert loaded.info.pos_embed == "sincos"
+    assert loaded.info.mean == (0.485, 0.456, 0.406)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), encoder.forward_features(images)[:, 0])
+
+
+def test_a_network_without_known_heads_is_refused(tmp_path):
+    path = tmp_path / "odd.pth"
+    info = EncoderInfo("S", (32, 32), 8, 3, 100, 2, 5, 4.0, "learnable", (0.5,) * 3, (0.5,) * 3, "mae", 0)
+    torch.save({"model": info.build().state_dict()}, path)
+    with pytest.raises(InputError, match="how many heads"):
+        mae_vit.load_encoder(path)
+
+
+def test_what_is_no_image_is_one_line(path, tmp_path):
+    encoder, bad = mae_vit.load_encoder(path), tmp_path / "bad.jpg"
+    bad.write_bytes(b"\xff\xd8\xff\xe0broken")
+    for wrong, message in (
+        (bad, "bad.jpg cannot be decoded"),
+        (tmp_path / "none.jpg", "cannot read .*none.jpg: no such file"),
+        (np.zeros((3, 3), np.float32), "uint8"),
+    ):
+        with pytest.raises(InputError, match=message):
+            encoder.transform(wrong)
+
+
+def test_the_package_loads_nothing_heavy_before_it_is_asked():
+    with pytest.raises(AttributeError, match="no attribute"):
+        mae_vit.nothing  # noqa: B018
