@@ -29,6 +29,7 @@ _UNUSED_MONITOR = (
     "probe_every_epochs",
     "probe_shots",
     "probe_queries",
+    "inspect_every_epochs",
 )
 
 NOT_HERE = (

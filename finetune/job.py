@@ -240,6 +240,10 @@ class Job:
         """None: the held-out accuracy says more."""
         return None
 
+    def views(self) -> None:
+        """None: `mae-vit inspect` looks at what came of it."""
+        return None
+
     def finish(self, step: int, best: Best | None) -> dict[str, Any]:
         """Tests the chosen weights, the last ones where none were chosen; collective."""
         if best is None:

@@ -11,7 +11,9 @@ from typing import Any
 
 from mae_vit import __version__
 from mae_vit.commandline import OneLineParser
+from mae_vit.curve_command import add_curve
 from mae_vit.errors import InputError, Unreachable, counted
+from mae_vit.inspect_command import add_inspect
 from mae_vit.prepare_command import add_prepare
 from mae_vit.urls import allow_pipe, is_url, shown
 
@@ -30,6 +32,8 @@ EXAMPLES = """examples:
   mae-vit check data/mine                                verify every shard
   mae-vit doctor --config configs/mae_base.yaml          will it run here? config, data, memory, disk, ranks
   mae-vit replay runs/mae_base --step 1200               the images, crops and masks of that step, with their keys
+  mae-vit inspect --ckpt runs/mae_base                   what it has learned: a page of pictures
+  mae-vit curve runs/mae_cifar_tiny                      is it normal? against the preset's curves
 """
 
 
@@ -69,6 +73,8 @@ def _parser() -> OneLineParser:
     _add_check(commands)
     _add_replay(commands)
     _add_doctor(commands)
+    add_inspect(commands)
+    add_curve(commands)
     return parser
 
 

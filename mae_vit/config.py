@@ -166,12 +166,18 @@ class MonitorSection(Section):
     probe_every_epochs: float | None = Field(default=None, gt=0)
     probe_shots: int | None = Field(default=None, gt=0)
     probe_queries: int = Field(default=500, ge=0)
+    # Views of the encoder for TensorBoard; none by default.
+    inspect_every_epochs: float | None = Field(default=None, gt=0)
     tensorboard: bool = True
 
     @model_validator(mode="after")
     def _check(self) -> MonitorSection:
         exactly_one(self, ("evaluate_every_steps", "evaluate_every_epochs"), required=False)
         exactly_one(self, ("probe_every_steps", "probe_every_epochs"), required=False)
+        if self.inspect_every_epochs is not None and not self.tensorboard:
+            raise ValueError(
+                f"inspect_every_epochs={self.inspect_every_epochs:g} has no effect with tensorboard=false"
+            )
         return self
 
 

@@ -27,6 +27,7 @@ class Plan:
         checkpoint_every_steps: steps between saves.
         evaluate_every_steps: steps between evaluations on held-out images.
         probe_every_steps: steps between scores of the online probe; 0 for none.
+        inspect_every_steps: steps between views of the encoder; 0 for none.
     """
 
     num_samples: int
@@ -41,6 +42,7 @@ class Plan:
     checkpoint_every_steps: int
     evaluate_every_steps: int
     probe_every_steps: int = 0
+    inspect_every_steps: int = 0
 
     def position(self, step: int) -> tuple[int, int]:
         """Returns (epoch, step within the epoch): the whole state of the data order."""
@@ -153,6 +155,9 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
             ),
         )
         if probe_size
+        else 0,
+        inspect_every_steps=max(1, to_steps(epochs=monitor.inspect_every_epochs, **sizes))
+        if monitor.inspect_every_epochs
         else 0,
     )
 

@@ -14,6 +14,7 @@ from mae_vit.data.feeding import bring
 from mae_vit.objectives import Objective
 from mae_vit.plan import Plan
 from mae_vit.pretrain_config import PretrainConfig
+from mae_vit.reference_curves import watch_of
 from mae_vit.skipping import Skipped
 from mae_vit.starts import read_start
 from mae_vit.training.beginning import begin, is_finished, open_folder
@@ -23,6 +24,7 @@ from mae_vit.training.engines import build_engine
 from mae_vit.training.entry import Arguments, parse_arguments, run_to_exit_code
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.files import write_atomically
+from mae_vit.training.hooks import Views
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.resume import find_start, run_identity
 from mae_vit.training.run_folder import RunFolder
@@ -108,6 +110,9 @@ def pretrain(arguments: Arguments) -> int:
         noisy,
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT,
+        judge=watch.judge
+        if (watch := watch_of(config.model_dump(mode="json"), setup.plan.total_steps))
+        else None,
     )
     job = Job(config, setup.plan, setup.data, setup.info, engine, folder, setup.costs.flops_per_image)
     return run.go(job, start)
@@ -161,6 +166,15 @@ class Job:
     def probe(self) -> OnlineProbe | None:
         """Loads the online probe."""
         return self.data.probe(self.engine.ranks, batch_size=self.plan.batch_size_per_device)
+
+    def views(self) -> Views | None:
+        """What draws views of the encoder."""
+        if self.config.monitor.inspect_every_epochs is None:
+            return None
+        # Imports matplotlib: only where it draws.
+        from mae_vit.inspection.in_training import draw_views
+
+        return draw_views
 
     def finish(self, step: int, best: Best | None) -> dict[str, Any]:
         """Writes `encoder.safetensors`; collective."""

@@ -20,12 +20,12 @@ from mae_vit.data.order import Share
 from mae_vit.errors import InputError
 from mae_vit.keyed import SampleKeys
 from mae_vit.objectives.base import Objective, Picture
+from mae_vit.pictures import draw_rows
 from mae_vit.plan import Plan, make_plan
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.skipping import data_step
 from mae_vit.training.checkpoint import Checkpoint, load_checkpoint
 from mae_vit.training.distributed import Ranks, find_device
-from mae_vit.training.monitor import draw_rows
 from pretrain.data import Data, open_data
 from pretrain.setup import build_objective, describe_encoder
 

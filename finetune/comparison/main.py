@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from finetune.comparison.bar import Bar
 from finetune.comparison.config import CompareConfig
+from finetune.comparison.looking import write_inspection
 from finetune.comparison.matrix import Cell, Matrix
 from finetune.comparison.page import write_page, write_text
-from finetune.comparison.rows import read_rows, table
+from finetune.comparison.rows import Row, read_rows, table
 from finetune.comparison.runner import Runner, slots_of
 from mae_vit.commandline import OneLineParser
 from mae_vit.config_file import load_config
@@ -22,6 +24,7 @@ from mae_vit.config_keys import describe_keys
 from mae_vit.errors import InputError, counted
 from mae_vit.training.entry import EXIT_FAILED, EXIT_REQUEUE, add_allow_pipe, run_to_exit_code
 from mae_vit.training.files import write_atomically
+from mae_vit.training.monitor import write_hparams
 from mae_vit.training.signals import heard_early
 from mae_vit.urls import allow_pipe
 
@@ -132,10 +135,11 @@ def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
         if (entry.name, labels, mode) not in known
     ]
     folder.mkdir(parents=True, exist_ok=True)
+    inspected = _inspect(matrix, rows, folder)
     for name, text in (
         ("results.csv", table(rows)),
         ("report.md", write_text(matrix, rows, missing)),
-        ("report.html", write_page(matrix, rows, missing)),
+        ("report.html", write_page(matrix, rows, missing, inspected=inspected is not None)),
     ):
         write_atomically(folder / name, text.encode())
     for name, reason in failed.items():
@@ -143,7 +147,32 @@ def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
     print(f"{len(rows)} of {counted(matrix.count_cells(), 'cell')} done")
     print(f"  report    {folder / 'report.html'} (open in a browser), {folder / 'report.md'}")
     print(f"  table     {folder / 'results.csv'}")
+    if inspected:
+        print(f"  inside    {inspected}")
+    if rows:
+        write_hparams(folder / "tensorboard", _hparams(rows))
+        print(f"  watch     tensorboard --logdir {folder / 'tensorboard'}")
     return EXIT_FAILED if failed else 0
+
+
+def _inspect(matrix: Matrix, rows: Sequence[Row], folder: Path) -> Path | None:
+    """Shows what the best has learned; a report is written without the data too."""
+    with suppress(InputError):
+        return write_inspection(matrix.config, rows, folder)
+    return None
+
+
+def _hparams(rows: Sequence[Row]) -> dict[str, tuple[dict[str, Any], dict[str, float]]]:
+    """By a readable name: what sets a cell apart, and what came of it."""
+    facts = ("entry", "start", "model", "labels_per_class", "mode", "seed", "settings")
+    scores = ("test_top1", "val_top1", "train_top1", "finetune_flops", "pretrain_flops")
+    return {
+        f"{row.cell.entry.name}, {row.cell.labels} labels, {row.cell.mode}, seed {row.cell.seed}": (
+            {name: row.values[name] for name in facts if row.values[name] is not None},
+            {name: float(row.values[name]) for name in scores if row.values[name] is not None},
+        )
+        for row in rows
+    }
 
 
 def _known_cells(matrix: Matrix) -> list[Cell]:

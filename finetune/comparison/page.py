@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise, zip_longest
 from typing import Any
 
 from finetune.comparison import charts
-from finetune.comparison.attention import best_attention
 from finetune.comparison.config import CompareConfig
+from finetune.comparison.looking import INSPECTION, best_attention
 from finetune.comparison.matrix import Matrix
 from finetune.comparison.rows import Row
 from finetune.comparison.summary import Line, at_most_labels, each_against_each, headline, lines_of
+from mae_vit import html
 from mae_vit.data.dataset import read_dataset
 from mae_vit.data.remote.folder import locate
 from mae_vit.errors import InputError
 
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8881; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-.headline { font-size: 1.1rem; border-left: .25rem solid #0072b2; padding-left: .8rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
-th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid var(--line); }
-th { vertical-align: bottom; } td { white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 9rem; }
-tr.reference { background: var(--soft); }
-figure { margin: 0; } svg { width: 100%; max-width: 46rem; height: auto; } img { max-width: 100%; height: auto; }
-img { image-rendering: pixelated; }
-.note { opacity: .75; font-size: .9rem; overflow-wrap: anywhere; max-width: 60rem; }
-code { font-size: .9em; overflow-wrap: anywhere; }
-@media (max-width: 48rem) {  /* a card for each row: no column is out of sight */
-  thead, td:empty { display: none; }
-  table, tbody, tr { display: block; }
-  tr { border: 1px solid var(--line); border-radius: .3rem; margin-bottom: .6rem; padding: .2rem 0; }
-  td { display: flex; justify-content: space-between; gap: 1rem; white-space: normal; }
-  td { border: 0; padding: .15rem .6rem; }
-  td:first-child { font-weight: 600; }
-  td:not(:first-child)::before { content: attr(data-head); text-align: left; opacity: .75; }
-}
-"""
 _READING = """Accuracy is top-1 on test images, which each run reads once, after its epoch was chosen on images held out
 of its own labels; mean and standard deviation over seeds. The gap is to the reference, seed by seed and image by image,
 in parentheses if chance may explain it; its interval covers the choice of test images and of seeds, not another subset
@@ -72,8 +47,10 @@ def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     return "\n".join(text)
 
 
-def write_page(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> str:
-    """Returns `report.html`."""
+def write_page(
+    matrix: Matrix, rows: Sequence[Row], missing: Sequence[str], *, inspected: bool = False
+) -> str:
+    """Returns `report.html`; `inspected`: the page of what was learned lies beside it."""
     config = matrix.config
     lines = lines_of(config, rows)
     palette = charts.Palette([entry.name for entry in config.entries])
@@ -83,36 +60,44 @@ def write_page(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     ]
     if missing:
         parts.append(f"<p><strong>Not finished:</strong> {escape('; '.join(missing))}.</p>")
-    parts += ["<h2>Accuracy</h2>", _html_table(*_table(matrix, lines), reference=config.reference)]
+    parts += ["<h2>Accuracy</h2>", html.table(*_table(matrix, lines), reference=config.reference)]
     parts += [
         f'<p class="note">{escape(note)}</p>'
         for note in (" ".join(_reading(config, lines)), _left_out(matrix))
         if note
     ]
     if pairs := _pairs(config, lines):
-        parts += ["<h2>Each against each</h2>", _html_table(*pairs), f'<p class="note">{_PAIRS}</p>']
+        parts += ["<h2>Each against each</h2>", html.table(*pairs), f'<p class="note">{_PAIRS}</p>']
     labels = list(dict.fromkeys(row.cell.labels for row in rows))
     for count in labels:
         if drawn := charts.curves(rows, palette, count):
             parts += [
                 f"<h2>Learning curves, {_labels(count)}</h2>",
-                _figure(drawn, "Held-out images; mean and range over seeds."),
+                html.figure(drawn, "Held-out images; mean and range over seeds."),
             ]
     if drawn := charts.against_labels(rows, palette):
-        parts += ["<h2>Accuracy against labels</h2>", _figure(drawn, crossings_told(config.reference, lines))]
+        parts += [
+            "<h2>Accuracy against labels</h2>",
+            html.figure(drawn, crossings_told(config.reference, lines)),
+        ]
     if drawn := charts.against_compute(rows, palette):
         caption = "Pretraining counts whole for each entry that begins from it, though one run serves all."
-        parts += ["<h2>Accuracy against compute</h2>", _figure(drawn, caption), _html_table(*_costs(lines))]
+        parts += [
+            "<h2>Accuracy against compute</h2>",
+            html.figure(drawn, caption),
+            html.table(*_costs(lines)),
+        ]
     parts += _per_class(config, lines)
     parts += _settings(matrix)
     parts += _attention(matrix, rows)
+    if inspected:
+        where = f"{INSPECTION}/index.html"
+        parts.append(
+            f'<p><a href="{where}">What the best has learned that the reference has not</a>: both side by side '
+            "(attention, how far heads look, positions, filters, neighbors).</p>"
+        )
     parts += _pictures(matrix)
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(config.run.name)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
-    )
+    return html.page(config.run.name, parts)
 
 
 def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
@@ -223,7 +208,7 @@ def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
         )
     return [
         f"<h2>Gain by class over {escape(config.reference)}, in points</h2>",
-        _html_table(["class", f"{config.reference}, %", *told], body),
+        html.table(["class", f"{config.reference}, %", *told], body),
     ]
 
 
@@ -249,7 +234,7 @@ def _settings(matrix: Matrix) -> list[str]:
     shared = f'<p class="note">All: {escape(_told(matrix.config.set) or "as their configs have it")}.</p>'
     return [
         "<h2>Settings</h2>",
-        _html_table(["entry", "labels / class", "settings", "held-out %", ""], body),
+        html.table(["entry", "labels / class", "settings", "held-out %", ""], body),
         shared,
     ]
 
@@ -278,13 +263,13 @@ def _left_out(matrix: Matrix) -> str:
 def _attention(matrix: Matrix, rows: Sequence[Row]) -> list[str]:
     """A report is written without the data too: on another machine, say."""
     try:
-        found = best_attention(rows, locate(matrix.config.data.path))
+        found = best_attention(rows, matrix.config.data.path)
     except InputError:
         return []
     if found is None:
         return []
-    title, url = found
-    return ["<h2>Attention</h2>", _figure(f'<img alt="attention maps" src="{url}">', title)]
+    title, picture = found
+    return ["<h2>Attention</h2>", html.figure(html.image(picture, "attention maps"), title)]
 
 
 def _pictures(matrix: Matrix) -> list[str]:
@@ -292,10 +277,9 @@ def _pictures(matrix: Matrix) -> list[str]:
     for name, job in matrix.pretraining.items():
         pictures = sorted((job.folder / "pictures").glob("step-*.png"))
         if pictures:
-            data = base64.b64encode(pictures[-1].read_bytes()).decode()
-            image = f'<img alt="{escape(name)}" src="data:image/png;base64,{data}">'
+            image = html.image(pictures[-1].read_bytes(), name)
             caption = "held-out images; the original is the last row"
-            parts.append(f"<h2>Pretraining: {escape(name)}</h2>" + _figure(image, caption))
+            parts.append(f"<h2>Pretraining: {escape(name)}</h2>" + html.figure(image, caption))
     return parts
 
 
@@ -324,24 +308,6 @@ def crossings_told(reference: str, lines: Sequence[Line]) -> str:
 def _markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     rows = ["| " + " | ".join(row) + " |" for row in (head, *body)]
     return [rows[0], "| --- |" + " ---: |" * (len(head) - 1), *rows[1:]]
-
-
-def _html_table(head: Sequence[str], body: Sequence[Sequence[str]], reference: str | None = None) -> str:
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    rows = "\n".join(
-        f"<tr{' class=reference' if reference and row[0].startswith(reference) else ''}>"
-        + "".join(
-            f'<td data-head="{escape(name)}">{escape(cell)}</td>'
-            for name, cell in zip(head, row, strict=True)
-        )
-        + "</tr>"
-        for row in body
-    )
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
-
-
-def _figure(drawn: str, caption: str) -> str:
-    return f'<figure>{drawn}<figcaption class="note">{escape(caption)}</figcaption></figure>'
 
 
 def _labels(count: Any) -> str:

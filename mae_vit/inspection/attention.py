@@ -5,40 +5,60 @@ Shapes: B images, H heads, N patches, T = 1 + N tokens, [CLS] first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from timm.layers import Attention
 from torch import Tensor
+from torch.nn import Module
 
 from mae_vit.encoder import ViTEncoder
 
 
 @torch.no_grad()
-def attention_weights(encoder: ViTEncoder, images: Tensor, *, block: int = -1) -> Tensor:
-    """Computes softmax(q k^T / sqrt(d)) of one block (ViT App. A, eq. 6).
+def attention_weights(
+    encoder: ViTEncoder, images: Tensor, *, blocks: Sequence[int] | None = None
+) -> list[Tensor]:
+    """Computes softmax(q k^T / sqrt(d)) of blocks (ViT App. A, eq. 6).
 
-    The block's input is caught on its way; weights are computed beside the forward pass,
+    The blocks' inputs are caught on their way; weights are computed beside the forward pass,
     which fused attention never spells out.
 
     Args:
         encoder: in evaluation mode afterwards as before.
         images: (B, C, H, W), normalized.
-        block: which; -1 is the last.
+        blocks: which; all by default, -1 is the last.
 
     Returns:
-        float32 (B, H, T, T): rows are queries and add up to 1.
+        For each block float32 (B, H, T, T): rows are queries and add up to 1.
     """
-    attention = encoder.blocks[block].attn
-    assert isinstance(attention, Attention)
+    layers = [
+        encoder.blocks[block].attn for block in (range(len(encoder.blocks)) if blocks is None else blocks)
+    ]
     caught: list[Tensor] = []
-    handle = attention.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
+    handles = [
+        layer.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0])) for layer in layers
+    ]
     training = encoder.training
     encoder.eval()
     try:
         encoder.forward_features(images)
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
         encoder.train(training)
-    (tokens,) = caught
+    # Inputs come in the order of the blocks, whichever was asked for first.
+    order = sorted(range(len(layers)), key=lambda place: _depth(encoder, layers[place]))
+    found = {place: _weights(layers[place], tokens) for place, tokens in zip(order, caught, strict=True)}
+    return [found[place] for place in range(len(layers))]
+
+
+def _depth(encoder: ViTEncoder, layer: Module) -> int:
+    return next(depth for depth, block in enumerate(encoder.blocks) if block.attn is layer)
+
+
+def _weights(attention: Module, tokens: Tensor) -> Tensor:
+    assert isinstance(attention, Attention)
     batch, length, width = tokens.shape
     heads = attention.num_heads
     parts = attention.qkv(tokens).reshape(batch, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)

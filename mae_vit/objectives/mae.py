@@ -120,18 +120,21 @@ class MAE(Objective):
         target, _, _ = self.targets(images, only=masking.ids_masked)
         return ObjectiveOutput((prediction.float() - target).square().mean())
 
-    def reconstruct(self, images: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
+    def reconstruct(
+        self, images: Tensor, ranks: Tensor, *, mask_ratio: float | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Masks, encodes and decodes.
 
         Args:
             images: (B, C, H, W), normalized.
             ranks: (B, N), distinct numbers; the patches of lowest rank stay visible.
+            mask_ratio: another than it is trained with.
 
         Returns:
             Predictions (B, N, P*P*C) for every patch, and the mask float32 (B, N),
             1 = masked and counted in the loss.
         """
-        masking = random_masking(ranks, self.mask_ratio)
+        masking = random_masking(ranks, self.mask_ratio if mask_ratio is None else mask_ratio)
         encoded = self.encoder.forward_visible(images, masking.ids_keep)
         return self.decode(encoded, masking.ids_restore), masking.mask
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from mae_vit.config import CheckpointSection
 from mae_vit.errors import Damage
+from mae_vit.objectives.base import Task
 from mae_vit.plan import Plan
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import barrier
@@ -24,6 +28,11 @@ from mae_vit.training.saving import Saver
 from mae_vit.training.signals import StopRequest
 from mae_vit.training.state import Best, weights_of
 from mae_vit.training.watchdog import Watchdog
+
+# Draws views of a task with some held-out images: name -> uint8 (H, W, 3).
+Views = Callable[[Task, Tensor], Mapping[str, np.ndarray]]
+# Looks at a line of metrics; returns what is to be said of it, if anything.
+Judge = Callable[[Mapping[str, Any]], str | None]
 
 # Lines about damaged samples in a sitting; the list has all.
 _MAX_WARNINGS = 10
@@ -56,18 +65,22 @@ class RunHooks:
         begins_from: str = "scratch",
         facts: Mapping[str, Any] | None = None,
         advice: str = "",
+        views: Views | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """Opens the outputs of a run that begins, or goes on, at `start_step`.
 
         With `selects` the weights of the largest held-out metric of this name are kept in
         `best`, on all ranks, and with every checkpoint: so a resumed run chooses as the
         undisturbed one does. `facts` go into every summary. `advice` is said where nothing is
-        held out.
+        held out. `views` draws the encoder, `judge` may have a word to
+        say of a line of metrics.
         """
         self.best, self._selects, self.guard = best, selects, guard
         self._engine, self._folder, self._plan = engine, folder, plan
         self._facts = dict(facts or {})
         self._held_out, self._probe, self._stop = held_out, probe, stop
+        self._views, self._judge = views, judge
         self._watchdog = watchdog
         self._quarantine, self._data_folder, self._warnings = quarantine, data_folder, 0
         self._last_line: dict[str, Any] = {}
@@ -163,6 +176,15 @@ class RunHooks:
         with self._watchdog.patient("probing"), self._engine.whole():
             return self._probe.evaluate(self._engine)
 
+    def inspect(self, step: int) -> None:
+        """Draws views of the encoder for TensorBoard; collective."""
+        if self._held_out is None or self._views is None:
+            return
+        with self._watchdog.patient("drawing views"), self._engine.whole():
+            if self._monitor is not None:
+                images = self._held_out.probe.images.to(self._engine.device)
+                self._monitor.show_views(self._views(self._engine.objective, images), step)
+
     def log(self, line: dict[str, Any]) -> None:
         """Writes a line of metrics; its wall time counts all sittings of the run."""
         line["wall_s"] += self._wall_s_before
@@ -172,6 +194,8 @@ class RunHooks:
         self._last_line = line
         if self._monitor is not None:
             self._monitor.log_step(line)
+            if self._judge is not None and (said := self._judge(line)):
+                self._monitor.say(said)
 
     def save(self, step: int, *, last: bool, stopping: bool) -> None:
         """Gathers the state from all ranks, writes it, and drops old checkpoints; collective.

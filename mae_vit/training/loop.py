@@ -42,6 +42,9 @@ class Hooks(Protocol):
     def probe(self, step: int) -> dict[str, float]:
         """Scores the frozen features; empty where there is no probe."""
 
+    def inspect(self, step: int) -> None:
+        """Draws views of what is trained."""
+
     def log(self, line: dict[str, Any]) -> None:
         """Takes a line of metrics."""
 
@@ -136,7 +139,8 @@ def train(
         evaluating = last or done % plan.evaluate_every_steps == 0
         saving = last or stopping or done % plan.checkpoint_every_steps == 0
         probing = plan.probe_every_steps > 0 and (last or done % plan.probe_every_steps == 0)
-        logging = evaluating or probing or done % log_every_steps == 0
+        inspecting = plan.inspect_every_steps > 0 and (last or done % plan.inspect_every_steps == 0)
+        logging = evaluating or probing or inspecting or done % log_every_steps == 0
         if not (logging or saving):
             continue
         now = _read_now(reader, clock, done)
@@ -163,6 +167,8 @@ def train(
                 line["probe"] = probe
             line["wall_s"] = time.monotonic() - begun
             hooks.log(line)
+            if inspecting:
+                hooks.inspect(done)
             last_line, clock = line, Clock()
         # Not while steps are in doubt: the next save comes soon enough.
         if last or stopping or (saving and guard.quiet):

@@ -6,24 +6,45 @@ The only file that imports TensorBoard.
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from PIL import Image, ImageDraw
+from PIL import Image
 from tqdm import tqdm
 
 from mae_vit.objectives.base import Picture
+from mae_vit.pictures import draw_rows
 from mae_vit.training.run_folder import RunFolder
 
-# Small images are shown at this many pixels at least.
-_MIN_SHOWN_PX = 64
-_LABEL_PX = 14
+# Where TensorBoard shows what is no metric of the objective.
+_GROUPS = {
+    "lr": "optimizer",
+    "grad_norm": "optimizer",
+    "loss_scale": "optimizer",
+    "skipped_steps": "optimizer",
+    "images_per_s": "speed",
+    "data_wait_frac": "speed",
+    "mfu": "speed",
+    "peak_memory_gib": "speed",
+    "save_stall_s": "speed",
+}
+# The page "Custom scalars": what a person looks at first.
+_LAYOUT = {
+    "is it learning?": {
+        "loss": ["Multiline", ["train/loss", "heldout/loss"]],
+        "held-out images": ["Multiline", ["heldout/(?!loss)"]],
+        "online probe": ["Multiline", ["probe/.*top1"]],
+    },
+    "is it fast?": {
+        "images per second": ["Multiline", ["speed/images_per_s"]],
+        "share of time waiting for data": ["Multiline", ["speed/data_wait_frac"]],
+    },
+}
 
 
 class Monitor:
@@ -40,6 +61,7 @@ class Monitor:
             self._writer = _open_writer(folder.tensorboard, purge_step=start_step + 1 if start_step else None)
             if start_step == 0:
                 self._writer.add_text("config", f"```yaml\n{config_yaml}\n```", 0)
+                self._writer.add_custom_scalars(_LAYOUT)
         self._total_steps = total_steps
         self._bar = None
         if sys.stderr.isatty():
@@ -49,7 +71,9 @@ class Monitor:
         """Writes a line of metrics and shows it."""
         with self._tolerant("metrics"):
             self._folder.append_metrics(line)
-        self._scalars("train", line, line["step"])
+        for group in dict.fromkeys(_GROUPS.get(name, "train") for name in line):
+            own = {name: value for name, value in line.items() if _GROUPS.get(name, "train") == group}
+            self._scalars(group, own, line["step"])
         for group, title in (("heldout", "held-out images"), ("probe", "online probe")):
             if group in line:
                 self._scalars(group, line[group], line["step"])
@@ -78,6 +102,13 @@ class Monitor:
         if self._writer is not None:
             with self._tolerant("TensorBoard"):
                 self._writer.add_image("pictures/probe", picture, step, dataformats="HWC")
+
+    def show_views(self, views: Mapping[str, np.ndarray], step: int) -> None:
+        """Writes pictures uint8 (H, W, 3) to TensorBoard, by name."""
+        if self._writer is not None:
+            with self._tolerant("TensorBoard"):
+                for name, picture in views.items():
+                    self._writer.add_image(f"inspect/{name}", picture, step, dataformats="HWC")
 
     def go_back(self, step: int) -> None:
         """Forgets all after `step`, and marks it."""
@@ -124,28 +155,26 @@ class Monitor:
                     self._writer.add_scalar(f"{group}/{name}", value, step)
 
 
+def write_hparams(folder: Path, runs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, float]]]) -> None:
+    """Writes the table of TensorBoard's page "HParams" anew: a line for each run.
+
+    Args:
+        folder: of nothing else.
+        runs: by a name for people, what sets each apart and what came of it.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, (facts, scores) in runs.items():
+        writer = _open_writer(folder / name, purge_step=None)
+        writer.add_hparams(dict(facts), dict(scores), run_name=".")
+        writer.close()
+
+
 def _open_writer(path: Path, purge_step: int | None) -> Any:
     # Importing TensorBoard takes a second: only where it is written.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(str(path), purge_step=purge_step)
-
-
-def draw_rows(rows: Sequence[Picture]) -> np.ndarray:
-    """Draws one labeled row for each picture: uint8 (height, width, 3)."""
-    tiles = []
-    for row in rows:
-        images = row.images.detach().float().cpu()
-        if images.shape[1] == 1:
-            images = images.expand(-1, 3, -1, -1)
-        zoom = max(1, -(-_MIN_SHOWN_PX // min(images.shape[2:])))
-        images = F.pad(F.interpolate(images, scale_factor=zoom, mode="nearest"), (1, 1, 1, 1), value=1.0)
-        strip = (torch.cat(list(images), dim=2).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
-        label = Image.new("RGB", (strip.shape[1], _LABEL_PX), "white")
-        ImageDraw.Draw(label).text((2, 1), row.label, fill="black")
-        tiles += [np.asarray(label), strip]
-    return np.concatenate(tiles)
 
 
 def _shown(loss: float | None) -> str:

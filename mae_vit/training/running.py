@@ -25,7 +25,7 @@ from mae_vit.training.estimate import Estimate, peak_flops
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.failures import LostRank, TrainingFailed, is_lost_rank
 from mae_vit.training.guard import BadStep, Course, Guard
-from mae_vit.training.hooks import RunHooks
+from mae_vit.training.hooks import Judge, RunHooks, Views
 from mae_vit.training.loop import Outcome, train
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.quarantine import Quarantine
@@ -55,6 +55,9 @@ class Work(Protocol):
     def probe(self) -> OnlineProbe | None:
         """The online probe, None where there is none."""
 
+    def views(self) -> Views | None:
+        """What draws views of the encoder, None where none are asked for."""
+
     def finish(self, step: int, best: Best | None) -> dict[str, Any]:
         """Writes what a finished run leaves; returns what goes into its summary."""
 
@@ -78,6 +81,7 @@ class Run:
             for the last weights.
         begins_from: what a fresh start begins from, for people.
         advice: said where no images are held out.
+        judge: looks at lines of metrics, and may have a word to say.
     """
 
     config: Config
@@ -90,6 +94,7 @@ class Run:
     selects: str | None = None
     begins_from: str = "scratch"
     advice: str = ""
+    judge: Judge | None = None
 
     def go(self, work: Work, start: Checkpoint | None) -> int:
         """Trains from `start` to the end or to a signal; returns the exit code.
@@ -133,6 +138,8 @@ class Run:
             begins_from=self.begins_from,
             facts=self._facts(),
             advice=self.advice,
+            views=work.views(),
+            judge=self.judge,
         )
         try:
             with watchdog:

@@ -132,6 +132,11 @@ def test_equal_compute_is_equal(compared):
 def test_the_page_needs_nothing_beside_it(compared):
     _, folder, _ = compared
     page = (folder / "report.html").read_text()
+    # But for a link to more, which lies beside it.
+    link = '<a href="inspect/index.html">'
+    assert page.count(link) == 1
+    assert "Mean attention distance" in (folder / "inspect" / "index.html").read_text()
+    page = page.replace(link, "")
     assert not re.search(r'(src|href)="(?!data:|#)', page.replace('xlink:href="#', 'href="#'))
     assert "ViT from MAE" in page
     assert page.count("<svg") >= 2

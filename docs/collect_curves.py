@@ -1,0 +1,80 @@
+"""Makes a preset's reference curves of finished runs that differ in their seed alone.
+
+    python docs/collect_curves.py --name mae_digits runs/mae_digits_0 runs/mae_digits_1 runs/mae_digits_2
+
+Writes docs/reference_curves/NAME.json, which `mae-vit curve` and the training log compare runs with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+# So that a checkout runs without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mae_vit.config_file import parse_yaml
+from mae_vit.reference_curves import FOLDER, curves_of, recipe_of
+
+
+def read(run: Path) -> dict[str, Any]:
+    """Reads a finished run."""
+    summary = json.loads((run / "summary.json").read_text())
+    if summary["status"] != "done":
+        sys.exit(f"{run} is not finished")
+    config = parse_yaml((run / "config.yaml").read_text(), str(run))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "seed": config["run"]["seed"],
+        "recipe": recipe_of(config),
+        "total_steps": summary["steps"],
+        "curves": curves_of(lines, summary["steps"]),
+        "environment": json.loads((run / "environment.json").read_text()),
+    }
+
+
+def collect(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Puts runs of one recipe together."""
+    first = runs[0]
+    for run in runs[1:]:
+        if (run["recipe"], run["total_steps"]) != (first["recipe"], first["total_steps"]):
+            sys.exit("the runs are not of one recipe and length")
+    if len({run["seed"] for run in runs}) < len(runs):
+        sys.exit("two runs have the same seed")
+    curves = {}
+    for name, (steps, _) in first["curves"].items():
+        values = [run["curves"][name][1] for run in runs]
+        assert all(run["curves"][name][0].tolist() == steps.tolist() for run in runs)
+        curves[name] = {
+            "steps": steps.tolist(),
+            "values": [[float(f"{value:.6g}") for value in one] for one in values],
+        }
+    return {
+        "seeds": [run["seed"] for run in runs],
+        "total_steps": first["total_steps"],
+        "commits": sorted({run["environment"]["git_commit"] for run in runs}),
+        "torch": first["environment"]["packages"]["torch"],
+        "recipe": first["recipe"],
+        "curves": curves,
+    }
+
+
+def main() -> None:
+    """Collects the runs named on the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="finished runs of one recipe")
+    parser.add_argument("--name", required=True, help="of the preset: the stem of its config")
+    arguments = parser.parse_args()
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{arguments.name}.json"
+    path.write_text(json.dumps(collect([read(run) for run in arguments.runs])) + "\n")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""`mae-vit curve`: a run against what its preset's curves look like."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mae_vit.commandline import OneLineParser
+from mae_vit.config_file import parse_yaml
+from mae_vit.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mae_vit.reference_curves import Reference
+
+_SHOWN_DIFFERENCES = 6
+
+
+def add_curve(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `curve`."""
+    parser = commands.add_parser(
+        "curve",
+        help="is my run normal? its curves against its preset's",
+        description="Draw a pretraining run's curves over those of the shipped preset that its recipe is nearest to, "
+        "and say at which step and by how much it leaves their band; exit 1 if it does.",
+    )
+    parser.add_argument("path", type=Path, metavar="RUN", help="the run's folder, finished or not")
+    parser.add_argument(
+        "--preset", metavar="NAME", help="compare with this one (docs/reference_curves has them)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: RUN/curve.png")
+    parser.set_defaults(run=run_curve, parser=parser)
+
+
+def run_curve(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code: 1 if the run is outside.
+
+    Raises:
+        InputError: if there is no run, or nothing to compare it with.
+    """
+    from mae_vit.reference_curves import departures
+
+    run: Path = arguments.path
+    lines = _lines_of(run)
+    reference, differing = _choose(run, arguments.preset)
+    found = departures(reference, lines)
+    out = arguments.out or run / "curve.png"
+    _draw(reference, lines, out, run.name)
+    print(f"reference  {reference.name}, {len(reference.seeds)} seeds, {reference.total_steps:,} steps")
+    for text in differing[:_SHOWN_DIFFERENCES]:
+        print(f"  differs  {text}")
+    if len(differing) > _SHOWN_DIFFERENCES:
+        print(f"  differs  in {len(differing) - _SHOWN_DIFFERENCES} more values")
+    if not found:
+        print(f"normal     within the band up to step {lines[-1]['step']:,}")
+    for departure in found:
+        print(f"outside    {departure}")
+    print(f"picture    {out}")
+    return 1 if found else 0
+
+
+def _lines_of(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    if not path.is_file():
+        raise InputError(f"{run} is no run folder: it has no metrics.jsonl")
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            continue  # a torn last line
+    if not lines:
+        raise InputError(f"{run} has logged nothing yet")
+    return lines
+
+
+def _choose(run: Path, preset: str | None) -> tuple[Reference, list[str]]:
+    from mae_vit.reference_curves import FOLDER, nearest_reference, read_references, recipe_of
+
+    references = read_references()
+    if not references:
+        raise InputError(f"there are no reference curves at {FOLDER}: this command needs the repository")
+    if preset is not None:
+        names = [reference.name for reference in references]
+        references = [reference for reference in references if reference.name == preset]
+        if not references:
+            raise InputError(f"--preset {preset}: {nearest(preset, names)}")
+    config = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), str(run / "config.yaml"))
+    found = nearest_reference(recipe_of(config), references)
+    assert found is not None
+    if preset is None and found[0].recipe.get("objective.name") != config.get("objective", {}).get("name"):
+        raise InputError(f"{run}: no reference has its objective; --preset NAME compares it all the same")
+    return found
+
+
+def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, name: str) -> None:
+    """Draws a panel for each curve that both have."""
+    from matplotlib.figure import Figure
+
+    from mae_vit.reference_curves import curves_of
+
+    curves = {
+        key: value for key, value in curves_of(lines, reference.total_steps).items() if key in reference.bands
+    }
+    figure = Figure(figsize=(5.2 * max(1, len(curves)), 3.4), layout="constrained")
+    panels: Sequence[Axes] = figure.subplots(1, max(1, len(curves)), squeeze=False)[0]
+    for axes, (key, (steps, values)) in zip(panels, curves.items(), strict=False):
+        band = reference.bands[key]
+        axes.fill_between(
+            band.steps,
+            band.mean - band.half_width,
+            band.mean + band.half_width,
+            color="#0072b2",
+            alpha=0.2,
+            label=f"{reference.name}, {len(reference.seeds)} seeds",
+        )
+        axes.plot(band.steps, band.mean, color="#0072b2", linewidth=1)
+        axes.plot(steps, values, color="#d55e00", label=name)
+        axes.set(xlabel="step", title=key)
+        axes.grid(alpha=0.2)
+        axes.legend(fontsize=8)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, dpi=110)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None

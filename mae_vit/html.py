@@ -1,0 +1,71 @@
+"""Pages that need nothing beside them: pictures and style lie inside. Light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8881; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+.headline { font-size: 1.1rem; border-left: .25rem solid #0072b2; padding-left: .8rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
+th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid var(--line); }
+th { vertical-align: bottom; } td { white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 9rem; }
+tr.reference { background: var(--soft); }
+figure { margin: 0; } svg { width: 100%; max-width: 46rem; height: auto; } img { max-width: 100%; height: auto; }
+img { image-rendering: pixelated; }
+.note { opacity: .75; font-size: .9rem; overflow-wrap: anywhere; max-width: 60rem; }
+code { font-size: .9em; overflow-wrap: anywhere; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1.5rem; }
+@media (max-width: 48rem) {  /* nothing side by side */ .pair { grid-template-columns: 1fr; } }
+@media (max-width: 48rem) {  /* a card for each row: no column is out of sight */
+  thead, td:empty { display: none; }
+  table, tbody, tr { display: block; }
+  tr { border: 1px solid var(--line); border-radius: .3rem; margin-bottom: .6rem; padding: .2rem 0; }
+  td { display: flex; justify-content: space-between; gap: 1rem; white-space: normal; }
+  td { border: 0; padding: .15rem .6rem; }
+  td:first-child { font-weight: 600; }
+  td:not(:first-child)::before { content: attr(data-head); text-align: left; opacity: .75; }
+}
+"""
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """Returns a whole page of parts that are HTML already."""
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def image(png: bytes, alternative: str) -> str:
+    """Returns a picture, inside the page."""
+    data = base64.b64encode(png).decode()
+    return f'<img alt="{escape(alternative)}" src="data:image/png;base64,{data}">'
+
+
+def figure(drawn: str, caption: str) -> str:
+    """Returns what is drawn (HTML) with its caption (text)."""
+    return f'<figure>{drawn}<figcaption class="note">{escape(caption)}</figcaption></figure>'
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]], reference: str | None = None) -> str:
+    """Returns a table of texts; the row that begins with `reference` is marked."""
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    rows = "\n".join(
+        f"<tr{' class=reference' if reference and row[0].startswith(reference) else ''}>"
+        + "".join(
+            f'<td data-head="{escape(name)}">{escape(cell)}</td>'
+            for name, cell in zip(head, row, strict=True)
+        )
+        + "</tr>"
+        for row in body
+    )
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'

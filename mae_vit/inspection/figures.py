@@ -1,0 +1,133 @@
+"""Charts of what inspection finds."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+_DPI = 110
+# Of Okabe & Ito (2008): told apart by those who do not see red and green too.
+_INK, _OTHER = "#0072b2", "#d55e00"
+_MAX_CLASSES = 20
+_MAX_MAPS = 16
+
+
+def to_png(drawn: Figure | np.ndarray) -> bytes:
+    """Encodes a chart, or pixels uint8 (H, W, 3)."""
+    stream = io.BytesIO()
+    if isinstance(drawn, Figure):
+        drawn.savefig(stream, format="png", dpi=_DPI, metadata={"Software": None})
+    else:
+        Image.fromarray(drawn).save(stream, "PNG", optimize=True)
+    return stream.getvalue()
+
+
+def by_depth(values: np.ndarray, label: str, *, bound: float | None = None, bound_label: str = "") -> Figure:
+    """Draws a number of each head against depth.
+
+    Args:
+        values: (L, H).
+        label: of the number.
+        bound: a line to compare with.
+        bound_label: what that is.
+    """
+    figure, axes = _figure(5.2, 3.2)
+    depth = np.arange(1, len(values) + 1)
+    for head in values.T:
+        axes.plot(depth, head, "o", color=_INK, markersize=5, alpha=0.7)
+    axes.plot(depth, values.mean(axis=1), "-", color=_OTHER, label="mean over heads")
+    if bound is not None:
+        axes.axhline(bound, color="gray", linestyle="--", linewidth=1, label=bound_label)
+    axes.set_xlabel("block")
+    axes.set_ylabel(label)
+    axes.set_xticks(depth if len(depth) <= 16 else depth[::4])
+    axes.legend(fontsize=8)
+    return figure
+
+
+def similarity_grid(similarity: np.ndarray, grid_size: tuple[int, int]) -> Figure:
+    """Draws each position's similarity to all others as a map, laid out as the patches are.
+
+    Args:
+        similarity: (N, N).
+        grid_size: rows and columns of patches; of large grids every second, third, ... is drawn.
+    """
+    rows, columns = grid_size
+    step = -(-max(rows, columns) // _MAX_MAPS)
+    shown_rows, shown_columns = range(0, rows, step), range(0, columns, step)
+    scale = 6.0 / max(len(shown_rows), len(shown_columns))
+    figure = Figure(figsize=(len(shown_columns) * scale + 0.8, len(shown_rows) * scale))
+    axes = figure.subplots(len(shown_rows), len(shown_columns), squeeze=False)
+    for place, row in enumerate(shown_rows):
+        for other, column in enumerate(shown_columns):
+            part: Axes = axes[place][other]
+            drawn = part.imshow(
+                similarity[row * columns + column].reshape(rows, columns), vmin=-1, vmax=1, cmap="viridis"
+            )
+            part.set_axis_off()
+    figure.subplots_adjust(left=0.01, right=0.88, top=0.99, bottom=0.01, wspace=0.06, hspace=0.06)
+    figure.colorbar(drawn, cax=figure.add_axes((0.9, 0.1, 0.02, 0.8)), label="cosine similarity")
+    return figure
+
+
+def one_map(values: np.ndarray, label: str, place: tuple[int, int]) -> Figure:
+    """Draws one map (rows, columns) with its scale, and a cross at `place`."""
+    figure, axes = _figure(4.2, 3.4)
+    drawn = axes.imshow(values, cmap="viridis", vmin=-1, vmax=1)
+    axes.plot(place[1], place[0], "x", color="white", markersize=9, markeredgewidth=2)
+    axes.set_xlabel("column of patches")
+    axes.set_ylabel("row")
+    figure.colorbar(drawn, ax=axes, label=label)
+    return figure
+
+
+def scatter(points: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> Figure:
+    """Draws images as points (n, 2), colored by class; of many classes the most frequent are named."""
+    figure, axes = _figure(6.4, 4.8)
+    numbers, counts = np.unique(labels[labels >= 0], return_counts=True)
+    named = numbers[np.argsort(-counts, kind="stable")][:_MAX_CLASSES]
+    others = ~np.isin(labels, named)
+    if others.any():
+        axes.scatter(
+            points[others, 0],
+            points[others, 1],
+            s=8,
+            color="lightgray",
+            label="others" if len(named) else None,
+        )
+    palette = colormaps["tab20" if len(named) > 10 else "tab10"]
+    for place, number in enumerate(np.sort(named)):
+        chosen = labels == number
+        name = classes[number] if number < len(classes) else str(number)
+        axes.scatter(points[chosen, 0], points[chosen, 1], s=10, color=palette(place), label=name)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if len(named):
+        figure.legend(loc="outside right upper", fontsize=7, markerscale=2)
+    return figure
+
+
+def curve(values: Sequence[float], label: str, *, chance: float) -> Figure:
+    """Draws a share against depth, with what guessing gives."""
+    figure, axes = _figure(5.2, 3.2)
+    depth = np.arange(1, len(values) + 1)
+    axes.plot(depth, [100 * value for value in values], "o-", color=_INK)
+    axes.axhline(100 * chance, color="gray", linestyle="--", linewidth=1, label="chance")
+    axes.set_xlabel("block")
+    axes.set_ylabel(label)
+    axes.set_xticks(depth if len(depth) <= 16 else depth[::4])
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(alpha=0.2)
+    return figure, axes

@@ -1,0 +1,173 @@
+"""Looks at one encoder, or at two side by side, and writes what it sees."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mae_vit import html
+from mae_vit.errors import InputError, counted
+from mae_vit.inspection.figures import to_png
+from mae_vit.inspection.samples import Samples, draw_samples
+from mae_vit.inspection.subject import Subject, open_subject
+from mae_vit.inspection.views import View, all_views
+
+INDEX = "index.html"
+# The first column of two, and the second.
+_SIDES = ("a", "b")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A view that lies on the disk.
+
+    Attributes:
+        view: what it is.
+        png: its picture, encoded.
+        files: of its numbers, named from the page's folder.
+    """
+
+    view: View
+    png: bytes
+    files: list[str]
+
+
+def inspect(
+    sources: Sequence[str],
+    data: str,
+    out: Path,
+    *,
+    images: int,
+    split: str | None = None,
+    norm_pix_loss: bool = False,
+    device: str = "cpu",
+) -> Path:
+    """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all.
+
+    Args:
+        sources: one start, or two to be compared.
+        data: prepared shards, a folder of images or an archive.
+        out: folder; an earlier inspection there is replaced once the new one is whole.
+        images: how many are looked at.
+        split: of prepared data.
+        norm_pix_loss: of official files with a decoder.
+        device: that computes.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        InputError: if there is nothing to look at or with, or `out` is something else.
+    """
+    if out.exists() and any(out.iterdir()) and not (out / INDEX).is_file():
+        raise InputError(f"{out} is there already and is no inspection: give another --out")
+    subjects = [open_subject(source, norm_pix_loss=norm_pix_loss) for source in sources]
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        parts = []
+        for side, subject in zip(_SIDES, subjects, strict=False):
+            info = subject.model.info
+            samples = draw_samples(
+                data, count=images, channels=info.in_chans, img_size=info.img_size, split=split
+            )
+            folder = partial / side if len(subjects) > 1 else partial
+            folder.mkdir(parents=True)
+            parts.append((subject, samples, _write_views(subject, samples, folder, partial, device)))
+        (partial / INDEX).write_text(_page(parts), encoding="utf-8")
+        if out.exists():
+            shutil.rmtree(out)
+        partial.rename(out)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out / INDEX
+
+
+def _write_views(subject: Subject, samples: Samples, folder: Path, root: Path, device: str) -> list[Seen]:
+    subject.model.to(device)
+    if subject.objective is not None:
+        subject.objective.to(device)
+    seen = []
+    for view in all_views(subject, samples):
+        png, path = to_png(view.drawn), folder / view.name
+        path.with_suffix(".png").write_bytes(png)
+        files = [path.with_suffix(".png")]
+        if view.table is not None:
+            files.append(path.with_suffix(".csv"))
+            with files[-1].open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+                csv.writer(file, lineterminator="\n").writerows([view.table[0], *view.table[1]])
+        if view.arrays:
+            files.append(path.with_suffix(".npz"))
+            np.savez_compressed(files[-1], **view.arrays)  # type: ignore[arg-type]
+        seen.append(Seen(view, png, [file.relative_to(root).as_posix() for file in files]))
+        print(f"  {view.title}", file=sys.stderr, flush=True)
+    return seen
+
+
+def _page(parts: Sequence[tuple[Subject, Samples, list[Seen]]]) -> str:
+    title = " and ".join(subject.name for subject, _, _ in parts)
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        _in_columns([_facts(subject, samples) for subject, samples, _ in parts]),
+    ]
+    by_name = [{one.view.name: one for one in seen} for _, _, seen in parts]
+    for name in dict.fromkeys(name for side in by_name for name in side):
+        first = next(side[name] for side in by_name if name in side)
+        body.append(f"<h2>{escape(first.view.title)}</h2>")
+        body.append(f'<p class="note">{escape(first.view.reading)}</p>')
+        body.append(_in_columns([_shown(side.get(name)) for side in by_name]))
+    return html.page(title, body)
+
+
+def _facts(subject: Subject, samples: Samples) -> str:
+    info = subject.model.info
+    height, width = info.img_size
+    facts = {
+        "weights": subject.name,
+        "objective": info.objective + (f", {info.step:,} steps" if info.step else ""),
+        "encoder": f"{info.depth} blocks of {info.num_heads} heads, width {info.embed_dim}, patches of "
+        f"{info.patch_size} px in {height} x {width}, read by {subject.model.pool}",
+        "images": f"{counted(len(samples), 'image')} of {samples.source}",
+    }
+    if samples.passed_over:
+        facts["passed over"] = f"{counted(samples.passed_over, 'image')} that cannot be decoded"
+    if subject.why_no_objective:
+        facts["no reconstructions"] = subject.why_no_objective
+    rows = [[name, value] for name, value in facts.items()]
+    return html.table(["", ""], rows).replace("<thead><tr><th></th><th></th></tr></thead>", "")
+
+
+def _shown(seen: Seen | None) -> str:
+    if seen is None:
+        return '<p class="note">nothing of this</p>'
+    links = ", ".join(f'<a href="{escape(file)}">{escape(file)}</a>' for file in seen.files)
+    return f'{html.image(seen.png, seen.view.title)}<p class="note">{links}</p>'
+
+
+def _in_columns(cells: Sequence[str]) -> str:
+    if len(cells) == 1:
+        return cells[0]
+    return '<div class="pair">' + "".join(f"<div>{cell}</div>" for cell in cells) + "</div>"
+
+
+def choose_device(asked: str) -> str:
+    """Resolves "auto": a GPU where there is one.
+
+    Raises:
+        InputError: if the device that is asked for is not there.
+    """
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device {asked}: there is no CUDA device here; cpu is")
+    return asked

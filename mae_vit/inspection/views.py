@@ -1,0 +1,321 @@
+"""The views of an encoder: each a picture, what it shows, and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from mae_vit.encoder import ViTEncoder
+from mae_vit.inspection import figures
+from mae_vit.inspection.attention import attention_weights, looks
+from mae_vit.inspection.features import layer_features, nearest_images, probe_by_layer, project
+from mae_vit.inspection.heads import head_entropy, mean_attention_distance, rollout
+from mae_vit.inspection.parameters import center_patch, filter_components, position_similarity
+from mae_vit.inspection.reconstructions import reconstruct
+from mae_vit.inspection.samples import Samples
+from mae_vit.inspection.subject import Subject
+from mae_vit.inspection.tiles import image_tile, map_tile, overlay_tile, rows_of_tiles
+from mae_vit.pictures import draw_rows
+from mae_vit.pretrained import Pool, PretrainedEncoder
+
+Table = tuple[list[str], list[list[object]]]
+
+
+class Looked(Protocol):
+    """What is looked at: `PretrainedEncoder`, or an encoder in training (`InTraining`)."""
+
+    @property
+    def encoder(self) -> ViTEncoder:
+        """What it is about."""
+
+    @property
+    def pool(self) -> Pool:
+        """What is read of it."""
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Maps uint8 (B, C, H, W) to what the encoder takes."""
+
+
+class WithImages(Protocol):
+    """Images, uint8 (n, C, H, W)."""
+
+    @property
+    def images(self) -> Tensor:
+        """All of them."""
+
+
+_SHOWN = 8
+_NEIGHBORS = 8
+# Images that are averaged over; the paper takes 128 (App. D.7).
+_AVERAGED = 128
+_MEASURED = 256
+
+
+@dataclass(frozen=True)
+class View:
+    """One thing to look at.
+
+    Attributes:
+        name: of its files.
+        title: for people.
+        reading: what is to be seen in it.
+        drawn: the picture: a chart, or pixels uint8 (H, W, 3).
+        table: its numbers as a CSV: head and rows.
+        arrays: its numbers as an NPZ.
+    """
+
+    name: str
+    title: str
+    reading: str
+    drawn: Figure | np.ndarray
+    table: Table | None = None
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def all_views(subject: Subject, samples: Samples) -> Iterator[View]:
+    """Yields what there is to see, one by one: the later ones take longer."""
+    yield from reconstruction_views(subject, samples)
+    yield from attention_views(subject.model, samples)
+    yield from parameter_views(subject.model)
+    yield from feature_views(subject.model, samples)
+
+
+def reconstruction_views(subject: Subject, samples: Samples) -> Iterator[View]:
+    """What the objective predicts of hidden patches; nothing without an objective."""
+    if subject.objective is None:
+        return
+    found = reconstruct(subject.objective, samples.batch(_MEASURED), shown=_SHOWN)
+    names = list(dict.fromkeys(name for one in found for name in one.metrics))
+    table: Table = (
+        ["mask", "ratio", *names],
+        [[one.kind, one.ratio, *(one.metrics.get(name) for name in names)] for one in found],
+    )
+    for kind in dict.fromkeys(one.kind for one in found):
+        several = [one for one in found if one.kind == kind]
+        rows = [
+            row._replace(label=f"{row.label}, {one.ratio:.0%} hidden{_told(one.metrics)}")
+            for one in several
+            for row in one.rows[:-1]
+        ]
+        name = kind.replace(" ", "-")
+        yield View(
+            f"reconstructions-{name}",
+            f"Reconstructions, masks {kind}" if kind == "as trained" else f"Reconstructions, {kind} masks",
+            "What the hidden patches were predicted to be: masked, predicted, pasted into the visible part, and the "
+            "original last. Where a row says true patch mean and std, the prediction is of normalized pixels and "
+            "borrows both from the hidden patch: shapes and edges are the network's, brightness is not.",
+            draw_rows([*rows, several[0].rows[-1]]),
+            table,
+        )
+
+
+def _told(metrics: dict[str, float]) -> str:
+    if "psnr_db" not in metrics:
+        return ""
+    return f": {metrics['psnr_db']:.2f} dB, {metrics['psnr_gain_db']:+.2f} over its baseline"
+
+
+def attention_views(model: Looked, samples: WithImages) -> Iterator[View]:
+    """Maps by head, rollout, and how far and how widely heads look."""
+    encoder, grid, depth = model.encoder, model.encoder.grid_size, len(model.encoder.blocks)
+    device = encoder.cls_token.device
+    inputs = model.normalize(samples.images[:_SHOWN].to(device))
+    weights = attention_weights(encoder, inputs)
+    who = "the mean over all patches" if model.pool == "mean" else "[CLS]"
+    shown = samples.images[:_SHOWN].numpy()
+    for block in sorted({0, depth // 2, depth - 1}):
+        maps = looks(weights[block], grid, query=model.pool).cpu().numpy()
+        yield View(
+            f"attention-block-{block + 1:02d}",
+            f"Attention in block {block + 1} of {depth}",
+            f"Each image, then a map for each head: where {who} looks (brightest: most, by its own scale).",
+            rows_of_tiles(
+                [[image_tile(image), *map(map_tile, heads)] for image, heads in zip(shown, maps, strict=True)]
+            ),
+            arrays={"maps": maps},
+        )
+    joint = rollout(weights)
+    asked = joint[:, 0, 1:] if model.pool == "cls" else joint[:, 1:, 1:].mean(dim=1)
+    rolled = asked.unflatten(-1, grid).cpu().numpy()
+    yield View(
+        "attention-rollout",
+        "Attention rollout",
+        f"Attention followed through all blocks to the pixels, from {who}: what is bright reaches the read-out "
+        "(Abnar & Zuidema 2020; ViT Fig. 6).",
+        rows_of_tiles(
+            [
+                [image_tile(image), map_tile(values), overlay_tile(image, values)]
+                for image, values in zip(shown, rolled, strict=True)
+            ]
+        ),
+        arrays={"rollout": rolled},
+    )
+    yield from head_views(model, samples.images[:_AVERAGED])
+
+
+def head_views(model: Looked, images: Tensor) -> Iterator[View]:
+    """How far and how widely each head looks, over many images."""
+    encoder = model.encoder
+    distances, entropies = head_statistics(model, images)
+    tokens = 1 + encoder.num_patches
+    rows: list[list[object]] = [
+        [block + 1, head + 1, float(distances[block, head]), float(entropies[block, head])]
+        for block in range(distances.shape[0])
+        for head in range(distances.shape[1])
+    ]
+    table: Table = (["block", "head", "mean_attention_distance_px", "entropy_nats"], rows)
+    yield View(
+        "attention-distance",
+        "Mean attention distance",
+        "How many pixels away each head looks, on average (ViT Fig. 7 right): a point for each head. Trained "
+        "encoders have local and global heads in early blocks and global ones later; at random all are alike.",
+        figures.by_depth(distances, "mean attention distance, px"),
+        table,
+        {"distance_px": distances},
+    )
+    yield View(
+        "attention-entropy",
+        "Entropy of attention",
+        "How widely each head looks: low is a few tokens, the dashed line all alike.",
+        figures.by_depth(
+            entropies, "entropy, nats", bound=float(np.log(tokens)), bound_label=f"all {tokens} tokens alike"
+        ),
+        table,
+        {"entropy_nats": entropies},
+    )
+
+
+def head_statistics(model: Looked, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Mean attention distance in pixels and entropy in nats, each (L, H), over uint8 images (n, C, H, W)."""
+    encoder = model.encoder
+    sums: list[np.ndarray] = [np.zeros(0), np.zeros(0)]
+    for start in range(0, len(images), _SHOWN):
+        part = images[start : start + _SHOWN].to(encoder.cls_token.device)
+        weights = attention_weights(encoder, model.normalize(part))
+        found = (
+            [mean_attention_distance(block, encoder.grid_size, encoder.patch_size) for block in weights],
+            [head_entropy(block) for block in weights],
+        )
+        for place, values in enumerate(found):
+            total = torch.stack(values).double().cpu().numpy() * len(part)
+            sums[place] = total if start == 0 else sums[place] + total
+    return sums[0] / len(images), sums[1] / len(images)
+
+
+def parameter_views(model: Looked) -> Iterator[View]:
+    """What the encoder's own parameters show: positions and filters."""
+    encoder = model.encoder
+    similarity = position_similarity(encoder.pos_embed).cpu().numpy()
+    grid, center = encoder.grid_size, center_patch(encoder.grid_size)
+    fixed = "The table is fixed (sin-cos): this is what it was given, not what it has learned." * (
+        not encoder.pos_embed.requires_grad
+    )
+    yield View(
+        "positions",
+        "Similarity of position embeddings",
+        "For each patch, how alike its position embedding is to all others' (ViT Fig. 7 center): a bright spot "
+        "at the patch's own place, with its row and column, means that the grid was learned. " + fixed,
+        figures.similarity_grid(similarity, grid),
+        arrays={"similarity": similarity},
+    )
+    yield View(
+        "position-center",
+        "Similarity to the central position",
+        f"The same for the patch in row {center // grid[1]}, column {center % grid[1]} alone. {fixed}",
+        figures.one_map(
+            similarity[center].reshape(grid), "cosine similarity", (center // grid[1], center % grid[1])
+        ),
+        arrays={"similarity": similarity[center].reshape(grid)},
+    )
+    components, shares = filter_components(encoder.patch_embed.proj.weight)
+    yield View(
+        "filters",
+        "Principal components of the patch projection",
+        f"The first {len(components)} (ViT Fig. 7 left), which explain {float(shares.sum()):.0%} of the filters' "
+        "variance: smooth, wave-like ones are a basis for what patches look like; noise means that little was "
+        "learned.",
+        rows_of_tiles(_in_rows([image_tile(_stretched(one)) for one in components], 7)),
+        (["component", "explained_share"], [[place + 1, float(share)] for place, share in enumerate(shares)]),
+        {"components": components.numpy()},
+    )
+
+
+def feature_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
+    """Neighbors, a map of the features, and what each block knows of the labels."""
+    by_layer = layer_features(model, samples)
+    last, names = by_layer[-1], samples.classes
+    if len(samples) > 1:
+        places, similarity = nearest_images(last, min(_SHOWN, len(samples)), _NEIGHBORS)
+        images = samples.images.numpy()
+        yield View(
+            "neighbors",
+            "Nearest neighbors",
+            "Each image, then those whose features are most like its own (cosine).",
+            rows_of_tiles(
+                [
+                    [image_tile(images[query]), *(image_tile(images[place]) for place in row.tolist())]
+                    for query, row in enumerate(places)
+                ]
+            ),
+            (
+                ["image", "class", "neighbor", "neighbor_class", "cosine"],
+                [
+                    [
+                        samples.keys[query],
+                        _class(samples.labels[query], names),
+                        samples.keys[place],
+                        _class(samples.labels[place], names),
+                        float(value),
+                    ]
+                    for query in range(len(places))
+                    for place, value in zip(places[query].tolist(), similarity[query], strict=True)
+                ],
+            ),
+        )
+    labels = samples.labels.numpy()
+    if len(samples) >= 10:
+        points = project(last)
+        yield View(
+            "projection",
+            "Features in the plane",
+            "t-SNE of the read-out: near points have like features; colors are classes, which it was not told.",
+            figures.scatter(points, labels, names),
+            (
+                ["image", "x", "y", "class"],
+                [
+                    [key, float(x), float(y), _class(label, names)]
+                    for key, (x, y), label in zip(samples.keys, points, samples.labels, strict=True)
+                ],
+            ),
+        )
+    scores = probe_by_layer(by_layer, samples.labels, num_classes=len(names))
+    if scores:
+        yield View(
+            "probe-by-block",
+            "What each block knows of the classes",
+            "Top-1 of a linear read-out of each block's features, fitted in closed form on some of these images "
+            "and scored on the rest.",
+            figures.curve(scores, "top-1, %", chance=1 / len(np.unique(labels[labels >= 0]))),
+            (["block", "top1"], [[block + 1, score] for block, score in enumerate(scores)]),
+        )
+
+
+def _class(label: Tensor, names: Sequence[str]) -> str:
+    number = int(label)
+    return names[number] if 0 <= number < len(names) else ""
+
+
+def _stretched(component: Tensor) -> np.ndarray:
+    """A filter as an image: gray is zero, the largest value of either sign at an end of the range."""
+    scale = component.abs().max().clamp(min=torch.finfo(component.dtype).tiny)
+    return ((component / scale * 0.5 + 0.5) * 255).round().byte().numpy()
+
+
+def _in_rows(tiles: Sequence[np.ndarray], columns: int) -> list[Sequence[np.ndarray]]:
+    return [tiles[start : start + columns] for start in range(0, len(tiles), columns)]

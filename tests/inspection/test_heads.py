@@ -1,0 +1,78 @@
+"""Rollout, attention distance and entropy: by hand, and against plain loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mae_vit.inspection.heads import head_entropy, mean_attention_distance, rollout
+
+
+def random_weights(seed, blocks=3, batch=2, heads=2, tokens=7):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.rand(batch, heads, tokens, tokens, generator=generator).softmax(-1) for _ in range(blocks)]
+
+
+def test_rollout_of_two_blocks_by_hand():
+    """One image, two heads, two tokens: A1 = mean([[1,0],[0,1]], [[0,1],[1,0]]) = 1/2 everywhere."""
+    first = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]]])
+    second = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]]]])
+    # 0.5 A + 0.5 I: [[.75, .25], [.25, .75]], then [[1, 0], [.5, .5]].
+    expected = torch.tensor([[[0.75, 0.25], [0.5, 0.5]]])
+    torch.testing.assert_close(rollout([first, second]), expected)
+    torch.testing.assert_close(rollout([first]), torch.tensor([[[0.75, 0.25], [0.25, 0.75]]]))
+
+
+def test_rollout_against_plain_loops():
+    weights = random_weights(0)
+    found = rollout(weights)
+    for image in range(2):
+        joint = np.eye(7)
+        for block in weights:
+            mixed = 0.5 * block[image].numpy().astype(np.float64).mean(axis=0) + 0.5 * np.eye(7)
+            joint = (mixed / mixed.sum(axis=1, keepdims=True)) @ joint
+        np.testing.assert_allclose(found[image].numpy(), joint, atol=1e-6)
+    torch.testing.assert_close(found.sum(dim=-1), torch.ones(2, 7))
+    with pytest.raises(ValueError, match="at least one block"):
+        rollout([])
+
+
+def test_distance_by_hand():
+    """A grid of 2 x 2 patches of 4 px: neighbors are 4 px away, the opposite corner 4 * sqrt(2)."""
+    weights = torch.zeros(1, 3, 5, 5)
+    weights[0, 0, 1:, 1:] = torch.eye(4)  # each patch at itself
+    weights[0, 1, 1:, 1:] = torch.eye(4).flip(0)  # each at the opposite corner
+    weights[0, 2, 1:, 0] = 0.5  # half of it at [CLS], which has no place; the rest at the right neighbor
+    for patch in range(4):
+        weights[0, 2, 1 + patch, 1 + (patch ^ 1)] = 0.5
+    found = mean_attention_distance(weights, (2, 2), 4)
+    torch.testing.assert_close(found, torch.tensor([0.0, 4 * math.sqrt(2), 4.0]))
+
+
+def test_distance_against_plain_loops():
+    (weights,) = random_weights(1, blocks=1)
+    rows, columns, patch = 3, 2, 5
+    expected = np.zeros(2)
+    for head in range(2):
+        total = 0.0
+        for image in range(2):
+            for query in range(6):
+                row = weights[image, head, 1 + query, 1:].double().numpy()
+                row = row / row.sum()
+                for key in range(6):
+                    apart = (query // columns - key // columns, query % columns - key % columns)
+                    total += row[key] * patch * math.hypot(*apart)
+        expected[head] = total / 12
+    np.testing.assert_allclose(
+        mean_attention_distance(weights, (rows, columns), patch).numpy(), expected, rtol=1e-5
+    )
+
+
+def test_entropy_by_hand():
+    weights = torch.zeros(1, 3, 4, 4)
+    weights[0, 0] = torch.eye(4)
+    weights[0, 1] = 0.25
+    weights[0, 2, :, :2] = 0.5
+    expected = torch.tensor([0.0, math.log(4), math.log(2)])
+    torch.testing.assert_close(head_entropy(weights), expected, atol=1e-6, rtol=0)

@@ -1,0 +1,43 @@
+"""Kinds of masks: how many are hidden, and where."""
+
+import pytest
+import torch
+
+from mae_vit.inspection.masks import MASK_KINDS, mask_ranks
+from mae_vit.keyed import SampleKeys
+from mae_vit.masking import patch_ranks, random_masking
+
+KEYS = SampleKeys(0, 0, torch.arange(3))
+
+
+def hidden(kind, grid, ratio):
+    return random_masking(mask_ranks(kind, KEYS, grid), ratio).mask.reshape(3, *grid)
+
+
+@pytest.mark.parametrize("kind", MASK_KINDS)
+@pytest.mark.parametrize("grid", [(8, 8), (6, 10)])
+@pytest.mark.parametrize("ratio", [0.5, 0.75, 0.9])
+def test_all_kinds_hide_as_many(kind, grid, ratio):
+    ranks = mask_ranks(kind, KEYS, grid)
+    assert all(len(row.unique()) == grid[0] * grid[1] for row in ranks)
+    total = grid[0] * grid[1]
+    assert (hidden(kind, grid, ratio).sum(dim=(1, 2)) == total - int(total * (1 - ratio))).all()
+
+
+def test_random_is_trainings():
+    assert torch.equal(mask_ranks("random", KEYS, (8, 8)), patch_ranks(KEYS, 64))
+
+
+def test_a_block_is_around_the_middle():
+    mask = hidden("block", (8, 8), 0.5625)[0]
+    expected = torch.zeros(8, 8)
+    expected[1:7, 1:7] = 1
+    assert torch.equal(mask, expected)
+
+
+def test_a_grid_leaves_every_second_row_and_column():
+    visible = 1 - hidden("grid", (8, 8), 0.75)[0]
+    expected = torch.zeros(8, 8)
+    expected[::2, ::2] = 1
+    assert torch.equal(visible, expected)
+    assert torch.equal(1 - hidden("grid", (8, 8), 0.5)[0], expected + expected.roll((1, 1), (0, 1)))
