@@ -95,7 +95,7 @@ def test_a_run_that_leaves_the_band_is_named(folder):
 def test_another_recipe_is_another(folder):
     references = read_references(folder / "curves")
     config = parse_yaml((folder / "seed0" / "config.yaml").read_text(), "config")
-    reference, differing = nearest_reference(recipe_of(config), references)
+    _, differing = nearest_reference(recipe_of(config), references)
     assert differing == []
     config["optim"]["lr"], config["run"]["seed"], config["monitor"]["log_every_steps"] = 5.0, 9, 3
     _, differing = nearest_reference(recipe_of(config), references)

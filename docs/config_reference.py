@@ -1,0 +1,123 @@
+"""Writes docs/config.md: all keys of a config, from the schema.
+
+python docs/config_reference.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+# So that a checkout runs without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from finetune.comparison.config import CompareConfig
+from finetune.config import FinetuneConfig
+from mae_vit.config_keys import branches
+from mae_vit.pretrain_config import PretrainConfig
+
+OUT = Path(__file__).resolve().parent / "config.md"
+_HEAD = """# All keys of a config
+
+Made from the schema by `python docs/config_reference.py`. Every key can be given on the command line as
+`section.key=value`; `null` unsets one. Unknown keys and impossible combinations are errors.
+"""
+_PARTS = (
+    ("Pretraining", PretrainConfig, ()),
+    ("Fine-tuning", FinetuneConfig, ("run", "data", "train", "checkpoint", "guard", "monitor")),
+    ("Comparing", CompareConfig, ()),
+)
+
+
+def render() -> str:
+    """Returns the page."""
+    parts = [_HEAD]
+    for title, schema, known in _PARTS:
+        parts.append(f"## {title}\n")
+        if known:
+            parts.append(f"Sections {', '.join(f'`{name}`' for name in known)} are pretraining's.\n")
+        parts += [text for name, text in _sections(schema) if name not in known]
+    return "\n".join(parts)
+
+
+def _sections(schema: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    alone = []
+    for name, field in schema.model_fields.items():
+        models = _models(field.annotation)
+        several = branches(field)
+        if not models:
+            alone.append((name, field))
+        for model in several.values() if several else models[:1]:
+            tag = next((one for one, other in several.items() if other is model), None)
+            title = f"`{name}`" + (f", `name: {tag}`" if tag else "")
+            yield name, f"### {title}\n\n{_about(model)}\n\n{_table(model, name)}\n"
+    if alone:
+        rows = [_row(name, field) for name, field in alone]
+        yield "", "### At the top\n\n" + "\n".join([_TOP, *rows]) + "\n"
+
+
+_TOP = "| key | value | default |\n| --- | --- | --- |"
+
+
+def _table(model: type[BaseModel], prefix: str) -> str:
+    rows = []
+    for name, field in model.model_fields.items():
+        inner = _models(field.annotation)
+        if len(inner) == 1 and not branches(field):
+            rows += [_row(f"{name}.{key}", part) for key, part in inner[0].model_fields.items()]
+        else:
+            rows.append(_row(name, field))
+    return "\n".join([_TOP, *rows])
+
+
+def _row(name: str, field: Any) -> str:
+    if field.is_required():
+        default = "needed"
+    elif field.default is PydanticUndefined:
+        default = f"`{field.default_factory()}`" if field.default_factory else ""
+    else:
+        default = "none" if field.default is None else f"`{_text(field.default)}`"
+    return f"| `{name}` | {_type(field.annotation)} | {default} |"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _type(annotation: Any) -> str:
+    """A type for people: choices, a number, a list."""
+    arguments, origin = get_args(annotation), get_origin(annotation)
+    if annotation is type(None):
+        return ""
+    if origin is not None and getattr(origin, "__name__", "") == "Literal":
+        return " or ".join(f"`{_text(one)}`" for one in arguments)
+    if arguments and getattr(annotation, "__metadata__", None):
+        return _type(arguments[0])
+    if origin in (list, tuple, dict):
+        return {list: "list", tuple: "list", dict: "keys and values"}[origin]
+    if arguments:
+        return " or ".join(dict.fromkeys(filter(None, map(_type, arguments))))
+    names = {"int": "integer", "float": "number", "str": "text", "bool": "`true` or `false`"}
+    return names.get(getattr(annotation, "__name__", ""), "section")
+
+
+def _about(model: type[BaseModel]) -> str:
+    """The docstring's first sentence or paragraph."""
+    return " ".join((inspect.getdoc(model) or "").split("\n\n")[0].split())
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
+
+
+if __name__ == "__main__":
+    OUT.write_text(render())
+    print(OUT)
