@@ -1,4 +1,4 @@
-"""The command `mae-vit`: prepare and check data, look into runs."""
+"""The command `mae-vit`: prepare and check data, look into runs, embed images."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from mae_vit import __version__
 from mae_vit.commandline import OneLineParser
+from mae_vit.embed_command import add_embed
 from mae_vit.errors import InputError, Unreachable, counted
 from mae_vit.prepare_command import add_prepare
 from mae_vit.urls import allow_pipe, is_url, shown
@@ -30,6 +31,7 @@ EXAMPLES = """examples:
   mae-vit check data/mine                                verify every shard
   mae-vit doctor --config configs/mae_base.yaml          will it run here? config, data, memory, disk, ranks
   mae-vit replay runs/mae_base --step 1200               the images, crops and masks of that step, with their keys
+  mae-vit embed runs/mae_base photos/ --out photos.npz   features of images, with their keys; killed, it goes on
 """
 
 
@@ -69,6 +71,7 @@ def _parser() -> OneLineParser:
     _add_check(commands)
     _add_replay(commands)
     _add_doctor(commands)
+    add_embed(commands)
     return parser
 
 

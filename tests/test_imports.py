@@ -59,11 +59,28 @@ ALLOWED = {
     ),
     "mae_vit.evaluation": ("keyed",),
     "mae_vit.inspection": ("encoder",),
+    "mae_vit.embedding": (
+        *("data", "embedding", "errors", "locks", "pretrained", "training.files", "training.signals", "urls"),
+        "__version__",
+    ),
+    "mae_vit.embed_command": (
+        *("commandline", "data", "embedding", "errors", "pretrained"),
+        *("training.distributed", "training.signals"),
+    ),
     "mae_vit.prepare_command": ("commandline", "data", "errors"),
-    "mae_vit.cli": ("commandline", "data", "errors", "prepare_command", "urls", "__version__"),
+    "mae_vit.cli": (
+        "commandline",
+        "data",
+        "embed_command",
+        "errors",
+        "prepare_command",
+        "urls",
+        "__version__",
+    ),
 }
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/deepspeed_engine.py"},
+    "pyarrow": {"mae_vit/embedding/parquet_file.py"},
     "torch.utils.tensorboard": {"mae_vit/training/monitor.py"},
     "webdataset": {"mae_vit/data/remote/streams.py", "mae_vit/data/shard_writer.py"},
 }
