@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,7 +126,8 @@ def run_embed(arguments: argparse.Namespace) -> int:
         raise InputError(f"{where}: {(error.strerror or str(error)).lower()}") from None
     if outcome.rows is None:
         again = "the same command without --restart" if arguments.restart else "the same command"
-        print(f"stopped after {outcome.done:,} of {counted(outcome.total, 'image')}: {again} goes on")
+        done = f"{outcome.done:,} of {counted(outcome.total, 'image')}"
+        print(f"mae-vit: stopped, {done} are saved: {again} goes on", file=sys.stderr)
         return EXIT_AGAIN
     _say(outcome, arguments.out)
     return 0
