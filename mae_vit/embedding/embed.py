@@ -210,7 +210,9 @@ def _write_broken(broken: list[tuple[int, str]], images: Images, path: Path) -> 
         return []
     numbers = np.array([image for image, _ in broken], np.int64)
     keys, paths = images.keys(numbers), [images.path(image) for image in numbers.tolist()]
-    splits = [images.splits[number] if images.splits else "" for number in images.split_numbers(numbers)]
+    splits = [""] * len(broken)
+    if images.splits:
+        splits = [images.splits[number] for number in images.split_numbers(numbers)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("split", "key", "path", "reason"))

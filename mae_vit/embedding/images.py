@@ -51,7 +51,7 @@ class Images(Protocol):
         """Names of the splits; empty where nothing is split."""
 
     def split_numbers(self, images: np.ndarray) -> np.ndarray:
-        """Places in `splits` of images (K,)."""
+        """Places in `splits`, where there are any, of images (K,)."""
 
     def read(self, image: int) -> bytes:
         """Reads one image.

@@ -160,6 +160,15 @@ def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys)
     assert sorted(os.listdir(tmp_path)) == ["f.npz", "folder"]
 
 
+def test_broken_files_of_a_flat_folder_are_of_no_split(start, tmp_path):
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "a.png").write_bytes(encoded(1, "png"))
+    (tmp_path / "flat" / "b.png").write_bytes(b"broken")
+    assert call(start, tmp_path / "flat", "--out", tmp_path / "f.npz") == 0
+    lines = (tmp_path / "f.npz.broken.csv").read_text().splitlines()
+    assert lines == ["split,key,path,reason", ",b,b.png,not an image"]
+
+
 def test_damaged_and_missing_shards_are_passed_over(start, photos, tmp_path, capsys):
     top, _ = photos
     shards, out = tmp_path / "shards", tmp_path / "f.npz"
