@@ -2,7 +2,6 @@
 
 import io
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -69,8 +68,6 @@ def stop_by(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Around the tests some may be ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         before = parts_of(out)
