@@ -1,4 +1,4 @@
-"""The command `mae-vit`: prepare and check data, look into runs."""
+"""The command `mae-vit`: prepare and check data, look into runs, embed images."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from mae_vit import __version__
 from mae_vit.commandline import OneLineParser
 from mae_vit.curve_command import add_curve
+from mae_vit.embed_command import add_embed
 from mae_vit.errors import InputError, Unreachable, counted
 from mae_vit.inspect_command import add_inspect
 from mae_vit.prepare_command import add_prepare
@@ -34,6 +35,7 @@ EXAMPLES = """examples:
   mae-vit replay runs/mae_base --step 1200               the images, crops and masks of that step, with their keys
   mae-vit inspect --ckpt runs/mae_base                   what it has learned: a page of pictures
   mae-vit curve runs/mae_cifar_tiny                      is it normal? against the preset's curves
+  mae-vit embed runs/mae_base photos/ --out photos.npz   features of images, with their keys; killed, it goes on
 """
 
 
@@ -75,6 +77,7 @@ def _parser() -> OneLineParser:
     _add_doctor(commands)
     add_inspect(commands)
     add_curve(commands)
+    add_embed(commands)
     return parser
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mae_vit.coverage import load_start
-from mae_vit.data.augment import Augment
+from mae_vit.data.augment import center_crop
 from mae_vit.data.decode import DecodeError, decode
 from mae_vit.encoder import SIZES, ViTEncoder, sincos_position_table
 from mae_vit.errors import InputError
@@ -88,10 +88,7 @@ class PretrainedEncoder(nn.Module):
         Raises:
             InputError: if it is no whole image.
         """
-        pixels = _pixels_of(image, self.info.in_chans)
-        augment = Augment(img_size=self.info.img_size)
-        view = augment.draw(0, 0, np.zeros(1, np.int64), np.array([pixels.shape[1:]], np.int64))
-        return np.ascontiguousarray(augment.apply([pixels], view)[0])
+        return center_crop(_pixels_of(image, self.info.in_chans), self.info.img_size)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Maps uint8 (B, C, H, W) to what the encoder takes."""

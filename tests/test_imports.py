@@ -61,7 +61,6 @@ ALLOWED = {
     "mae_vit.evaluation": ("keyed",),
     "mae_vit.html": (),
     "mae_vit.reference_curves": (),
-    "mae_vit.curve_command": ("commandline", "config_file", "errors", "reference_curves"),
     "mae_vit.pictures": ("objectives.base",),
     "mae_vit.inspection": (
         *(
@@ -77,15 +76,25 @@ ALLOWED = {
         ),
         *("keyed", "masking", "objectives", "pictures", "pretrain_config", "pretrained", "starts", "urls"),
     ),
+    "mae_vit.embedding": (
+        *("data", "embedding", "errors", "locks", "pretrained", "training.files", "training.signals", "urls"),
+        "__version__",
+    ),
+    "mae_vit.curve_command": ("commandline", "config_file", "errors", "reference_curves"),
+    "mae_vit.embed_command": (
+        *("commandline", "data", "embedding", "errors", "pretrained"),
+        *("training.distributed", "training.signals"),
+    ),
     "mae_vit.inspect_command": ("commandline", "config_file", "errors", "inspection"),
     "mae_vit.prepare_command": ("commandline", "data", "errors"),
     "mae_vit.cli": (
-        *("commandline", "curve_command", "data", "errors", "inspect_command", "prepare_command", "urls"),
-        "__version__",
+        *("commandline", "data", "errors", "urls", "__version__"),
+        *(f"{name}_command" for name in ("curve", "embed", "export", "inspect", "prepare")),
     ),
 }
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/deepspeed_engine.py"},
+    "pyarrow": {"mae_vit/embedding/parquet_file.py"},
     "torch.utils.tensorboard": {"mae_vit/training/monitor.py"},
     "webdataset": {"mae_vit/data/remote/streams.py", "mae_vit/data/shard_writer.py"},
 }

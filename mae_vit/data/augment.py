@@ -194,6 +194,20 @@ class Augment:
         return cut.transpose(0, 3, 1, 2)
 
 
+def center_crop(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
+    """The largest centered box of the result's aspect ratio, resized: what encoders are measured on.
+
+    Args:
+        image: uint8 (C, H, W).
+        img_size: (H, W) of the result.
+
+    Returns:
+        uint8 (C, *img_size), contiguous.
+    """
+    box = _center_boxes(np.array([image.shape[1:]], np.int64), img_size)[0]
+    return np.ascontiguousarray(Augment(img_size=img_size).cut(image, box, flip=False))
+
+
 def _center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
     """The largest centered boxes with the aspect ratio of `img_size`."""
     scale = np.minimum(sizes[:, 0] / img_size[0], sizes[:, 1] / img_size[1])[:, None]

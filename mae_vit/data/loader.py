@@ -8,7 +8,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -165,8 +165,26 @@ def load_batches(
 
 def _load(batches: _Batches, seed: int, positions: Any, *, workers: int, pin_memory: bool) -> Iterator[Batch]:
     """Yields the batch of each (epoch, sample indices)."""
-    loader = DataLoader(
-        batches,
+    for loaded in load_in_order(batches, positions, workers=workers, pin_memory=pin_memory):
+        if isinstance(loaded, (DamagedSample, Unreachable)):
+            raise loaded
+        images, labels, index, epoch, damaged = loaded
+        yield Batch(images, labels, SampleKeys(seed, epoch, index), tuple(damaged))
+
+
+def load_in_order(
+    dataset: Dataset[Any], positions: Iterable[Any], *, workers: int, pin_memory: bool = False
+) -> DataLoader[Any]:
+    """Yields `dataset.__getitems__` of each position, in order, whatever the number of workers.
+
+    Args:
+        dataset: travels to the workers, pickled.
+        positions: each is handed over as a whole; read ahead by two for each worker.
+        workers: data processes, deaf to stop signals; 0 reads in this one.
+        pin_memory: put tensors in page-locked memory, for copies that do not block.
+    """
+    return DataLoader(
+        dataset,
         batch_sampler=positions,
         num_workers=workers,
         collate_fn=_unchanged,
@@ -177,11 +195,6 @@ def _load(batches: _Batches, seed: int, positions: Any, *, workers: int, pin_mem
         # not touch the framework's.
         generator=torch.Generator(),
     )
-    for loaded in loader:
-        if isinstance(loaded, (DamagedSample, Unreachable)):
-            raise loaded
-        images, labels, index, epoch, damaged = loaded
-        yield Batch(images, labels, SampleKeys(seed, epoch, index), tuple(damaged))
 
 
 class FixedBatches:

@@ -127,6 +127,11 @@ def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool
         return asked
     if isinstance(source, MemorySource) and not (policies and on_gpu):
         return 0
+    return auto_workers(cores, on_gpu=on_gpu)
+
+
+def auto_workers(cores: int, *, on_gpu: bool) -> int:
+    """Processes that decode: all cores but one, at least one beside a GPU, at most 16."""
     return min(_MAX_AUTO_WORKERS, max(1 if on_gpu else 0, cores - 1))
 
 

@@ -1,0 +1,1 @@
+"""Features of many images, in order, saved as they come: what `mae-vit embed` does."""
