@@ -1,4 +1,4 @@
-"""The command `mae-vit`: prepare and check data, look into runs."""
+"""The command `mae-vit`: prepare and check data, look into runs, hand encoders on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from mae_vit import __version__
 from mae_vit.commandline import OneLineParser
 from mae_vit.errors import InputError, Unreachable, counted
+from mae_vit.export_command import add_export
 from mae_vit.prepare_command import add_prepare
 from mae_vit.urls import allow_pipe, is_url, shown
 
@@ -30,6 +31,7 @@ EXAMPLES = """examples:
   mae-vit check data/mine                                verify every shard
   mae-vit doctor --config configs/mae_base.yaml          will it run here? config, data, memory, disk, ranks
   mae-vit replay runs/mae_base --step 1200               the images, crops and masks of that step, with their keys
+  mae-vit export runs/mae_base --to hf                   hand on: timm, hf (transformers), official, onnx, torch
 """
 
 
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="mae-vit",
-        description="Prepare and check image data for self-supervised pretraining; look into runs.",
+        description="Prepare and check image data for self-supervised pretraining; look into runs, hand encoders on.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -69,6 +71,7 @@ def _parser() -> OneLineParser:
     _add_check(commands)
     _add_replay(commands)
     _add_doctor(commands)
+    add_export(commands)
     return parser
 
 

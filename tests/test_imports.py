@@ -60,7 +60,29 @@ ALLOWED = {
     "mae_vit.evaluation": ("keyed",),
     "mae_vit.inspection": ("encoder",),
     "mae_vit.prepare_command": ("commandline", "data", "errors"),
-    "mae_vit.cli": ("commandline", "data", "errors", "prepare_command", "urls", "__version__"),
+    "mae_vit.export": (
+        *(
+            "checkpoint_files",
+            "encoder",
+            "errors",
+            "export",
+            "objectives.mae",
+            "pretrained",
+            "starts",
+            "weights",
+        ),
+        "__version__",
+    ),
+    "mae_vit.export_command": ("commandline", "errors", "export"),
+    "mae_vit.cli": (
+        "commandline",
+        "data",
+        "errors",
+        "export_command",
+        "prepare_command",
+        "urls",
+        "__version__",
+    ),
 }
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/deepspeed_engine.py"},
