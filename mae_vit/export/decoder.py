@@ -69,7 +69,7 @@ def read_decoder(start: Start, encoder: ViTEncoder, info: EncoderInfo) -> Decode
             "mask_ratio to 0.75"
         )
     if heads is None:
-        return Decoder(tensors, None, None, (*notes, "nothing says how many heads the decoder has"))
+        return Decoder(tensors, None, None, tuple(notes))
     blocks = {name.split(".")[1] for name in tensors if name.startswith("decoder_blocks.")}
     config = MAEConfig(
         name="mae",

@@ -9,9 +9,13 @@ from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
 
+from mae_vit.errors import counted
 from mae_vit.export.network import Handed, metadata_of
 
 _UNKNOWN = "not known"
+_FINETUNING = (
+    "pool", "label_smoothing", "mixup", "cutmix", "distillation", "distillation_weight", "holdout"
+)  # fmt: skip
 _MEASURED = {
     "test_top1": ("top-1 on the test split", "{:.2%}"),
     "test_top5": ("top-5 on the test split", "{:.2%}"),
@@ -50,7 +54,7 @@ class Facts:
 def name_of(asked: str) -> str:
     """A short name for weights: the run's folder, the file, or timm's model."""
     if ":" in asked and not Path(asked).exists():
-        return asked.partition(":")[2]
+        return asked.partition(":")[2].replace("/", "-")
     path = Path(asked).resolve()
     generic = path.stem in ("encoder", "model") and path.suffix
     return path.parent.name if generic else path.stem if path.is_file() else path.name
@@ -118,8 +122,11 @@ def _objective_name(handed: Handed, config: dict[str, Any]) -> str:
 
 def _objective(handed: Handed, config: dict[str, Any]) -> str:
     name = _objective_name(handed, config)
-    section = _section(config, "finetune" if "finetune" in config else "objective")
-    shown = {key: value for key, value in section.items() if key not in ("name", "start", "teacher")}
+    if "finetune" in config:
+        section = _section(config, "finetune")
+        shown = {key: section.get(key) for key in _FINETUNING}
+    else:
+        shown = {key: value for key, value in _section(config, "objective").items() if key != "name"}
     return f"{name}: {_listed(shown)}" if shown else name
 
 
@@ -196,8 +203,10 @@ def _results(folder: Path | None, summary: dict[str, Any]) -> list[tuple[str, st
         **summary,
         **_json(folder / "results.json"),
     }
-    # The loss of a summary is of training images.
+    # The loss of a summary is of training images; what chose the epoch is told as such.
     found["loss"] = _section(summary, "heldout").get("loss")
+    if "val_top1" in summary:
+        found.pop("top1", None)
     for key, (name, form) in _MEASURED.items():
         for prefix in ("", "mae_", "masked_patch_"):
             value = found.get(prefix + key)
@@ -210,8 +219,8 @@ def _limits(handed: Handed, summary: dict[str, Any]) -> list[str]:
     info = handed.encoder.info
     height, width = info.img_size
     limits = [
-        f"Made for images of {height} x {width} px ({info.in_chans} channels); other sizes need interpolated "
-        "positions.",
+        f"Made for images of {height} x {width} px ({counted(info.in_chans, 'channel')}); other sizes need "
+        "interpolated positions.",
         "What the training images did not show it does not know; their biases it does.",
     ]
     if handed.start.mean is None:

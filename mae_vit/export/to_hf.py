@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from mae_vit.errors import InputError
@@ -89,6 +89,10 @@ def _pooling(handed: Handed) -> str:
 def _representable(handed: Handed, notes: list[str]) -> MAE | None:
     """The objective, if `ViTMAEForPreTraining` computes it; else `notes` say why not."""
     if handed.decoder is None:
+        if handed.encoder.info.objective in ("mae", "joint"):
+            notes.append(
+                "without a decoder, which START does not hold: of a run of ours, give the run folder"
+            )
         return None
     height, width = handed.encoder.info.img_size
     if height != width:
@@ -96,10 +100,11 @@ def _representable(handed: Handed, notes: list[str]) -> MAE | None:
             f"without its decoder: ViTMAEForPreTraining knows square images alone, not {height} x {width} px"
         )
         return None
-    notes += handed.decoder.notes
     if handed.decoder.mae is None:
-        notes.append("without its decoder, which ViTMAEForPreTraining needs to know the heads of")
-    elif handed.encoder.info.pos_embed == "learnable":
+        notes.append("without its decoder: nothing says how many heads that has")
+        return None
+    notes += handed.decoder.notes
+    if handed.encoder.info.pos_embed == "learnable":
         notes.append(
             "its position table was learned; ViTMAEForPreTraining loads it and keeps it fixed in further training"
         )
@@ -186,7 +191,8 @@ def _write_mae(handed: Handed, folder: Path) -> None:
 
 
 def _write_folder(handed: Handed, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt", "mae_vit": handed.told()})
+    metadata = {"format": "pt", "mae_vit": handed.told()}
+    (folder / _WEIGHTS).write_bytes(save_tensors(tensors, metadata=metadata))
     (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     (folder / _PREPROCESSOR).write_text(json.dumps(_preprocessor(handed), indent=2) + "\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,9 @@ def write(handed: Handed, folder: Path) -> Verified:
     tensors = handed.network.timm_state()
     if handed.decoder is not None:
         tensors |= handed.decoder.tensors
-    torch.save({"model": tensors}, folder / WEIGHTS)
+    content = io.BytesIO()
+    torch.save({"model": tensors}, content)
+    (folder / WEIGHTS).write_bytes(content.getbuffer())
     difference = max(_by_timm(handed, folder / WEIGHTS), _by_ours(handed, folder / WEIGHTS))
     return Verified(
         by=f"torch.load(weights_only=True), timm {timm.__version__} and mae-vit",

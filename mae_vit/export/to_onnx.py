@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ model = onnxruntime.InferenceSession("{PROGRAM}", providers=["CPUExecutionProvid
 
 
 @contextlib.contextmanager
-def _quiet():  # type: ignore[no-untyped-def]
+def _quiet() -> Iterator[None]:
     """What the exporter says of its progress, and of libraries that are not ours."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

@@ -8,7 +8,8 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 
 from mae_vit.export.checking import Verified, expected, largest_difference, random_images
 from mae_vit.export.network import Handed
@@ -57,7 +58,7 @@ def write(handed: Handed, folder: Path) -> Verified:
     """Writes the weights, and loads them with timm."""
     name, arguments = create_model_arguments(handed)
     metadata = {"format": "pt", "mae_vit": handed.told()}
-    save_file(handed.network.timm_state(), folder / WEIGHTS, metadata=metadata)
+    (folder / WEIGHTS).write_bytes(save_tensors(handed.network.timm_state(), metadata=metadata))
     model = timm.create_model(name, **arguments).eval()
     model.load_state_dict(load_file(folder / WEIGHTS), strict=True)
     what = handed.network.output_name
@@ -71,5 +72,9 @@ model = {line}
 model.load_state_dict(load_file("{WEIGHTS}"), strict=True)
 {what} = model.eval()(images)
 """
-    notes = ("model.reset_classifier(0) takes the head away: features",) if handed.classes else ()
+    notes = (
+        ("without its head, by `model.reset_classifier(0)`, it gives features",)
+        if handed.network.head
+        else ()
+    )
     return Verified(f"timm {timm.__version__}", what, difference, code, line, notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import torch
@@ -29,7 +30,9 @@ def trace(handed: Handed) -> ExportedProgram:
 
 def write(handed: Handed, folder: Path) -> Verified:
     """Writes the program, and loads it again."""
-    torch.export.save(trace(handed), folder / PROGRAM, extra_files={_TOLD: handed.told()})
+    content = io.BytesIO()
+    torch.export.save(trace(handed), content, extra_files={_TOLD: handed.told()})
+    (folder / PROGRAM).write_bytes(content.getbuffer())
     told = {_TOLD: ""}
     program = torch.export.load(folder / PROGRAM, extra_files=told).module()
     what = handed.network.output_name
