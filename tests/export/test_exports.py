@@ -35,10 +35,10 @@ def run_program(out: Path, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def run_card(out: Path, monkeypatch) -> dict:
-    """Runs the card's code as it stands, in its folder, on a photograph."""
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    """Runs the card's code as it stands, in its folder, on something as smooth as a photograph."""
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 3), dtype=np.uint8)
     # Without loss, whatever its name: decoders of JPEG differ.
-    Image.fromarray(pixels).save(out / "image.jpg", "PNG")
+    Image.fromarray(pixels).resize((60, 40), Image.Resampling.BICUBIC).save(out / "image.jpg", "PNG")
     (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(out)
     found: dict = {}
@@ -76,11 +76,20 @@ def test_timm_builds_it_by_the_cards_line(tmp_path, monkeypatch, capsys, changes
     assert (found["images"] - expected).abs().max() < 3 / 255 / min(ours.info.std)
     # It is a start of ours as well, with all that it told before.
     again = mae_vit.load_encoder(tmp_path / "out" / "model.safetensors")
-    assert (again.info.mean, again.info.num_heads) == (list(ours.info.mean), ours.info.num_heads)
+    assert (again.info.mean, again.info.num_heads) == (ours.info.mean, ours.info.num_heads)
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean"])
-@pytest.mark.parametrize("to", ["timm", "official", *PROGRAMS])
+@pytest.mark.parametrize(
+    ("to", "pool"),
+    [
+        ("timm", "cls"),
+        ("timm", "mean"),
+        ("official", "cls"),
+        ("official", "mean"),
+        ("torch", "mean"),
+        pytest.param("onnx", "mean", marks=pytest.mark.slow),
+    ],
+)
 def test_a_classifier_keeps_its_head(tmp_path, pool, to):
     logits = classifier_file(tmp_path / "run" / "model.safetensors", pool=pool)
     out = tmp_path / "out"
@@ -103,8 +112,15 @@ def test_a_classifier_keeps_its_head(tmp_path, pool, to):
     assert "cat, dog" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("to", PROGRAMS)
-@pytest.mark.parametrize("changes", GEOMETRIES[:2])
+@pytest.mark.parametrize(
+    ("to", "changes"),
+    [
+        ("torch", GEOMETRIES[0]),
+        ("torch", GEOMETRIES[1]),
+        ("onnx", GEOMETRIES[1]),
+        pytest.param("onnx", GEOMETRIES[0], marks=pytest.mark.slow),
+    ],
+)
 def test_programs_take_any_number_of_images(tmp_path, monkeypatch, to, changes):
     path = encoder_file(tmp_path / "encoder.safetensors", **changes)
     out = tmp_path / "out"
@@ -114,16 +130,14 @@ def test_programs_take_any_number_of_images(tmp_path, monkeypatch, to, changes):
         close(run_program(out, images(count, **changes)), ours(images(count, **changes)).detach())
     found = run_card(out, monkeypatch)
     close(torch.as_tensor(found["features"]), ours(found["images"]).detach())
+    names_no_files(out / ("model.pt2" if to == "torch" else "model.onnx"))
 
 
-@pytest.mark.parametrize("to", PROGRAMS)
-def test_programs_name_no_files_of_this_machine(tmp_path, to):
-    path = encoder_file(tmp_path / "encoder.safetensors")
-    assert export(path, "--to", to, "--out", tmp_path / "out") == 0
-    (file,) = (tmp_path / "out").glob("model.*")
-    parts = [file.read_bytes()]
-    if to == "torch":
-        with zipfile.ZipFile(file) as archive:
+def names_no_files(program: Path) -> None:
+    """Traces name the lines that they were made from."""
+    parts = [program.read_bytes()]
+    if program.suffix == ".pt2":
+        with zipfile.ZipFile(program) as archive:
             parts += [archive.read(name) for name in archive.namelist()]
     home = str(Path(mae_vit.__file__).parents[1]).encode()
     assert not any(word in part for part in parts for word in (home, b"site-packages"))
@@ -137,6 +151,8 @@ def test_transformers_loads_it(tmp_path, monkeypatch, changes):
     ours = mae_vit.load_encoder(path)
     model = ViTModel.from_pretrained(out, add_pooling_layer=False).eval()
     close(model(images(**changes)).last_hidden_state[:, 0], ours(images(**changes)).detach())
+    # Too little to be seen in features of such small networks.
+    assert model.config.layer_norm_eps == 1e-6
     assert not (out / "mae").exists()
     found = run_card(out, monkeypatch)
     if ours.info.img_size[0] == ours.info.img_size[1]:
