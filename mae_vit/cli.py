@@ -1,4 +1,4 @@
-"""The command `mae-vit`: prepare and check data, look into runs, embed images."""
+"""The command `mae-vit`: prepare and check data, look into runs, hand encoders on."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mae_vit.commandline import OneLineParser
 from mae_vit.curve_command import add_curve
 from mae_vit.embed_command import add_embed
 from mae_vit.errors import InputError, Unreachable, counted
+from mae_vit.export_command import add_export
 from mae_vit.inspect_command import add_inspect
 from mae_vit.prepare_command import add_prepare
 from mae_vit.urls import allow_pipe, is_url, shown
@@ -36,6 +37,7 @@ EXAMPLES = """examples:
   mae-vit inspect --ckpt runs/mae_base                   what it has learned: a page of pictures
   mae-vit curve runs/mae_cifar_tiny                      is it normal? against the preset's curves
   mae-vit embed runs/mae_base photos/ --out photos.npz   features of images, with their keys; killed, it goes on
+  mae-vit export runs/mae_base --to hf                   hand on: timm, hf (transformers), official, onnx, torch
 """
 
 
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="mae-vit",
-        description="Prepare and check image data for self-supervised pretraining; look into runs.",
+        description="Prepare and check image data for self-supervised pretraining; look into runs, hand encoders on.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -78,6 +80,7 @@ def _parser() -> OneLineParser:
     add_inspect(commands)
     add_curve(commands)
     add_embed(commands)
+    add_export(commands)
     return parser
 
 

@@ -87,6 +87,11 @@ ALLOWED = {
     ),
     "mae_vit.inspect_command": ("commandline", "config_file", "errors", "inspection"),
     "mae_vit.prepare_command": ("commandline", "data", "errors"),
+    "mae_vit.export": (
+        *("checkpoint_files", "encoder", "errors", "export", "objectives.mae", "pretrained", "starts"),
+        *("weights", "__version__"),
+    ),
+    "mae_vit.export_command": ("commandline", "errors", "export"),
     "mae_vit.cli": (
         *("commandline", "data", "errors", "urls", "__version__"),
         *(f"{name}_command" for name in ("curve", "embed", "export", "inspect", "prepare")),

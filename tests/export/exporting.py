@@ -1,0 +1,103 @@
+"""Small weights of every kind that is exported, none of them zero or one, which would hide a missing term."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from mae_vit.cli import main
+from mae_vit.objectives.mae import MAE, MAEConfig
+from mae_vit.training.checkpoint import save_checkpoint
+from mae_vit.training.state import TrainState
+from mae_vit.weights import EncoderInfo, encoder_bytes
+
+
+def info_of(**changes) -> EncoderInfo:
+    options = {
+        "size": "tiny-cifar",
+        "img_size": (16, 16),
+        "patch_size": 4,
+        "in_chans": 3,
+        "embed_dim": 32,
+        "depth": 2,
+        "num_heads": 4,
+        "mlp_ratio": 4.0,
+        "pos_embed": "sincos",
+        "mean": (0.4, 0.5, 0.6),
+        "std": (0.2, 0.3, 0.4),
+        "objective": "mae",
+        "step": 7,
+        "images_seen": 700,
+        "flops": 1.5e12,
+    }
+    return EncoderInfo(**{**options, **changes})
+
+
+def shaken(module: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return module.eval()
+
+
+def encoder_file(path: Path, **changes) -> Path:
+    info = info_of(**changes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encoder_bytes(shaken(info.build()), info))
+    return path
+
+
+def mae_run(folder: Path, *, mask_ratio=0.75, norm_pix_loss=True, **changes) -> MAE:
+    """A run folder as pretraining leaves it; returns its objective."""
+    info = info_of(**changes)
+    objective = {"name": "mae", "mask_ratio": mask_ratio, "decoder_embed_dim": 24, "decoder_depth": 2}
+    objective |= {"decoder_num_heads": 3, "norm_pix_loss": norm_pix_loss}
+    mae = MAEConfig(**objective).build(info.build(), mean=info.mean, std=info.std)
+    shaken(mae)
+    identity = {
+        "model.name": info.size,
+        "model.img_size": list(info.img_size),
+        **{
+            f"model.{key}": getattr(info, key)
+            for key in ("patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "pos_embed")
+        },
+        **{f"objective.{key}": value for key, value in objective.items()},
+        "data.mean": list(info.mean),
+        "data.std": list(info.std),
+    }
+    parameters = {name: value.detach().clone() for name, value in mae.named_parameters()}
+    save_checkpoint(
+        folder / "checkpoints", step=info.step, state=TrainState(parameters, {}, info.step), identity=identity
+    )
+    return mae
+
+
+def classifier_file(path: Path, *, pool: str, classes=("cat", "dog"), **changes) -> torch.nn.Module:
+    """A `model.safetensors` as fine-tuning leaves it; returns the network."""
+    info = info_of(pos_embed="learnable", objective="finetune", **changes)
+    encoder = shaken(info.build())
+    torch.manual_seed(1)
+    head = torch.nn.Linear(info.embed_dim, len(classes))
+    fc_norm = shaken(torch.nn.LayerNorm(info.embed_dim, eps=1e-6))
+    tensors = {**encoder.state_dict(), "head.weight": head.weight.data, "head.bias": head.bias.data}
+    if pool == "mean":
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("norm.")}
+        tensors |= {f"fc_norm.{name}": value for name, value in fc_norm.state_dict().items()}
+        encoder.norm = torch.nn.Identity()
+
+    def logits(images):
+        tokens = encoder.forward_features(images)
+        return head(tokens[:, 0] if pool == "cls" else fc_norm(tokens[:, 1:].mean(dim=1)))
+
+    told = {**asdict(info), "classes": list(classes), "pool": pool}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path, metadata={"mae_vit": json.dumps(told)})
+    return logits
+
+
+def export(*arguments) -> int:
+    return main(["export", *map(str, arguments)])
