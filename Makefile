@@ -3,6 +3,7 @@
 #   make test       install, then the tests (minutes)
 #   make test-all   all tests, the slow ones too
 #   make test-slurm jobs on a Slurm cluster of this machine's own (root on Linux; installs Slurm by apt)
+#   make docs       build the documentation as a site, and run every command in it
 #   make lint       format, lint and type checks
 #   make bench      the benchmarks that fit a laptop
 
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-all test-slurm lint bench clean
+.PHONY: setup demo test test-all test-slurm docs lint bench clean
 
 setup: $(STAMP)
 
@@ -31,13 +32,17 @@ demo: setup data/digits/dataset.json
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash demo.sh $(RUNS)
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not slurm"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not slurm and not docs"
 
 test-all: setup
 	$(BIN)/python -m pytest
 
 test-slurm: setup
 	$(BIN)/python -m pytest -m slurm tests/slurm
+
+docs: setup
+	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python -m pytest -n 2 -m docs tests/docs
 
 lint: setup
 	$(BIN)/ruff format --check .
