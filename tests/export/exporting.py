@@ -51,8 +51,8 @@ def encoder_file(path: Path, **changes) -> Path:
     return path
 
 
-def mae_run(folder: Path, *, mask_ratio=0.75, norm_pix_loss=True, **changes) -> MAE:
-    """A run folder as pretraining leaves it; returns its objective."""
+def mae_run(folder: Path, *, mask_ratio=0.75, norm_pix_loss=True, joint=False, **changes) -> MAE:
+    """A run folder as pretraining leaves it, of MAE alone or beside another objective; returns its MAE."""
     info = info_of(**changes)
     objective = {"name": "mae", "mask_ratio": mask_ratio, "decoder_embed_dim": 24, "decoder_depth": 2}
     objective |= {"decoder_num_heads": 3, "norm_pix_loss": norm_pix_loss}
@@ -65,11 +65,15 @@ def mae_run(folder: Path, *, mask_ratio=0.75, norm_pix_loss=True, **changes) -> 
             f"model.{key}": getattr(info, key)
             for key in ("patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "pos_embed")
         },
-        **{f"objective.{key}": value for key, value in objective.items()},
+        **{f"objective.{'mae.' if joint else ''}{key}": value for key, value in objective.items()},
+        "objective.name": "joint" if joint else "mae",
         "data.mean": list(info.mean),
         "data.std": list(info.std),
     }
-    parameters = {name: value.detach().clone() for name, value in mae.named_parameters()}
+    parameters = {
+        name if name.startswith("encoder.") or not joint else f"mae.{name}": value.detach().clone()
+        for name, value in mae.named_parameters()
+    }
     save_checkpoint(
         folder / "checkpoints", step=info.step, state=TrainState(parameters, {}, info.step), identity=identity
     )
