@@ -59,6 +59,7 @@ ALLOWED = {
         "urls",
     ),
     "mae_vit.evaluation": ("keyed",),
+    "mae_vit.decoder": ("checkpoint_files", "encoder", "errors", "objectives.mae", "starts", "weights"),
     "mae_vit.html": (),
     "mae_vit.reference_curves": (),
     "mae_vit.pictures": ("objectives.base",),
@@ -68,6 +69,7 @@ ALLOWED = {
             "config_file",
             "coverage",
             "data",
+            "decoder",
             "encoder",
             "errors",
             "evaluation",
@@ -88,8 +90,8 @@ ALLOWED = {
     "mae_vit.inspect_command": ("commandline", "config_file", "errors", "inspection"),
     "mae_vit.prepare_command": ("commandline", "data", "errors"),
     "mae_vit.export": (
-        *("checkpoint_files", "encoder", "errors", "export", "objectives.mae", "pretrained", "starts"),
-        *("weights", "__version__"),
+        *("decoder", "encoder", "errors", "export", "objectives.mae", "pretrained", "starts", "weights"),
+        "__version__",
     ),
     "mae_vit.export_command": ("commandline", "errors", "export"),
     "mae_vit.cli": (

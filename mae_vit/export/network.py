@@ -15,9 +15,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from mae_vit.decoder import Decoder, read_decoder
 from mae_vit.encoder import set_fused_attention
 from mae_vit.errors import InputError
-from mae_vit.export.decoder import Decoder, read_decoder
 from mae_vit.pretrained import Pool, PretrainedEncoder, from_start
 from mae_vit.starts import Start, read_start
 

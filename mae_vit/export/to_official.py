@@ -10,9 +10,9 @@ import timm
 import torch
 from torch import Tensor
 
+from mae_vit.decoder import read_decoder
 from mae_vit.errors import InputError
 from mae_vit.export.checking import Verified, expected, largest_difference, random_images
-from mae_vit.export.decoder import read_decoder
 from mae_vit.export.network import Handed
 from mae_vit.export.to_timm import create_model_arguments, create_model_line
 from mae_vit.pretrained import from_start

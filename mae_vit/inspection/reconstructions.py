@@ -14,7 +14,6 @@ from mae_vit.batch import Batch
 from mae_vit.inspection.masks import MASK_KINDS, MaskKind, mask_ranks
 from mae_vit.masking import num_masked_patches
 from mae_vit.objectives.base import Objective, Picture
-from mae_vit.objectives.joint import Joint
 from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.reconstruction import (
     error_sums,
@@ -58,16 +57,15 @@ def reconstruct(
         shown: how many of them are drawn.
         ratios: shares of hidden patches.
     """
-    mae = objective.mae if isinstance(objective, Joint) else objective
-    if not isinstance(mae, MAE):
+    if not isinstance(objective, MAE):
         metrics = objective.evaluation_metrics(
             {name: float(value) for name, value in objective.evaluation_sums(batch).items()}
         )
         ratio = float(getattr(getattr(objective, "config", None), "corrupt_ratio", 0.0))
         return [Reconstruction("as trained", ratio, objective.pictures(_first(batch, shown)), metrics)]
-    count = mae.encoder.num_patches
+    count = objective.encoder.num_patches
     fitting = [ratio for ratio in ratios if 0 < num_masked_patches(count, ratio) < count]
-    return [_at(mae, batch, kind, ratio, shown) for kind in MASK_KINDS for ratio in fitting]
+    return [_at(objective, batch, kind, ratio, shown) for kind in MASK_KINDS for ratio in fitting]
 
 
 def _at(mae: MAE, batch: Batch, kind: MaskKind, ratio: float, shown: int) -> Reconstruction:

@@ -7,15 +7,12 @@ from pathlib import Path
 
 from mae_vit.config_file import load_config
 from mae_vit.coverage import load_start
+from mae_vit.decoder import read_decoder
 from mae_vit.errors import InputError
 from mae_vit.objectives.base import Objective
-from mae_vit.objectives.mae import MAEConfig
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.pretrained import PretrainedEncoder, from_start
 from mae_vit.starts import Start, read_start
-
-# The decoder's heads of the official code, at all sizes; no shape tells them.
-_OFFICIAL_DECODER_HEADS = 16
 
 
 @dataclass(frozen=True)
@@ -41,51 +38,36 @@ def open_subject(source: str, *, norm_pix_loss: bool = False) -> Subject:
     Args:
         source: a run folder, an `encoder.safetensors`, an official MAE file, or "timm:NAME".
         norm_pix_loss: whether an official file's decoder predicts normalized pixels, which it
-            does not say; our runs do.
+            does not say.
 
     Raises:
-        InputError: if there is no Vision Transformer.
+        InputError: if there is no Vision Transformer, or if `norm_pix_loss` is given for what says it itself.
     """
     start = read_start(source)
     model = from_start(start)
-    if not any(name.startswith(("decoder_", "mask_token", "head.", "mae.")) for name in start.tensors):
-        why = "the file holds an encoder alone: reconstructions need the run folder, which has the rest"
-        return Subject(source, model, None, why)
-    folder = Path(source)
-    if folder.is_dir() and start.objective:
-        objective = _of_run(folder, start, model)
-    elif start.objective == "mae":
-        objective = _of_official(start, model, norm_pix_loss)
-    else:
+    told_by_run = (Path(start.source) / "state.json").is_file()
+    decoder = read_decoder(start, model.encoder, model.info)
+    if norm_pix_loss and (decoder is None or told_by_run):
+        why = "it says so itself" if told_by_run else "it has no decoder"
+        raise InputError(f"--norm-pix-loss changes nothing of {source}: {why}")
+    if decoder is not None:
+        if decoder.mae is None:
+            return Subject(source, model, None, "nothing says how many heads its decoder has")
+        decoder.mae.norm_pix_loss |= norm_pix_loss
+        return Subject(source, model, decoder.mae)
+    if told_by_run and start.objective is not None:
+        return _of_run(source, start, model)
+    if "fc_norm.weight" in start.tensors or "head.weight" in start.tensors:
         return Subject(source, model, None, "it was fine-tuned: there is nothing to reconstruct by")
-    return Subject(source, model, objective)
+    why = "the file holds an encoder alone: reconstructions need the run folder, which has the rest"
+    return Subject(source, model, None, why)
 
 
-def _of_run(folder: Path, start: Start, model: PretrainedEncoder) -> Objective | None:
-    config = load_config(PretrainConfig, folder / "config.yaml", [])
+def _of_run(source: str, start: Start, model: PretrainedEncoder) -> Subject:
+    """Another objective than MAE, with its head."""
+    config = load_config(PretrainConfig, Path(source) / "config.yaml", [])
     if config.objective.uses_labels:
-        return None
+        return Subject(source, model, None, "it learned from labels: there is nothing to reconstruct by")
     objective = config.objective.build(model.encoder, mean=model.info.mean, std=model.info.std)
     load_start(start, objective.encoder, objective, objective=config.objective.name)
-    return objective.eval()
-
-
-def _of_official(start: Start, model: PretrainedEncoder, norm_pix_loss: bool) -> Objective:
-    """The decoder's geometry from its shapes."""
-    try:
-        width = start.tensors["decoder_embed.weight"].shape[0]
-        blocks = {name.split(".")[1] for name in start.tensors if name.startswith("decoder_blocks.")}
-        config = MAEConfig(
-            name="mae",
-            decoder_embed_dim=width,
-            decoder_depth=len(blocks),
-            decoder_num_heads=_OFFICIAL_DECODER_HEADS,
-            norm_pix_loss=norm_pix_loss,
-        )
-        objective = config.build(model.encoder, mean=model.info.mean, std=model.info.std)
-    except (KeyError, ValueError, AssertionError) as error:
-        raise InputError(f"{start.source}: its decoder is none of the official MAE code: {error}") from None
-    coverage = load_start(start, objective.encoder, objective, objective="mae")
-    if missing := [name for name in coverage.random if name.startswith("decoder")]:
-        raise InputError(f"{start.source}: its decoder lacks {missing[0]}")
-    return objective.eval()
+    return Subject(source, model, objective.eval())
