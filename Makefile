@@ -52,6 +52,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/scale.py --parts start saving
 
 clean:
 	rm -rf $(VENV) build *.egg-info

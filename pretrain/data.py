@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -78,9 +79,9 @@ class Data:
         """Images that are trained on."""
         return len(self.source.labels)
 
-    @property
+    @cached_property
     def num_classes(self) -> int:
-        """Classes of the labels; 0 if any image has none."""
+        """Classes of the labels; 0 if any image has none. Looks at all of them: 2 GB at 100 million images."""
         unlabeled = (np.asarray(self.source.labels) == NO_LABEL).any()
         return 0 if unlabeled else len(self.index.dataset.classes)
 

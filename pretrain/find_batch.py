@@ -15,7 +15,7 @@ from mae_vit.training.distributed import Ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
 from mae_vit.training.health import free_memory_gib
-from pretrain.setup import Setup, estimate_costs
+from pretrain.setup import Setup, count_classes, estimate_costs
 
 _TIMED_STEPS = 3
 # An estimate above this is not tried on a CPU, where too much memory ends other processes.
@@ -78,7 +78,8 @@ def best_of(trials: list[Trial]) -> Trial | None:
 
 def _try(setup: Setup, size: int) -> Trial:
     config, device = setup.config, setup.device
-    costs = estimate_costs(config, setup.info, num_classes=setup.data.num_classes, batch_size_per_device=size)
+    classes = count_classes(config, setup.data)
+    costs = estimate_costs(config, setup.info, num_classes=classes, batch_size_per_device=size)
     gib = costs.memory_gib(world_size=1, zero_stage=0)
     if device.type == "cpu" and gib > _CPU_SHARE * free_memory_gib(setup.ranks, device)[0]:
         return Trial(size, None, gib)

@@ -27,7 +27,7 @@ from mae_vit.skipping import data_step
 from mae_vit.training.checkpoint import Checkpoint, load_checkpoint
 from mae_vit.training.distributed import Ranks, find_device
 from pretrain.data import Data, open_data
-from pretrain.setup import build_objective, describe_encoder
+from pretrain.setup import build_objective, count_classes, describe_encoder
 
 _IMAGES_IN_A_ROW = 16
 _COLUMNS = ("place", "epoch", "sample", "shard", "key", "label")
@@ -80,7 +80,8 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     skipped = newest.state.course.skipped if newest else ()
     place = of_data if of_data is not None else data_step((step or 1) - 1, skipped)
     batch = _batch_of(data, plan, ranks, place)
-    objective = build_objective(config, describe_encoder(config, data), num_classes=data.num_classes)
+    classes = count_classes(config, data)
+    objective = build_objective(config, describe_encoder(config, data), num_classes=classes)
     weights = _newest(run, before=step) if step is not None else newest
     if weights is not None:
         objective.load_state_dict({**weights.state.parameters, **weights.state.buffers}, strict=True)

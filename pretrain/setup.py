@@ -44,7 +44,7 @@ class Setup:
 
     def build(self) -> Objective:
         """Builds encoder and objective, initialized from the run's seed."""
-        return build_objective(self.config, self.info, num_classes=self.data.num_classes)
+        return build_objective(self.config, self.info, num_classes=count_classes(self.config, self.data))
 
 
 def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
@@ -73,9 +73,17 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
         check_pairs(plan, ranks.world_size)
     info = describe_encoder(config, data)
     costs = estimate_costs(
-        config, info, num_classes=data.num_classes, batch_size_per_device=plan.batch_size_per_device
+        config,
+        info,
+        num_classes=count_classes(config, data),
+        batch_size_per_device=plan.batch_size_per_device,
     )
     return Setup(config, ranks, device, data, plan, info, costs)
+
+
+def count_classes(config: PretrainConfig, data: Data) -> int:
+    """Returns the classes of the labels; 0 where they are of no use."""
+    return data.num_classes if config.objective.uses_labels else 0
 
 
 def estimate_costs(

@@ -16,18 +16,24 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.data.dataset import Dataset, Split, read_dataset
-from mae_vit.data.index_files import find_array, load_array, read_notes
-from mae_vit.data.index_rows import ROW, key_check, rows_fit
+from mae_vit.data.index_files import find_array, is_current, load_array, read_notes
+from mae_vit.data.index_rows import ROW, key_check, let_go, rows_fit
 from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
 from mae_vit.data.samples import read_groups, split_key
 from mae_vit.data.shard_files import ReadError, ShardFiles
+from mae_vit.data.shard_table import ShardTable
 from mae_vit.data.tarwalk import BLOCK, DamagedTar, plain_name, walk_tar
 from mae_vit.errors import Damage, InputError, nearest
 from mae_vit.locks import locked
 from mae_vit.urls import shown
 
 _NPY_HEADER = 4096  # at most
+# Each row that is read maps the pages around it, 64 KB and more. Without an end to that the memory of every
+# worker would seem to grow to the size of the index, and Slurm may kill a job by what seems. Of those under 64 MB
+# no matter.
+_ROWS_KEPT = 256
+_SMALL_INDEX = 1 << 26
 
 
 class ShardIndex:
@@ -36,7 +42,8 @@ class ShardIndex:
     Attributes:
         split: its name.
         folder: of the shards.
-        dataset: what the folder holds.
+        dataset: what the folder holds; not in data workers.
+        one_size: (height, width) of all images of the split in pixels, None where they differ.
         fingerprint: changes when any shard does.
         problems: of shards that are not as described: file name and a predicate ("is missing").
         remote: what the folder stands in for; None if it holds the shards itself.
@@ -51,17 +58,17 @@ class ShardIndex:
         self.split = split
         self.dataset = dataset
         self.fingerprint = fingerprint_of(dataset.splits[split])
-        self._rows = np.load(array_path, mmap_mode="r")
+        self._rows, self._reads = np.load(array_path, mmap_mode="r"), 0
         self._notes = read_notes(array_path)
+        (low, high), (left, right) = self.split_info.height, self.split_info.width
+        self.one_size = (low, left) if (low, left) == (high, right) else None
         shards, states = self.split_info.shards, self._notes.shards
         self.problems = {shards[number].file: problem for number, (_, problem) in states.items()}
-        # As they were when their headers were read.
-        sizes = {number: state.bytes or 0 for number, (state, _) in states.items()}
-        self._files: ShardFiles | RemoteShards
-        if remote:
-            self._files = RemoteShards(remote, shards)
-        else:
-            self._files = ShardFiles(folder, [(s.file, sizes.get(n, s.bytes)) for n, s in enumerate(shards)])
+        sizes = [shard.bytes for shard in shards]
+        for number, (state, _) in states.items():
+            sizes[number] = state.bytes or 0  # as they were when their headers were read
+        self._shards = ShardTable([shard.file for shard in shards], sizes)
+        self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, self._shards)
 
     @property
     def split_info(self) -> Split:
@@ -88,6 +95,9 @@ class ShardIndex:
         Raises:
             ReadError: if it is not there.
         """
+        self._reads += 1
+        if self._reads % _ROWS_KEPT == 0 and self._rows.nbytes > _SMALL_INDEX:
+            let_go(self._rows)
         row = self._rows[sample]
         if row["length"] == 0:
             raise ReadError(self.why_lost(sample))
@@ -107,7 +117,7 @@ class ShardIndex:
 
     def shard_of(self, sample: int) -> str:
         """The file that a sample lies in."""
-        return self.split_info.shards[int(self._rows[sample]["shard"])].file
+        return self._shards.name(int(self._rows[sample]["shard"]))
 
     def shards_of(self, samples: np.ndarray) -> np.ndarray:
         """The numbers of the shards that samples lie in."""
@@ -192,8 +202,8 @@ class ShardIndex:
             yield
 
     def __getstate__(self) -> dict[str, object]:
-        # Workers map for themselves.
-        return {key: value for key, value in self.__dict__.items() if key != "_rows"}
+        # Workers map for themselves, and of shards they know what they need to read them.
+        return {key: value for key, value in self.__dict__.items() if key not in ("_rows", "dataset")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -227,6 +237,10 @@ def open_index(
         )
     cache = _cache_folder(folder)
     plain = cache / f"{split}-{fingerprint_of(info)[:16]}.npy"
+    # Once it is built nobody waits for a turn: 512 ranks may share a file system.
+    if remote is None and is_current(folder, info, plain):
+        with suppress(OSError, ValueError):  # another process has just removed it
+            return ShardIndex(folder, split, dataset, plain)
     # All ranks of a node come here at once: one builds, the others wait for it.
     with locked(cache / f".{split}.lock"):
         if remote is None:

@@ -115,6 +115,11 @@ def find_array(folder: Path, split: str, info: Split, plain: Path, *, tolerant: 
     return array_path
 
 
+def is_current(folder: Path, info: Split, plain: Path) -> bool:
+    """Whether the array of whole shards is there, and no shard is seen to have changed since; writes nothing."""
+    return load_array(plain, info) is not None and not suspect_shards(folder, info, plain)
+
+
 def suspect_shards(folder: Path, info: Split, array_path: Path | None = None) -> list[int]:
     """Numbers the shards that are missing, of another size than described, or newer than their index.
 

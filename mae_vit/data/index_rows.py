@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,12 @@ def rows_fit(rows: np.ndarray, shards: Sequence[Shard], classes: int) -> bool:
     offset, length = rows["offset"], rows["length"].astype(np.int64)
     labeled = (rows["label"] >= NO_LABEL) & (rows["label"] < classes)
     return bool(((offset >= BLOCK) & (length > 0) & (offset <= ends - length) & labeled).all())
+
+
+def let_go(rows: np.ndarray) -> None:
+    """Unmaps what was read of a mapped array; it stays in the system's cache, and is mapped again when it is read."""
+    if isinstance(rows, np.memmap) and isinstance(rows.base, mmap.mmap):
+        rows.base.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
         DecodeError: if they are no whole image, or none of the size that all images have.
     """
     image = decode(index.read(sample), channels)
-    size = _one_size(index)
+    size = index.one_size
     if size is not None and image.shape[1:] != size:
         # Crops by a shift, and arrays of images, have no use for it.
         height, width = image.shape[1:]
@@ -136,7 +136,7 @@ def open_source(
         InputError: if "memory" is asked for and cannot be.
     """
     gib = _array_bytes(index, channels) / 2**30
-    sizes = _one_size(index)
+    sizes = index.one_size
     if name == "auto":
         name = "memory" if sizes is not None and gib <= memory_limit_gib else "tar"
     if name == "tar":
@@ -151,14 +151,6 @@ def open_source(
     return MemorySource(index, channels=channels, augment=augment)
 
 
-def _one_size(index: ShardIndex) -> tuple[int, int] | None:
-    """The (height, width) of all images of the split, or None where they differ."""
-    split = index.split_info
-    if split.height[0] != split.height[1] or split.width[0] != split.width[1]:
-        return None
-    return split.height[0], split.width[0]
-
-
 def _array_bytes(index: ShardIndex, channels: int) -> int:
     split = index.split_info
     return len(index) * channels * split.height[1] * split.width[1]
@@ -167,7 +159,7 @@ def _array_bytes(index: ShardIndex, channels: int) -> int:
 def _decoded_array(index: ShardIndex, channels: int) -> tuple[Path, dict[int, Damage]]:
     """Finds or makes the file of all images decoded, uint8 (N, C, H, W); and what is damaged, black there."""
     path = index.cache_path(f"u8-{channels}.npy")
-    size = _one_size(index)
+    size = index.one_size
     assert size is not None
     shape = (len(index), channels, *size)
     with index.locked():

@@ -6,9 +6,10 @@ import errno
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from mae_vit.data.shard_table import ShardTable
 
 _MAX_OPEN_SHARDS = 256
 # Network file systems fail for a moment; each try opens the shard anew.
@@ -31,12 +32,12 @@ class ShardFiles:
     Pickled, it opens for itself.
     """
 
-    def __init__(self, folder: Path, shards: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, folder: Path, shards: ShardTable) -> None:
         """Opens nothing yet.
 
         Args:
             folder: of the shards.
-            shards: names, and the size in bytes that each must have.
+            shards: their names, and the size that each must have.
         """
         self._folder, self._shards = folder, shards
         self._open: OrderedDict[int, int] = OrderedDict()
@@ -44,7 +45,7 @@ class ShardFiles:
 
     def path(self, shard: int) -> Path:
         """Where a shard lies."""
-        return self._folder / self._shards[shard][0]
+        return self._folder / self._shards.name(shard)
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
         """Reads bytes of a shard.
@@ -89,9 +90,9 @@ class ShardFiles:
             return self._open[shard]
         while len(self._open) >= _MAX_OPEN_SHARDS:
             self._close(next(iter(self._open)))
-        name, size = self._shards[shard]
+        size = self._shards.size(shard)
         try:
-            descriptor = os.open(self._folder / name, os.O_RDONLY)
+            descriptor = os.open(self.path(shard), os.O_RDONLY)
         except OSError as error:
             if error.errno in _OUR_OWN:
                 raise

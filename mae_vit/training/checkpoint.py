@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save as save_tensors
-
 from mae_vit.checkpoint_files import (
     FORMAT,
     BrokenCheckpoint,
@@ -29,7 +27,6 @@ from mae_vit.checkpoint_files import (
     read_description,
     read_newest,
     read_part,
-    sha256,
     step_of,
 )
 from mae_vit.errors import InputError
@@ -37,6 +34,7 @@ from mae_vit.training.files import sync_folder, write_atomically
 from mae_vit.training.guard import Course
 from mae_vit.training.precision import LossScale
 from mae_vit.training.state import Best, TrainState
+from mae_vit.training.tensor_files import write_tensors
 
 # What state.json does not say was so before it did.
 _SLOTS_BEFORE = ("exp_avg", "exp_avg_sq")
@@ -97,9 +95,7 @@ def _write_parts(folder: Path, *, step: int, state: TrainState, identity: dict[s
     if state.best:
         parts["best"] = state.best.tensors
     for part, tensors in parts.items():
-        data = save_tensors(tensors)
-        checksums[part] = sha256(data)
-        write_atomically(folder / f"{part}.safetensors", data)
+        checksums[part] = write_tensors(folder / f"{part}.safetensors", tensors)
     described = {
         "format": FORMAT,
         "step": step,

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes through a temporary name, on disk before it takes its place."""
+    write_parts_atomically(path, [data])
+
+
+def write_parts_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Writes what comes, one after the other, as `write_atomically`."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with partial.open("wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

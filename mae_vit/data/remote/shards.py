@@ -8,10 +8,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from mae_vit.data.dataset import Shard
+from mae_vit.data.remote.cache import Wanted
 from mae_vit.data.remote.folder import RemoteFolder
 from mae_vit.data.remote.streams import Refused
 from mae_vit.data.shard_files import ReadError, read_range
+from mae_vit.data.shard_table import ShardTable
+from mae_vit.urls import file_url
 
 # How often a shard is marked as used: it is for the order in which shards make room.
 _MARKED_EVERY_S = 5.0
@@ -27,8 +32,10 @@ class RemoteShards:
 
     def __init__(self, remote: RemoteFolder, shards: Sequence[Shard]) -> None:
         """Fetches nothing yet."""
-        self._cache = remote.cache
-        self._wanted = [remote.wanted(shard) for shard in shards]
+        self._cache, self._url = remote.cache, remote.url
+        self._shards = ShardTable([shard.file for shard in shards], [shard.bytes for shard in shards])
+        digests = b"".join(bytes.fromhex(shard.sha256) for shard in shards)
+        self._sha256 = np.frombuffer(digests, np.uint8).reshape(len(shards), -1)
         self._refused: dict[int, str] = {}
         self._marked: dict[int, float] = {}
 
@@ -43,7 +50,7 @@ class RemoteShards:
         if shard in self._refused:
             raise ReadError(self._refused[shard])
         try:
-            path = self._cache.fetch(self._wanted[shard])
+            path = self._cache.fetch(self._wanted(shard))
         except Refused as error:
             self._refused[shard] = f"the shard cannot be had: {error}"
             raise ReadError(self._refused[shard]) from None
@@ -64,7 +71,7 @@ class RemoteShards:
             except FileNotFoundError:
                 continue  # it has just made room for another
             try:
-                whole = os.fstat(descriptor).st_size == self._wanted[shard].bytes
+                whole = os.fstat(descriptor).st_size == self._shards.size(shard)
                 data = read_range(descriptor, offset, length) if whole else b""
             finally:
                 os.close(descriptor)
@@ -73,6 +80,10 @@ class RemoteShards:
             # It was checked when it came: something has cut it since.
             path.unlink(missing_ok=True)
         raise ReadError("the shard does not last in the cache")
+
+    def _wanted(self, shard: int) -> Wanted:
+        url = file_url(self._url, self._shards.name(shard))
+        return Wanted(url, self._shards.size(shard), self._sha256[shard].tobytes().hex())
 
     def _mark(self, shard: int, path: Path) -> None:
         now = time.monotonic()

@@ -1,0 +1,130 @@
+"""What grows with size and what must not: start-up, memory of workers, look-ups, ranks, saves. Prints JSON.
+
+Starts are those of `pretrain/run.py` over real shards under up to 100,000 names and an index of up to
+100 million samples (`benchmarks/scale_shards.py`), each in a new process, in turn; weak scaling is that of
+`mae_cifar_tiny` under `deepspeed`; saves are those of ViT-B's and ViT-L's whole training state.
+
+    python benchmarks/scale.py [--parts start ranks saving] [--rounds 3] [--data data/cifar10] [--out FILE]
+
+Needs 3 GB of disk for the index and 8 GB for saves (--scratch DIR says where), and 12 GB of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+# So that a checkout runs without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.scale_ranks import BATCH_PER_RANK, scale_ranks
+from benchmarks.scale_saving import disk_and_hash, save_states
+from benchmarks.scale_shards import write_many_shards
+from benchmarks.scale_stages import LOOKUP_BATCH, WORKERS
+from mae_vit.training.run_folder import describe_environment
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("start", "ranks", "saving")
+SHARDS = (1_000, 10_000, 100_000)
+SHARD_SAMPLES = 1_000
+STATES = ("mae_base", "mae_large")
+
+
+def measure_starts(scratch: Path, rounds: int) -> dict[str, Any]:
+    """Starts over folders of all sizes, in turn; medians by the number of shards."""
+    folders = {shards: scratch / f"{shards}-shards" for shards in SHARDS}
+    samples = {
+        shards: write_many_shards(folder, shards=shards, shard_samples=SHARD_SAMPLES)
+        for shards, folder in folders.items()
+    }
+    told: dict[int, list[dict[str, Any]]] = {shards: [] for shards in SHARDS}
+    for _ in range(rounds):
+        for shards, folder in folders.items():
+            told[shards].append(_start(folder))
+    for folder in folders.values():
+        shutil.rmtree(folder)
+    results = {}
+    for shards, starts in told.items():
+        totals = [start["total_s"] for start in starts]
+        spread = {"total_range_s": [min(totals), max(totals)]}
+        results[str(shards)] = {"samples": samples[shards], **median_of(starts), **spread}
+    return {"workers": WORKERS, "lookup_batch": LOOKUP_BATCH, "by_shards": results}
+
+
+def median_of(measured: list[Any]) -> Any:
+    """The median of each number of equal nested dictionaries."""
+    if isinstance(measured[0], dict):
+        return {key: median_of([each[key] for each in measured]) for key in measured[0]}
+    return round(statistics.median(measured), 3)
+
+
+def _start(folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "scale_start.py"), str(folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if ended.returncode:
+        sys.exit(f"{' '.join(command)}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+    told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return told
+
+
+def measure(parts: Iterable[str], data: Path, scratch: Path, rounds: int, steps: int) -> dict[str, Any]:
+    """Measures the parts that are asked for."""
+    results: dict[str, Any] = {}
+    if "start" in parts:
+        results["start"] = measure_starts(scratch, rounds)
+    if "ranks" in parts:
+        by_ranks = scale_ranks(data, scratch, ranks=(1, 2), steps=steps, rounds=rounds)
+        results["ranks"] = {"model": "mae_cifar_tiny", "batch_per_rank": BATCH_PER_RANK, "by_ranks": by_ranks}
+    if "saving" in parts:
+        results["saving"] = {
+            "machine": disk_and_hash(scratch),
+            "states": save_states(STATES, scratch, rounds=rounds),
+        }
+    return results
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (all)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times that each is measured (3)")
+    parser.add_argument("--steps", type=int, default=60, metavar="N", help="of each run over ranks (60)")
+    parser.add_argument("--data", type=Path, default=Path("data/cifar10"), metavar="DIR", help="for ranks")
+    parser.add_argument("--scratch", type=Path, metavar="DIR", help="where to write (a new temporary folder)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the JSON here too; other parts in it stay"
+    )
+    arguments = parser.parse_args()
+    if "ranks" in arguments.parts and not (arguments.data / "dataset.json").exists():
+        parser.error(
+            f"{arguments.data} holds no shards: mae-vit prepare cifar10 {arguments.data}, or --data DIR"
+        )
+    with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
+        results = measure(
+            arguments.parts, arguments.data.resolve(), Path(scratch), arguments.rounds, arguments.steps
+        )
+    environment = describe_environment(["benchmarks/scale.py", *sys.argv[1:]], 1)
+    report = {"benchmark": "scale", "rounds": arguments.rounds, "results": results}
+    if arguments.out and arguments.out.exists():
+        report["results"] = json.loads(arguments.out.read_text())["results"] | results
+    report["environment"] = environment
+    text = json.dumps(report, indent=2)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

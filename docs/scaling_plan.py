@@ -1,0 +1,369 @@
+"""The tables of docs/scaling.md: a plan for large pretraining, from measured, computed and assumed numbers.
+
+    python docs/scaling_plan.py                          # prints all tables
+    python docs/scaling_plan.py --mfu 0.5 --cores-per-gpu 12 --full-size 700
+    python docs/scaling_plan.py --write                  # puts them into docs/scaling.md
+
+Measured numbers are read from docs/results/scale.json (`benchmarks/scale.py`); FLOPs and states are those that
+`--dry-run` prints, counted on the meta device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+# So that a checkout runs without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mae_vit.config_file import load_config
+from mae_vit.geometry import resolve_encoder
+from mae_vit.pretrain_config import PretrainConfig
+from mae_vit.training.estimate import Estimate
+from pretrain.setup import estimate_costs
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "scaling.md"
+MEASURED = ROOT / "docs" / "results" / "scale.json"
+MODELS = {"ViT-L/16": "mae_large", "ViT-H/14": "mae_huge"}
+GPUS = (8, 64, 512)
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_INDEX_ROW_BYTES = 24  # mae_vit.data.index_rows.ROW
+# Bytes sent and received by each rank for every parameter of a step, in bf16 (DeepSpeed 0.19's source): gradients in
+# float32 at ZeRO 0, in bf16 above; ZeRO 1 and 2 gather float32 weights, ZeRO 3 bf16 ones, twice.
+_WIRE_BYTES = {0: 8.0, 1: 6.0, 2: 6.0, 3: 6.0}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a reader puts own numbers in for; each is an option of the command line.
+
+    Attributes:
+        mfu: share of `tflops` that the model's FLOPs (3 x forward) reach. Assumed.
+        tflops: dense bf16 of a GPU, as others measured it on an H200.
+        gpus_per_node: of a node.
+        cores_per_gpu: of a node, for each of its GPUs. Assumed.
+        full_size: images/s of one core, decode and crop of 110 KB JPEGs.
+        small_384: the same, of shards prepared with --resize 384.
+        small_256: the same, of shards prepared with --resize 256.
+        repeated: crops/s of one core, full-size, four crops of each decoded image.
+        network_gb_s: of each GPU to other nodes. Assumed: 400 Gb/s, of which 80 %.
+        host_gb_s: from a GPU to its host, for a save. Assumed.
+        disk_gb_s: at which rank 0 writes a checkpoint. Assumed: a parallel file system.
+        gpu_hours_per_failure: 50,700; Llama 3's 419 unexpected interruptions of 16,384 GPUs in 54 days.
+    """
+
+    mfu: float = 0.4
+    tflops: float = 790.0
+    gpus_per_node: int = 8
+    cores_per_gpu: int = 16
+    full_size: float = 533.0
+    small_384: float = 860.0
+    small_256: float = 1140.0
+    repeated: float = 1360.0
+    network_gb_s: float = 40.0
+    host_gb_s: float = 10.0
+    disk_gb_s: float = 2.0
+    gpu_hours_per_failure: float = 50_700.0
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set and how long it is trained on.
+
+    Attributes:
+        images: of it.
+        epochs: over it.
+    """
+
+    images: float
+    epochs: float
+
+
+DATA = {"ImageNet-21k": Data(14.2e6, 100), "a billion images": Data(1e9, 1)}
+# Name, option, KB of an image.
+SHARDS = (
+    ("full-size", "full_size", 110),
+    ("384 px, quality 90", "small_384", 54),
+    ("256 px, quality 90", "small_256", 29),
+)
+
+
+@cache
+def costs_of(config_name: str, micro_batch: int = 1) -> Estimate:
+    """Parameters, FLOPs and activations of a config's objective, as `--dry-run` counts them."""
+    config = load_config(PretrainConfig, ROOT / "configs" / f"{config_name}.yaml", [])
+    info = resolve_encoder(config.model, mean=_IMAGENET[0], std=_IMAGENET[1], objective=config.objective.name)
+    return estimate_costs(config, info, num_classes=0, batch_size_per_device=micro_batch)
+
+
+def images_per_s(costs: Estimate, inputs: Inputs) -> float:
+    """Images that one GPU trains on in a second."""
+    return inputs.mfu * inputs.tflops * 1e12 / costs.flops_per_image
+
+
+def batch_of(gpus: int) -> int:
+    """Images of a step: MAE's 4096, and no fewer than 32 for each GPU."""
+    return max(4096, 32 * gpus)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def rates(inputs: Inputs, _: Any) -> str:
+    """What one image costs, and what one GPU does."""
+    rows = []
+    for name, config in MODELS.items():
+        costs = costs_of(config)
+        rows.append(
+            [
+                name,
+                f"{costs.encoder_parameters / 1e6:.0f} M, {costs.parameters / 1e6:.0f} M with the decoder",
+                f"{costs.flops_per_image / 1e9:.0f} GFLOP",
+                f"{images_per_s(costs, inputs):,.0f}",
+                f"{costs.activation_bytes / 1e6:.0f} MB",
+            ]
+        )
+    told = f"images/s per GPU at {inputs.mfu:.0%} of {inputs.tflops:g} TFLOP/s (assumed)"
+    return table(
+        ["model", "parameters", "an image, 3 x forward", told, "activations of an image, at most"], rows
+    )
+
+
+def runs(inputs: Inputs, _: Any) -> str:
+    """How long the runs take."""
+    rows = []
+    for name, config in MODELS.items():
+        rate = images_per_s(costs_of(config), inputs)
+        for data_name, data in DATA.items():
+            seconds = data.images * data.epochs / rate
+            days = [f"{seconds / 86400 / gpus:,.1f}" for gpus in GPUS]
+            rows.append([name, data_name, f"{data.epochs:g}", f"{seconds / 3600:,.0f}", *days])
+    nodes = [f"days on {gpus} GPUs ({-(-gpus // inputs.gpus_per_node)} nodes)" for gpus in GPUS]
+    return table(["model", "data", "epochs (assumed)", "GPU-hours", *nodes], rows)
+
+
+def cores(inputs: Inputs, _: Any) -> str:
+    """Cores that decode for one GPU."""
+    rows = []
+    for label, rate in (
+        *((name, getattr(inputs, of)) for name, of, _ in SHARDS),
+        ("full-size, 4 crops of each", inputs.repeated),
+    ):
+        needed = [images_per_s(costs_of(config), inputs) / rate for config in MODELS.values()]
+        fits = "yes" if max(needed) + 1 <= inputs.cores_per_gpu else "no"
+        rows.append([label, f"{rate:,.0f}", *(f"{number:.1f}" for number in needed), fits])
+    head = ["shards", "images/s of one core", *(f"cores per GPU, {name}" for name in MODELS)]
+    return table([*head, f"fits {inputs.cores_per_gpu} cores per GPU, one for the trainer"], rows)
+
+
+def storage(inputs: Inputs, _: Any) -> str:
+    """What the data take, and how fast they are read."""
+    fastest = max(images_per_s(costs_of(config), inputs) for config in MODELS.values())
+    rows = []
+    for label, _, kilobytes in SHARDS:
+        sizes = [f"{data.images * kilobytes / 1e9:,.1f} TB" for data in DATA.values()]
+        shards = [f"{-(-data.images * kilobytes * 1e3 // 2**28):,.0f}" for data in DATA.values()]
+        reading = [f"{fastest * gpus * kilobytes / 1e6:,.2f}" for gpus in GPUS]
+        rows.append([label, f"{kilobytes} KB", *sizes, " / ".join(shards), *reading])
+    index = [f"{data.images * _INDEX_ROW_BYTES / 1e9:.1f} GB" for data in DATA.values()]
+    rows.append(["index", f"{_INDEX_ROW_BYTES} B", *index, "", *[""] * len(GPUS)])
+    head = ["shards", "an image", *DATA, "shards of 256 MiB (the default)"]
+    return table([*head, *(f"GB/s on {gpus} GPUs, ViT-L/16" for gpus in GPUS)], rows)
+
+
+def steps(inputs: Inputs, _: Any) -> str:
+    """Computing against sending, step by step."""
+    rows = []
+    for name, config in MODELS.items():
+        costs = costs_of(config)
+        for gpus in GPUS:
+            batch = batch_of(gpus)
+            computing = batch / gpus / images_per_s(costs, inputs)
+            sent = {stage: each * costs.parameters * (gpus - 1) / gpus for stage, each in _WIRE_BYTES.items()}
+            share = sent[1] / (inputs.network_gb_s * 1e9) / computing
+            told = [f"{sent[stage] / 1e9:.1f}" for stage in (0, 1, 3)]
+            where = "within the node" if gpus <= inputs.gpus_per_node else f"{share:.0%}"
+            rows.append([name, gpus, f"{batch:,}", batch // gpus, f"{computing * 1e3:,.0f} ms", *told, where])
+    head = [
+        "model",
+        "GPUs",
+        "batch",
+        "per GPU",
+        "computing a step",
+        "GB sent per GPU and step, ZeRO 0",
+        "ZeRO 1, 2",
+        "ZeRO 3",
+    ]
+    return table([*head, f"sending at ZeRO 1 and {inputs.network_gb_s:g} GB/s, of computing"], rows)
+
+
+def states(inputs: Inputs, _: Any) -> str:
+    """Memory of the training state on one GPU."""
+    rows = []
+    for name, config in MODELS.items():
+        costs = replace(costs_of(config), activation_bytes=0)
+        for stage in _WIRE_BYTES:
+            each = [f"{costs.memory_gib(world_size=gpus, zero_stage=stage):.1f}" for gpus in GPUS]
+            rows.append([name, stage, *each])
+    return table(["model", "ZeRO", *(f"GiB per GPU of {gpus}" for gpus in GPUS)], rows)
+
+
+def saves(inputs: Inputs, _: Any) -> str:
+    """Size, stall and interval of checkpoints."""
+    rows = []
+    for name, config in MODELS.items():
+        size = costs_of(config).checkpoint_bytes
+        stall, write = size / inputs.host_gb_s / 1e9, size / inputs.disk_gb_s / 1e9
+        for gpus in GPUS:
+            between = inputs.gpu_hours_per_failure / gpus * 3600
+            # Daly 2006: what saving and what repeating costs are least together.
+            interval = max(sqrt(2 * stall * between), write)
+            lost = stall / interval + interval / 2 / between
+            rows.append(
+                [
+                    name,
+                    gpus,
+                    f"{size / 1e9:.1f} GB",
+                    f"{stall:.1f} s",
+                    f"{write:.0f} s",
+                    f"{between / 3600:,.0f} h",
+                    f"{interval / 60:,.0f} min",
+                    f"{lost:.2%}",
+                ]
+            )
+    head = [
+        "model",
+        "GPUs",
+        "checkpoint",
+        "stall",
+        "write behind it",
+        "between failures",
+        "save every",
+        "lost to saves and failures",
+    ]
+    return table(head, rows)
+
+
+def measured_start(_: Inputs, measured: dict[str, Any]) -> str:
+    """Starts over many shards."""
+    by_shards = measured["start"]["by_shards"]
+    rows = []
+    for shards, told in by_shards.items():
+        low, high = told["total_range_s"]
+        uss = list(told["worker_uss_mib"].values())
+        rows.append(
+            [
+                f"{int(shards):,}",
+                f"{told['samples'] / 1e6:,.0f} M",
+                f"{told['stages_s']['open_data_and_plan']:.2f} s",
+                f"{told['stages_s']['workers_and_first_batch']:.2f} s",
+                f"{told['total_s']:.1f} s ({low:.1f}-{high:.1f})",
+                f"{told['trainer_cpu_s']:.1f} s",
+                " / ".join(f"{value:.0f}" for value in uss),
+                *(f"{told['look_up'][order]['order_ms']:.1f} ms" for order in ("global", "blocks")),
+                *(f"{told['look_up'][order]['find_and_read_ms']:.0f} ms" for order in ("global", "blocks")),
+            ]
+        )
+    batch = measured["start"]["lookup_batch"]
+    head = [
+        "shards",
+        "images",
+        "open data, plan",
+        "workers, first batch",
+        "in all, to the end of step 1 (range)",
+    ]
+    head += ["CPU time of the trainer", "MiB per worker (USS), first batch / later"]
+    head += [f"order of {batch:,}, global", "blocks", f"read {batch:,}, global", "blocks"]
+    return table(head, rows)
+
+
+def measured_ranks(_: Inputs, measured: dict[str, Any]) -> str:
+    """Weak scaling."""
+    told = measured["ranks"]
+    rows = [
+        [number, each["images_per_s"], each["images_per_s_per_rank"], f"{each['efficiency']:.0%}"]
+        for number, each in told["by_ranks"].items()
+    ]
+    return table(
+        [f"CPU ranks, {told['batch_per_rank']} images each", "images/s", "of each rank", "of one rank's"],
+        rows,
+    )
+
+
+def measured_saves(_: Inputs, measured: dict[str, Any]) -> str:
+    """Saves on this machine."""
+    rows = [
+        [
+            name,
+            f"{each['checkpoint_gb']:.2f} GB",
+            f"{each['stall_s']['median']:.2f} s",
+            f"{each['longest_pause_while_written_s']['median'] * 1e3:.0f} ms",
+            f"{each['write_s']['median']:.1f} s",
+        ]
+        for name, each in measured["saving"]["states"].items()
+    ]
+    machine = measured["saving"]["machine"]
+    written = f"written behind it (disk {machine['write_gb_s']} GB/s, SHA-256 {machine['sha256_gb_s']} GB/s)"
+    return table(
+        ["state", "checkpoint", "training stands still", "longest pause while it is written", written], rows
+    )
+
+
+TABLES: dict[str, Callable[[Inputs, dict[str, Any]], str]] = {
+    "start": measured_start,
+    "ranks": measured_ranks,
+    "measured-saves": measured_saves,
+    "rates": rates,
+    "runs": runs,
+    "cores": cores,
+    "storage": storage,
+    "steps": steps,
+    "states": states,
+    "saves": saves,
+}
+
+
+def fill(page: str, inputs: Inputs, measured: dict[str, Any]) -> str:
+    """Puts the tables between their marks, `<!-- table NAME -->` and `<!-- end -->`."""
+
+    def put(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{TABLES[match[2]](inputs, measured)}\n{match[3]}"
+
+    return re.sub(r"(<!-- table ([a-z-]+) -->)\n.*?(<!-- end -->)", put, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Prints the tables, or puts them into the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/scaling.md")
+    for field in fields(Inputs):
+        kind = type(field.default)
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}", type=kind, default=field.default, help=f"({field.default:g})"
+        )
+    options = vars(parser.parse_args())
+    write, inputs = options.pop("write"), Inputs(**options)
+    measured = json.loads(MEASURED.read_text())["results"]
+    if write:
+        PAGE.write_text(fill(PAGE.read_text(), inputs, measured))
+        return
+    for name, make in TABLES.items():
+        print(f"{name}\n\n{make(inputs, measured)}\n")
+
+
+if __name__ == "__main__":
+    main()
