@@ -48,11 +48,14 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck demo.sh slurm/*.sh tests/slurm/cluster.sh .ci/run
+	$(BIN)/shellcheck demo.sh benchmarks/gpu.sh slurm/*.sh tests/slurm/cluster.sh .ci/run
 
 bench: setup
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/scale.py --parts start saving
+	$(BIN)/python benchmarks/objectives.py
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/profile_step.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

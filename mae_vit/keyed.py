@@ -13,7 +13,7 @@ serves both, because masking with 2**32 - 1 changes nothing in uint32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeVar
 
@@ -92,7 +92,7 @@ def derive_key(seed: int, stream: Stream, epoch: int) -> tuple[int, int]:
     return int(k0[0]), int(k1[0])
 
 
-def words(key: tuple[int, int], index: Words, draws: int) -> tuple[Words, Words]:
+def words(key: tuple[Words | int, Words | int], index: Words, draws: int) -> tuple[Words, Words]:
     """Draws words for each sample: two for each of `draws` counters.
 
     Args:
@@ -149,14 +149,28 @@ class SampleKeys:
         seed: the run's seed.
         epoch: epoch of the samples.
         index: int64 (B,) sample indices, on the device that computes.
+        epoch_input: the epoch as int64 (), beside them, for compiled graphs (`for_compiled`).
     """
 
     seed: int
     epoch: int
     index: Tensor
+    epoch_input: Tensor | None = None
 
-    # Outside compiled graphs, which would be made anew for each epoch's key.
-    @torch.compiler.disable
+    def for_compiled(self) -> SampleKeys:
+        """The same keys for a compiled graph: with a plain number it would be made anew for each epoch."""
+        return replace(self, epoch_input=torch.full_like(self.index[0], self.epoch))
+
     def words(self, stream: Stream, draws: int) -> Tensor:
         """Draws one 32-bit word a counter: int64 (B, draws)."""
+        if self.epoch_input is None or not torch.compiler.is_compiling():
+            return self._words_by_host(stream, draws)
+        # The same words as `derive_key` leads to, whose hundred operations are then fused.
+        seed = (self.seed & MASK32, (self.seed >> 32) & MASK32)
+        number = torch.full_like(self.epoch_input, int(stream))
+        return words(threefry2x32(seed, number, self.epoch_input), self.index, draws)[0]
+
+    # One graph break, for keys that come without `epoch_input`.
+    @torch.compiler.disable
+    def _words_by_host(self, stream: Stream, draws: int) -> Tensor:
         return words(derive_key(self.seed, stream, self.epoch), self.index, draws)[0]

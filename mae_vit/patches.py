@@ -63,8 +63,12 @@ def mean_color_classes(images: Tensor, patch_size: int) -> Tensor:
     patches = patchify(images, patch_size).reshape(batch, -1, pixels, channels)
     sums = patches.sum(dim=2, dtype=torch.int64)
     bins = (sums // (pixels * 32)).clamp_(max=2**COLOR_BITS - 1)
-    weights = torch.tensor([8**c for c in reversed(range(channels))], device=images.device)
-    return (bins * weights).sum(dim=-1)
+    return (bins * _class_weights(channels, images.device)).sum(dim=-1)
+
+
+def _class_weights(channels: int, device: torch.device) -> Tensor:
+    """64, 8, 1 of three channels; made on the device, which a copy of host numbers would wait for."""
+    return 2 ** (COLOR_BITS * torch.arange(channels - 1, -1, -1, device=device))
 
 
 def downsized_color_classes(images: Tensor, patch_size: int, cells: int) -> Tensor:
@@ -94,6 +98,5 @@ def class_colors(classes: Tensor, channels: int) -> Tensor:
     Returns:
         float32 (..., C) in 0..255.
     """
-    shifts = torch.tensor([8**c for c in reversed(range(channels))], device=classes.device)
-    bins = (classes[..., None] // shifts) % 8
+    bins = (classes[..., None] // _class_weights(channels, classes.device)) % 8
     return bins.float() * 32 + 16

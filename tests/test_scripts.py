@@ -14,6 +14,7 @@ SCRIPTS = [
     *sorted((ROOT / "slurm").glob("*.sh")),
     ROOT / "tests" / "slurm" / "cluster.sh",
     ROOT / "demo.sh",
+    ROOT / "benchmarks" / "gpu.sh",
     ROOT / ".ci" / "run",
 ]
 
@@ -37,7 +38,13 @@ def test_no_personal_paths(path):
     assert not re.search(r"/(home|root|Users|scratch|tmp)/\w", path.read_text())
 
 
-@pytest.mark.parametrize("script", ["pretrain/run.py", "docs/collect_results.py", "benchmarks/step.py"])
+BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["pretrain/run.py", "docs/collect_results.py", *(f"benchmarks/{name}.py" for name in BENCHMARKS)],
+)
 def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     # -I: neither the current folder nor PYTHONPATH.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -35,11 +36,23 @@ LAYER_NORM_EPS = 1e-6
 TARGET_VARIANCE_EPS = 1e-6
 
 
+def num_decoded_patches(num_masked: int, decode_ratio: float) -> int:
+    """Returns how many of an image's masked patches training predicts."""
+    return round(decode_ratio * num_masked)
+
+
 class MAEConfig(ObjectiveSection):
-    """Options of the `mae` objective; defaults are MAE Sec. 4.1's."""
+    """Options of the `mae` objective; defaults are MAE Sec. 4.1's.
+
+    With `decode_ratio` below 1 training predicts that share of the masked patches, and the
+    decoder does not see the others: the decoder masking of VideoMAE V2 (arXiv 2303.16727)
+    and the partial reconstruction of CrossMAE (arXiv 2401.14391), here with MAE's
+    self-attention and a random choice. Held-out images and pictures are decoded whole.
+    """
 
     name: Literal["mae"]
     mask_ratio: float = Field(default=0.75, gt=0, lt=1)
+    decode_ratio: float = Field(default=1.0, gt=0, le=1)
     decoder_embed_dim: int = Field(default=512, gt=0)
     decoder_depth: int = Field(default=8, gt=0)
     decoder_num_heads: int = Field(default=16, gt=0)
@@ -55,6 +68,11 @@ class MAEConfig(ObjectiveSection):
             raise ValueError(
                 f"mask_ratio={self.mask_ratio} leaves none of {num_patches} patches {state} "
                 f"(from {low:.3g} to {high:.3g})"
+            )
+        if not num_decoded_patches(num_masked, self.decode_ratio):
+            raise ValueError(
+                f"decode_ratio={self.decode_ratio} predicts none of {num_masked} masked patches "
+                f"(from {1 / num_masked:.3g} to 1)"
             )
         if self.norm_pix_loss and patch_size**2 * in_chans == 1:
             raise ValueError("norm_pix_loss=true needs patches of more than one value")
@@ -85,6 +103,7 @@ class MAE(Objective):
         super().__init__(encoder, mean=mean, std=std)
         width = config.decoder_embed_dim
         self.mask_ratio = config.mask_ratio
+        self.decode_ratio = config.decode_ratio
         self.norm_pix_loss = config.norm_pix_loss
         self.decoder_embed = nn.Linear(encoder.embed_dim, width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -115,9 +134,15 @@ class MAE(Objective):
         masking = random_masking(patch_ranks(batch.keys, self.encoder.num_patches), self.mask_ratio)
         images = self.normalize(batch.images)
         encoded = self.encoder.forward_visible(images, masking.ids_keep)
-        # The same loss as `loss` of `reconstruct`, without predictions that it ignores.
-        prediction = self.decode(encoded, masking.ids_restore, only=masking.ids_masked)
-        target, _, _ = self.targets(images, only=masking.ids_masked)
+        ids = masking.ids_masked
+        if self.decode_ratio < 1:
+            # In the order of their ranks: the first ones are a random choice, and the keys' alone.
+            ids = ids[:, : num_decoded_patches(ids.shape[1], self.decode_ratio)]
+            prediction = self.decode_some(encoded, masking.ids_keep, ids)
+        else:
+            # The same loss as `loss` of `reconstruct`, without predictions that it ignores.
+            prediction = self.decode(encoded, masking.ids_restore, only=ids)
+        target, _, _ = self.targets(images, only=ids)
         return ObjectiveOutput((prediction.float() - target).square().mean())
 
     def reconstruct(
@@ -159,6 +184,28 @@ class MAE(Objective):
             return self.decoder_pred(self.decoder_norm(self.decoder_blocks(tokens)))[:, 1:]
         tokens = self.decoder_blocks[:-1](tokens)
         tokens = block_at(self.decoder_blocks[-1], tokens, only + 1)  # [CLS] stands in front
+        return self.decoder_pred(self.decoder_norm(tokens))
+
+    def decode_some(self, encoded: Tensor, ids_keep: Tensor, ids: Tensor) -> Tensor:
+        """Predicts some masked patches from the visible ones; other masked ones take no part.
+
+        Positions are added, so the order of tokens is free: nothing is restored.
+
+        Args:
+            encoded: (B, 1 + N_keep, D).
+            ids_keep: int64 (B, N_keep), the visible patches in the order of `encoded`.
+            ids: int64 (B, M), the patches to predict.
+
+        Returns:
+            (B, M, P*P*C).
+        """
+        tokens = self.decoder_embed(encoded)
+        mask_tokens = self.mask_token.to(tokens.dtype).expand(*ids.shape, -1)
+        places = F.pad(torch.cat([ids_keep, ids], dim=1) + 1, (1, 0))  # [CLS] stands in front
+        tokens = torch.cat([tokens, mask_tokens], dim=1) + F.embedding(places, self.decoder_pos_embed[0])
+        tokens = self.decoder_blocks[:-1](tokens)
+        predicted = torch.arange(encoded.shape[1], tokens.shape[1], device=tokens.device).expand_as(ids)
+        tokens = block_at(self.decoder_blocks[-1], tokens, predicted)
         return self.decoder_pred(self.decoder_norm(tokens))
 
     def loss(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:

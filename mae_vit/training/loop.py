@@ -268,12 +268,17 @@ def _take_step(
             values[name] = values.get(name, 0.0) + torch.stack([part.float() for part in value])
     result = engine.step(lr)
     names = sorted(values)
-    flags = torch.tensor([float(stop), float(damaged)], device=engine.device)
+    flags = (_on_device(float(flag), engine.device) for flag in (stop, damaged))
     sums = engine.all_reduce_sum(
         torch.stack([loss, *flags, *(part for name in names for part in values[name])])
     )
-    skipped = torch.tensor(float(result.skipped), device=engine.device)
+    skipped = _on_device(float(result.skipped), engine.device)
     return _Report(sums[0], result.grad_norm.float(), sums[1], skipped, sums[2], names, list(sums[3:]))
+
+
+def _on_device(value: float, device: torch.device) -> Tensor:
+    """A scalar filled in by the device: `torch.tensor` copies it there, and waits for all before."""
+    return torch.full((), value, device=device)
 
 
 def _or_none(value: float) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -25,11 +25,14 @@ class Autocast(nn.Module):
         self.objective = objective
         self._device_type = device.type
         self._dtype = _AUTOCAST.get(precision)
+        # What `Module.compile` leaves, where it was called.
+        self._compiled = objective._compiled_call_impl is not None
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the loss under autocast; losses themselves are float32."""
         with self.context():
-            return self.objective(batch)
+            # Here, outside of what is compiled.
+            return self.objective(replace(batch, keys=batch.keys.for_compiled()) if self._compiled else batch)
 
     def context(self) -> torch.autocast:
         """The autocast of this run's precision, for evaluation."""

@@ -20,6 +20,7 @@ OPTIONS = {
 }
 # Further ways of an objective that must keep the same promises.
 VARIANTS = {
+    "mae decoding a half": ("mae", {"decode_ratio": 0.5, "decoder_depth": 2}),
     "masked_patch 4x4": ("masked_patch", {"target": "downsized_4x4"}),
     "masked_patch pixels": ("masked_patch", {"target": "pixels_l2"}),
     "joint alternating": ("joint", {"mode": "alternate"}),

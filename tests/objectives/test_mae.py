@@ -4,12 +4,16 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 from test_contract import batch_of, build
 
 from mae_vit.encoder import ViTEncoder, set_fused_attention
-from mae_vit.masking import patch_ranks
+from mae_vit.masking import patch_ranks, random_masking
+from mae_vit.objectives import OBJECTIVES
+from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.reconstruction import local_average
 from mae_vit.patches import patchify
+from mae_vit.training.estimate import estimate
 
 
 def test_loss_ignores_targets_of_visible_patches():
@@ -47,6 +51,105 @@ def test_training_computes_the_loss_of_the_whole_reconstruction(norm_pix_loss, f
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_decoding_some_of_all_masked_patches_is_decoding_them(fused):
+    objective = build("mae", "non-square", decoder_depth=3)
+    set_fused_attention(objective, fused)
+    batch = batch_of(objective)
+    masking = random_masking(patch_ranks(batch.keys, 12), 0.75)
+    encoded = objective.encoder.forward_visible(objective.normalize(batch.images), masking.ids_keep)
+    whole = objective.decode(encoded, masking.ids_restore, only=masking.ids_masked)
+    some = objective.decode_some(encoded, masking.ids_keep, masking.ids_masked)
+    torch.testing.assert_close(some, whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("decode_ratio", "count"), [(0.5, 6), (0.3, 4), (0.05, 1), (0.99, 12)])
+def test_partial_decoding_is_the_whole_decoder_blind_to_what_is_left_out(decode_ratio, count):
+    """Image by image, in the order of patches, keys hidden by an attention mask, in float64."""
+    objective = build("mae", "tiny", decode_ratio=decode_ratio, decoder_depth=2)
+    batch = batch_of(objective)
+    loss = objective(batch).loss
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in objective.named_parameters() if p.requires_grad}
+
+    objective.double().zero_grad()
+    images = (batch.images.double() / 255 - 0.4) / 0.2
+    errors = []
+    for image, ranks in zip(images, patch_ranks(batch.keys, 16).tolist(), strict=True):
+        by_rank = sorted(range(16), key=ranks.__getitem__)
+        visible, predicted = by_rank[:4], by_rank[4 : 4 + count]
+        encoded = objective.encoder.forward_visible(image[None], torch.tensor([visible]))
+        shown = dict(zip(visible, objective.decoder_embed(encoded)[0, 1:], strict=True))
+        rows = [shown.get(patch, objective.mask_token[0, 0]) for patch in range(16)]
+        tokens = torch.stack([objective.decoder_embed(encoded)[0, 0], *rows])[None]
+        tokens = tokens + objective.decoder_pos_embed
+        seen = torch.zeros(17, dtype=torch.bool)
+        seen[[0, *(1 + patch for patch in visible + predicted)]] = True
+        for block in objective.decoder_blocks:
+            tokens = block(tokens, attn_mask=seen.expand(1, 1, 17, 17))
+        prediction = objective.decoder_pred(objective.decoder_norm(tokens))[0, 1:]
+        pixels = patchify(image[None], 4)[0]
+        for patch in predicted:
+            target = (pixels[patch] - pixels[patch].mean()) / (pixels[patch].var() + 1e-6).sqrt()
+            errors.append((prediction[patch] - target).square().mean())
+    assert len(errors) == 8 * count
+    expected = torch.stack(errors).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    expected.backward()
+    for name, gradient in gradients.items():
+        parameter = dict(objective.named_parameters())[name]
+        torch.testing.assert_close(gradient, parameter.grad.float(), atol=1e-6, rtol=1e-4)
+
+
+def test_partial_decoding_measures_and_shows_all_masked_patches():
+    whole, half = (build("mae", "tiny", decode_ratio=ratio) for ratio in (1.0, 0.5))
+    batch = batch_of(whole)
+    with torch.no_grad():
+        for name, value in whole.evaluation_sums(batch).items():
+            assert torch.equal(half.evaluation_sums(batch)[name], value), name
+        for row, same in zip(whole.pictures(batch), half.pictures(batch), strict=True):
+            assert torch.equal(row.images, same.images), row.label
+
+
+def test_partial_decoding_saves_what_it_should():
+    """A decoder as wide as the encoder, so that shares of tokens are shares of FLOPs."""
+
+    def flops(**changes) -> float:
+        def objective() -> MAE:
+            return build("mae", "tiny", decoder_depth=8, **changes)
+
+        return estimate(objective, image_shape=(3, 16, 16), batch_size_per_device=2).flops_per_image
+
+    # 1 + 4 visible + 6 of 12 masked tokens rather than 17, in all of 8 blocks but a part of the last.
+    assert 0.55 < flops(decode_ratio=0.5) / flops() < 0.75
+    assert flops(decode_ratio=0.25) < flops(decode_ratio=0.5)
+
+
+def test_a_share_that_predicts_nothing_is_refused():
+    section = OBJECTIVES["mae"].model_validate({"name": "mae", "decode_ratio": 0.04})
+    geometry = {"patch_size": 4, "in_chans": 3, "num_classes": 0}
+    section.check(grid_size=(8, 8), **geometry)
+    with pytest.raises(
+        ValueError, match=r"^decode_ratio=0.04 predicts none of 12 masked patches \(from 0.0833 to 1\)$"
+    ):
+        section.check(grid_size=(4, 4), **geometry)
+    for wrong in (0.0, 1.1):
+        with pytest.raises(ValidationError):
+            OBJECTIVES["mae"].model_validate({"name": "mae", "decode_ratio": wrong})
+
+
+def test_without_partial_decoding_losses_are_what_they_were():
+    """The third loss of a fixed seed, computed before the option existed."""
+    objective = build("mae", "tiny", decoder_depth=2)
+    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = objective(batch_of(objective)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() == pytest.approx(1.23857319, rel=1e-5)
 
 
 def test_loss_by_hand():
@@ -116,6 +219,7 @@ def test_a_patch_far_from_all_visible_ones_has_the_nearest_color():
     "changes",
     [
         {"mask_ratio": 0.5},
+        {"decode_ratio": 0.5},
         {"decoder_depth": 2},
         {"decoder_embed_dim": 64},
         {"decoder_num_heads": 4},

@@ -1,0 +1,113 @@
+"""What a step of each objective costs on the same encoder, and what partial decoding saves.
+
+MAE of a config, decoding all, a half and a quarter of the masked patches, and masked patch
+prediction, whose encoder sees all patches: each in a process of its own, in turns. Prints JSON.
+
+    python benchmarks/objectives.py [--config configs/mae_base.yaml] [--batch 8] [--device cpu]
+        [--precision bf16] [--rounds 5] [--steps 2] [--threads 2] [--out FILE] [KEY.PATH=VALUE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+# So that a checkout runs without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.reports import add_out, publish
+from benchmarks.turns import add_options, choose_device, paired, serve, summarize, take_turns
+from benchmarks.workloads import TINY, Workload, load
+from mae_vit.errors import InputError
+from mae_vit.objectives import ObjectiveSection
+from mae_vit.objectives.mae import MAEConfig
+from mae_vit.objectives.masked_patch import MaskedPatchConfig
+
+WHOLE = "mae"
+
+
+def variants(workload: Workload) -> dict[str, Workload]:
+    """The same encoder under each objective.
+
+    Raises:
+        InputError: if the config is not one of MAE.
+    """
+    mae = workload.config.objective
+    if not isinstance(mae, MAEConfig):
+        raise InputError(f'--config is one of objective "{mae.name}": give one of "mae"')
+    sections: dict[str, ObjectiveSection] = {
+        WHOLE: mae.model_copy(update={"decode_ratio": 1.0}),
+        "mae decode_ratio=0.5": mae.model_copy(update={"decode_ratio": 0.5}),
+        "mae decode_ratio=0.25": mae.model_copy(update={"decode_ratio": 0.25}),
+        "masked_patch": MaskedPatchConfig(name="masked_patch"),
+    }
+    return {
+        name: replace(workload, config=workload.config.model_copy(update={"objective": section}))
+        for name, section in sections.items()
+    }
+
+
+def life(workload: Workload, pipe: Connection) -> None:
+    """A contender."""
+    serve(workload.steps(), pipe, workload.device())
+
+
+def compare(times: dict[str, list[float]], workloads: dict[str, Workload]) -> dict[str, Any]:
+    """Times, and costs over those of MAE that decodes all, measured and in model FLOPs."""
+    flops = {name: workload.flops_per_image for name, workload in workloads.items()}
+    return {
+        name: {
+            "ms_per_step": summarize(values, 2),
+            "time_over_mae": summarize(paired(values, times[WHOLE], lambda own, whole: own / whole)),
+            "model_gflops_per_image": round(flops[name] / 1e9, 4),
+            "flops_over_mae": round(flops[name] / flops[WHOLE], 3),
+        }
+        for name, values in times.items()
+    }
+
+
+def main() -> None:
+    """Measures all variants and prints what they cost."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", type=Path, default=TINY, metavar="FILE", help="of MAE (mae_cifar_tiny)")
+    parser.add_argument("--batch", type=int, default=128, metavar="N", help="images per step (128)")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of steps (bf16)")
+    parser.add_argument("overrides", nargs="*", metavar="KEY.PATH=VALUE", help="change a value of the config")
+    add_options(parser, rounds=5, steps=5, threads=2)
+    add_out(parser)
+    arguments = parser.parse_intermixed_args()
+    choose_device(arguments.device)
+    try:
+        workload = load(
+            arguments.config,
+            arguments.overrides,
+            batch_size=arguments.batch,
+            precision=arguments.precision,
+            threads=arguments.threads,
+        )
+        workloads = variants(workload)
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from None
+    lives = {name: partial(life, chosen) for name, chosen in workloads.items()}
+    times = take_turns(lives, rounds=arguments.rounds, steps=arguments.steps, clock=arguments.clock)
+    report = {
+        "benchmark": "objectives",
+        "config": arguments.config.stem,
+        **{
+            name: getattr(arguments, name)
+            for name in ("batch", "device", "precision", "threads", "rounds", "clock")
+        },
+        "results": compare(times, workloads),
+    }
+    publish(report, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
