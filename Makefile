@@ -5,7 +5,7 @@
 #   make test-slurm jobs on a Slurm cluster of this machine's own (root on Linux; installs Slurm by apt)
 #   make docs       build the documentation as a site, and run every command in it
 #   make lint       format, lint and type checks
-#   make bench      the benchmarks that fit a laptop
+#   make bench      the benchmarks that fit a laptop (PHOTOS=DIR: photographs in class folders, to load)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -56,6 +56,7 @@ bench: setup
 	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/profile_step.py
+	$(BIN)/python benchmarks/loader.py $(if $(PHOTOS),--photos $(PHOTOS)) $(if $(SMALL),--small $(SMALL))
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -38,7 +38,7 @@ def test_no_personal_paths(path):
     assert not re.search(r"/(home|root|Users|scratch|tmp)/\w", path.read_text())
 
 
-BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end"]
+BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end", "loader"]
 
 
 @pytest.mark.parametrize(

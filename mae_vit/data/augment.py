@@ -146,30 +146,31 @@ class Augment:
         if self.crop == "pad":
             cut = self._shift(image[None], box[None])[0]
         else:
-            top, left, height, width = (int(number) for number in box)
+            top, left, height, width = box.tolist()
             cut = image[:, top : top + height, left : left + width]
             if cut.shape[1:] != self.img_size:
-                # Bicubic with antialiasing on uint8: PIL's resize to within 0.03 of 255.
-                pixels = torch.from_numpy(np.ascontiguousarray(cut))[None]
-                cut = F.interpolate(pixels, self.img_size, mode="bicubic", antialias=True)[0].numpy()
+                cut = _resize(cut, self.img_size)
         return cut[..., ::-1] if flip else cut
 
     def apply(self, images: Sequence[np.ndarray], view: View) -> np.ndarray:
         """Makes the views of images of any sizes, one by one: uint8 (C, H, W) each -> (B, C, *img_size)."""
-        cuts = map(self.cut, images, view.boxes, view.flips)
-        return self._change(np.stack(list(cuts)), view)
+        out = np.empty((len(images), len(images[0]), *self.img_size), np.uint8)
+        for number, (image, box, flip) in enumerate(zip(images, view.boxes, view.flips, strict=True)):
+            out[number] = self.cut(image, box, flip)
+        self.change(out, view)
+        return out
 
     def apply_batch(self, images: np.ndarray, view: View) -> np.ndarray:
         """Makes the views of equal-size images: uint8 (B, C, H, W) -> (B, C, *img_size)."""
         equal = images.shape[2:] == self.img_size
         if self.crop == "random_resized" or not equal:
             return self.apply(list(images), view)
-        if self.crop == "pad":
-            images = self._shift(images, view.boxes)
-        flipped = np.where(view.flips[:, None, None, None], images[..., ::-1], images)
-        return self._change(flipped, view)
+        views = self._shift(images, view.boxes) if self.crop == "pad" else images.copy()
+        views[view.flips] = views[view.flips][..., ::-1]
+        self.change(views, view)
+        return views
 
-    def _change(self, images: np.ndarray, view: View) -> np.ndarray:
+    def change(self, images: np.ndarray, view: View) -> None:
         """Applies policy and erasing, in place: all images have their final size here."""
         if self.policy is not None and view.calls is not None:
             for number, calls in enumerate(view.calls):
@@ -177,7 +178,6 @@ class Augment:
                     images[number] = self.policy.apply(images[number], calls, self.fill)
         if view.erasing is not None:
             view.erasing.fill(images)
-        return images
 
     def _shift(self, images: np.ndarray, boxes: np.ndarray) -> np.ndarray:
         if images.shape[2:] != self.img_size:
@@ -185,13 +185,21 @@ class Augment:
                 f'data.augment.crop="pad" needs images of {self.img_size}, not {images.shape[2:]}: '
                 'use "random_resized", or prepare the data with that size'
             )
-        pad = self.pad_px
-        padded = np.pad(images, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
-        rows = boxes[:, :1] + pad + np.arange(self.img_size[0])
-        columns = boxes[:, 1:2] + pad + np.arange(self.img_size[1])
-        batch = np.arange(len(images))[:, None, None]
-        cut = padded[batch, :, rows[:, :, None], columns[:, None, :]]
-        return cut.transpose(0, 3, 1, 2)
+        pad, (height, width) = self.pad_px, self.img_size
+        padded = np.zeros((*images.shape[:2], height + 2 * pad, width + 2 * pad), np.uint8)
+        padded[:, :, pad : pad + height, pad : pad + width] = images
+        windows = np.lib.stride_tricks.sliding_window_view(padded, self.img_size, axis=(2, 3))
+        shifted: np.ndarray = windows[np.arange(len(images)), :, boxes[:, 0] + pad, boxes[:, 1] + pad]
+        return shifted
+
+
+def _resize(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
+    """Bicubic with antialiasing on uint8: PIL's resize to within 0.03 of 255; in whatever order memory is."""
+    if image.strides[0] != 1 or not image.flags.writeable:
+        # Planes stay planes, copied by rows; torch would do it pixel by pixel.
+        image = np.ascontiguousarray(image)
+    pixels = torch.from_numpy(image)[None]
+    return F.interpolate(pixels, img_size, mode="bicubic", antialias=True)[0].numpy()
 
 
 def center_crop(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:

@@ -58,7 +58,7 @@ class ShardIndex:
         self.split = split
         self.dataset = dataset
         self.fingerprint = fingerprint_of(dataset.splits[split])
-        self._rows, self._reads = np.load(array_path, mmap_mode="r"), 0
+        self._rows, self._reads = _map_rows(array_path), 0
         self._notes = read_notes(array_path)
         (low, high), (left, right) = self.split_info.height, self.split_info.width
         self.one_size = (low, left) if (low, left) == (high, right) else None
@@ -98,10 +98,11 @@ class ShardIndex:
         self._reads += 1
         if self._reads % _ROWS_KEPT == 0 and self._rows.nbytes > _SMALL_INDEX:
             let_go(self._rows)
-        row = self._rows[sample]
-        if row["length"] == 0:
+        # All fields at once: each on its own would take as long as the read.
+        offset, length, shard, _, _ = self._rows[sample].item()
+        if length == 0:
             raise ReadError(self.why_lost(sample))
-        return self._files.read(int(row["shard"]), int(row["offset"]), int(row["length"]))
+        return self._files.read(shard, offset, length)
 
     def why_lost(self, sample: int) -> str:
         """Says why a sample of `lost` cannot be read, in short."""
@@ -207,7 +208,12 @@ class ShardIndex:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._rows = np.load(self.array_path, mmap_mode="r")
+        self._rows = _map_rows(self.array_path)
+
+
+def _map_rows(path: Path) -> np.ndarray:
+    # As a plain array: to take a row of np.memmap's class costs as much as to read a small image.
+    return np.asarray(np.load(path, mmap_mode="r"))
 
 
 def open_index(

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +55,11 @@ def rows_fit(rows: np.ndarray, shards: Sequence[Shard], classes: int) -> bool:
 
 def let_go(rows: np.ndarray) -> None:
     """Unmaps what was read of a mapped array; it stays in the system's cache, and is mapped again when it is read."""
-    if isinstance(rows, np.memmap) and isinstance(rows.base, mmap.mmap):
-        rows.base.madvise(mmap.MADV_DONTNEED)
+    base: Any = rows
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from mae_vit.batch import Batch
 from mae_vit.data.order import Order, Share, micro_batches
@@ -96,20 +97,35 @@ class _Batches(Dataset[Any]):
     ) -> tuple[Tensor, Tensor, Tensor, int, tuple[Damage, ...]] | DamagedSample | Unreachable:
         epoch, index = position
         damaged: tuple[Damage, ...] = ()
+        pixels = _empty((len(index), *self._source.shape))
+        out = None if pixels is None else pixels.numpy()
         try:
             if self._replacing is not None:
-                images, labels, damaged = self._replacing.take(self._seed, epoch, index)
+                images, labels, damaged = self._replacing.take(self._seed, epoch, index, out)
             else:
-                images, labels = self._source.images(self._seed, epoch, index), self._source.labels[index]
+                images = self._source.images(self._seed, epoch, index, out)
+                labels = self._source.labels[index]
         except (DamagedSample, Unreachable) as error:
             # Raised, it would come out of a worker with the worker's traceback for a message.
             return error
-        pixels = torch.from_numpy(np.ascontiguousarray(images))
+        if pixels is None:
+            pixels = torch.from_numpy(np.ascontiguousarray(images))
         # Masks and mixes are those of the order, whatever lies in its places.
         return pixels, torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(index), epoch, damaged
 
     def __getitem__(self, position: Any) -> Any:
         return self.__getitems__(position)
+
+
+def _empty(shape: tuple[int, ...]) -> Tensor | None:
+    """In a worker, shared memory for a batch, as torch's own `default_collate` takes it.
+
+    Pixels are put into it one by one; those of any other tensor are copied there when it is sent.
+    """
+    if get_worker_info() is None:
+        return None
+    storage = torch.UntypedStorage._new_shared(math.prod(shape), device="cpu")
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
 class _Positions:

@@ -27,9 +27,9 @@ class Replacing:
         self._known: dict[int, Damage] = {}
 
     def take(
-        self, seed: int, epoch: int, index: np.ndarray
+        self, seed: int, epoch: int, index: np.ndarray, out: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, tuple[Damage, ...]]:
-        """Reads augmented images of the places `index` (B,).
+        """Reads augmented images of the places `index` (B,), into `out` if that is given.
 
         Returns:
             Images uint8 (B, C, H, W), labels (B,), and all damaged samples that were passed.
@@ -42,7 +42,7 @@ class Replacing:
             if stuck:
                 raise DamagedSample(stuck, self._folder)
             try:
-                images = self._source.images(seed, epoch, places)
+                images = self._source.images(seed, epoch, places, out)
                 return images, self._source.labels[places], tuple(passed.values())
             except DamagedSample as error:
                 self._known |= {int(places[position]): damage for position, damage in error.found}

@@ -39,9 +39,14 @@ class SubsetSource:
         """Int (n,)."""
         return np.asarray(self.source.labels)[self.samples]
 
-    def images(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
-        """Returns augmented images of the samples at these places: uint8 (B, C, H, W)."""
-        return self.source.images(seed, epoch, self.samples[index])
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the augmented images."""
+        return self.source.shape
+
+    def images(self, seed: int, epoch: int, index: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Computes augmented images of the samples at these places: uint8 (B, C, H, W)."""
+        return self.source.images(seed, epoch, self.samples[index], out)
 
 
 def limit_per_class(

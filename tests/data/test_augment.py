@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from pictures import smooth
 from PIL import Image
 
 from mae_vit.data.augment import Augment
@@ -116,3 +117,29 @@ def test_draws_depend_on_seed_and_epoch(changes):
     for seed, epoch in ((1, 0), (0, 1)):
         other = augment.draw(seed, epoch, INDEX, sizes(32, 32))
         assert not (np.array_equal(first.boxes, other.boxes) and np.array_equal(first.flips, other.flips))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("crop", [{"crop": "none"}, {"crop": "random_resized", **BOX}])
+def test_pixels_do_not_depend_on_how_they_lie_in_memory(crop, channels):
+    """Decoders write channels side by side, arrays of small images hold planes."""
+    planes = smooth(channels, 90, 120, count=12)
+    pixels = np.ascontiguousarray(planes.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    augment = Augment(img_size=(32, 48), **crop, flip=True)
+    view = augment.draw(0, 0, np.arange(12), sizes(90, 120, 12))
+    views = augment.apply_batch(planes, view)
+    np.testing.assert_array_equal(augment.apply_batch(pixels, view), views)
+    locked = planes.copy()
+    locked.flags.writeable = False
+    np.testing.assert_array_equal(augment.apply_batch(locked, view), views)
+
+
+@pytest.mark.parametrize("crop", [{"crop": "none"}, {"crop": "pad", "pad_px": 4}])
+def test_what_is_augmented_stays_as_it_was(crop):
+    images = smooth(3, 32, 32, count=12)
+    before = images.copy()
+    augment = Augment(img_size=(32, 32), **crop, flip=True, erasing=1.0)
+    views = augment.apply_batch(images, augment.draw(0, 0, np.arange(12), sizes(32, 32, 12)))
+    assert views.flags.c_contiguous
+    assert (views != before).any(axis=(1, 2, 3)).all()
+    np.testing.assert_array_equal(images, before)

@@ -10,7 +10,7 @@ import simplejpeg
 from PIL import Image
 
 from mae_vit.data import decode as module
-from mae_vit.data.decode import DecodeError, decode, read_header
+from mae_vit.data.decode import DecodeError, decode, jpeg_size, read_header
 
 
 def smooth(mode: str = "RGB") -> Image.Image:
@@ -31,7 +31,7 @@ def test_lossless_formats_are_exact(kind, channels, mode):
     expected = np.asarray(smooth().convert(mode)).reshape(30, 40, channels).transpose(2, 0, 1)
     np.testing.assert_array_equal(pixels, expected)
     assert pixels.dtype == np.uint8
-    assert pixels.flags.c_contiguous
+    assert pixels.transpose(1, 2, 0).flags.c_contiguous  # as crops are fast of
     assert pixels.flags.writeable
 
 
@@ -146,3 +146,14 @@ def test_a_png_of_many_chunks_is_read(monkeypatch):
     monkeypatch.setattr(module, "_MAX_PNG_CHUNKS", 40)
     with pytest.raises(DecodeError, match="over 40 chunks"):
         decode(many, 3)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_the_size_of_a_jpeg_is_known_before_it_is_decoded(mode):
+    data = encoded(smooth(mode), "jpeg")
+    assert jpeg_size(data) == (30, 40) == decode(data, 3).shape[1:]
+    assert jpeg_size(data, max_pixels=30 * 40 - 1) is None
+    # What Pillow decodes has to be decoded.
+    assert jpeg_size(encoded(smooth("CMYK"), "jpeg")) is None
+    assert jpeg_size(encoded(smooth(mode), "png")) is None
+    assert jpeg_size(data[:10]) is None

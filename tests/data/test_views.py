@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from mae_vit.data.policies import (
     make_policy,
 )
 from mae_vit.data.reading import open_source
+from mae_vit.data.subset import SubsetSource
 from mae_vit.errors import InputError
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoint import Checkpoint
@@ -107,6 +109,21 @@ def test_both_sources_give_the_same_images(digits, changes):
         for name in ("memory", "tar")
     ]
     np.testing.assert_array_equal(*batches)
+
+
+@pytest.mark.parametrize("name", ["memory", "tar"])
+def test_images_go_where_they_are_asked_for(digits, name):
+    index = open_index(digits, "train")
+    augment = Augment(img_size=(12, 16), **CROPS["random_resized"], erasing=0.5)
+    source = open_source(index, name, channels=1, augment=augment, memory_limit_gib=1)
+    samples = np.array([3, 700, 41])
+    some = SubsetSource(source, samples)
+    expected = source.images(7, 2, samples)
+    assert source.shape == some.shape == expected.shape[1:]
+    for images in (partial(source.images, index=samples), partial(some.images, index=np.arange(3))):
+        out = np.zeros(expected.shape, np.uint8)
+        assert images(7, 2, out=out) is out
+        np.testing.assert_array_equal(out, expected)
 
 
 def test_only_a_gpu_has_processes_for_policies_on_images_in_memory(digits):
