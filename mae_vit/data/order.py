@@ -24,6 +24,8 @@ from mae_vit.skipping import Skipped, data_step
 _ROUNDS = 8
 _TINY = 64
 _TINY_ROUNDS = 40
+# Positions: more in a call take as long for each.
+_AT_ONCE = 4096
 
 # One number for all positions, or one for each of them.
 Numbers = int | np.ndarray
@@ -154,11 +156,21 @@ def micro_batches(
     The rank's slice of a step is contiguous, and so is each micro-batch in it. `skipped` steps
     of the order are left out: the steps after them move up.
     """
-    per_rank = order.effective_batch_size // share.world_size
+    size = order.effective_batch_size
+    per_rank = size // share.world_size
     micro = per_rank // share.accumulation
+    # Of small batches those of several steps at once: the cost is one of calls, not of numbers.
+    ahead = max(1, _AT_ONCE // size)
+    held, samples = (-1, -1), np.zeros(0, np.int64)
     for step in range(start_step, stop_step):
         epoch, step_in_epoch = divmod(data_step(step, skipped), order.steps_per_epoch)
-        start = step_in_epoch * order.effective_batch_size + share.rank * per_rank
-        samples = order.samples(epoch, start, start + per_rank)
+        block, number_in_block = divmod(step_in_epoch, ahead)
+        start = number_in_block * size + share.rank * per_rank
+        if ahead == 1:
+            first = step_in_epoch * size + start
+            samples, start = order.samples(epoch, first, first + per_rank), 0
+        elif held != (epoch, block):
+            held, last = (epoch, block), min((block + 1) * ahead, order.steps_per_epoch)
+            samples = order.samples(epoch, block * ahead * size, last * size)
         for number in range(share.accumulation):
-            yield epoch, samples[number * micro : (number + 1) * micro]
+            yield epoch, samples[start + number * micro : start + (number + 1) * micro]

@@ -10,6 +10,7 @@ from batches import digest_of_global_batches
 from mae_vit.data.loader import start_worker_server
 from mae_vit.data.order import GlobalOrder, Share, micro_batches, permute
 from mae_vit.keyed import Stream, derive_key, threefry2x32
+from mae_vit.skipping import data_step
 
 BATCH = 96
 DIGITS = 1497  # images in their train split
@@ -101,6 +102,26 @@ def test_epochs_differ_and_each_holds_every_sample_once():
         epochs.append(samples)
     assert (epochs[0] == epochs[1]).mean() < 0.01
     assert set(epochs[0].tolist()) != set(epochs[1].tolist())  # another remainder is dropped
+
+
+@pytest.mark.parametrize("batch", [96, 1536, 4608])  # many steps of a call, two, less than one
+@pytest.mark.parametrize("skipped", [(), ((1, 2), (40, 43))])
+def test_each_step_is_its_slice_of_the_order_wherever_one_begins(batch, skipped):
+    order = GlobalOrder(10_000, batch, seed=3)
+    stop = 2 * order.steps_per_epoch
+    for share in (Share(), Share(1, 4, 2)):
+        found = list(micro_batches(order, share, start_step=0, stop_step=stop, skipped=skipped))
+        for step in range(stop):
+            epoch, place = divmod(data_step(step, skipped), order.steps_per_epoch)
+            whole = order.samples(epoch, place * batch, (place + 1) * batch)
+            mine = whole.reshape(share.world_size, -1)[share.rank].reshape(share.accumulation, -1)
+            parts = found[step * share.accumulation : (step + 1) * share.accumulation]
+            assert {number for number, _ in parts} == {epoch}
+            np.testing.assert_array_equal(np.stack([part for _, part in parts]), mine)
+        for start in (1, stop // 2):
+            later = micro_batches(order, share, start_step=start, stop_step=stop, skipped=skipped)
+            for one, other in zip(later, found[start * share.accumulation :], strict=True):
+                np.testing.assert_array_equal(one[1], other[1])
 
 
 @pytest.mark.parametrize("source_name", ["memory", "tar"])
