@@ -41,7 +41,7 @@ test-slurm: setup
 	$(BIN)/python -m pytest -m slurm tests/slurm
 
 docs: setup
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	$(BIN)/python -m pytest -n 2 -m docs tests/docs
 
 lint: setup

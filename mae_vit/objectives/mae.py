@@ -52,11 +52,11 @@ class MAEConfig(ObjectiveSection):
 
     name: Literal["mae"]
     mask_ratio: float = Field(default=0.75, gt=0, lt=1)
-    decode_ratio: float = Field(default=1.0, gt=0, le=1)
     decoder_embed_dim: int = Field(default=512, gt=0)
     decoder_depth: int = Field(default=8, gt=0)
     decoder_num_heads: int = Field(default=16, gt=0)
     norm_pix_loss: bool = True
+    decode_ratio: float = Field(default=1.0, gt=0, le=1)
 
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
         """Raises ValueError, named by key, for what only shows together with the model."""
