@@ -45,12 +45,13 @@ def collect(runs: list[dict[str, Any]]) -> dict[str, Any]:
     if len({run["seed"] for run in runs}) < len(runs):
         sys.exit("two runs have the same seed")
     curves = {}
-    for name, (steps, _) in first["curves"].items():
-        values = [run["curves"][name][1] for run in runs]
-        assert all(run["curves"][name][0].tolist() == steps.tolist() for run in runs)
+    for name, curve in first["curves"].items():
+        several = [run["curves"][name] for run in runs]
+        assert all(one.steps.tolist() == curve.steps.tolist() for one in several)
         curves[name] = {
-            "steps": steps.tolist(),
-            "values": [[float(f"{value:.6g}") for value in one] for one in values],
+            "steps": curve.steps.tolist(),
+            "lines": curve.lines.tolist(),
+            "values": [[float(f"{value:.6g}") for value in one.values] for one in several],
         }
     return {
         "seeds": [run["seed"] for run in runs],

@@ -19,6 +19,8 @@ from torch import Tensor
 
 _NAME = re.compile(r"step-(\d{8,})")
 FORMAT = 1
+# What makes a folder a checkpoint, and describes it.
+STATE = "state.json"
 Found = TypeVar("Found")
 
 
@@ -71,7 +73,7 @@ def read_description(path: Path) -> dict[str, Any]:
     Raises:
         BrokenCheckpoint: if it is of another format; others as in `as_broken`.
     """
-    described: dict[str, Any] = json.loads((path / "state.json").read_text())
+    described: dict[str, Any] = json.loads((path / STATE).read_text())
     if described["format"] != FORMAT:
         raise BrokenCheckpoint(f"{path}: format {described['format']}, this version reads {FORMAT}")
     return described

@@ -47,7 +47,12 @@ def run_curve(arguments: argparse.Namespace) -> int:
     run: Path = arguments.path
     lines = _lines_of(run)
     reference, differing = _choose(run, arguments.preset)
-    found = departures(reference, lines)
+    found, compared = departures(reference, lines)
+    if not compared:
+        raise InputError(
+            f"{run} has nothing in common with the curves of {reference.name} ({reference.total_steps:,} steps, "
+            "evaluated at steps of its own): the same length and at least as many log steps are compared"
+        )
     out = arguments.out or run / "curve.png"
     _draw(reference, lines, out, run.name)
     print(f"reference  {reference.name}, {len(reference.seeds)} seeds, {reference.total_steps:,} steps")
@@ -56,7 +61,7 @@ def run_curve(arguments: argparse.Namespace) -> int:
     if len(differing) > _SHOWN_DIFFERENCES:
         print(f"  differs  in {len(differing) - _SHOWN_DIFFERENCES} more values")
     if not found:
-        print(f"normal     within the band up to step {lines[-1]['step']:,}")
+        print(f"normal     within the band at all {compared} places up to step {lines[-1]['step']:,}")
     for departure in found:
         print(f"outside    {departure}")
     print(f"picture    {out}")
@@ -108,7 +113,7 @@ def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, n
     }
     figure = Figure(figsize=(5.2 * max(1, len(curves)), 3.4), layout="constrained")
     panels: Sequence[Axes] = figure.subplots(1, max(1, len(curves)), squeeze=False)[0]
-    for axes, (key, (steps, values)) in zip(panels, curves.items(), strict=False):
+    for axes, (key, curve) in zip(panels, curves.items(), strict=False):
         band = reference.bands[key]
         axes.fill_between(
             band.steps,
@@ -119,7 +124,7 @@ def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, n
             label=f"{reference.name}, {len(reference.seeds)} seeds",
         )
         axes.plot(band.steps, band.mean, color="#0072b2", linewidth=1)
-        axes.plot(steps, values, color="#d55e00", label=name)
+        axes.plot(curve.steps, curve.values, color="#d55e00", label=name)
         axes.set(xlabel="step", title=key)
         axes.grid(alpha=0.2)
         axes.legend(fontsize=8)

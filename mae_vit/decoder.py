@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mae_vit.checkpoint_files import read_description
+from mae_vit.checkpoint_files import STATE, read_description
 from mae_vit.encoder import ViTEncoder, sincos_position_table
 from mae_vit.errors import InputError
 from mae_vit.objectives.mae import MAE, MAEConfig
@@ -37,16 +37,20 @@ class Decoder:
     notes: tuple[str, ...]
 
 
-def read_decoder(start: Start, encoder: ViTEncoder, info: EncoderInfo) -> Decoder | None:
+def read_decoder(
+    start: Start, encoder: ViTEncoder, info: EncoderInfo, *, norm_pix_loss: bool = False
+) -> Decoder | None:
     """Finds the decoder of an MAE, alone or in a joint objective; None if there is none.
 
     Args:
         start: weights as they were read.
         encoder: of these weights; the objective is put around it.
         info: its geometry and normalization.
+        norm_pix_loss: whether it predicts normalized pixels, for files that do not say it.
 
     Raises:
-        InputError: if there is one that does not fit the encoder.
+        InputError: if there is one that does not fit the encoder, or none, or one that says it,
+            where `norm_pix_loss` is given.
     """
     prefix = "mae." if start.objective == "joint" else ""
     tensors = {
@@ -55,6 +59,8 @@ def read_decoder(start: Start, encoder: ViTEncoder, info: EncoderInfo) -> Decode
         if name.startswith(tuple(prefix + name for name in _NAMES))
     }
     if start.objective not in ("mae", "joint") or "decoder_embed.weight" not in tensors:
+        if norm_pix_loss:
+            raise InputError(f"--norm-pix-loss changes nothing: {start.source} has no decoder of MAE")
         return None
     width = tensors["decoder_embed.weight"].shape[0]
     if width % 4 == 0:
@@ -65,9 +71,11 @@ def read_decoder(start: Start, encoder: ViTEncoder, info: EncoderInfo) -> Decode
     notes = []
     if "norm_pix_loss" not in told:
         notes.append(
-            "nothing says whether the decoder predicts normalized pixels: norm_pix_loss is set to false, "
-            "mask_ratio to 0.75"
+            f"the file does not say whether its decoder predicts normalized pixels: norm_pix_loss is set to "
+            f"{str(norm_pix_loss).lower()}, mask_ratio to 0.75"
         )
+    elif norm_pix_loss:
+        raise InputError(f"--norm-pix-loss changes nothing: {start.source} says it itself")
     if heads is None:
         return Decoder(tensors, None, None, tuple(notes))
     blocks = {name.split(".")[1] for name in tensors if name.startswith("decoder_blocks.")}
@@ -77,7 +85,7 @@ def read_decoder(start: Start, encoder: ViTEncoder, info: EncoderInfo) -> Decode
         decoder_embed_dim=width,
         decoder_depth=max(1, len(blocks)),
         decoder_num_heads=heads,
-        norm_pix_loss=told.get("norm_pix_loss", False),
+        norm_pix_loss=told.get("norm_pix_loss", norm_pix_loss),
     )
     return Decoder(tensors, config, _build(config, encoder, info, tensors, start.source), tuple(notes))
 
@@ -106,7 +114,7 @@ def _build(
 def _options_of(start: Start, prefix: str) -> dict[str, Any]:
     """The options that a checkpoint of ours says its objective had; empty for other files."""
     path = Path(start.source)
-    if not (path / "state.json").is_file():
+    if not (path / STATE).is_file():
         return {}
     identity = read_description(path)["identity"]
     return {key.removeprefix(prefix): value for key, value in identity.items() if key.startswith(prefix)}

@@ -11,8 +11,6 @@ from mae_vit.commandline import OneLineParser
 from mae_vit.errors import InputError, counted
 
 if TYPE_CHECKING:
-    import torch
-
     from mae_vit.embedding.embed import Outcome
 
 EXIT_AGAIN = 75
@@ -148,6 +146,7 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     # Slow to import, so that --help is not.
     from mae_vit.data.loader import start_worker_server
     from mae_vit.data.opening import auto_workers
+    from mae_vit.devices import choose_device
     from mae_vit.embedding.compute import Settings
     from mae_vit.embedding.embed import SAVE_EVERY_S, check_out, embed
     from mae_vit.embedding.images import open_images
@@ -156,7 +155,7 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     from mae_vit.training.signals import StopRequest
 
     check_out(arguments.out)
-    device = _device(arguments.device)
+    device = choose_device(arguments.device)
     on_gpu = device.type == "cuda"
     auto = arguments.workers == "auto"
     workers = auto_workers(available_cores(), on_gpu=on_gpu) if auto else int(arguments.workers)
@@ -184,16 +183,6 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
         save_every_s=seconds,
         stop=StopRequest(),
     )
-
-
-def _device(asked: str) -> torch.device:
-    import torch
-
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "--device cuda: there is no CUDA device here, or torch has no CUDA; --device cpu is slow"
-        )
-    return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _say(outcome: Outcome, out: Path) -> None:

@@ -57,6 +57,11 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         choices=("cls", "mean"),
         help="what features are read from: [CLS] or the mean of the patches (cls; a fine-tuned run keeps its own)",
     )
+    parser.add_argument(
+        "--norm-pix-loss",
+        action="store_true",
+        help="an official file's decoder predicts normalized pixels, which such files do not say (our runs do)",
+    )
     parser.add_argument("--force", action="store_true", help="replace an earlier export in that folder")
     parser.set_defaults(run=run_export, parser=parser)
 
@@ -76,7 +81,7 @@ def run_export(arguments: argparse.Namespace) -> int:
 
     out = arguments.out or default_folder(arguments.start, arguments.to)
     check_place(out, force=arguments.force)
-    handed = read_handed(arguments.start, arguments.pool)
+    handed = read_handed(arguments.start, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
     for problem in handed.start.passed_over:
         print(f"passed over: {problem}")
     export = write_export(handed, arguments.to, out, force=arguments.force)

@@ -18,7 +18,7 @@ th { vertical-align: bottom; } td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 9rem; }
 tr.reference { background: var(--soft); }
 figure { margin: 0; } svg { width: 100%; max-width: 46rem; height: auto; } img { max-width: 100%; height: auto; }
-img { image-rendering: pixelated; }
+img.squares { image-rendering: pixelated; }
 .note { opacity: .75; font-size: .9rem; overflow-wrap: anywhere; max-width: 60rem; }
 code { font-size: .9em; overflow-wrap: anywhere; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1.5rem; }
@@ -45,10 +45,11 @@ def page(title: str, parts: Sequence[str]) -> str:
     )
 
 
-def image(png: bytes, alternative: str) -> str:
-    """Returns a picture, inside the page."""
+def image(png: bytes, alternative: str, *, squares: bool = True) -> str:
+    """Returns a picture, inside the page; `squares`: made of small images, which stay sharp when enlarged."""
     data = base64.b64encode(png).decode()
-    return f'<img alt="{escape(alternative)}" src="data:image/png;base64,{data}">'
+    kind = ' class="squares"' if squares else ""
+    return f'<img{kind} alt="{escape(alternative)}" src="data:image/png;base64,{data}">'
 
 
 def figure(drawn: str, caption: str) -> str:
@@ -56,16 +57,16 @@ def figure(drawn: str, caption: str) -> str:
     return f'<figure>{drawn}<figcaption class="note">{escape(caption)}</figcaption></figure>'
 
 
-def table(head: Sequence[str], body: Sequence[Sequence[str]], reference: str | None = None) -> str:
-    """Returns a table of texts; the row that begins with `reference` is marked."""
+def table(head: Sequence[str], body: Sequence[Sequence[str]], marked: Sequence[int] = ()) -> str:
+    """Returns a table of texts; the rows of these numbers are marked."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     rows = "\n".join(
-        f"<tr{' class=reference' if reference and row[0].startswith(reference) else ''}>"
+        f"<tr{' class=reference' if number in marked else ''}>"
         + "".join(
             f'<td data-head="{escape(name)}">{escape(cell)}</td>'
             for name, cell in zip(head, row, strict=True)
         )
         + "</tr>"
-        for row in body
+        for number, row in enumerate(body)
     )
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'

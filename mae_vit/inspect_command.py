@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mae_vit.commandline import OneLineParser
 from mae_vit.errors import InputError
+from mae_vit.urls import is_url
 
 _DESCRIPTION = """Look at an encoder: reconstructions, attention, rollout, how far heads look, positions, filters,
 nearest neighbors, a map of the features, what each block knows. Writes PNG, the numbers as CSV and NPZ, and one
@@ -52,7 +53,9 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         action="store_true",
         help="an official file's decoder predicts normalized pixels (it does not say; mae_visualize_* do not)",
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto: a GPU where there is one)")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(auto: a GPU if any)"
+    )
     parser.set_defaults(run=run_inspect, parser=parser)
 
 
@@ -65,7 +68,8 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     if arguments.images < 2:
         raise InputError(f"--images {arguments.images}: at least 2")
     # Imports torch, timm and matplotlib: not for --help.
-    from mae_vit.inspection.job import choose_device, inspect
+    from mae_vit.devices import choose_device
+    from mae_vit.inspection.job import inspect
 
     run = Path(arguments.ckpt)
     is_run = (run / "config.yaml").is_file()
@@ -93,6 +97,6 @@ def _own_data(run: Path, *, is_run: bool) -> str:
 
     content = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), str(run / "config.yaml"))
     path = content.get("data", {}).get("path") if isinstance(content, dict) else None
-    if not path or not Path(path).is_dir():
+    if not path or not (is_url(str(path)) or Path(path).is_dir()):
         raise InputError(f"the data of {run} are not at {path} any more: give --data")
     return str(path)

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from mae_vit.checkpoint_files import STATE, step_of
 from mae_vit.coverage import load_start
 from mae_vit.data.augment import center_crop
 from mae_vit.data.decode import DecodeError, decode
@@ -142,22 +143,21 @@ def describe_start(start: Start) -> EncoderInfo:
         **{key: value for key, value in geometry.items() if key != "name"},
         "size": geometry["name"] or "S",
         "img_size": (int(geometry["img_size"][0]), int(geometry["img_size"][1])),
-        "mean": start.mean or IMAGENET_MEAN[: geometry["in_chans"]],
-        "std": start.std or IMAGENET_STD[: geometry["in_chans"]],
+        "mean": start.mean or _imagenet(IMAGENET_MEAN, geometry["in_chans"], start.source),
+        "std": start.std or _imagenet(IMAGENET_STD, geometry["in_chans"], start.source),
         "objective": start.objective or "unknown",
         "step": 0,
     }
     info = EncoderInfo(
         **{field.name: told[field.name] for field in fields(EncoderInfo) if field.name in told}
     )
-    # What the file of an encoder says of its history; beside checkpoints lies one when a run is finished.
-    path = Path(start.source)
-    beside = [folder / "encoder.safetensors" for folder in list(path.parents)[1:2]]
-    for file in (path, *beside):
-        if (known := read_info(file)) is not None:
-            history = {name: getattr(known, name) for name in ("objective", "step", "images_seen", "flops")}
-            return replace(info, **history)
-    return info
+    path, history = Path(start.source), ("objective", "step", "images_seen", "flops")
+    known = read_info(path)
+    if (path / STATE).is_file():  # a checkpoint of ours, beside which a finished run leaves its encoder
+        info = replace(info, step=step_of(path))
+        beside = read_info(path.parents[1] / "encoder.safetensors")
+        known = beside if beside is not None and beside.step == info.step else None
+    return info if known is None else replace(info, **{name: getattr(known, name) for name in history})
 
 
 def _geometry_of_shapes(start: Start) -> dict[str, Any]:
@@ -197,13 +197,26 @@ def _geometry_of_shapes(start: Start) -> dict[str, Any]:
     }
 
 
+def _imagenet(values: tuple[float, ...], channels: int, source: str) -> tuple[float, ...]:
+    """What weights that do not tell it were trained with, most likely; gray takes the mean of the colors."""
+    if channels == len(values):
+        return values
+    if channels == 1:
+        return (sum(values) / len(values),)
+    raise InputError(f"{source} takes images of {channels} channels and does not say how they are normalized")
+
+
 def _size(img_size: int | Sequence[int], patch_size: int) -> tuple[int, int]:
-    height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-    if height % patch_size or width % patch_size or min(height, width) < patch_size:
-        nearest = max(1, round(height / patch_size)) * patch_size
-        raise InputError(
-            f"img_size={img_size} is not divisible by the encoder's patch_size={patch_size}: {nearest} is"
-        )
+    sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    if len(sides) != 2:
+        raise InputError(f"img_size={img_size}: give one number, or height and width")
+    height, width = sides
+    for side in sides:
+        if side % patch_size or side < patch_size:
+            nearest = max(1, round(side / patch_size)) * patch_size
+            raise InputError(
+                f"img_size={img_size}: {side} is not divisible by the encoder's patch_size={patch_size}: {nearest} is"
+            )
     return height, width
 
 

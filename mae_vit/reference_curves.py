@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
+
+from mae_vit.pretrain_config import PretrainConfig
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference_curves"
 WIDTH_SIGMAS = 4.0
@@ -40,11 +43,28 @@ class Band:
         steps: int (n,), ascending: the end of each part of the run, or where it was measured.
         mean: (n,) over seeds.
         half_width: (n,).
+        lines: int (n,), how many lines of metrics each value is the mean of.
     """
 
     steps: np.ndarray
     mean: np.ndarray
     half_width: np.ndarray
+    lines: np.ndarray
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's own.
+
+    Attributes:
+        steps: int (n,), ascending.
+        values: (n,).
+        lines: int (n,), how many lines of metrics each value is the mean of.
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+    lines: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -124,8 +144,25 @@ def _read(path: Path) -> Reference:
             width = np.maximum(WIDTH_SIGMAS * values.std(axis=0, ddof=1), LEAST_SHARE * np.abs(mean))
         else:
             width = _LEAST_SHARE_OF_ONE * np.abs(mean)
-        bands[name] = Band(np.array(curve["steps"], np.int64), mean, width)
-    return Reference(path.stem, told["recipe"], told["total_steps"], seeds, bands)
+        bands[name] = Band(
+            np.array(curve["steps"], np.int64), mean, width, np.array(curve["lines"], np.int64)
+        )
+    return Reference(path.stem, _with_defaults(told["recipe"]), told["total_steps"], seeds, bands)
+
+
+def _with_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds what options that are newer than the reference are by default."""
+    config: dict[str, Any] = {"run": {"name": "reference"}, "data": {"path": "-"}}
+    for key, value in recipe.items():
+        place = config
+        *sections, name = key.split(".")
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    try:
+        return recipe_of(PretrainConfig.model_validate(config).model_dump(mode="json"))
+    except ValidationError:  # of an option that is gone
+        return dict(recipe)
 
 
 def nearest_reference(
@@ -153,56 +190,65 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def curves_of(
-    lines: Sequence[Mapping[str, Any]], total_steps: int
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Reads curves off `metrics.jsonl`: steps and values, by name.
+def curves_of(lines: Sequence[Mapping[str, Any]], total_steps: int) -> dict[str, Curve]:
+    """Reads curves off `metrics.jsonl`, by name.
 
     The loss is averaged over equal parts of the run, of which only whole ones count.
     """
     edges = np.unique(np.linspace(0, total_steps, min(_BINS, total_steps) + 1).round().astype(np.int64))
     steps = np.array([line["step"] for line in lines], np.int64)
     losses = np.array([np.nan if line["loss"] is None else line["loss"] for line in lines], np.float64)
-    ends, means = [], []
+    parts = []
     for low, high in pairwise(edges.tolist()):
         inside = (steps > low) & (steps <= high) & np.isfinite(losses)
         if inside.any() and steps.max() >= high:
-            ends.append(high)
-            means.append(losses[inside].mean())
-    found = {_LOSS: (np.array(ends, np.int64), np.array(means))}
-    names = dict.fromkeys(name for line in lines for name in line.get("heldout", {}))
-    for name in names:
-        told = [(line["step"], line["heldout"][name]) for line in lines if name in line.get("heldout", {})]
-        found[f"heldout.{name}"] = (
-            np.array([step for step, _ in told], np.int64),
-            np.array([value for _, value in told], np.float64),
-        )
+            parts.append((high, losses[inside].mean(), inside.sum()))
+    found = {_LOSS: _curve(parts)}
+    for name in dict.fromkeys(name for line in lines for name in line.get("heldout", {})):
+        told = [line for line in lines if name in line.get("heldout", {})]
+        found[f"heldout.{name}"] = _curve([(line["step"], line["heldout"][name], 1) for line in told])
     return found
 
 
-def departures(reference: Reference, lines: Sequence[Mapping[str, Any]]) -> list[Departure]:
-    """Names, for each curve, the first place where a run leaves its band; empty for a normal run."""
-    found = []
-    for name, (steps, values) in curves_of(lines, reference.total_steps).items():
+def _curve(points: Sequence[tuple[int, float, int]]) -> Curve:
+    steps, values, lines = zip(*points, strict=True) if points else ((), (), ())
+    return Curve(np.array(steps, np.int64), np.array(values, np.float64), np.array(lines, np.int64))
+
+
+def departures(reference: Reference, lines: Sequence[Mapping[str, Any]]) -> tuple[list[Departure], int]:
+    """Names, for each curve, the first place where a run leaves its band.
+
+    Places where the run has fewer lines than the reference had are passed over: their mean is noisier, or
+    a part of them is missing.
+
+    Returns:
+        Departures, none for a normal run; and how many places were compared.
+    """
+    found, compared = [], 0
+    for name, curve in curves_of(lines, reference.total_steps).items():
         band = reference.bands.get(name)
         if band is None:
             continue
         at = {int(step): place for place, step in enumerate(band.steps)}
-        for step, value in zip(steps.tolist(), values.tolist(), strict=True):
+        outside = []
+        for step, value, count in zip(
+            curve.steps.tolist(), curve.values.tolist(), curve.lines.tolist(), strict=True
+        ):
             place = at.get(step)
-            if place is None:
+            if place is None or count < band.lines[place]:
                 continue
+            compared += 1
             low = float(band.mean[place] - band.half_width[place])
             high = float(band.mean[place] + band.half_width[place])
             if not low <= value <= high:
-                found.append(Departure(name, step, value, low, high))
-                break
-    return found
+                outside.append(Departure(name, step, value, low, high))
+        found += outside[:1]
+    return found, compared
 
 
 @dataclass
 class Watch:
-    """Looks at a run in training, and says once that it is far outside of its reference."""
+    """Looks at a run in training, and says once in a sitting that it is far outside of its reference."""
 
     reference: Reference
     _lines: list[Mapping[str, Any]] = field(default_factory=list)
@@ -213,7 +259,7 @@ class Watch:
         if self._said:
             return None
         self._lines = [kept for kept in self._lines if kept["step"] < line["step"]] + [line]
-        found = departures(self.reference, self._lines)
+        found, _ = departures(self.reference, self._lines)
         if not found:
             return None
         self._said = True

@@ -1,6 +1,7 @@
 """Is a run normal: what is compared, where a run leaves a band, and what is said of it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from commands import ROOT, SMALL_MAE, run
@@ -61,10 +62,11 @@ def lines_of(run):
 def test_the_loss_is_averaged_over_whole_parts():
     lines = [{"step": step, "loss": float(step)} for step in range(1, 46)]
     lines[10]["loss"] = None  # fp16 has skipped it
-    steps, values = curves_of(lines, 60)["loss"]
-    assert steps.tolist() == list(range(2, 46, 2))  # parts of two steps; the 46th step is not there
-    assert values[0] == 1.5
-    assert values[5] == 12.0
+    curve = curves_of(lines, 60)["loss"]
+    assert curve.steps.tolist() == list(range(2, 46, 2))  # parts of two steps; the 46th step is not there
+    assert curve.values[0] == 1.5
+    assert curve.values[5] == 12.0
+    assert curve.lines[:6].tolist() == [2, 2, 2, 2, 2, 1]
 
 
 def test_seeds_of_the_reference_are_normal(folder):
@@ -72,7 +74,9 @@ def test_seeds_of_the_reference_are_normal(folder):
     assert (reference.name, reference.seeds, reference.total_steps) == ("small", (0, 1), 12)
     assert {"loss", "heldout.psnr_db"} <= set(reference.bands)
     for seed in (0, 1):
-        assert departures(reference, lines_of(folder / f"seed{seed}")) == []
+        found, compared = departures(reference, lines_of(folder / f"seed{seed}"))
+        assert found == []
+        assert compared > 12  # all parts of the loss, and the held-out metrics
 
 
 def test_a_run_that_leaves_the_band_is_named(folder):
@@ -81,7 +85,7 @@ def test_a_run_that_leaves_the_band_is_named(folder):
     for line in lines:
         if line["step"] >= 5:
             line["loss"] *= 3
-    (found,) = departures(reference, lines)
+    (found,), _ = departures(reference, lines)
     assert (found.curve, found.step) == ("loss", 5)
     assert found.value > found.high
     assert "loss" in str(found)
@@ -90,6 +94,23 @@ def test_a_run_that_leaves_the_band_is_named(folder):
     said = [watch.judge(line) for line in lines]
     assert [place + 1 for place, text in enumerate(said) if text] == [5]
     assert "said once" in said[4]
+
+
+def test_parts_that_are_not_all_there_are_passed_over(folder):
+    """A run that was resumed, or that logs less often: its means are of other steps."""
+    (reference,) = read_references(folder / "curves")
+    bands = {"loss": replace(reference.bands["loss"], lines=reference.bands["loss"].lines + 1)}
+    lines = [line | {"loss": 99.0, "heldout": {}} for line in lines_of(folder / "seed0")]
+    assert departures(replace(reference, bands=bands), lines) == ([], 0)
+
+
+def test_options_that_are_newer_than_the_reference_are_no_difference(folder, tmp_path):
+    told = json.loads((folder / "curves" / "small.json").read_text())
+    del told["recipe"]["objective.decode_ratio"]
+    (tmp_path / "old.json").write_text(json.dumps(told))
+    (old,), (new,) = read_references(tmp_path), read_references(folder / "curves")
+    assert old.recipe == new.recipe
+    assert old.recipe["objective.decode_ratio"] == 1.0
 
 
 def test_another_recipe_is_another(folder):
@@ -110,7 +131,7 @@ def refer_to(monkeypatch, curves):
 def test_the_command_draws_and_judges(folder, monkeypatch, digits, tmp_path, capsys):
     refer_to(monkeypatch, folder / "curves")
     assert main(["curve", str(folder / "seed1")]) == 0
-    assert "normal     within the band up to step 12" in capsys.readouterr().out
+    assert "normal     within the band at all" in capsys.readouterr().out
     assert (folder / "seed1" / "curve.png").stat().st_size > 1000
     bad = tmp_path / "bad"
     assert train(digits, bad, "optim.lr=1e-7") == 0
@@ -121,6 +142,9 @@ def test_the_command_draws_and_judges(folder, monkeypatch, digits, tmp_path, cap
     assert main(["curve", str(bad), "--preset", "smal"]) == 2
     assert 'did you mean "small"' in capsys.readouterr().err
     assert main(["curve", str(tmp_path / "none")]) == 2
+    (bad / "metrics.jsonl").write_text((bad / "metrics.jsonl").read_text().splitlines()[1] + "\n")
+    assert main(["curve", str(bad)]) == 2
+    assert "nothing in common" in capsys.readouterr().err
 
 
 def test_training_says_it_once(folder, monkeypatch, digits, tmp_path, capsys):

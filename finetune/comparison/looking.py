@@ -10,11 +10,11 @@ from safetensors import safe_open
 
 from finetune.comparison.config import CompareConfig
 from finetune.comparison.rows import Row
-from mae_vit.inspection.attention import attention_weights, looks
+from mae_vit.inspection.attention import attention_weights
 from mae_vit.inspection.figures import to_png
 from mae_vit.inspection.job import inspect
 from mae_vit.inspection.samples import draw_samples
-from mae_vit.inspection.tiles import image_tile, map_tile, rows_of_tiles
+from mae_vit.inspection.views import block_view
 from mae_vit.pretrained import load_encoder
 
 # Beside the report.
@@ -49,18 +49,10 @@ def best_attention(rows: Sequence[Row], data: str) -> tuple[str, bytes] | None:
         img_size=model.info.img_size,
         split=_test_split(best),
     )
-    (weights,) = attention_weights(model.encoder, model.normalize(samples.images), blocks=[-1])
-    maps = looks(weights, model.encoder.grid_size, query=model.pool).numpy()
-    who = "the mean over all patches" if model.pool == "mean" else "[CLS]"
-    title = f"{_name(best)}: attention of {who} in the last block, by head (brightest: most)"
-    return title, to_png(
-        rows_of_tiles(
-            [
-                [image_tile(image), *map(map_tile, heads)]
-                for image, heads in zip(samples.images.numpy(), maps, strict=True)
-            ]
-        )
-    )
+    images = samples.images
+    (weights,) = attention_weights(model.encoder, model.normalize(images), blocks=[-1])
+    view = block_view(model, images, weights, len(model.encoder.blocks) - 1)
+    return f"{_name(best)}. {view.title}. {view.reading}", to_png(view.drawn)
 
 
 def write_inspection(config: CompareConfig, rows: Sequence[Row], folder: Path) -> Path | None:

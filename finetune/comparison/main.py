@@ -22,12 +22,15 @@ from mae_vit.commandline import OneLineParser
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
 from mae_vit.errors import InputError, counted
+from mae_vit.locks import locked
 from mae_vit.training.entry import EXIT_FAILED, EXIT_REQUEUE, add_allow_pipe, run_to_exit_code
 from mae_vit.training.files import write_atomically
 from mae_vit.training.monitor import write_hparams
 from mae_vit.training.signals import heard_early
 from mae_vit.urls import allow_pipe
 
+# Of nothing else: it is written anew.
+_HPARAMS = "hparams"
 _EXAMPLES = """examples:
   python finetune/compare.py --config configs/compare_demo.yaml
   python finetune/compare.py --config configs/compare_demo.yaml seeds=[0] run.name=quick
@@ -124,7 +127,20 @@ def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) ->
 
 
 def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
-    """Writes the table and the pages; returns the exit code."""
+    """Writes the table and the pages, one process at a time; returns the exit code.
+
+    Raises:
+        InputError: if a folder holds another run, or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / ".report.lock"):
+            return _write_report(matrix, folder, failed)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
+
+
+def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
     cells = _known_cells(matrix)
     rows = read_rows(matrix, cells)
     missing = [cell.job.name for cell in cells if not cell.job.is_done()]
@@ -134,7 +150,6 @@ def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
         for entry, labels, mode in matrix.rows()
         if (entry.name, labels, mode) not in known
     ]
-    folder.mkdir(parents=True, exist_ok=True)
     inspected = _inspect(matrix, rows, folder)
     for name, text in (
         ("results.csv", table(rows)),
@@ -150,15 +165,17 @@ def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
     if inspected:
         print(f"  inside    {inspected}")
     if rows:
-        write_hparams(folder / "tensorboard", _hparams(rows))
-        print(f"  watch     tensorboard --logdir {folder / 'tensorboard'}")
+        write_hparams(folder / _HPARAMS, _hparams(rows))
+        print(f"  watch     tensorboard --logdir {folder / _HPARAMS}")
     return EXIT_FAILED if failed else 0
 
 
 def _inspect(matrix: Matrix, rows: Sequence[Row], folder: Path) -> Path | None:
     """Shows what the best has learned; a report is written without the data too."""
-    with suppress(InputError):
+    try:
         return write_inspection(matrix.config, rows, folder)
+    except InputError as error:
+        print(f"note: nothing is inspected: {error}", file=sys.stderr)
     return None
 
 

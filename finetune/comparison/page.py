@@ -60,7 +60,12 @@ def write_page(
     ]
     if missing:
         parts.append(f"<p><strong>Not finished:</strong> {escape('; '.join(missing))}.</p>")
-    parts += ["<h2>Accuracy</h2>", html.table(*_table(matrix, lines), reference=config.reference)]
+    parts += [
+        "<h2>Accuracy</h2>",
+        html.table(
+            *_table(matrix, lines), [n for n, line in enumerate(lines) if line.entry == config.reference]
+        ),
+    ]
     parts += [
         f'<p class="note">{escape(note)}</p>'
         for note in (" ".join(_reading(config, lines)), _left_out(matrix))

@@ -108,12 +108,13 @@ class Handed:
         return json.dumps({**asdict(self.encoder.info), **more}, sort_keys=True)
 
 
-def read_handed(asked: str, pool: Pool | None) -> Handed:
+def read_handed(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -> Handed:
     """Reads weights of any kind, ready to be exported.
 
     Args:
         asked: what `mae_vit.starts.read_start` takes.
         pool: what features are read from; None for [CLS], or what a classifier reads.
+        norm_pix_loss: whether an official file's decoder predicts normalized pixels.
 
     Raises:
         InputError: if there are none of ours, or if the read-out is a classifier's own.
@@ -131,7 +132,7 @@ def read_handed(asked: str, pool: Pool | None) -> Handed:
         raise InputError(
             f"{start.source}: its head takes {head.in_features} values, its encoder gives {encoder.embed_dim}"
         )
-    decoder = read_decoder(start, encoder.encoder, encoder.info)
+    decoder = read_decoder(start, encoder.encoder, encoder.info, norm_pix_loss=norm_pix_loss)
     classes = _classes_of(Path(start.source)) if head is not None else ()
     if head is not None and len(classes) != head.out_features:
         classes = ()

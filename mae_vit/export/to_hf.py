@@ -2,7 +2,7 @@
 
 The folder itself is a `ViTModel` (a classifier's a `ViTForImageClassification`). Where there is a decoder, the folder
 `mae` in it is a `ViTMAEForPreTraining`, whole: one folder for both would make `AutoModel` an encoder that hides 75 %
-of the patches. Names are those of the files on the hub, which transformers 4 and 5 both read.
+of the patches. Names are those of the files on the hub, which transformers reads.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from mae_vit.export.card import CARD, SIGNATURE, card
 from mae_vit.export.checking import Verified
 from mae_vit.export.facts import collect, name_of
 from mae_vit.export.network import Handed
+from mae_vit.folders import partial_of, put_in_place
 
 TARGETS: dict[str, Callable[[Handed, Path], Verified]] = {
     "timm": to_timm.write,
@@ -87,13 +88,13 @@ def write_export(handed: Handed, target: str, out: Path, *, force: bool) -> Expo
             missing; or if the folder cannot be written.
     """
     check_place(out, force=force)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    partial = partial_of(out)
     try:
         partial.mkdir(parents=True)
         verified = TARGETS[target](handed, partial)
         (partial / CARD).write_text(card(handed, target, verified, collect(handed)))
         _sync(partial)
-        _replace(partial, out)
+        put_in_place(partial, out)
     except OSError as error:
         raise InputError(f"cannot write {out}: {(error.strerror or str(error)).lower()}") from None
     finally:
@@ -109,21 +110,6 @@ def _is_export(folder: Path) -> bool:
         return SIGNATURE in (folder / CARD).read_text()
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def _replace(partial: Path, out: Path) -> None:
-    """Renames; an earlier export is there until the new one is."""
-    if not out.exists():
-        os.rename(partial, out)
-        return
-    old = partial.with_suffix(".old")
-    os.rename(out, old)
-    try:
-        os.rename(partial, out)
-    except OSError:
-        os.rename(old, out)
-        raise
-    shutil.rmtree(old)
 
 
 def _sync(folder: Path) -> None:

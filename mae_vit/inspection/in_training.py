@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +11,17 @@ from PIL import Image
 from torch import Tensor
 
 from mae_vit.encoder import ViTEncoder
+from mae_vit.inspection.attention import attention_weights
 from mae_vit.inspection.figures import to_png
-from mae_vit.inspection.views import attention_views, parameter_views
+from mae_vit.inspection.views import (
+    View,
+    distance_view,
+    head_statistics,
+    parameter_views,
+    rollout_view,
+)
 from mae_vit.objectives.base import Objective, Task
 from mae_vit.pretrained import Pool
-
-_NAMES = ("attention-rollout", "attention-distance", "positions", "filters")
 
 
 @dataclass(frozen=True)
@@ -35,27 +41,23 @@ class InTraining:
         return self.objective.normalize(images)
 
 
-@dataclass(frozen=True)
-class SomeImages:
-    """Images alone, as the views take samples."""
-
-    images: Tensor
-
-
 def draw_views(task: Task, images: Tensor) -> dict[str, np.ndarray]:
-    """Draws the views: name -> uint8 (H, W, 3).
+    """Draws rollout, attention distance, positions and filters: name -> uint8 (H, W, 3).
 
     Args:
         task: an objective in training; its mode is as before afterwards.
-        images: uint8 (n, C, H, W), held out.
+        images: uint8 (n, C, H, W), held out, on its device: what distances are averaged over.
     """
     assert isinstance(task, Objective)
-    looked = InTraining(task)
-    views = [*attention_views(looked, SomeImages(images)), *parameter_views(looked)]
     return {
         view.name: view.drawn
         if isinstance(view.drawn, np.ndarray)
         else np.asarray(Image.open(io.BytesIO(to_png(view.drawn))).convert("RGB"))
-        for view in views
-        if view.name in _NAMES
+        for view in _views(InTraining(task), images)
     }
+
+
+def _views(looked: InTraining, images: Tensor) -> Iterator[View]:
+    yield rollout_view(looked, images, attention_weights(looked.encoder, looked.normalize(images)))
+    yield distance_view(*head_statistics(looked, images))
+    yield from parameter_views(looked.encoder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,12 +16,15 @@ import torch
 
 from mae_vit import html
 from mae_vit.errors import InputError, counted
+from mae_vit.folders import partial_of, put_in_place
 from mae_vit.inspection.figures import to_png
 from mae_vit.inspection.samples import Samples, draw_samples
 from mae_vit.inspection.subject import Subject, open_subject
 from mae_vit.inspection.views import View, all_views
 
 INDEX = "index.html"
+# Names what lies beside it: a folder that holds anything else is not replaced.
+_CONTENTS = "inspection.json"
 # The first column of two, and the second.
 _SIDES = ("a", "b")
 
@@ -48,7 +52,7 @@ def inspect(
     images: int,
     split: str | None = None,
     norm_pix_loss: bool = False,
-    device: str = "cpu",
+    device: torch.device | None = None,
 ) -> Path:
     """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all.
 
@@ -59,7 +63,7 @@ def inspect(
         images: how many are looked at.
         split: of prepared data.
         norm_pix_loss: of official files with a decoder.
-        device: that computes.
+        device: that computes; the CPU by default.
 
     Returns:
         Path of the page.
@@ -67,11 +71,9 @@ def inspect(
     Raises:
         InputError: if there is nothing to look at or with, or `out` is something else.
     """
-    if out.exists() and any(out.iterdir()) and not (out / INDEX).is_file():
-        raise InputError(f"{out} is there already and is no inspection: give another --out")
+    _check_place(out)
     subjects = [open_subject(source, norm_pix_loss=norm_pix_loss) for source in sources]
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = partial_of(out)
     try:
         parts = []
         for side, subject in zip(_SIDES, subjects, strict=False):
@@ -83,9 +85,9 @@ def inspect(
             folder.mkdir(parents=True)
             parts.append((subject, samples, _write_views(subject, samples, folder, partial, device)))
         (partial / INDEX).write_text(_page(parts), encoding="utf-8")
-        if out.exists():
-            shutil.rmtree(out)
-        partial.rename(out)
+        names = sorted(path.name for path in partial.iterdir())
+        (partial / _CONTENTS).write_text(json.dumps({"inspection": names}), encoding="utf-8")
+        put_in_place(partial, out)
     except OSError as error:
         raise InputError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
     finally:
@@ -93,10 +95,27 @@ def inspect(
     return out / INDEX
 
 
-def _write_views(subject: Subject, samples: Samples, folder: Path, root: Path, device: str) -> list[Seen]:
-    subject.model.to(device)
-    if subject.objective is not None:
-        subject.objective.to(device)
+def _check_place(out: Path) -> None:
+    """Makes sure that nothing but an earlier inspection would be replaced."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(f"--out {out} is a file: give a folder")
+    there = {path.name for path in out.iterdir()}
+    try:
+        known = {_CONTENTS, *json.loads((out / _CONTENTS).read_text(encoding="utf-8"))["inspection"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        known = set()
+    if strangers := sorted(there - known):
+        raise InputError(f"--out {out} holds {strangers[0]}, which is of no inspection: give another folder")
+
+
+def _write_views(
+    subject: Subject, samples: Samples, folder: Path, root: Path, device: torch.device | None
+) -> list[Seen]:
+    for part in (subject.model, subject.objective):
+        if part is not None:
+            part.to(device or "cpu")
     seen = []
     for view in all_views(subject, samples):
         png, path = to_png(view.drawn), folder / view.name
@@ -151,23 +170,11 @@ def _shown(seen: Seen | None) -> str:
     if seen is None:
         return '<p class="note">nothing of this</p>'
     links = ", ".join(f'<a href="{escape(file)}">{escape(file)}</a>' for file in seen.files)
-    return f'{html.image(seen.png, seen.view.title)}<p class="note">{links}</p>'
+    picture = html.image(seen.png, seen.view.title, squares=isinstance(seen.view.drawn, np.ndarray))
+    return f'{picture}<p class="note">{links}</p>'
 
 
 def _in_columns(cells: Sequence[str]) -> str:
     if len(cells) == 1:
         return cells[0]
     return '<div class="pair">' + "".join(f"<div>{cell}</div>" for cell in cells) + "</div>"
-
-
-def choose_device(asked: str) -> str:
-    """Resolves "auto": a GPU where there is one.
-
-    Raises:
-        InputError: if the device that is asked for is not there.
-    """
-    if asked == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device {asked}: there is no CUDA device here; cpu is")
-    return asked

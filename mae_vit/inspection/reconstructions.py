@@ -6,7 +6,7 @@ Shapes: B images, C channels, H W pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -61,8 +61,11 @@ def reconstruct(
         metrics = objective.evaluation_metrics(
             {name: float(value) for name, value in objective.evaluation_sums(batch).items()}
         )
-        ratio = float(getattr(getattr(objective, "config", None), "corrupt_ratio", 0.0))
-        return [Reconstruction("as trained", ratio, objective.pictures(_first(batch, shown)), metrics)]
+        return [
+            Reconstruction(
+                "as trained", objective.hidden_ratio, objective.pictures(_first(batch, shown)), metrics
+            )
+        ]
     count = objective.encoder.num_patches
     fitting = [ratio for ratio in ratios if 0 < num_masked_patches(count, ratio) < count]
     return [_at(objective, batch, kind, ratio, shown) for kind in MASK_KINDS for ratio in fitting]
@@ -86,5 +89,5 @@ def _at(mae: MAE, batch: Batch, kind: MaskKind, ratio: float, shown: int) -> Rec
 
 
 def _first(batch: Batch, count: int) -> Batch:
-    keys = type(batch.keys)(batch.keys.seed, batch.keys.epoch, batch.keys.index[:count])
+    keys = replace(batch.keys, index=batch.keys.index[:count])
     return Batch(batch.images[:count], batch.labels[:count], keys)

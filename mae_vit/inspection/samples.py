@@ -28,6 +28,7 @@ from mae_vit.urls import shown
 _SPLITS = ("val", "test", "train")
 # So that every encoder is looked at with the same images and masks.
 _SEED = 0
+_FETCHED = 4
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ def draw_samples(
 def _of_shards(
     index: ShardIndex, count: int, channels: int, img_size: tuple[int, int], where: str
 ) -> Samples:
-    chosen = _draw(len(index), count)
+    # Of shards elsewhere the first ones alone: each is fetched whole.
+    shards = index.split_info.shards[: _FETCHED if index.remote else None]
+    chosen = _draw(sum(shard.samples for shard in shards), count)
     images, kept = [], []
     for sample in chosen.tolist():
         try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from mae_vit.checkpoint_files import STATE
 from mae_vit.config_file import load_config
 from mae_vit.coverage import load_start
 from mae_vit.decoder import read_decoder
-from mae_vit.errors import InputError
 from mae_vit.objectives.base import Objective
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.pretrained import PretrainedEncoder, from_start
@@ -41,21 +41,15 @@ def open_subject(source: str, *, norm_pix_loss: bool = False) -> Subject:
             does not say.
 
     Raises:
-        InputError: if there is no Vision Transformer, or if `norm_pix_loss` is given for what says it itself.
+        InputError: if there is no Vision Transformer, or `norm_pix_loss` has no effect.
     """
     start = read_start(source)
     model = from_start(start)
-    told_by_run = (Path(start.source) / "state.json").is_file()
-    decoder = read_decoder(start, model.encoder, model.info)
-    if norm_pix_loss and (decoder is None or told_by_run):
-        why = "it says so itself" if told_by_run else "it has no decoder"
-        raise InputError(f"--norm-pix-loss changes nothing of {source}: {why}")
+    decoder = read_decoder(start, model.encoder, model.info, norm_pix_loss=norm_pix_loss)
     if decoder is not None:
-        if decoder.mae is None:
-            return Subject(source, model, None, "nothing says how many heads its decoder has")
-        decoder.mae.norm_pix_loss |= norm_pix_loss
-        return Subject(source, model, decoder.mae)
-    if told_by_run and start.objective is not None:
+        why = "" if decoder.mae else "nothing says how many heads its decoder has"
+        return Subject(source, model, decoder.mae, why)
+    if (Path(start.source) / STATE).is_file() and start.objective is not None:
         return _of_run(source, start, model)
     if "fc_norm.weight" in start.tensors or "head.weight" in start.tensors:
         return Subject(source, model, None, "it was fine-tuned: there is nothing to reconstruct by")

@@ -82,7 +82,7 @@ def all_views(subject: Subject, samples: Samples) -> Iterator[View]:
     """Yields what there is to see, one by one: the later ones take longer."""
     yield from reconstruction_views(subject, samples)
     yield from attention_views(subject.model, samples)
-    yield from parameter_views(subject.model)
+    yield from parameter_views(subject.model.encoder)
     yield from feature_views(subject.model, samples)
 
 
@@ -90,7 +90,8 @@ def reconstruction_views(subject: Subject, samples: Samples) -> Iterator[View]:
     """What the objective predicts of hidden patches; nothing without an objective."""
     if subject.objective is None:
         return
-    found = reconstruct(subject.objective, samples.batch(_MEASURED), shown=_SHOWN)
+    batch = samples.batch(_MEASURED).to(subject.objective.mean.device)
+    found = reconstruct(subject.objective, batch, shown=_SHOWN)
     names = list(dict.fromkeys(name for one in found for name in one.metrics))
     table: Table = (
         ["mask", "ratio", *names],
@@ -123,72 +124,96 @@ def _told(metrics: dict[str, float]) -> str:
 
 def attention_views(model: Looked, samples: WithImages) -> Iterator[View]:
     """Maps by head, rollout, and how far and how widely heads look."""
-    encoder, grid, depth = model.encoder, model.encoder.grid_size, len(model.encoder.blocks)
-    device = encoder.cls_token.device
-    inputs = model.normalize(samples.images[:_SHOWN].to(device))
-    weights = attention_weights(encoder, inputs)
-    who = "the mean over all patches" if model.pool == "mean" else "[CLS]"
-    shown = samples.images[:_SHOWN].numpy()
+    shown, depth = samples.images[:_SHOWN], len(model.encoder.blocks)
+    weights = _weights_of(model, shown)
     for block in sorted({0, depth // 2, depth - 1}):
-        maps = looks(weights[block], grid, query=model.pool).cpu().numpy()
-        yield View(
-            f"attention-block-{block + 1:02d}",
-            f"Attention in block {block + 1} of {depth}",
-            f"Each image, then a map for each head: where {who} looks (brightest: most, by its own scale).",
-            rows_of_tiles(
-                [[image_tile(image), *map(map_tile, heads)] for image, heads in zip(shown, maps, strict=True)]
-            ),
-            arrays={"maps": maps},
-        )
+        yield block_view(model, shown, weights[block], block)
+    yield rollout_view(model, shown, weights)
+    distances, entropies = head_statistics(model, samples.images[:_AVERAGED])
+    yield distance_view(distances, entropies)
+    yield entropy_view(model, distances, entropies)
+
+
+def block_view(model: Looked, images: Tensor, weights: Tensor, block: int) -> View:
+    """Where each head of a block looks: a line for each of images uint8 (B, C, H, W), weights (B, H, T, T)."""
+    maps = looks(weights, model.encoder.grid_size, query=model.pool).cpu().numpy()
+    return View(
+        f"attention-block-{block + 1:02d}",
+        f"Attention in block {block + 1} of {len(model.encoder.blocks)}",
+        f"Each image, then a map for each head: where {_who(model)} looks (brightest: most, by its own scale).",
+        rows_of_tiles(
+            [
+                [image_tile(image), *map(map_tile, heads)]
+                for image, heads in zip(images.numpy(), maps, strict=True)
+            ]
+        ),
+        arrays={"maps": maps},
+    )
+
+
+def rollout_view(model: Looked, images: Tensor, weights: Sequence[Tensor]) -> View:
+    """Attention through all blocks, of images uint8 (B, C, H, W)."""
     joint = rollout(weights)
     asked = joint[:, 0, 1:] if model.pool == "cls" else joint[:, 1:, 1:].mean(dim=1)
-    rolled = asked.unflatten(-1, grid).cpu().numpy()
-    yield View(
+    rolled = asked.unflatten(-1, model.encoder.grid_size).cpu().numpy()
+    return View(
         "attention-rollout",
         "Attention rollout",
-        f"Attention followed through all blocks to the pixels, from {who}: what is bright reaches the read-out "
+        f"Attention followed through all blocks to the pixels, from {_who(model)}: what is bright reaches the read-out "
         "(Abnar & Zuidema 2020; ViT Fig. 6).",
         rows_of_tiles(
             [
                 [image_tile(image), map_tile(values), overlay_tile(image, values)]
-                for image, values in zip(shown, rolled, strict=True)
+                for image, values in zip(images.cpu().numpy(), rolled, strict=True)
             ]
         ),
         arrays={"rollout": rolled},
     )
-    yield from head_views(model, samples.images[:_AVERAGED])
 
 
-def head_views(model: Looked, images: Tensor) -> Iterator[View]:
-    """How far and how widely each head looks, over many images."""
-    encoder = model.encoder
-    distances, entropies = head_statistics(model, images)
-    tokens = 1 + encoder.num_patches
-    rows: list[list[object]] = [
-        [block + 1, head + 1, float(distances[block, head]), float(entropies[block, head])]
-        for block in range(distances.shape[0])
-        for head in range(distances.shape[1])
-    ]
-    table: Table = (["block", "head", "mean_attention_distance_px", "entropy_nats"], rows)
-    yield View(
+def distance_view(distances: np.ndarray, entropies: np.ndarray) -> View:
+    """How far each head looks, from `head_statistics`."""
+    return View(
         "attention-distance",
         "Mean attention distance",
         "How many pixels away each head looks, on average (ViT Fig. 7 right): a point for each head. Trained "
         "encoders have local and global heads in early blocks and global ones later; at random all are alike.",
         figures.by_depth(distances, "mean attention distance, px"),
-        table,
+        _of_heads(distances, entropies),
         {"distance_px": distances},
     )
-    yield View(
+
+
+def entropy_view(model: Looked, distances: np.ndarray, entropies: np.ndarray) -> View:
+    """How widely each head looks, from `head_statistics`."""
+    tokens = 1 + model.encoder.num_patches
+    return View(
         "attention-entropy",
         "Entropy of attention",
         "How widely each head looks: low is a few tokens, the dashed line all alike.",
         figures.by_depth(
             entropies, "entropy, nats", bound=float(np.log(tokens)), bound_label=f"all {tokens} tokens alike"
         ),
-        table,
+        _of_heads(distances, entropies),
         {"entropy_nats": entropies},
     )
+
+
+def _of_heads(distances: np.ndarray, entropies: np.ndarray) -> Table:
+    rows: list[list[object]] = [
+        [block + 1, head + 1, float(distances[block, head]), float(entropies[block, head])]
+        for block in range(distances.shape[0])
+        for head in range(distances.shape[1])
+    ]
+    return ["block", "head", "mean_attention_distance_px", "entropy_nats"], rows
+
+
+def _weights_of(model: Looked, images: Tensor) -> list[Tensor]:
+    return attention_weights(model.encoder, model.normalize(images.to(model.encoder.cls_token.device)))
+
+
+def _who(model: Looked) -> str:
+    return "the mean over all patches" if model.pool == "mean" else "[CLS]"
 
 
 def head_statistics(model: Looked, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -196,8 +221,8 @@ def head_statistics(model: Looked, images: Tensor) -> tuple[np.ndarray, np.ndarr
     encoder = model.encoder
     sums: list[np.ndarray] = [np.zeros(0), np.zeros(0)]
     for start in range(0, len(images), _SHOWN):
-        part = images[start : start + _SHOWN].to(encoder.cls_token.device)
-        weights = attention_weights(encoder, model.normalize(part))
+        part = images[start : start + _SHOWN]
+        weights = _weights_of(model, part)
         found = (
             [mean_attention_distance(block, encoder.grid_size, encoder.patch_size) for block in weights],
             [head_entropy(block) for block in weights],
@@ -208,9 +233,8 @@ def head_statistics(model: Looked, images: Tensor) -> tuple[np.ndarray, np.ndarr
     return sums[0] / len(images), sums[1] / len(images)
 
 
-def parameter_views(model: Looked) -> Iterator[View]:
+def parameter_views(encoder: ViTEncoder) -> Iterator[View]:
     """What the encoder's own parameters show: positions and filters."""
-    encoder = model.encoder
     similarity = position_similarity(encoder.pos_embed).cpu().numpy()
     grid, center = encoder.grid_size, center_patch(encoder.grid_size)
     fixed = "The table is fixed (sin-cos): this is what it was given, not what it has learned." * (

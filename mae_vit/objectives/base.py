@@ -89,6 +89,11 @@ class Objective(Task):
         super().__init__(mean=mean, std=std)
         self.encoder = encoder
 
+    @property
+    def hidden_ratio(self) -> float:
+        """The share of patches that it hides in training; 0 for none."""
+        return 0.0
+
 
 class ObjectiveSection(Section, ABC):
     """The `objective` section of a config: an objective's options, and how to build it.

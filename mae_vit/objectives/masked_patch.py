@@ -68,6 +68,11 @@ class MaskedPatch(Objective):
         self.head.apply(init_transformer)
         nn.init.normal_(self.mask_token, std=0.02)
 
+    @property
+    def hidden_ratio(self) -> float:
+        """The share of patches that it corrupts."""
+        return self.config.corrupt_ratio
+
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean loss over all corrupted positions."""
         prediction, corruption = self.predict(batch)

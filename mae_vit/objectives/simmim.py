@@ -81,6 +81,11 @@ class SimMIM(Objective):
         tokens = torch.where(mask[..., None] > 0, self.mask_token.to(tokens.dtype), tokens)
         return self.head(self.encoder.forward_replaced(tokens)[:, 1:]).float()
 
+    @property
+    def hidden_ratio(self) -> float:
+        """The share of patches that it hides."""
+        return self.config.mask_ratio
+
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean absolute error over masked patches."""
         mask = self.draw_mask(batch)

@@ -13,8 +13,10 @@ from mae_vit.inspection.features import layer_features, nearest_images, probe_by
 from mae_vit.inspection.reconstructions import reconstruct
 from mae_vit.inspection.samples import draw_samples
 from mae_vit.inspection.subject import open_subject
+from mae_vit.inspection.views import reconstruction_views
 from mae_vit.objectives.mae import MAE
 from mae_vit.pretrained import load_encoder
+from mae_vit.weights import EncoderInfo
 from pretrain.job import main as pretrain_main
 
 SMALL = [
@@ -145,8 +147,41 @@ def test_a_folder_of_photographs_with_a_broken_one(runs, tmp_path):
     assert "12 images of" in page
     assert "1 image that cannot be decoded" in page
     assert main(["inspect", *arguments]) == 0  # replaces its own
-    (out / "index.html").unlink()
+    (out / "own.txt").touch()
     assert main(["inspect", *arguments]) == 2  # and nothing else
+    assert (out / "own.txt").exists()
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "index.html").touch()
+    for place in (site, site / "index.html"):
+        arguments[5] = str(place)
+        assert main(["inspect", *arguments]) == 2
+    assert (site / "index.html").exists()
+
+
+def test_all_is_moved_to_the_device_that_computes(runs, digits):
+    """On the meta device, where whatever was left on the CPU is refused."""
+    subject = open_subject(str(runs / "mae"))
+    subject.objective.to("meta")
+    batch = draw_samples(str(digits), count=8, channels=1, img_size=(8, 8)).batch(8)
+    with torch.no_grad():
+        subject.objective.evaluation_sums(batch.to(subject.objective.mean.device))
+    views = reconstruction_views(subject, draw_samples(str(digits), count=8, channels=1, img_size=(8, 8)))
+    with pytest.raises(RuntimeError, match="meta tensors"):  # at the very end: to numbers
+        next(iter(views))
+
+
+def test_the_history_of_a_run_is_its_own(runs, tmp_path):
+    """An encoder that lies one folder above a file is another's."""
+    model = load_encoder(runs / "mae")
+    assert (model.info.objective, model.info.step, model.info.images_seen) == ("mae", 6, 6 * 128)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "encoder.safetensors").write_bytes((runs / "mae" / "encoder.safetensors").read_bytes())
+    size = EncoderInfo("Ti", (32, 32), 8, 1, 192, 12, 3, 4.0, "sincos", [0.5], [0.5], "mae", 0)
+    torch.save({"model": size.build().state_dict()}, tmp_path / "sub" / "foreign.pth")
+    foreign = load_encoder(tmp_path / "sub" / "foreign.pth")
+    assert (foreign.info.objective, foreign.info.step) == ("unknown", 0)
+    assert foreign.info.mean == pytest.approx([0.449], abs=1e-6)
 
 
 @pytest.mark.parametrize(
