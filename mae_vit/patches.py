@@ -1,4 +1,4 @@
-"""Images as patches, and colours as classes.
+"""Images as patches, and colors as classes.
 
 Shapes: B batch, C channels, H W pixels, P patch size, N = H*W / P**2 patches.
 """
