@@ -165,6 +165,7 @@ def test_other_settings_in_the_same_folder_are_refused(compared, capsys):
     assert (folder / "results.csv").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_nothing_begins_from_a_finished_run_that_is_another(digits, tmp_path, capfd):
     """Its folder holds a whole encoder, of fewer steps than the comparison asks for."""
     config = write_config(tmp_path, digits, steps=2)

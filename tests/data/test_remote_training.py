@@ -41,6 +41,7 @@ def losses(folder):
     return [line["loss"] for line in lines_of(folder) if "loss" in line]
 
 
+@pytest.mark.slow
 def test_training_from_a_server_is_training_from_here(source, server, tmp_path):
     cache = f"data.cache_dir={tmp_path / 'cache'}"
     server.faults["*.tar"] = ["drop", "", "wrong", "503", "", "drop"] * 8

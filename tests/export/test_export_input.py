@@ -137,6 +137,7 @@ def test_a_missing_library_is_named_with_what_installs_it(path, tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_program_runs_without_our_code(path, tmp_path):
     import mae_vit
 

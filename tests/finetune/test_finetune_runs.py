@@ -103,9 +103,9 @@ class Reads:
             source = opened(index, name, **options)
             images = source.images
 
-            def counted(seed, epoch, samples):
+            def counted(seed, epoch, samples, out=None):
                 seen[index.split] += list(samples)
-                return images(seed, epoch, samples)
+                return images(seed, epoch, samples, out)
 
             source.images = counted
             return source
