@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What only a GPU can show, in about 25 minutes of one: its tests, then steps, objectives, engines and
+# What only a GPU can show (never run by us yet; meant for about 25 minutes): its tests, then steps, objectives, engines and
 # profiles in bf16, each as JSON in a folder. Data come from an index of noise, but for the last part.
 #   benchmarks/gpu.sh [FOLDER] [PART ...]     parts: tests steps small objectives engine profile end_to_end (all)
 # PYTHON names the interpreter (python); PEAK the dense bf16 rate in TFLOP/s that shares are of (790, measured on

@@ -62,6 +62,11 @@ def write(handed: Handed, folder: Path) -> Verified:
     with _quiet(transformers):
         difference = _check_encoder(transformers, handed, folder)
     mae = _representable(handed, notes)
+    height, width = handed.encoder.info.img_size
+    if height != width:
+        notes.append(
+            "its preprocessor resizes images whole: cut them to the shape before, as our transform does"
+        )
     if mae is not None:
         _write_mae(handed, folder / MAE_FOLDER)
         with _quiet(transformers):
