@@ -38,10 +38,15 @@ on() { # NAME COMMAND...
   exec nsenter --target "$pid" --net --uts --mount --pid="/proc/$pid/ns/pid_for_children" --wd="$PWD" -- "$@"
 }
 
+installed() { # One name a call: given several, command -v is content with any of them.
+  local name
+  for name in slurmctld slurmd sbatch munged ip; do command -v $name >/dev/null || return 1; done
+}
+
 install() {
   [[ $(id -u) == 0 ]] || fail "needs root"
   unshare --net --uts --pid --mount --fork true 2>/dev/null || fail "may not make namespaces here"
-  command -v slurmctld slurmd sbatch munged ip >/dev/null && return
+  installed && return
   command -v apt-get >/dev/null || fail "Slurm is not installed, and there is no apt-get to install it"
   # What is installed must not start daemons of its own, for as long as this subshell lasts.
   local said policy=/usr/sbin/policy-rc.d
@@ -52,7 +57,8 @@ install() {
     fi
     { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
       slurmctld slurmd slurm-client munge iproute2; } 2>&1 </dev/null
-  ) || fail "Slurm is not installed, and cannot be: $(tail -n 1 <<<"$said")"
+  )
+  installed || fail "Slurm is not installed, and cannot be: $(tail -n 1 <<<"$said")"
 }
 
 configure() {
