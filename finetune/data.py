@@ -186,6 +186,7 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
         seed=config.run.seed,
         lanes=section.lanes,
         block_shards=section.block_shards,
+        repeats=section.repeats,
     )
     if config.finetune.mode == "finetune":
         check_cache(index, source, order, world_size=ranks.world_size, node_ranks=ranks.local_world_size)

@@ -121,7 +121,7 @@ def finetune(arguments: Arguments) -> int:
 
     plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
     if config.finetune.mixup or config.finetune.cutmix:
-        check_pairs(plan, ranks.world_size)
+        check_pairs(plan, ranks.world_size, config.data.repeats)
     costs = estimate_costs(config, plan, build)
     derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
     if teacher is not None:

@@ -194,12 +194,20 @@ class Config(Section):
     monitor: MonitorSection = MonitorSection()
 
     @model_validator(mode="after")
-    def _check_lanes(self) -> Config:
+    def _check_order(self) -> Config:
         lanes, batch = self.data.lanes, self.train.effective_batch_size
-        if lanes is not None and batch % lanes:
+        repeats = self.data.repeats
+        if batch % repeats:
             raise ValueError(
-                f"data.lanes={lanes} does not divide train.effective_batch_size={batch} (nearest batch: "
-                f"{max(1, round(batch / lanes)) * lanes}, nearest lanes: {fitting_lanes(lanes, batch)})"
+                f"data.repeats={repeats} does not divide train.effective_batch_size={batch} (nearest batch: "
+                f"{max(1, round(batch / repeats)) * repeats})"
+            )
+        if lanes is not None and batch // repeats % lanes:
+            unit = lanes * repeats
+            times = f" x data.repeats={repeats}" if repeats > 1 else ""
+            raise ValueError(
+                f"data.lanes={lanes}{times} does not divide train.effective_batch_size={batch} (nearest batch: "
+                f"{max(1, round(batch / unit)) * unit}, nearest lanes: {fitting_lanes(lanes, batch // repeats)})"
             )
         return self
 

@@ -84,7 +84,9 @@ class DataSection(Section):
     `damage_budget` is the share of the training samples that may turn out damaged before the
     run stops; others take their places. 0 stops at the first. Of a `path` that is a URL the
     shards come into `cache_dir` (null: the user's cache folder), at most `cache_gib` of them
-    (null: 50).
+    (null: 50). `repeats` takes so many views of each image into one batch, decoded once for all of them
+    (repeated augmentation, Hoffer et al. 2020): where decoding is what the trainer waits for. An epoch
+    stays as many views as there are images, so that each image comes in every `repeats`th.
     """
 
     path: str
@@ -97,6 +99,7 @@ class DataSection(Section):
     block_shards: int | None = Field(default=None, gt=0, le=65536)
     workers: int | Literal["auto"] = "auto"
     memory_limit_gib: float = Field(default=4.0, gt=0)
+    repeats: int = Field(default=1, gt=0, le=64)
     normalize: Literal["dataset", "imagenet", "half"] | list[list[float]] = "dataset"
     leave_out_per_class: int | None = Field(default=None, gt=0)
     damage_budget: float = Field(default=0.001, ge=0, lt=1)

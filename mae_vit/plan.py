@@ -86,14 +86,15 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         probe_size: images of the online probe; 0 where there is none.
 
     Raises:
-        InputError: if the batch does not divide over ranks and micro-batches, if ranks
-            and lanes do not fit, if the data holds less than one batch, if warm-up and
+        InputError: if the batch does not divide over ranks and micro-batches, if these do not
+            hold whole repeats, if ranks and lanes do not fit, if the data holds less than one batch, if warm-up and
             decay exceed the run, or if the rate would end above its peak.
     """
     train, optim = config.train, config.optim
     batch = train.effective_batch_size
     per_device, accumulation = _split_batch(batch, train.batch_size_per_device, world_size)
     _check_lanes(config.data.lanes, batch, world_size)
+    _check_repeats(config.data.repeats, batch, per_device, world_size * accumulation)
     steps_per_epoch = num_samples // batch
     if steps_per_epoch == 0:
         raise InputError(
@@ -215,12 +216,27 @@ def _split_batch(batch: int, per_device: int | None, world_size: int) -> tuple[i
     return per_device, share // per_device
 
 
-def check_pairs(plan: Plan, world_size: int) -> None:
-    """Makes sure that images 2j and 2j + 1 of the global order meet in one micro-batch.
+def _check_repeats(repeats: int, batch: int, micro_batch: int, parts: int) -> None:
+    """All views of an image are computed where it is decoded."""
+    if micro_batch % repeats:
+        unit = repeats * parts
+        raise InputError(
+            f"data.repeats={repeats} does not divide micro-batches of {micro_batch} images (nearest: "
+            f"train.effective_batch_size={max(1, round(batch / unit)) * unit}, or another train.batch_size_per_device)"
+        )
+
+
+def check_pairs(plan: Plan, world_size: int, repeats: int) -> None:
+    """Makes sure that images 2j and 2j + 1 of the global order are two, and meet in one micro-batch.
 
     Raises:
         InputError: naming the nearest sizes that are even.
     """
+    if repeats > 1:
+        raise InputError(
+            f"mixup and cutmix pair neighbors, and data.repeats={repeats} makes these views of one image: "
+            "use data.repeats=1, or neither of the two"
+        )
     size = plan.batch_size_per_device
     if size % 2:
         unit = 2 * world_size * plan.accumulation
@@ -235,6 +251,8 @@ def describe_views(config: Config) -> str:
     """Says how training images are seen."""
     augment = config.data.augment
     parts = [f"crop {augment.crop}", *(["flip"] if augment.flip else [])]
+    if config.data.repeats > 1:
+        parts.insert(0, f"{config.data.repeats} of each image")
     if augment.policy != "none":
         parts.append(augment.policy)
     if augment.erasing:

@@ -115,7 +115,8 @@ class Departure:
 def recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what makes a resolved config's recipe, by key: `model.depth`, `optim.lr`, ..."""
     chosen = {name: config.get(name, {}) for name in _SECTIONS}
-    chosen["data.augment"] = config.get("data", {}).get("augment", {})
+    data = config.get("data", {})
+    chosen["data"] = {name: data[name] for name in ("augment", "repeats") if name in data}
     chosen["train"] = {name: config.get("train", {}).get(name) for name in _TRAIN}
     return dict(sorted(_flat(chosen)))
 

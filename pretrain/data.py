@@ -208,6 +208,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         seed=config.run.seed,
         lanes=section.lanes,
         block_shards=section.block_shards,
+        repeats=section.repeats,
     )
     check_cache(index, source, order, world_size=ranks.world_size, node_ranks=ranks.local_world_size)
     return Data(

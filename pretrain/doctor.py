@@ -11,6 +11,7 @@ import numpy as np
 from mae_vit.config_file import load_config
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.decode import DecodeError
+from mae_vit.data.order import unrepeated
 from mae_vit.data.reading import decode_sample
 from mae_vit.data.shard_files import ReadError
 from mae_vit.errors import InputError, Unreachable, counted, damage_allowed
@@ -124,8 +125,9 @@ def check_shards(data: Data, ranks: Ranks) -> list[Check]:
                 f"{data.workers * ranks.local_world_size} on {cores} cores: fewer data.workers",
             )
         )
-    if isinstance(data.order, BlockOrder) and not checks:
-        text += f", in {data.order.num_blocks} blocks"
+    order = unrepeated(data.order)
+    if isinstance(order, BlockOrder) and not checks:
+        text += f", in {order.num_blocks} blocks"
     # Any number does in the order "global": samples are read one by one.
     return checks or [Check("ok", "shards", text)]
 

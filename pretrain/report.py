@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from mae_vit.data.blocks import BlockOrder
-from mae_vit.data.order import Share
+from mae_vit.data.order import Share, unrepeated
 from mae_vit.errors import counted
 from mae_vit.plan import Plan, describe_views
 from mae_vit.training.checkpoint import Checkpoint
@@ -91,7 +91,7 @@ def describe_probe(data: Data, plan: Plan) -> str:
 
 def describe_order(data: Data, ranks: Ranks) -> str:
     """Says which shards a rank reads."""
-    order, shards = data.order, len(data.index.split_info.shards)
+    order, shards = unrepeated(data.order), len(data.index.split_info.shards)
     if not isinstance(order, BlockOrder):
         return f"global: each rank reads {'all ' if shards > 1 else ''}{counted(shards, 'shard')}"
     most = max(
@@ -107,7 +107,7 @@ def describe_order(data: Data, ranks: Ranks) -> str:
 
 def order_warnings(data: Data) -> list[str]:
     """What works, but defeats the purpose of the order mode."""
-    order, shards = data.order, len(data.index.split_info.shards)
+    order, shards = unrepeated(data.order), len(data.index.split_info.shards)
     if not isinstance(order, BlockOrder) or order.num_blocks >= order.lanes:
         return []
     instead = (

@@ -70,7 +70,7 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
         probe_size=len(data.probe_split.samples),
     )
     if config.objective.pairs_neighbors:
-        check_pairs(plan, ranks.world_size)
+        check_pairs(plan, ranks.world_size, config.data.repeats)
     info = describe_encoder(config, data)
     costs = estimate_costs(
         config,

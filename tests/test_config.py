@@ -69,6 +69,12 @@ BAD = {
     "data.order=blocks train.effective_batch_size=3": (
         "data.lanes=8 does not divide train.effective_batch_size=3 (nearest batch: 8, nearest lanes: 3)"
     ),
+    "data.repeats=0": "data.repeats=0: input should be greater than 0",
+    "data.repeats=3": "data.repeats=3 does not divide train.effective_batch_size=128 (nearest batch: 129)",
+    "data.order=blocks data.repeats=4 data.lanes=64": (
+        "data.lanes=64 x data.repeats=4 does not divide train.effective_batch_size=128 (nearest batch: 256, "
+        "nearest lanes: 32)"
+    ),
     "optim.betas=[0.9, 1.5]": "each needs 0 <= beta < 1",
     "optim.name=sgd optim.betas=[0.9,0.9]": 'betas has no effect with name="sgd"; it belongs to name="adamw" or "adam"',
     "optim.momentum=0.9": 'momentum has no effect with name="adamw"; it belongs to name="sgd" or "lars"',

@@ -6,7 +6,7 @@ import pytest
 
 from mae_vit.config_file import load_config
 from mae_vit.errors import InputError
-from mae_vit.plan import make_plan
+from mae_vit.plan import check_pairs, make_plan
 from mae_vit.pretrain_config import PretrainConfig
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "mae_digits.yaml"
@@ -32,6 +32,22 @@ def test_durations_become_steps():
 def test_the_warm_up_that_a_message_asks_for_works():
     assert plan("train.steps=20", "train.warmup_steps=2").warmup_steps == 2
     assert plan("train.steps=5", "train.warmup_steps=0").warmup_steps == 0
+
+
+def test_repeats_leave_epochs_as_they_are_and_fill_micro_batches():
+    assert plan("data.repeats=4").steps_per_epoch == plan().steps_per_epoch == 11
+    assert plan("data.repeats=4", "train.batch_size_per_device=32", world_size=2).accumulation == 2
+    with pytest.raises(
+        InputError, match=r"data.repeats=4 does not divide micro-batches of 2 images \(nearest: "
+    ):
+        plan("data.repeats=4", "train.batch_size_per_device=2")
+
+
+def test_views_of_one_image_are_not_mixed():
+    pairs = plan("data.repeats=2")
+    check_pairs(pairs, world_size=1, repeats=1)
+    with pytest.raises(InputError, match="makes these views of one image"):
+        check_pairs(pairs, world_size=1, repeats=2)
 
 
 def test_base_rate_is_per_256_samples():

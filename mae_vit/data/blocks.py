@@ -48,6 +48,7 @@ class BlockOrder:
         lanes: segments of the stream; each gives an equal part of every step.
         block_shards: shards whose samples are permuted together.
         num_samples: N, over all shards.
+        repeats: 1.
         num_blocks: of an epoch.
     """
 
@@ -68,6 +69,7 @@ class BlockOrder:
         self.lanes = lanes
         self.block_shards = block_shards
         self.num_samples = int(self._counts.sum())
+        self.repeats = 1
         self.num_blocks = -(-len(self._counts) // block_shards)
         self._latest: tuple[int, _Layout] | None = None
 

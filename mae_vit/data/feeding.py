@@ -11,7 +11,7 @@ from mae_vit.batch import Batch
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.loader import load_batches
-from mae_vit.data.order import Order, Share, micro_batches
+from mae_vit.data.order import Order, Share, micro_batches, unrepeated
 from mae_vit.data.reading import MemorySource, Source
 from mae_vit.data.remote.folder import check_room
 from mae_vit.data.remote.prefetch import ShardPrefetcher, with_prefetch
@@ -29,6 +29,7 @@ def check_cache(index: ShardIndex, source: Source, order: Order, *, world_size: 
     if index.remote is None or _in_memory(source):
         return
     shards = index.split_info.shards
+    order = unrepeated(order)
     needed, why = sum(shard.bytes for shard in shards), 'data.order="global"'
     if isinstance(order, BlockOrder):
         # A lane is within one block, or passes from one into the next; and what comes then.
@@ -50,7 +51,7 @@ def bring(index: ShardIndex, source: Source, order: Order, *, say: bool) -> None
     Raises:
         Unreachable: if it does not come.
     """
-    if index.remote is None or _in_memory(source) or isinstance(order, BlockOrder):
+    if index.remote is None or _in_memory(source) or isinstance(unrepeated(order), BlockOrder):
         return
     shards = index.split_info.shards
     with tqdm(

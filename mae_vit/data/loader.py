@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from mae_vit.batch import Batch
-from mae_vit.data.order import Order, Share, micro_batches
+from mae_vit.data.order import Order, Share, micro_batches, view_numbers
 from mae_vit.data.reading import Source
 from mae_vit.data.replacing import Replacing
 from mae_vit.errors import Damage, DamagedSample, Unreachable
@@ -85,12 +85,13 @@ def _die_with_trainer() -> None:
 
 
 class _Batches(Dataset[Any]):
-    """Computes whole micro-batches, keyed by (epoch, sample indices)."""
+    """Computes whole micro-batches, keyed by (epoch, sample indices), each of these `repeats` times in a row."""
 
-    def __init__(self, source: Source, seed: int, *, replace: bool) -> None:
+    def __init__(self, source: Source, seed: int, *, replace: bool, repeats: int = 1) -> None:
         self._source = source
         self._seed = seed
-        self._replacing = Replacing(source) if replace else None
+        self._repeats = repeats
+        self._replacing = Replacing(source, repeats=repeats) if replace else None
 
     def __getitems__(
         self, position: tuple[int, np.ndarray]
@@ -103,7 +104,7 @@ class _Batches(Dataset[Any]):
             if self._replacing is not None:
                 images, labels, damaged = self._replacing.take(self._seed, epoch, index, out)
             else:
-                images = self._source.images(self._seed, epoch, index, out)
+                images = self._source.images(self._seed, epoch, index, out, repeats=self._repeats)
                 labels = self._source.labels[index]
         except (DamagedSample, Unreachable) as error:
             # Raised, it would come out of a worker with the worker's traceback for a message.
@@ -111,7 +112,8 @@ class _Batches(Dataset[Any]):
         if pixels is None:
             pixels = torch.from_numpy(np.ascontiguousarray(images))
         # Masks and mixes are those of the order, whatever lies in its places.
-        return pixels, torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(index), epoch, damaged
+        keys = torch.from_numpy(view_numbers(index, self._repeats))
+        return pixels, torch.from_numpy(labels.astype(np.int64)), keys, epoch, damaged
 
     def __getitem__(self, position: Any) -> Any:
         return self.__getitems__(position)
@@ -174,7 +176,7 @@ def load_batches(
         workers: data processes; 0 decodes in this one.
         pin_memory: put batches in page-locked memory, for copies that do not block.
     """
-    batches = _Batches(source, order.seed, replace=True)
+    batches = _Batches(source, order.seed, replace=True, repeats=order.repeats)
     positions = _Positions(order, share, start_step, stop_step, skipped)
     yield from _load(batches, order.seed, positions, workers=workers, pin_memory=pin_memory)
 

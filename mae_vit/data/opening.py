@@ -14,11 +14,12 @@ from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.dataset import Dataset
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.index_rows import UNKNOWN_LABEL
-from mae_vit.data.order import GlobalOrder, Order
+from mae_vit.data.order import GlobalOrder, Order, RepeatedOrder
 from mae_vit.data.policies import make_policy
 from mae_vit.data.reading import MemorySource, Source
 from mae_vit.data.remote.folder import RemoteFolder
 from mae_vit.errors import InputError, counted, damage_allowed
+from mae_vit.keyed import MAX_INDEX
 
 # Channel statistics of ImageNet, as torchvision's models and the official MAE code use.
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -84,6 +85,7 @@ def make_order(
     seed: int,
     lanes: int | None,
     block_shards: int | None,
+    repeats: int = 1,
 ) -> Order:
     """Returns the order of a split's samples, or of some of them.
 
@@ -94,7 +96,26 @@ def make_order(
         seed: the run's.
         lanes: of the order "blocks"; None for "global".
         block_shards: of the order "blocks".
+        repeats: how often in a row each sample comes; divides the batch.
+
+    Raises:
+        InputError: if there are more views than numbers for them.
     """
+    if repeats > 1:
+        total = len(index) if samples is None else len(samples)
+        if total * repeats > MAX_INDEX:
+            raise InputError(
+                f"data.repeats={repeats} of {total:,} images are over 2**32 views (nearest: {MAX_INDEX // total})"
+            )
+        once = make_order(
+            index,
+            samples,
+            effective_batch_size=effective_batch_size // repeats,
+            seed=seed,
+            lanes=lanes,
+            block_shards=block_shards,
+        )
+        return RepeatedOrder(once, repeats)
     if lanes is None or block_shards is None:
         total = len(index) if samples is None else len(samples)
         return GlobalOrder(total, effective_batch_size, seed)

@@ -9,7 +9,7 @@ batch do not depend on how many ranks or workers there are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -101,6 +101,10 @@ class Order(Protocol):
         """The run's seed."""
 
     @property
+    def repeats(self) -> int:
+        """How often in a row each sample comes; divides every micro-batch."""
+
+    @property
     def steps_per_epoch(self) -> int:
         """Whole batches of an epoch."""
 
@@ -116,11 +120,13 @@ class GlobalOrder:
         num_samples: N.
         effective_batch_size: samples of a step over all ranks.
         seed: the run's seed.
+        repeats: 1.
     """
 
     num_samples: int
     effective_batch_size: int
     seed: int
+    repeats: int = field(default=1, init=False)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -131,6 +137,61 @@ class GlobalOrder:
         """Returns the samples at positions start..stop-1 of an epoch's order, int64."""
         key = derive_key(self.seed, Stream.ORDER, epoch)
         return permute(np.arange(start, stop), self.num_samples, key)
+
+
+@dataclass(frozen=True)
+class RepeatedOrder:
+    """Each sample several times in a row: views of an image that is decoded once for all of them.
+
+    Repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020), as MAE for video has it
+    (Feichtenhofer et al., NeurIPS 2022, Sec. 3.3). An epoch is as many views as there are samples: to see
+    all of them takes `repeats` epochs, each with its part of one order.
+
+    Attributes:
+        order: of the samples, in batches that are as much smaller.
+        repeats: how often in a row each one comes; divides every micro-batch.
+    """
+
+    order: Order
+    repeats: int
+
+    @property
+    def effective_batch_size(self) -> int:
+        """Views of a step over all ranks."""
+        return self.order.effective_batch_size * self.repeats
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.order.seed
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches of views."""
+        return self.order.steps_per_epoch // self.repeats
+
+    def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """Returns the samples at positions start..stop-1 of an epoch's batches laid end to end, int64."""
+        turn, part = divmod(epoch, self.repeats)
+        before = part * self.steps_per_epoch * self.order.effective_batch_size
+        first, last = start // self.repeats, -(-stop // self.repeats)
+        once = self.order.samples(turn, before + first, before + last)
+        return np.repeat(once, self.repeats)[start - first * self.repeats :][: stop - start]
+
+
+def unrepeated(order: Order) -> Order:
+    """The order of samples that each come once, which says what is read."""
+    return order.order if isinstance(order, RepeatedOrder) else order
+
+
+def view_numbers(samples: np.ndarray, repeats: int) -> np.ndarray:
+    """Numbers the views of samples that come `repeats` times in a row: what their randomness is keyed by.
+
+    Args:
+        samples: int64 (B,), from the first view of a sample on.
+        repeats: r; a sample's views are r * sample, r * sample + 1, ...
+    """
+    return samples if repeats == 1 else samples * repeats + np.arange(len(samples)) % repeats
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from mae_vit.data.augment import Augment
 from mae_vit.data.decode import DecodeError, decode, jpeg_size
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.index_rows import state_of
+from mae_vit.data.order import view_numbers
 from mae_vit.data.shard_files import ReadError
 from mae_vit.errors import Damage, DamagedSample, InputError
 
@@ -37,7 +38,15 @@ class Source(Protocol):
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of the augmented images."""
 
-    def images(self, seed: int, epoch: int, index: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def images(
+        self,
+        seed: int,
+        epoch: int,
+        index: np.ndarray,
+        out: np.ndarray | None = None,
+        *,
+        repeats: int = 1,
+    ) -> np.ndarray:
         """Computes augmented images of samples `index` (B,).
 
         Args:
@@ -45,6 +54,7 @@ class Source(Protocol):
             epoch: of these samples.
             index: sample numbers (B,).
             out: uint8 (B, C, H, W) memory to put them into; new memory if None.
+            repeats: how often in a row each sample comes, in another view each time.
 
         Returns:
             uint8 (B, C, H, W): `out`, where that is given.
@@ -92,33 +102,47 @@ class TarSource:
         """(C, H, W) of the augmented images."""
         return (self._channels, *self._augment.img_size)
 
-    def images(self, seed: int, epoch: int, index: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def images(
+        self,
+        seed: int,
+        epoch: int,
+        index: np.ndarray,
+        out: np.ndarray | None = None,
+        *,
+        repeats: int = 1,
+    ) -> np.ndarray:
         """Computes augmented images of samples `index` (B,): uint8 (B, C, H, W), see `Source`."""
-        damaged: dict[int, Damage] = {}
+        damaged: dict[int, str] = {}
         opened = []
-        for position, sample in enumerate(index.tolist()):
+        once = index[::repeats]
+        for place, sample in enumerate(once.tolist()):
             try:
                 opened.append(self._open(sample))
             except (ReadError, DecodeError) as error:
-                damaged[position] = self._index.damage(sample, str(error))
+                damaged[place] = str(error)
                 opened.append((b"", self._augment.img_size))
-        sizes = np.array([size for _, size in opened], np.int64)
-        view = self._augment.draw(seed, epoch, index, sizes)
+        sizes = np.repeat(np.array([size for _, size in opened], np.int64), repeats, axis=0)
+        view = self._augment.draw(seed, epoch, view_numbers(index, repeats), sizes)
         out = np.empty((len(index), *self.shape), np.uint8) if out is None else out
         # Each is decoded into the memory that the one before has left, which is in the
         # cache: to decode all and then cut takes a fifth longer.
-        for position, (image, size) in enumerate(opened):
-            if position in damaged:
+        for place, (image, size) in enumerate(opened):
+            if place in damaged:
                 continue
             try:
                 pixels = image if isinstance(image, np.ndarray) else decode(image, self._channels)
                 _check_size(pixels.shape[1:], size)
             except DecodeError as error:
-                damaged[position] = self._index.damage(int(index[position]), str(error))
+                damaged[place] = str(error)
                 continue
-            out[position] = self._augment.cut(pixels, view.boxes[position], view.flips[position])
+            for position in range(place * repeats, (place + 1) * repeats):
+                out[position] = self._augment.cut(pixels, view.boxes[position], view.flips[position])
         if damaged:
-            raise DamagedSample(sorted(damaged.items()), self._index.folder)
+            found = [(place, self._index.damage(int(once[place]), why)) for place, why in damaged.items()]
+            raise DamagedSample(
+                sorted((place * repeats + k, damage) for place, damage in found for k in range(repeats)),
+                self._index.folder,
+            )
         self._augment.change(out, view)
         return out
 
@@ -162,7 +186,15 @@ class MemorySource:
         """(C, H, W) of the augmented images."""
         return (self._channels, *self._augment.img_size)
 
-    def images(self, seed: int, epoch: int, index: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def images(
+        self,
+        seed: int,
+        epoch: int,
+        index: np.ndarray,
+        out: np.ndarray | None = None,
+        *,
+        repeats: int = 1,
+    ) -> np.ndarray:
         """Computes augmented images of samples `index` (B,): uint8 (B, C, H, W), see `Source`."""
         if self._damaged:
             found = [(n, self._damaged[s]) for n, s in enumerate(index.tolist()) if s in self._damaged]
@@ -172,7 +204,8 @@ class MemorySource:
             self._array = np.load(self._path, mmap_mode="r")
         images = self._array[index]
         sizes = np.broadcast_to(np.array(images.shape[2:], np.int64), (len(index), 2))
-        views = self._augment.apply_batch(images, self._augment.draw(seed, epoch, index, sizes))
+        view = self._augment.draw(seed, epoch, view_numbers(index, repeats), sizes)
+        views = self._augment.apply_batch(images, view)
         if out is None:
             return views
         out[:] = views

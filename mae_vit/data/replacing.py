@@ -19,9 +19,9 @@ class Replacing:
     damaged alone, not on rank, worker or epoch.
     """
 
-    def __init__(self, source: Source) -> None:
-        """Knows of no damage yet."""
-        self._source, self._samples = source, len(source.labels)
+    def __init__(self, source: Source, *, repeats: int = 1) -> None:
+        """Knows of no damage yet; of places each comes `repeats` times in a row."""
+        self._source, self._samples, self._repeats = source, len(source.labels), repeats
         self._folder = Path()
         # What was found is not decoded again in later epochs.
         self._known: dict[int, Damage] = {}
@@ -42,7 +42,7 @@ class Replacing:
             if stuck:
                 raise DamagedSample(stuck, self._folder)
             try:
-                images = self._source.images(seed, epoch, places, out)
+                images = self._source.images(seed, epoch, places, out, repeats=self._repeats)
                 return images, self._source.labels[places], tuple(passed.values())
             except DamagedSample as error:
                 self._known |= {int(places[position]): damage for position, damage in error.found}

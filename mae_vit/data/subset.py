@@ -44,9 +44,17 @@ class SubsetSource:
         """(C, H, W) of the augmented images."""
         return self.source.shape
 
-    def images(self, seed: int, epoch: int, index: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def images(
+        self,
+        seed: int,
+        epoch: int,
+        index: np.ndarray,
+        out: np.ndarray | None = None,
+        *,
+        repeats: int = 1,
+    ) -> np.ndarray:
         """Computes augmented images of the samples at these places: uint8 (B, C, H, W)."""
-        return self.source.images(seed, epoch, self.samples[index], out)
+        return self.source.images(seed, epoch, self.samples[index], out, repeats=repeats)
 
 
 def limit_per_class(
