@@ -128,11 +128,10 @@ def bare_bytes(row: Row, folder: Path) -> Turn:
     """What no reader of files gets past: `os.pread` alone, of places that are known."""
     index = open_index(folder / row.ours, "train")
     paths = [folder / row.ours / shard.file for shard in index.split_info.shards]
-    files = [path.open("rb") for path in paths]
+    # Open for as long as the process lives.
+    shards = [(os.open(path, os.O_RDONLY), path) for path in paths]
     walked = [
-        (file.fileno(), sample.length, sample.offset)
-        for file, path in zip(files, paths, strict=True)
-        for sample in read_samples(path)
+        (shard, sample.length, sample.offset) for shard, path in shards for sample in read_samples(path)
     ]
     order = GlobalOrder(len(walked), 1, seed=0)
     places = [walked[sample] for sample in order.samples(0, 0, len(walked)).tolist()]
