@@ -99,7 +99,7 @@ class ShardIndex:
         if self._reads % _ROWS_KEPT == 0 and self._rows.nbytes > _SMALL_INDEX:
             let_go(self._rows)
         # All fields at once: each on its own would take as long as the read.
-        offset, length, shard, _, _ = self._rows[sample].item()
+        offset, length, shard, _, _ = self._rows.item(sample)
         if length == 0:
             raise ReadError(self.why_lost(sample))
         return self._files.read(shard, offset, length)
