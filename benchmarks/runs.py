@@ -67,6 +67,9 @@ class InTurns:
     def probe(self) -> None:
         """Probes nothing."""
 
+    def views(self) -> None:
+        """Draws nothing."""
+
     def finish(self, step: int, best: Best | None) -> dict[str, Any]:
         """Leaves nothing."""
         return {}
