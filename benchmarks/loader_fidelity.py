@@ -62,7 +62,7 @@ def pillow_view(image: Image.Image, box: np.ndarray, augment: Augment, flip: boo
     top, left, height, width = box * np.array([image.height, image.width] * 2)
     corners = (left, top, left + width, top + height)
     if all(abs(corner - round(corner)) < 1e-6 for corner in corners):
-        cut = image.crop(tuple(round(corner) for corner in corners))  # type: ignore[arg-type]
+        cut = image.crop(tuple(round(corner) for corner in corners))
         if augment.crop != "pad":
             cut = cut.resize(augment.img_size[::-1], Image.Resampling.BICUBIC)
     else:  # between the pixels of the full size

@@ -17,7 +17,7 @@ import numpy as np
 
 from mae_vit.data.dataset import Dataset, Split, read_dataset
 from mae_vit.data.index_files import find_array, is_current, load_array, read_notes
-from mae_vit.data.index_rows import ROW, key_check, let_go, rows_fit
+from mae_vit.data.index_rows import ROW, RowFile, key_check, rows_fit
 from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
 from mae_vit.data.samples import read_groups, split_key
@@ -29,11 +29,8 @@ from mae_vit.locks import locked
 from mae_vit.urls import shown
 
 _NPY_HEADER = 4096  # at most
-# Each row that is read maps the pages around it, 64 KB and more. Without an end to that the memory of every
-# worker would seem to grow to the size of the index, and Slurm may kill a job by what seems. Of those under 64 MB
-# no matter.
-_ROWS_KEPT = 256
-_SMALL_INDEX = 1 << 26
+# Not taken along to another process.
+_OWN = ("_rows", "_row", "_row_file", "dataset")
 
 
 class ShardIndex:
@@ -58,7 +55,7 @@ class ShardIndex:
         self.split = split
         self.dataset = dataset
         self.fingerprint = fingerprint_of(dataset.splits[split])
-        self._rows, self._reads = _map_rows(array_path), 0
+        self._open_rows()
         self._notes = read_notes(array_path)
         (low, high), (left, right) = self.split_info.height, self.split_info.width
         self.one_size = (low, left) if (low, left) == (high, right) else None
@@ -83,6 +80,10 @@ class ShardIndex:
         """int32 (N,), -1 where there is none, -2 where it is lost with its sample."""
         return self._rows["label"]
 
+    def labels_of(self, samples: np.ndarray) -> np.ndarray:
+        """int32 (B,), the labels of samples (B,)."""
+        return self._row_file.labels(samples)
+
     @property
     def lost(self) -> np.ndarray:
         """Numbers of the samples of which the headers alone say that they cannot be read, sorted."""
@@ -95,11 +96,7 @@ class ShardIndex:
         Raises:
             ReadError: if it is not there.
         """
-        self._reads += 1
-        if self._reads % _ROWS_KEPT == 0 and self._rows.nbytes > _SMALL_INDEX:
-            let_go(self._rows)
-        # All fields at once: each on its own would take as long as the read.
-        offset, length, shard, _, _ = self._rows.item(sample)
+        offset, length, shard, _, _ = self._row(sample)
         if length == 0:
             raise ReadError(self.why_lost(sample))
         return self._files.read(shard, offset, length)
@@ -204,16 +201,15 @@ class ShardIndex:
 
     def __getstate__(self) -> dict[str, object]:
         # Workers map for themselves, and of shards they know what they need to read them.
-        return {key: value for key, value in self.__dict__.items() if key not in ("_rows", "dataset")}
+        return {key: value for key, value in self.__dict__.items() if key not in _OWN}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._rows = _map_rows(self.array_path)
+        self._open_rows()
 
-
-def _map_rows(path: Path) -> np.ndarray:
-    # As a plain array: to take a row of np.memmap's class costs as much as to read a small image.
-    return np.asarray(np.load(path, mmap_mode="r"))
+    def _open_rows(self) -> None:
+        self._row_file = RowFile(self.array_path)
+        self._rows, self._row = self._row_file.all, self._row_file.row
 
 
 def open_index(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
+import os
+import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from mae_vit.errors import InputError, counted
 
 # Of a sample that is not there, offset is -1 and length 0; of an image of no bytes, length alone is 0.
 ROW = np.dtype([("offset", "<i8"), ("length", "<i4"), ("shard", "<i4"), ("label", "<i4"), ("key", "<u4")])
+_ROW = struct.Struct("<qiiiI")
+_SMALL_INDEX = 1 << 26
 NO_LABEL = -1
 # Of a sample that is not there, and was not when the split was first read.
 UNKNOWN_LABEL = -2
@@ -53,13 +55,35 @@ def rows_fit(rows: np.ndarray, shards: Sequence[Shard], classes: int) -> bool:
     return bool(((offset >= BLOCK) & (length > 0) & (offset <= ends - length) & labeled).all())
 
 
-def let_go(rows: np.ndarray) -> None:
-    """Unmaps what was read of a mapped array; it stays in the system's cache, and is mapped again when it is read."""
-    base: Any = rows
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, mmap.mmap):
-        base.madvise(mmap.MADV_DONTNEED)
+class RowFile:
+    """Rows of an index file, one by one.
+
+    Those of a large index are read, not mapped: to touch a mapped row here and there maps up to 2 MB of
+    the file for each, which counts as the process's memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens an index file."""
+        # As a plain array: to take a row of np.memmap's class costs as much as to read a small image.
+        mapped = np.load(path, mmap_mode="r")
+        self.all = np.asarray(mapped)
+        self._start = int(mapped.offset)
+        self._file = path.open("rb", buffering=0) if self.all.nbytes > _SMALL_INDEX else None
+
+    def row(self, sample: int) -> tuple[int, int, int, int, int]:
+        """A sample's offset, length, shard, label and key check."""
+        if self._file is None:
+            return self.all.item(sample)
+        if not 0 <= sample < len(self.all):
+            raise IndexError(f"sample {sample} of {len(self.all)}")
+        data = os.pread(self._file.fileno(), _ROW.size, self._start + sample * _ROW.size)
+        return _ROW.unpack(data)
+
+    def labels(self, samples: np.ndarray) -> np.ndarray:
+        """int32 (B,): of samples (B,)."""
+        if self._file is None:
+            return np.asarray(self.all["label"][samples])
+        return np.array([self.row(sample)[3] for sample in samples.tolist()], np.int32)
 
 
 @dataclass(frozen=True)

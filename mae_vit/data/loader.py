@@ -105,7 +105,7 @@ class _Batches(Dataset[Any]):
                 images, labels, damaged = self._replacing.take(self._seed, epoch, index, out)
             else:
                 images = self._source.images(self._seed, epoch, index, out, repeats=self._repeats)
-                labels = self._source.labels[index]
+                labels = self._source.labels_of(index)
         except (DamagedSample, Unreachable) as error:
             # Raised, it would come out of a worker with the worker's traceback for a message.
             return error
@@ -260,5 +260,5 @@ def fixed_batches(source: Source, samples: np.ndarray, *, seed: int, batch_size:
     for start in range(0, len(samples), batch_size):
         index = samples[start : start + batch_size]
         images = torch.from_numpy(np.ascontiguousarray(source.images(seed, 0, index)))
-        labels = torch.from_numpy(source.labels[index].astype(np.int64))
+        labels = torch.from_numpy(source.labels_of(index).astype(np.int64))
         yield Batch(images, labels, SampleKeys(seed, 0, torch.from_numpy(index)))

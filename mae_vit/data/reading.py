@@ -34,6 +34,9 @@ class Source(Protocol):
     def labels(self) -> np.ndarray:
         """Int (N,), -1 where there is none."""
 
+    def labels_of(self, index: np.ndarray) -> np.ndarray:
+        """Int (B,), the labels of samples `index` (B,), without a look at all."""
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of the augmented images."""
@@ -96,6 +99,10 @@ class TarSource:
     def labels(self) -> np.ndarray:
         """Int (N,), -1 where there is none."""
         return self._index.labels
+
+    def labels_of(self, index: np.ndarray) -> np.ndarray:
+        """Int (B,), the labels of samples `index` (B,)."""
+        return self._index.labels_of(index)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -180,6 +187,10 @@ class MemorySource:
     def labels(self) -> np.ndarray:
         """Int (N,), -1 where there is none."""
         return self._index.labels
+
+    def labels_of(self, index: np.ndarray) -> np.ndarray:
+        """Int (B,), the labels of samples `index` (B,)."""
+        return self._index.labels_of(index)
 
     @property
     def shape(self) -> tuple[int, int, int]:

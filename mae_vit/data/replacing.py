@@ -43,7 +43,7 @@ class Replacing:
                 raise DamagedSample(stuck, self._folder)
             try:
                 images = self._source.images(seed, epoch, places, out, repeats=self._repeats)
-                return images, self._source.labels[places], tuple(passed.values())
+                return images, self._source.labels_of(places), tuple(passed.values())
             except DamagedSample as error:
                 self._known |= {int(places[position]): damage for position, damage in error.found}
                 self._folder = error.folder

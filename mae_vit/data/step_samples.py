@@ -30,11 +30,6 @@ def samples_of_step(
     if numbers is not None:
         samples = numbers[samples]
     return [
-        {
-            "sample": int(n),
-            "shard": index.shard_of(n),
-            "key": index.find_key(n),
-            "label": int(index.labels[n]),
-        }
-        for n in samples
+        {"sample": int(n), "shard": index.shard_of(n), "key": index.find_key(n), "label": int(label)}
+        for n, label in zip(samples, index.labels_of(samples), strict=True)
     ]

@@ -39,6 +39,10 @@ class SubsetSource:
         """Int (n,)."""
         return np.asarray(self.source.labels)[self.samples]
 
+    def labels_of(self, index: np.ndarray) -> np.ndarray:
+        """Int (B,), the labels of the samples at these places (B,)."""
+        return self.source.labels_of(self.samples[index])
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of the augmented images."""

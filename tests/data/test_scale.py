@@ -10,7 +10,7 @@ from commands import ROOT
 
 from benchmarks.scale_shards import write_many_shards
 from mae_vit.config_file import load_config
-from mae_vit.data import index as index_module
+from mae_vit.data import index_rows
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.order import GlobalOrder
@@ -79,21 +79,26 @@ def test_what_a_worker_is_given_does_not_grow_with_samples(many, tmp_path):
     assert given(many) < 40 * SHARDS
 
 
-def test_rows_that_were_read_are_let_go(many, monkeypatch):
-    index = open_index(many, "train")
-    samples = GlobalOrder(len(index), 512, seed=0).samples(0, 0, 2000).tolist()
-    for sample in samples:
-        index.read(sample)
-    assert mapped_mib(index) > 20  # a small one stays
-    monkeypatch.setattr(index_module, "_SMALL_INDEX", 0)
-    for sample in samples[:1024]:
-        index.read(sample)
-    before = index.read(samples[0])
-    monkeypatch.setattr(index_module, "_ROWS_KEPT", 16)
-    for sample in samples[:160]:
-        index.read(sample)
-    assert mapped_mib(index) < 4
-    assert index.read(samples[0]) == before
+def test_rows_of_a_large_index_are_not_mapped(many, monkeypatch):
+    samples = GlobalOrder(SHARDS * SHARD_SAMPLES, 512, seed=0).samples(0, 0, 2000)
+
+    def read(index) -> tuple[list[bytes], np.ndarray]:
+        return [index.read(sample) for sample in samples.tolist()], index.labels_of(samples)
+
+    small = open_index(many, "train")
+    expected, labels = read(small)
+    np.testing.assert_array_equal(labels, small.labels[samples])
+    assert mapped_mib(small) > 20
+    del small
+    monkeypatch.setattr(index_rows, "_SMALL_INDEX", 0)
+    large = open_index(many, "train")
+    for index in (large, pickle.loads(pickle.dumps(large))):
+        found, labels_found = read(index)
+        assert mapped_mib(index) < 4
+        assert found == expected
+        np.testing.assert_array_equal(labels_found, labels)
+        with pytest.raises(IndexError):
+            index.read(SHARDS * SHARD_SAMPLES)
 
 
 @pytest.mark.timeout(60)
