@@ -9,7 +9,7 @@ from html import escape
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+h1, h2 { overflow-wrap: anywhere; } h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .headline { font-size: 1.1rem; border-left: .25rem solid #0072b2; padding-left: .8rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
@@ -22,6 +22,8 @@ img.squares { image-rendering: pixelated; }
 .note { opacity: .75; font-size: .9rem; overflow-wrap: anywhere; max-width: 60rem; }
 code { font-size: .9em; overflow-wrap: anywhere; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1.5rem; }
+.pair > div { min-width: 0; } .pair td { white-space: normal; overflow-wrap: anywhere; }
+.side { font-weight: 600; margin: 0 0 .4rem; overflow-wrap: anywhere; }
 @media (max-width: 48rem) {  /* nothing side by side */ .pair { grid-template-columns: 1fr; } }
 @media (max-width: 48rem) {  /* a card for each row: no column is out of sight */
   thead, td:empty { display: none; }

@@ -74,6 +74,7 @@ def write_inspection(config: CompareConfig, rows: Sequence[Row], folder: Path) -
         folder / INSPECTION,
         images=_INSPECTED,
         split=_test_split(after),
+        names=[_name(row) for row in (before, after)],
     )
 
 

@@ -53,6 +53,7 @@ def inspect(
     split: str | None = None,
     norm_pix_loss: bool = False,
     device: torch.device | None = None,
+    names: Sequence[str] = (),
 ) -> Path:
     """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all.
 
@@ -64,6 +65,7 @@ def inspect(
         split: of prepared data.
         norm_pix_loss: of official files with a decoder.
         device: that computes; the CPU by default.
+        names: what the page calls the sources; their own if there are none.
 
     Returns:
         Path of the page.
@@ -84,7 +86,7 @@ def inspect(
             folder = partial / side if len(subjects) > 1 else partial
             folder.mkdir(parents=True)
             parts.append((subject, samples, _write_views(subject, samples, folder, partial, device)))
-        (partial / INDEX).write_text(_page(parts), encoding="utf-8")
+        (partial / INDEX).write_text(_page(parts, names or sources), encoding="utf-8")
         names = sorted(path.name for path in partial.iterdir())
         (partial / _CONTENTS).write_text(json.dumps({"inspection": names}), encoding="utf-8")
         put_in_place(partial, out)
@@ -133,18 +135,18 @@ def _write_views(
     return seen
 
 
-def _page(parts: Sequence[tuple[Subject, Samples, list[Seen]]]) -> str:
-    title = " and ".join(subject.name for subject, _, _ in parts)
+def _page(parts: Sequence[tuple[Subject, Samples, list[Seen]]], names: Sequence[str]) -> str:
+    title = " and ".join(names)
     body = [
         f"<h1>{escape(title)}</h1>",
-        _in_columns([_facts(subject, samples) for subject, samples, _ in parts]),
+        _in_columns([_facts(subject, samples) for subject, samples, _ in parts], names),
     ]
     by_name = [{one.view.name: one for one in seen} for _, _, seen in parts]
     for name in dict.fromkeys(name for side in by_name for name in side):
         first = next(side[name] for side in by_name if name in side)
         body.append(f"<h2>{escape(first.view.title)}</h2>")
         body.append(f'<p class="note">{escape(first.view.reading)}</p>')
-        body.append(_in_columns([_shown(side.get(name)) for side in by_name]))
+        body.append(_in_columns([_shown(side.get(name)) for side in by_name], names))
     return html.page(title, body)
 
 
@@ -174,7 +176,11 @@ def _shown(seen: Seen | None) -> str:
     return f'{picture}<p class="note">{links}</p>'
 
 
-def _in_columns(cells: Sequence[str]) -> str:
+def _in_columns(cells: Sequence[str], names: Sequence[str]) -> str:
     if len(cells) == 1:
         return cells[0]
-    return '<div class="pair">' + "".join(f"<div>{cell}</div>" for cell in cells) + "</div>"
+    sides = [
+        f'<div><p class="side">{escape(name)}</p>{cell}</div>'
+        for cell, name in zip(cells, names, strict=True)
+    ]
+    return '<div class="pair">' + "".join(sides) + "</div>"
