@@ -186,10 +186,10 @@ def test_the_test_split_is_read_once_or_not_at_all(probe, digits, tmp_path, caps
     seen: list[int] = []
     take = reading.MemorySource.images
 
-    def counted(source, seed, epoch, samples, out=None):
+    def counted(source, seed, epoch, samples, *more, **options):
         if len(source.labels) == len(open_index(digits, "test")):
             seen.extend(samples)
-        return take(source, seed, epoch, samples, out)
+        return take(source, seed, epoch, samples, *more, **options)
 
     monkeypatch.setattr(reading.MemorySource, "images", counted)
     assert probe("finetune.test=false", name="unread") == 0
