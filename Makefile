@@ -5,7 +5,8 @@
 #   make test-slurm jobs on a Slurm cluster of this machine's own (root on Linux; installs Slurm by apt)
 #   make docs       build the documentation as a site, and run every command in it
 #   make lint       format, lint and type checks
-#   make bench      the benchmarks that fit a laptop (PHOTOS=DIR: photographs in class folders, to load)
+#   make bench      the benchmarks that fit a laptop (PHOTOS=DIR: photographs in class folders, to load;
+#                   SMALL=DIR: small images in place of CIFAR-10, which is fetched)
 
 PYTHON ?= python3
 VENV ?= .venv

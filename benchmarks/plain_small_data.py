@@ -5,7 +5,7 @@ class, the same images as `data.labels_per_class=500` and `finetune.holdout=0.1`
 batch 128, AdamW (rate 1e-3, decay 0.01), linear warm-up then cosine, label smoothing 0.1, crop of
 the image padded by 4 px, flip; the epoch of the best held-out accuracy, then all test images, once.
 
-    python benchmarks/plain_small_data.py .data/cifar10 [--models vit cnn resnet] [--seeds 0 1 2] [--out FILE]
+    python benchmarks/plain_small_data.py data/cifar10 [--models vit cnn resnet] [--seeds 0 1 2] [--out FILE]
 """
 
 import argparse

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from finetune.comparison.config import CompareConfig
-from finetune.config import FinetuneConfig
+from finetune.config import NOT_HERE, FinetuneConfig
 from mae_vit.config_keys import branches
 from mae_vit.pretrain_config import PretrainConfig
 
@@ -28,52 +28,70 @@ _HEAD = """# All keys of a config
 Made from the schema by `python docs/config_reference.py`. Every key can be given on the command line as
 `section.key=value`; `null` unsets one. Unknown keys and impossible combinations are errors.
 """
-_PARTS = (
-    ("Pretraining", PretrainConfig, ()),
-    ("Fine-tuning", FinetuneConfig, ("run", "data", "train", "checkpoint", "guard", "monitor")),
-    ("Comparing", CompareConfig, ()),
-)
+_REFUSED = [f"`{key}`" for key in NOT_HERE if not key.startswith("finetune.")]
+_FINETUNING = f"""Keys are pretraining's, without `objective` and those that have no effect here:
+{", ".join(_REFUSED[:-1])} and {_REFUSED[-1]}.
+These are more, or have other values.
+"""
+_TOP = "| key | value | default |\n| --- | --- | --- |"
 
 
 def render() -> str:
     """Returns the page."""
-    parts = [_HEAD]
-    for title, schema, known in _PARTS:
-        parts.append(f"## {title}\n")
-        if known:
-            parts.append(f"Sections {', '.join(f'`{name}`' for name in known)} are pretraining's.\n")
-        parts += [text for name, text in _sections(schema) if name not in known]
+    parts = [
+        *(_HEAD, "## Pretraining\n", *_sections(PretrainConfig)),
+        *(
+            "## Fine-tuning\n",
+            _FINETUNING,
+            *_sections(FinetuneConfig, besides=PretrainConfig, without=NOT_HERE),
+        ),
+        *("## Comparing\n", *_sections(CompareConfig)),
+    ]
     return "\n".join(parts)
 
 
-def _sections(schema: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    alone = []
-    for name, field in schema.model_fields.items():
-        models = _models(field.annotation)
-        several = branches(field)
-        if not models:
-            alone.append((name, field))
-        for model in several.values() if several else models[:1]:
-            tag = next((one for one, other in several.items() if other is model), None)
-            title = f"`{name}`" + (f", `name: {tag}`" if tag else "")
-            yield name, f"### {title}\n\n{_about(model)}\n\n{_table(model, name)}\n"
+def _sections(
+    schema: type[BaseModel], *, besides: type[BaseModel] | None = None, without: Collection[str] = ()
+) -> Iterator[str]:
+    """A table for each section, of the keys that the section of another schema that it extends does not have alike."""
+    others = {name: model for name, _, model in _models_of(besides)} if besides else {}
+    for name, tag, model in _models_of(schema):
+        extends = name in others and issubclass(model, others[name])
+        known = _rows(others[name]) if extends else {}
+        rows = [
+            row
+            for key, row in _rows(model).items()
+            if known.get(key) != row and f"{name}.{key}" not in without
+        ]
+        title = f"`{name}`" + (f", `name: {tag}`" if tag else "")
+        if rows:
+            yield f"### {title}\n\n{_about(model)}\n\n" + "\n".join([_TOP, *rows]) + "\n"
+    alone = [
+        _row(name, field) for name, field in schema.model_fields.items() if not _models(field.annotation)
+    ]
     if alone:
-        rows = [_row(name, field) for name, field in alone]
-        yield "", "### At the top\n\n" + "\n".join([_TOP, *rows]) + "\n"
+        yield "### At the top\n\n" + "\n".join([_TOP, *alone]) + "\n"
 
 
-_TOP = "| key | value | default |\n| --- | --- | --- |"
+def _models_of(schema: type[BaseModel]) -> Iterator[tuple[str, str | None, type[BaseModel]]]:
+    """The sections by name; where there are several of a name, with the key `name` that chooses among them."""
+    for name, field in schema.model_fields.items():
+        tags = {model: tag for tag, model in branches(field).items()}
+        for model in _models(field.annotation):
+            yield name, tags.get(model), model
 
 
-def _table(model: type[BaseModel], prefix: str) -> str:
-    rows = []
+def _rows(model: type[BaseModel]) -> dict[str, str]:
+    rows = {}
     for name, field in model.model_fields.items():
         inner = _models(field.annotation)
         if len(inner) == 1 and not branches(field):
-            rows += [_row(f"{name}.{key}", part) for key, part in inner[0].model_fields.items()]
+            rows |= {
+                f"{name}.{key}": _row(f"{name}.{key}", part) for key, part in inner[0].model_fields.items()
+            }
         else:
-            rows.append(_row(name, field))
-    return "\n".join([_TOP, *rows])
+            rows[name] = _row(name, field)
+    return rows
 
 
 def _row(name: str, field: Any) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mae_vit.config_file import load_config
+from mae_vit.data.index_rows import ROW
 from mae_vit.geometry import resolve_encoder
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.training.estimate import Estimate
@@ -36,7 +37,6 @@ MEASURED = ROOT / "docs" / "results" / "scale.json"
 MODELS = {"ViT-L/16": "mae_large", "ViT-H/14": "mae_huge"}
 GPUS = (8, 64, 512)
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_INDEX_ROW_BYTES = 24  # mae_vit.data.index_rows.ROW
 # Bytes sent and received by each rank for every parameter of a step, in bf16 (DeepSpeed 0.19's source): gradients in
 # float32 at ZeRO 0, in bf16 above; ZeRO 1 and 2 gather float32 weights, ZeRO 3 bf16 ones, twice.
 _WIRE_BYTES = {0: 8.0, 1: 6.0, 2: 6.0, 3: 6.0}
@@ -98,11 +98,11 @@ SHARDS = (
 
 
 @cache
-def costs_of(config_name: str, micro_batch: int = 1) -> Estimate:
+def costs_of(config_name: str) -> Estimate:
     """Parameters, FLOPs and activations of a config's objective, as `--dry-run` counts them."""
     config = load_config(PretrainConfig, ROOT / "configs" / f"{config_name}.yaml", [])
     info = resolve_encoder(config.model, mean=_IMAGENET[0], std=_IMAGENET[1], objective=config.objective.name)
-    return estimate_costs(config, info, num_classes=0, batch_size_per_device=micro_batch)
+    return estimate_costs(config, info, num_classes=0, batch_size_per_device=1)
 
 
 def images_per_s(costs: Estimate, inputs: Inputs) -> float:
@@ -177,8 +177,8 @@ def storage(inputs: Inputs, _: Any) -> str:
         shards = [f"{-(-data.images * kilobytes * 1e3 // 2**28):,.0f}" for data in DATA.values()]
         reading = [f"{fastest * gpus * kilobytes / 1e6:,.2f}" for gpus in GPUS]
         rows.append([label, f"{kilobytes} KB", *sizes, " / ".join(shards), *reading])
-    index = [f"{data.images * _INDEX_ROW_BYTES / 1e9:.1f} GB" for data in DATA.values()]
-    rows.append(["index", f"{_INDEX_ROW_BYTES} B", *index, "", *[""] * len(GPUS)])
+    index = [f"{data.images * ROW.itemsize / 1e9:.1f} GB" for data in DATA.values()]
+    rows.append(["index", f"{ROW.itemsize} B", *index, "", *[""] * len(GPUS)])
     head = ["shards", "an image", *DATA, "shards of 256 MiB (the default)"]
     return table([*head, *(f"GB/s on {gpus} GPUs, ViT-L/16" for gpus in GPUS)], rows)
 

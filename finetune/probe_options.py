@@ -8,16 +8,17 @@ from pydantic import BaseModel
 _OBEYED = {
     "model": {"name", "img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio"}
     | {"pos_embed"},
-    "data": {"path", "split", "source", "order", "lanes", "block_shards", "workers", "memory_limit_gib"}
-    | {"normalize", "labels_per_class", "augment"},
+    "data": {"path", "cache_dir", "cache_gib", "split", "source", "order", "lanes", "block_shards", "workers"}
+    | {"memory_limit_gib", "normalize", "labels_per_class", "augment"},
     # Features are cached: images are as they are, and `flip` is the one option that is on by default.
     "data.augment": set(),
     "optim": {"name", "blr", "lr", "min_lr", "schedule", "decay_share", "betas", "eps", "momentum"}
     | {"nesterov", "trust_coefficient", "weight_decay"},
     "train": {"steps", "epochs", "samples", "warmup_steps", "warmup_epochs", "warmup_samples"}
     | {"effective_batch_size", "batch_size_per_device", "precision"},
-    # Nothing is saved on the way, nor logged: `tensorboard`, on by default, has nothing to write.
+    # Nothing is saved on the way, gone back to or logged: `tensorboard`, on by default, has nothing to write.
     "checkpoint": set(),
+    "guard": set(),
     "monitor": {"tensorboard"},
     "finetune": {"mode", "start", "pool", "head_init", "label_smoothing", "holdout", "test", "test_split"}
     | {"train_images", "lr_factors"},

@@ -16,9 +16,6 @@ from finetune.comparison.costs import cost_of_run
 from finetune.comparison.matrix import Cell, Labels, Matrix
 from mae_vit.data.selection import SUBSET_HASH, hash_key
 
-# Those that differ from one machine, or one try, to the next.
-TIME_COLUMNS = ("finetune_s", "pretrain_s")
-
 
 @dataclass(frozen=True)
 class Row:

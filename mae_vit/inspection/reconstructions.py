@@ -5,7 +5,6 @@ Shapes: B images, C channels, H W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +22,7 @@ from mae_vit.objectives.reconstruction import (
 )
 
 # MAE Fig. 5 goes from few to many; 75 % is what it is trained with.
-RATIOS = (0.5, 0.75, 0.9)
+_RATIOS = (0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,7 @@ class Reconstruction:
 
 
 @torch.no_grad()
-def reconstruct(
-    objective: Objective, batch: Batch, *, shown: int, ratios: Sequence[float] = RATIOS
-) -> list[Reconstruction]:
+def reconstruct(objective: Objective, batch: Batch, *, shown: int) -> list[Reconstruction]:
     """Reconstructs images at several ratios with masks of each kind.
 
     Objectives other than MAE hide patches in one way, their own: they are shown as trained.
@@ -55,7 +52,6 @@ def reconstruct(
         objective: with trained parts, in evaluation mode.
         batch: images; all of them are measured.
         shown: how many of them are drawn.
-        ratios: shares of hidden patches.
     """
     if not isinstance(objective, MAE):
         metrics = objective.evaluation_metrics(
@@ -67,7 +63,7 @@ def reconstruct(
             )
         ]
     count = objective.encoder.num_patches
-    fitting = [ratio for ratio in ratios if 0 < num_masked_patches(count, ratio) < count]
+    fitting = [ratio for ratio in _RATIOS if 0 < num_masked_patches(count, ratio) < count]
     return [_at(objective, batch, kind, ratio, shown) for kind in MASK_KINDS for ratio in fitting]
 
 

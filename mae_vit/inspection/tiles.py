@@ -19,10 +19,9 @@ def image_tile(pixels: np.ndarray) -> np.ndarray:
     return _sized(upright.repeat(3, axis=-1) if upright.shape[-1] == 1 else upright)
 
 
-def map_tile(values: np.ndarray, *, low: float = 0.0, high: float | None = None) -> np.ndarray:
-    """Draws a map of numbers (rows, columns) in colors from `low` to `high` (its largest by default)."""
-    top = float(values.max()) if high is None else high
-    shares = np.clip((values - low) / max(top - low, np.finfo(np.float32).tiny), 0, 1)
+def map_tile(values: np.ndarray) -> np.ndarray:
+    """Draws a map of numbers (rows, columns), none below 0, in colors from 0 to its largest."""
+    shares = values / max(float(values.max()), np.finfo(np.float32).tiny)
     return _sized((colormaps["viridis"](shares)[..., :3] * 255).round().astype(np.uint8))
 
 

@@ -168,7 +168,8 @@ def test_a_card_tells_what_the_run_says(tmp_path, monkeypatch, capsys):
         "train: {effective_batch_size: 64, precision: bf16}\nmodel: {init: /home/me/runs/first}\n"
     )
     (run / "environment.json").write_text(json.dumps({"packages": {"torch": "9.9"}, "git_commit": "abc123"}))
-    summary = {"status": "interrupted", "steps": 7, "flops_per_step": 1e9, "heldout": {"psnr_db": 20.125}}
+    heldout = {"psnr_db": 20.125, "masked_patch_accuracy_on_mask": 0.466, "accuracy": 0.714}
+    summary = {"status": "interrupted", "steps": 7, "flops_per_step": 1e9, "heldout": heldout}
     (run / "summary.json").write_text(json.dumps(summary))
     monkeypatch.chdir(tmp_path)
     assert export(run, "--to", "timm") == 0
@@ -183,6 +184,8 @@ def test_a_card_tells_what_the_run_says(tmp_path, monkeypatch, capsys):
         "| begun from | first |",
         "torch 9.9, commit abc123",
         "| held-out PSNR on masked patches | 20.12 dB |",
+        "| masked_patch: held-out accuracy on [mask] positions | 46.60% |",
+        "| held-out accuracy | 71.40% |",
         "not finished (interrupted)",
         "mean [0.4, 0.5, 0.6]",
         "# license: to be stated",

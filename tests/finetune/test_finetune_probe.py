@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from finetune import linear_probe
+from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
 from finetune.job import main
 from mae_vit.config_file import load_config
@@ -185,10 +186,10 @@ def test_the_test_split_is_read_once_or_not_at_all(probe, digits, tmp_path, caps
     seen: list[int] = []
     take = reading.MemorySource.images
 
-    def counted(source, seed, epoch, samples, out=None):
+    def counted(source, seed, epoch, samples, *more, **options):
         if len(source.labels) == len(open_index(digits, "test")):
             seen.extend(samples)
-        return take(source, seed, epoch, samples, out)
+        return take(source, seed, epoch, samples, *more, **options)
 
     monkeypatch.setattr(reading.MemorySource, "images", counted)
     assert probe("finetune.test=false", name="unread") == 0
@@ -265,6 +266,7 @@ BAD = {
     "clipping": (["optim.clip_grad=1.0"], "optim.clip_grad=1.0: no effect"),
     "noise": (["model.drop_path_rate=0.1"], "model.drop_path_rate=0.1: no effect"),
     "checkpoints": (["checkpoint.every_steps=9"], "checkpoint.every_steps=9: no effect"),
+    "guard": (["guard.skip_steps=9"], "guard.skip_steps=9: no effect"),
     "monitoring": (["monitor.log_every_steps=9"], "monitor.log_every_steps=9: no effect"),
     "engine": (["train.zero_stage=1"], "train.zero_stage=1: no effect"),
     "shots": (["finetune.shots=[3]"], 'shots has no effect with mode="linear_probe"'),
@@ -285,6 +287,12 @@ def test_bad_settings_are_one_line_and_write_nothing(probe, tmp_path, capsys, na
     assert probe(*arguments) == 2
     assert expected in one_line(capsys)
     assert not (tmp_path / "run").exists()
+
+
+def test_shards_elsewhere_come_into_the_cache_that_is_asked_for():
+    elsewhere = ["data.path=https://host/mine", "data.cache_dir=/local", "data.cache_gib=9"]
+    config = load_config(FinetuneConfig, ROOT / "configs" / "linear_probe_cifar_tiny.yaml", elsewhere)
+    assert (config.data.cache_dir, config.data.cache_gib) == ("/local", 9)
 
 
 def test_rates_that_are_all_too_large_are_one_line(probe, capsys):

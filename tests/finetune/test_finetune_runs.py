@@ -103,9 +103,9 @@ class Reads:
             source = opened(index, name, **options)
             images = source.images
 
-            def counted(seed, epoch, samples, out=None):
+            def counted(seed, epoch, samples, *more, **options):
                 seen[index.split] += list(samples)
-                return images(seed, epoch, samples, out)
+                return images(seed, epoch, samples, *more, **options)
 
             source.images = counted
             return source
