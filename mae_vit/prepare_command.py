@@ -259,12 +259,10 @@ def _say(report: Report) -> None:
 
     for split in report.written:
         info = report.dataset.splits[split]
-        labelled = sum(info.class_counts)
-        labels = (
-            "" if labelled == info.samples else f", {labelled:,} with labels" if labelled else ", no labels"
-        )
+        labeled = sum(info.class_counts)
+        labels = "" if labeled == info.samples else f", {labeled:,} with labels" if labeled else ", no labels"
         print(f"{split}: {counted(info.samples, 'image')} in {counted(len(info.shards), 'shard')}{labels}")
-        if labelled and (missing := info.class_counts.count(0)):
+        if labeled and (missing := info.class_counts.count(0)):
             print(
                 f"  {counted(missing, 'class', 'classes')} of {len(info.class_counts)} without an image in it"
             )

@@ -69,7 +69,7 @@ def no_launcher_environment(monkeypatch):
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Path:
-    """scikit-learn's digits as shards, several of them: 8x8 grey."""
+    """scikit-learn's digits as shards, several of them: 8x8 gray."""
     out = tmp_path_factory.mktemp("digits")
     prepare([open_source("digits", out=out, split="train", root=None)], out, shard_samples=400)
     return out

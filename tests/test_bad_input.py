@@ -41,7 +41,7 @@ def damaged(digits, tmp_path) -> Path:
 
 
 CONFIG_CASES = {
-    "misspelt key": (
+    "misspelled key": (
         ["objective.mask_ration=0.5"],
         'error: command line: unknown key "objective.mask_ration": did you mean "objective.mask_ratio"?',
     ),
@@ -108,10 +108,10 @@ CONFIG_CASES = {
     ),
     "statistics": (["model.in_chans=3", "data.normalize=[[0.5], [0.5]]"], "data.normalize="),
     "memory limit": (["data.source=memory", "data.memory_limit_gib=1e-9"], "over data.memory_limit_gib"),
-    "misspelt option": (["--confg", "x"], 'unrecognized arguments: --confg x: did you mean "--config"?'),
-    "misspelt --dry-run": (["--dryrun"], 'unrecognized arguments: --dryrun: did you mean "--dry-run"?'),
-    "misspelt --resume": (["--resum", "never"], 'did you mean "--resume"?'),
-    "misspelt --resume=": (["--resum=never"], 'did you mean "--resume"?'),
+    "misspelled option": (["--confg", "x"], 'unrecognized arguments: --confg x: did you mean "--config"?'),
+    "misspelled --dry-run": (["--dryrun"], 'unrecognized arguments: --dryrun: did you mean "--dry-run"?'),
+    "misspelled --resume": (["--resum", "never"], 'did you mean "--resume"?'),
+    "misspelled --resume=": (["--resum=never"], 'did you mean "--resume"?'),
     "option of nothing": (
         ["--xyz"],
         "--xyz: known: --allow-pipe, --config, --dry-run, --extend, --help, --resume (see --help)",

@@ -112,7 +112,7 @@ class Dataset(_Strict):
         format: version of this file's layout.
         tool: what wrote it.
         classes: names; a sample's `.cls` is its place here; none if there are no labels.
-        channels: 1 if all images are grey, else 3.
+        channels: 1 if all images are gray, else 3.
         mean: per-channel mean of train's pixels in 0..1.
         std: per-channel standard deviation.
         statistics_images: how many images mean and std are from.

@@ -1,6 +1,6 @@
 """Settings of short fine-tuning runs."""
 
-# An encoder of 8x8 grey images.
+# An encoder of 8x8 gray images.
 TINY = [
     "model.img_size=8",
     "model.patch_size=2",
