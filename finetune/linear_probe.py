@@ -21,9 +21,9 @@ from finetune.results import Measuring, Outputs, measured_on_test
 from mae_vit.errors import InputError
 from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
 from mae_vit.evaluation.metrics import Predictions
+from mae_vit.files import write_atomically
 from mae_vit.objectives.classify import ViTClassifier
 from mae_vit.plan import Plan, make_plan
-from mae_vit.training.files import write_atomically
 from mae_vit.training.optimizers import make_optimizer
 from mae_vit.training.schedule import rate_at
 from mae_vit.urls import shown

@@ -19,10 +19,10 @@ from finetune.data import FinetuneData
 from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
 from mae_vit.evaluation.metrics import Predictions, read_gap
+from mae_vit.files import write_atomically, write_json
 from mae_vit.objectives.classify import Classifier, ViTClassifier
 from mae_vit.seen_labels import SeenLabels
 from mae_vit.training.distributed import Ranks, sum_over_ranks
-from mae_vit.training.files import write_atomically, write_json
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.training.state import Best
 from mae_vit.weights import EncoderInfo

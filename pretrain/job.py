@@ -11,6 +11,7 @@ from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
 from mae_vit.coverage import load_start, warn_of_normalization
 from mae_vit.data.feeding import bring
+from mae_vit.files import write_atomically
 from mae_vit.objectives import Objective
 from mae_vit.plan import Plan
 from mae_vit.pretrain_config import PretrainConfig
@@ -23,7 +24,6 @@ from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
 from mae_vit.training.entry import Arguments, parse_arguments, run_to_exit_code
 from mae_vit.training.evaluate import HeldOut
-from mae_vit.training.files import write_atomically
 from mae_vit.training.hooks import Views
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.resume import find_start, run_identity

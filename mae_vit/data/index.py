@@ -25,6 +25,7 @@ from mae_vit.data.shard_files import ReadError, ShardFiles
 from mae_vit.data.shard_table import ShardTable
 from mae_vit.data.tarwalk import BLOCK, DamagedTar, plain_name, walk_tar
 from mae_vit.errors import Damage, InputError, nearest
+from mae_vit.files import replacing
 from mae_vit.locks import locked
 from mae_vit.urls import shown
 
@@ -164,10 +165,9 @@ class ShardIndex:
                     return found
             keys = self._read_keys()
             if not self.problems:
-                partial = path.with_name(f".{path.name}.{os.getpid()}")
                 # Names in tars need not be Unicode; JSON's escapes hold any.
-                partial.write_text(json.dumps(keys), encoding="utf-8")
-                os.replace(partial, path)
+                with replacing(path) as partial:
+                    partial.write_text(json.dumps(keys), encoding="utf-8")
             return keys
 
     def _read_keys(self) -> list[str]:

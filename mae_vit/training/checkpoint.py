@@ -30,7 +30,7 @@ from mae_vit.checkpoint_files import (
     step_of,
 )
 from mae_vit.errors import InputError
-from mae_vit.training.files import sync_folder, write_atomically
+from mae_vit.files import sync, write_atomically
 from mae_vit.training.guard import Course
 from mae_vit.training.precision import LossScale
 from mae_vit.training.state import Best, TrainState
@@ -80,7 +80,7 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    sync_folder(folder)
+    sync(folder)
     write_atomically(folder / "latest", f"{final.name}\n".encode())
     return final
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import torch
 
 from mae_vit.errors import InputError
+from mae_vit.files import existing, to_json, write_atomically, write_json
 from mae_vit.locks import Lock
-from mae_vit.training.files import to_json, write_atomically, write_json
 from mae_vit.training.run_lock import lock_run
 
 Status = Literal["running", "interrupted", "done", "failed"]
@@ -46,18 +46,16 @@ class RunFolder:
         Raises:
             InputError: naming the folder.
         """
-        existing = self.path
-        while not existing.exists() and existing != existing.parent:
-            existing = existing.parent
-        if not existing.is_dir():
-            raise InputError(f"run folder {self.path}: {existing} is not a folder")
-        probe = existing / f".writable.{os.getpid()}"
+        place = existing(self.path)
+        if not place.is_dir():
+            raise InputError(f"run folder {self.path}: {place} is not a folder")
+        probe = place / f".writable.{os.getpid()}"
         try:
             probe.touch()
             probe.unlink(missing_ok=True)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise InputError(f"run folder {self.path} cannot be written: {existing}: {reason}") from None
+            raise InputError(f"run folder {self.path} cannot be written: {place}: {reason}") from None
 
     def lock(self) -> None:
         """Takes the folder, which is made if need be, for this process; until `unlock`, or its end.

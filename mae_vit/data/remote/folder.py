@@ -22,6 +22,7 @@ from mae_vit.data.remote.cache import STALL_S, Cache, Wanted
 from mae_vit.data.remote.patience import Patience
 from mae_vit.data.remote.streams import Refused, open_stream
 from mae_vit.errors import InputError, Unreachable
+from mae_vit.files import replacing
 from mae_vit.locks import locked
 from mae_vit.urls import check_url, file_url, is_url, shown
 
@@ -184,9 +185,8 @@ def _describe(remote: RemoteFolder, folder: Path, say: bool) -> Dataset:
         return read_dataset(folder)
     # What is none must not take the place of what was one.
     dataset = parse_dataset(data, f"{FILE_NAME} of {shown(remote.url)}")
-    partial = folder / f".{FILE_NAME}.{os.getpid()}"
-    partial.write_bytes(data)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_bytes(data)
     return dataset
 
 
