@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mae_vit.commandline import OneLineParser
+from mae_vit.commandline import EXIT_FAILED, OneLineParser
 from mae_vit.config_file import parse_yaml
 from mae_vit.errors import InputError, nearest
 
@@ -65,7 +65,7 @@ def run_curve(arguments: argparse.Namespace) -> int:
     for departure in found:
         print(f"outside    {departure}")
     print(f"picture    {out}")
-    return 1 if found else 0
+    return EXIT_FAILED if found else 0
 
 
 def _lines_of(run: Path) -> list[dict[str, Any]]:

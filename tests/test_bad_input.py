@@ -11,9 +11,9 @@ from commands import ROOT, one_line
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from mae_vit.commandline import EXIT_INPUT
 from mae_vit.data.prepare import prepare
 from mae_vit.data.sources import open_source
-from mae_vit.training.entry import EXIT_INPUT
 from pretrain.job import main
 
 # A config that is accepted by mistake would train on.
