@@ -100,6 +100,8 @@ def pretrain(arguments: Arguments) -> int:
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
     begins_from = config.model.init or "scratch"
+    # Rank 0 alone logs, and has lines to be judged.
+    watch = watch_of(config.model_dump(mode="json"), setup.plan.total_steps) if ranks.rank == 0 else None
     run = Run(
         config,
         setup.plan,
@@ -110,9 +112,7 @@ def pretrain(arguments: Arguments) -> int:
         noisy,
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT,
-        judge=watch.judge
-        if (watch := watch_of(config.model_dump(mode="json"), setup.plan.total_steps))
-        else None,
+        judge=watch.judge if watch else None,
     )
     job = Job(config, setup.plan, setup.data, setup.info, engine, folder, setup.costs.flops_per_image)
     return run.go(job, start)
