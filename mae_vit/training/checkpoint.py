@@ -21,6 +21,7 @@ from typing import Any
 
 from mae_vit.checkpoint_files import (
     FORMAT,
+    STATE,
     BrokenCheckpoint,
     as_broken,
     list_checkpoints,
@@ -107,7 +108,7 @@ def _write_parts(folder: Path, *, step: int, state: TrainState, identity: dict[s
         "sha256": checksums,
         "identity": identity,
     }
-    write_atomically(folder / "state.json", (json.dumps(described, indent=2) + "\n").encode())
+    write_atomically(folder / STATE, (json.dumps(described, indent=2) + "\n").encode())
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mae_vit.checkpoint_files import BrokenCheckpoint, list_checkpoints
+from mae_vit.checkpoint_files import STATE, BrokenCheckpoint, list_checkpoints
 from mae_vit.config import Config
 from mae_vit.errors import InputError
 from mae_vit.training.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
@@ -179,7 +179,7 @@ def load_explicit(path: Path) -> Checkpoint:
     Raises:
         InputError: if there is none.
     """
-    if (path / "state.json").exists():
+    if (path / STATE).exists():
         try:
             return load_checkpoint(path)
         except BrokenCheckpoint as error:
