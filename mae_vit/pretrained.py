@@ -20,16 +20,13 @@ from mae_vit.checkpoint_files import STATE, step_of
 from mae_vit.coverage import load_start
 from mae_vit.data.augment import center_crop
 from mae_vit.data.decode import DecodeError, decode
+from mae_vit.data.statistics import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.encoder import SIZES, ViTEncoder, sincos_position_table
 from mae_vit.errors import InputError
 from mae_vit.starts import Start, read_start
 from mae_vit.weights import EncoderInfo, read_info
 
 Pool = Literal["cls", "mean"]
-
-# Channel statistics of ImageNet, by which the official MAE code normalizes.
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class PretrainedEncoder(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Literal
@@ -127,6 +128,20 @@ class Dataset(_Strict):
     std: list[float]
     statistics_images: int
     splits: dict[str, Split]
+
+
+def describe_shard(path: Path, samples: int) -> Shard:
+    """Describes a shard as it lies there."""
+    return Shard(file=path.name, samples=samples, bytes=path.stat().st_size, sha256=file_digest(path))
+
+
+def file_digest(path: Path) -> str:
+    """Returns the hexadecimal SHA-256 of a file (hashlib.file_digest needs Python 3.11)."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def read_dataset(folder: Path) -> Dataset:

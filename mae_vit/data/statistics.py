@@ -10,6 +10,10 @@ import numpy as np
 from mae_vit.data.convert import Converted
 from mae_vit.data.dataset import Processing, Shard, Split
 
+# Of ImageNet's channels, as torchvision's models and the official MAE code use them.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
 
 @dataclass
 class Statistics:

@@ -89,7 +89,7 @@ def locate(
     if not is_url(path):
         return Located(Path(path))
     check_url(path)
-    root = (Path(cache_dir) if cache_dir else _user_cache()).resolve()
+    root = (Path(cache_dir) if cache_dir else user_cache()).resolve()
     limit = int((DEFAULT_CACHE_GIB if cache_gib is None else cache_gib) * 2**30)
     remote = RemoteFolder(path, root / _SHARDS, limit)
     folder = root / "mae-vit-remote" / _name_of(path)
@@ -220,5 +220,6 @@ def _name_of(url: str) -> str:
     return f"{words}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
+    """The folder of this user for what can be had again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mae-vit"
