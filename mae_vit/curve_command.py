@@ -69,11 +69,11 @@ def run_curve(arguments: argparse.Namespace) -> int:
 
 
 def _lines_of(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    if not path.is_file():
-        raise InputError(f"{run} is no run folder: it has no metrics.jsonl")
+    for name in ("metrics.jsonl", "config.yaml"):
+        if not (run / name).is_file():
+            raise InputError(f"{run} is no run folder: it has no {name}")
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         try:
             lines.append(json.loads(text))
         except ValueError:
