@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -249,7 +248,9 @@ def _adopt(arguments: argparse.Namespace) -> Report:
 def _workers(arguments: argparse.Namespace) -> int:
     if arguments.workers is not None:
         return int(arguments.workers)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from mae_vit.training.distributed import available_cores
+
+    cores = available_cores()
     # One core decodes as fast in this process.
     return min(cores, _MAX_WORKERS) if cores > 1 else 0
 

@@ -93,7 +93,7 @@ ALLOWED = {
         *("training.distributed", "training.signals"),
     ),
     "mae_vit.inspect_command": ("commandline", "config_file", "devices", "errors", "inspection", "urls"),
-    "mae_vit.prepare_command": ("commandline", "data", "errors"),
+    "mae_vit.prepare_command": ("commandline", "data", "errors", "training.distributed"),
     "mae_vit.export": (
         *(
             "decoder",

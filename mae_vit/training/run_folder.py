@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -119,17 +120,11 @@ class RunFolder:
 
 def describe_environment(command: list[str], world_size: int) -> dict[str, Any]:
     """Collects versions, git commit and hardware."""
-    packages = {}
-    for name in _PACKAGES:
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            packages[name] = "not installed"
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
         "command": command,
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": versions_of(_PACKAGES),
         "git_commit": _git_commit(),
         "platform": platform.platform(),
         "processor": _processor(),
@@ -138,6 +133,17 @@ def describe_environment(command: list[str], world_size: int) -> dict[str, Any]:
         "world_size": world_size,
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
     }
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """The installed version of each package."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def _git_commit() -> str | None:
