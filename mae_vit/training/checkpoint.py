@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-import warnings
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -146,8 +146,8 @@ def _read_course(told: dict[str, Any]) -> Course:
     )
 
 
-def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Returns the newest whole checkpoint; a broken one is skipped with a warning.
+def newest_checkpoint(folder: Path, *, warn: bool = True) -> Checkpoint | None:
+    """Returns the newest whole checkpoint; broken ones are skipped, and told where `warn` is set.
 
     Raises:
         InputError: if there are checkpoints and none is whole: starting over silently
@@ -157,8 +157,8 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
         found, broken = read_newest(folder, load_checkpoint)
     except BrokenCheckpoint as error:
         raise InputError(f"{error}; `--resume never` begins again, and sets this run aside") from None
-    for problem in broken:
-        warnings.warn(f"skipping broken checkpoint: {problem}", stacklevel=2)
+    for problem in broken if warn else ():
+        print(f"warning: skipping broken checkpoint: {problem}", file=sys.stderr)
     return found
 
 
