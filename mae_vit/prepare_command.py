@@ -200,12 +200,12 @@ def _prepare(arguments: argparse.Namespace) -> Report:
     from mae_vit.data.exclusion import DEFAULT_DISTANCE
     from mae_vit.data.prepare import prepare
     from mae_vit.data.selection import Selection
-    from mae_vit.data.sources import open_source
+    from mae_vit.data.sources import find_images
 
     *specs, out_text = arguments.paths
     out = Path(out_text)
     sources = [
-        open_source(spec, out=out, split=arguments.split, root=arguments.root, labels=not arguments.no_labels)
+        find_images(spec, out=out, split=arguments.split, root=arguments.root, labels=not arguments.no_labels)
         for spec in specs
     ]
     distance = arguments.exclude_distance

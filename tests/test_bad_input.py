@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from mae_vit.commandline import EXIT_INPUT
 from mae_vit.data.prepare import prepare
-from mae_vit.data.sources import open_source
+from mae_vit.data.sources import find_images
 from pretrain.job import main
 
 # A config that is accepted by mistake would train on.
@@ -214,7 +214,7 @@ def flat_test(tmp_path) -> Path:
         place = tmp_path / "images" / split / ("" if split == "test" else str(digits.target[number]))
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray((digits.images[number] * 15).astype(np.uint8)).save(place / f"{number}.png")
-    prepare([open_source(str(tmp_path / "images"), out=data)], data)
+    prepare([find_images(str(tmp_path / "images"), out=data)], data)
     return data
 
 
