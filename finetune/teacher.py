@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mae_vit.baselines import build_network
+from mae_vit.encoder import Pool
 from mae_vit.errors import InputError
-from mae_vit.objectives.classify import Classifier, NetworkClassifier, Pool, ViTClassifier
+from mae_vit.objectives.classify import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.objectives.labels import LabelLoss
 from mae_vit.seen_labels import SeenLabels
 from mae_vit.weights import EncoderInfo, read_metadata

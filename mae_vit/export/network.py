@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from mae_vit.decoder import Decoder, read_decoder
-from mae_vit.encoder import set_fused_attention
+from mae_vit.encoder import Pool, set_fused_attention
 from mae_vit.errors import InputError
-from mae_vit.pretrained import Pool, PretrainedEncoder, from_start
+from mae_vit.pretrained import PretrainedEncoder, from_start
 from mae_vit.starts import Start, read_start
 from mae_vit.weights import read_metadata
 
