@@ -248,6 +248,7 @@ def _adopt(arguments: argparse.Namespace) -> Report:
 def _workers(arguments: argparse.Namespace) -> int:
     if arguments.workers is not None:
         return int(arguments.workers)
+    # Slow to import, so that --help is not.
     from mae_vit.training.distributed import available_cores
 
     cores = available_cores()
