@@ -15,7 +15,7 @@ from mae_vit.data.convert import Conversion
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.prepare import prepare
 from mae_vit.data.selection import Selection
-from mae_vit.data.sources import open_source as open_images
+from mae_vit.data.sources import find_images
 from mae_vit.errors import InputError
 
 # MAE Sec. A.1, and the normalization of its code.
@@ -87,7 +87,7 @@ def prepare_data(folder: Path, photos: str | None, small: str, rows: Iterable[Ro
         if not (out / "dataset.json").exists():
             if spec is None:
                 raise InputError("rows of photographs need --photos SRC")
-            prepare([open_images(spec, out=out)], out, selection=selection, conversion=conversion)
+            prepare([find_images(spec, out=out)], out, selection=selection, conversion=conversion)
         if f"{name}-files" in needed and not (folder / f"{name}-files").exists():
             write_files(open_index(out, "train"), folder / f"{name}-files")
     if "many" in needed and not (folder / "many").exists():

@@ -12,8 +12,8 @@ from mae_vit.config import Config, ModelSection, MonitorSection, TrainSection
 from mae_vit.config_base import Section, height_width
 from mae_vit.config_data import DataSection
 from mae_vit.config_optim import OptimSection
-from mae_vit.encoder import SIZES
-from mae_vit.objectives.classify import HeadInit, Pool
+from mae_vit.encoder import SIZES, Pool
+from mae_vit.objectives.classify import HeadInit
 from mae_vit.objectives.distill import DistillationKind
 
 # DeiT Eq. 3; lambda and tau of Eq. 2 as DeiT Sec. 5 has them.

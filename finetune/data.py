@@ -15,7 +15,7 @@ from mae_vit.batch import Batch
 from mae_vit.data.augment import Augment
 from mae_vit.data.feeding import check_cache, training_batches
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.data.loader import FixedBatches, fixed_batches, start_worker_server
+from mae_vit.data.loader import FixedBatches, start_worker_server
 from mae_vit.data.opening import (
     check_labels,
     check_pad,
@@ -137,7 +137,7 @@ class FinetuneData:
         shown = self.held_out[permute(np.arange(min(pictures, count)), count, key)]
         return HeldOut(
             self.fixed(self.plain, self.held_out, ranks, batch_size),
-            next(fixed_batches(self.plain, shown, seed=_MEASURING_SEED, batch_size=len(shown))),
+            next(iter(FixedBatches(self.plain, shown, seed=_MEASURING_SEED, batch_size=len(shown)))),
         )
 
     def some_of_train(self, count: int) -> np.ndarray:

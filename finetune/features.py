@@ -9,7 +9,7 @@ from tqdm import tqdm
 from finetune.data import FinetuneData
 from finetune.results import Measuring
 from mae_vit.data.reading import Source
-from mae_vit.encoder import set_fused_attention
+from mae_vit.encoder import pooled, set_fused_attention
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.objectives.classify import ViTClassifier
 from mae_vit.training.distributed import sum_over_ranks
@@ -47,7 +47,7 @@ def read_features(
     with measuring.autocast(), bar:
         for batch in data.fixed(source, samples, ranks, measuring.batch_size):
             tokens = model.encoder.forward_features(model.normalize(batch.to(measuring.device).images))
-            rows.append((tokens[:, 0] if model.pool == "cls" else tokens[:, 1:].mean(dim=1)).float())
+            rows.append(pooled(tokens, model.pool).float())
             bar.update(len(rows[-1]))
     if rows:
         features[ranks.rank :: ranks.world_size] = torch.cat(rows)

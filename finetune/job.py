@@ -31,6 +31,7 @@ from mae_vit.config_keys import describe_keys
 from mae_vit.coverage import warn_of_normalization
 from mae_vit.data.feeding import bring
 from mae_vit.errors import InputError
+from mae_vit.files import write_json
 from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan, check_pairs, make_plan
 from mae_vit.skipping import Skipped
@@ -42,7 +43,6 @@ from mae_vit.training.engines import build_engine
 from mae_vit.training.entry import Arguments, parse_arguments, run_to_exit_code
 from mae_vit.training.estimate import Estimate, estimate
 from mae_vit.training.evaluate import HeldOut
-from mae_vit.training.files import write_json
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.resume import find_start, run_identity
 from mae_vit.training.run_folder import RunFolder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,12 +20,13 @@ from finetune.results import Measuring, Outputs, measured_on_test
 from mae_vit.errors import InputError
 from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
 from mae_vit.evaluation.metrics import Predictions
+from mae_vit.files import write_atomically
 from mae_vit.objectives.classify import ViTClassifier
 from mae_vit.plan import Plan, make_plan
-from mae_vit.training.files import write_atomically
 from mae_vit.training.optimizers import make_optimizer
 from mae_vit.training.schedule import rate_at
 from mae_vit.urls import shown
+from mae_vit.weights import to_metadata
 
 WEIGHTS = "linear.safetensors"
 # On a machine whose two cores are both busy, steps of a tenth of this took 1-6 ms with one
@@ -225,6 +225,4 @@ def _bytes_of(probe: LinearProbe, config: FinetuneConfig, data: FinetuneData, ou
     told: dict[str, Any] = {"classes": data.classes, "mean": data.mean, "std": data.std}
     told |= {**(asdict(outputs.info) if outputs.info else {}), "pool": config.finetune.pool}
     told |= {"objective": "linear_probe", "start": config.finetune.start}
-    return save_tensors(
-        {"head.weight": weight, "head.bias": bias}, metadata={"mae_vit": json.dumps(told, sort_keys=True)}
-    )
+    return save_tensors({"head.weight": weight, "head.bias": bias}, metadata=to_metadata(told))

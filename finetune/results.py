@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -19,13 +18,13 @@ from finetune.data import FinetuneData
 from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
 from mae_vit.evaluation.metrics import Predictions, read_gap
+from mae_vit.files import write_atomically, write_json
 from mae_vit.objectives.classify import Classifier, ViTClassifier
 from mae_vit.seen_labels import SeenLabels
 from mae_vit.training.distributed import Ranks, sum_over_ranks
-from mae_vit.training.files import write_atomically, write_json
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.training.state import Best
-from mae_vit.weights import EncoderInfo
+from mae_vit.weights import EncoderInfo, to_metadata
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ class Outputs:
             per_class=self.config.data.labels_per_class,
             holdout=self.config.finetune.holdout,
         ).model_dump()
-        return save_tensors(tensors, metadata={"mae_vit": json.dumps(told, sort_keys=True)})
+        return save_tensors(tensors, metadata=to_metadata(told))
 
 
 def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:

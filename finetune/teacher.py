@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,15 +10,17 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mae_vit.baselines import build_network
+from mae_vit.encoder import Pool
 from mae_vit.errors import InputError
-from mae_vit.objectives.classify import Classifier, NetworkClassifier, Pool, ViTClassifier
+from mae_vit.objectives.classify import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.objectives.labels import LabelLoss
 from mae_vit.seen_labels import SeenLabels
-from mae_vit.weights import EncoderInfo
+from mae_vit.weights import EncoderInfo, read_metadata
 
 FILE = "model.safetensors"
 
@@ -89,9 +90,7 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
     """
     file, named = path / FILE if path.is_dir() else path, f"finetune.teacher={path}"
     try:
-        with safe_open(file, framework="pt") as content:
-            told = Description.model_validate(json.loads((content.metadata() or {})["mae_vit"]))
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+        told, tensors = Description.model_validate(read_metadata(file)), load_file(file)
     except OSError as error:
         raise InputError(
             f"{named}: cannot read {file.name}: {(error.strerror or str(error)).lower()} "

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from mae_vit.encoder import SIZES
 
+# In front of timm's names, of architectures and of pretrained weights.
 TIMM_PREFIX = "timm:"
 
 

@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from mae_vit import __version__
-from mae_vit.commandline import OneLineParser
+from mae_vit.commandline import (
+    EXIT_FAILED,
+    EXIT_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_REQUEUE,
+    OneLineParser,
+    add_allow_pipe,
+    add_local_rank,
+)
 from mae_vit.curve_command import add_curve
 from mae_vit.embed_command import add_embed
-from mae_vit.errors import InputError, Unreachable, counted
+from mae_vit.errors import DamagedSample, InputError, Unreachable, counted
 from mae_vit.export_command import add_export
 from mae_vit.inspect_command import add_inspect
 from mae_vit.prepare_command import add_prepare
 from mae_vit.urls import allow_pipe, is_url, shown
-
-EXIT_DAMAGED = 1
-EXIT_INPUT = 2
-EXIT_AGAIN = 75
-EXIT_INTERRUPTED = 130
 
 EXAMPLES = """examples:
   mae-vit prepare digits data/digits                     handwritten digits, embedded: no network
@@ -42,7 +45,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0, 1 (damage found) or 2 (bad input)."""
+    """Runs the command line; returns the exit code (`mae_vit.commandline`)."""
     try:
         parser = _parser()
         arguments, rest = parser.parse_known_args(argv)
@@ -56,9 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"mae-vit: error: {error}", file=sys.stderr)
         return EXIT_INPUT
+    except DamagedSample as error:
+        print(f"mae-vit: error: {error}", file=sys.stderr)
+        return EXIT_FAILED
     except Unreachable as error:
         print(f"mae-vit: error: {error}", file=sys.stderr)
-        return EXIT_AGAIN
+        return EXIT_REQUEUE
     except KeyboardInterrupt:
         print("mae-vit: interrupted; nothing half-written was left", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -108,7 +114,7 @@ def _check(arguments: argparse.Namespace) -> int:
     print(
         f"{arguments.path}: {counted(len(problems), 'problem') if problems else 'all shards are as described'}"
     )
-    return EXIT_DAMAGED if problems else 0
+    return EXIT_FAILED if problems else 0
 
 
 def _add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -125,9 +131,7 @@ def _add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument("--rank", type=int, default=0, help="whose part of the batch (default: 0)")
     parser.add_argument("--images", type=int, default=32, help="how many are drawn (default: 32)")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: RUN/replay/...")
-    parser.add_argument(
-        "--allow-pipe", action="store_true", help="run the command of a data.path pipe:COMMAND {}"
-    )
+    add_allow_pipe(parser)
     parser.set_defaults(run=_replay, parser=parser)
 
 
@@ -143,10 +147,10 @@ def _replay(arguments: argparse.Namespace) -> int:
     name = f"step-{arguments.step:08d}" if arguments.step else f"data-step-{arguments.data_step:08d}"
     path = arguments.out or arguments.path / "replay" / f"{name}-rank-{arguments.rank}.png"
     picture, names = told_by.write_replay(told, path, images=arguments.images)
-    shown = min(arguments.images, len(told.samples))
+    drawn = min(arguments.images, len(told.samples))
     weights = "fresh weights" if told.weights_step is None else f"the weights of step {told.weights_step}"
     print(f"{arguments.path}: epoch {told.epoch}, step {told.data_step} of the data order")
-    print(f"  picture   {picture} ({counted(shown, 'image')}; what is predicted is by {weights})")
+    print(f"  picture   {picture} ({counted(drawn, 'image')}; what is predicted is by {weights})")
     print(f"  names     {names} ({counted(len(told.samples), 'sample')})")
     return 0
 
@@ -168,11 +172,8 @@ def _add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         action="store_true",
         help="train a few steps with micro-batches of growing size, in this process alone",
     )
-    parser.add_argument(
-        "--allow-pipe", action="store_true", help="run the command of a data.path pipe:COMMAND {}"
-    )
-    # Of the `deepspeed` launcher.
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
+    add_allow_pipe(parser)
+    add_local_rank(parser)
     parser.set_defaults(run=_doctor, parser=parser)
 
 

@@ -1,4 +1,4 @@
-"""What all command lines share."""
+"""What all command lines share: exit codes, a parser, options."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mae_vit.errors import InputError, closest, nearest
+
+# A run failed, or a check found something.
+EXIT_FAILED = 1
+# Bad config, command line or input.
+EXIT_INPUT = 2
+# EX_TEMPFAIL of sysexits.h, to be run again: stopped by a signal after a save, another rank is
+# gone, or data that lie elsewhere cannot be had now.
+EXIT_REQUEUE = 75
+# What shells say of a program that Ctrl-C ended: before there was anything to save, or by a second one.
+EXIT_INTERRUPTED = 130
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -36,3 +46,17 @@ class OneLineParser(argparse.ArgumentParser):
             # argparse lists the choices itself.
             return closest(choice[1], [str(one) for action in self._actions for one in action.choices or ()])
         return ""
+
+
+def add_allow_pipe(parser: argparse.ArgumentParser) -> None:
+    """Adds the option by which commands may run."""
+    parser.add_argument(
+        "--allow-pipe",
+        action="store_true",
+        help="run the command of a data.path such as 'pipe:ssh HOST cat DIR/{}': by a shell, so look at it first",
+    )
+
+
+def add_local_rank(parser: argparse.ArgumentParser) -> None:
+    """Takes what the `deepspeed` launcher adds to a command line; the environment says it too."""
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mae_vit.commandline import OneLineParser
+from mae_vit.commandline import EXIT_FAILED, OneLineParser
 from mae_vit.config_file import parse_yaml
 from mae_vit.errors import InputError, nearest
 
@@ -65,15 +65,15 @@ def run_curve(arguments: argparse.Namespace) -> int:
     for departure in found:
         print(f"outside    {departure}")
     print(f"picture    {out}")
-    return 1 if found else 0
+    return EXIT_FAILED if found else 0
 
 
 def _lines_of(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    if not path.is_file():
-        raise InputError(f"{run} is no run folder: it has no metrics.jsonl")
+    for name in ("metrics.jsonl", "config.yaml"):
+        if not (run / name).is_file():
+            raise InputError(f"{run} is no run folder: it has no {name}")
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         try:
             lines.append(json.loads(text))
         except ValueError:

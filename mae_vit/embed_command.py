@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mae_vit.commandline import OneLineParser
+from mae_vit.commandline import EXIT_REQUEUE, OneLineParser
 from mae_vit.errors import InputError, counted
 
 if TYPE_CHECKING:
     from mae_vit.embedding.embed import Outcome
 
-EXIT_AGAIN = 75
 _NAMED = 5
 _BATCH_SIZE, _BATCH_SIZE_GPU = 64, 256
 _DESCRIPTION = """Turn images into features (N, D) by a pretrained encoder, in the order of the data, with their keys.
@@ -126,7 +125,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
         again = "the same command without --restart" if arguments.restart else "the same command"
         done = f"{outcome.done:,} of {counted(outcome.total, 'image')}"
         print(f"mae-vit: stopped, {done} are saved: {again} goes on", file=sys.stderr)
-        return EXIT_AGAIN
+        return EXIT_REQUEUE
     _say(outcome, arguments.out)
     return 0
 

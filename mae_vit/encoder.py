@@ -18,6 +18,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 PositionKind = Literal["learnable", "sincos"]
+Pool = Literal["cls", "mean"]
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,11 @@ class PlainOrFusedAttention(Attention):
 def take_tokens(tokens: Tensor, ids: Tensor) -> Tensor:
     """Picks tokens: (B, n, D), int64 (B, m) -> (B, m, D)."""
     return tokens.gather(1, ids[..., None].expand(-1, -1, tokens.shape[-1]))
+
+
+def pooled(tokens: Tensor, pool: Pool) -> Tensor:
+    """Reads [CLS], or the mean of the patch tokens: (B, 1 + N, D) -> (B, D)."""
+    return tokens[:, 0] if pool == "cls" else tokens[:, 1:].mean(dim=1)
 
 
 def block_at(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -201,12 +200,12 @@ def _prepare(arguments: argparse.Namespace) -> Report:
     from mae_vit.data.exclusion import DEFAULT_DISTANCE
     from mae_vit.data.prepare import prepare
     from mae_vit.data.selection import Selection
-    from mae_vit.data.sources import open_source
+    from mae_vit.data.sources import find_images
 
     *specs, out_text = arguments.paths
     out = Path(out_text)
     sources = [
-        open_source(spec, out=out, split=arguments.split, root=arguments.root, labels=not arguments.no_labels)
+        find_images(spec, out=out, split=arguments.split, root=arguments.root, labels=not arguments.no_labels)
         for spec in specs
     ]
     distance = arguments.exclude_distance
@@ -249,7 +248,10 @@ def _adopt(arguments: argparse.Namespace) -> Report:
 def _workers(arguments: argparse.Namespace) -> int:
     if arguments.workers is not None:
         return int(arguments.workers)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Slow to import, so that --help is not.
+    from mae_vit.training.distributed import available_cores
+
+    cores = available_cores()
     # One core decodes as fast in this process.
     return min(cores, _MAX_WORKERS) if cores > 1 else 0
 
@@ -259,12 +261,10 @@ def _say(report: Report) -> None:
 
     for split in report.written:
         info = report.dataset.splits[split]
-        labelled = sum(info.class_counts)
-        labels = (
-            "" if labelled == info.samples else f", {labelled:,} with labels" if labelled else ", no labels"
-        )
+        labeled = sum(info.class_counts)
+        labels = "" if labeled == info.samples else f", {labeled:,} with labels" if labeled else ", no labels"
         print(f"{split}: {counted(info.samples, 'image')} in {counted(len(info.shards), 'shard')}{labels}")
-        if labelled and (missing := info.class_counts.count(0)):
+        if labeled and (missing := info.class_counts.count(0)):
             print(
                 f"  {counted(missing, 'class', 'classes')} of {len(info.class_counts)} without an image in it"
             )

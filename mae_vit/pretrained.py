@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,16 +20,11 @@ from mae_vit.checkpoint_files import STATE, step_of
 from mae_vit.coverage import load_start
 from mae_vit.data.augment import center_crop
 from mae_vit.data.decode import DecodeError, decode
-from mae_vit.encoder import SIZES, ViTEncoder, sincos_position_table
+from mae_vit.data.statistics import IMAGENET_MEAN, IMAGENET_STD
+from mae_vit.encoder import SIZES, Pool, ViTEncoder, pooled, sincos_position_table
 from mae_vit.errors import InputError
 from mae_vit.starts import Start, read_start
 from mae_vit.weights import EncoderInfo, read_info
-
-Pool = Literal["cls", "mean"]
-
-# Channel statistics of ImageNet, by which the official MAE code normalizes.
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class PretrainedEncoder(nn.Module):
@@ -64,7 +59,7 @@ class PretrainedEncoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Encodes images as `transform` makes them: float32 (B, C, H, W) -> (B, D)."""
         tokens = self.encoder.forward_features(images)
-        return self.fc_norm(tokens[:, 0] if self.pool == "cls" else tokens[:, 1:].mean(dim=1))
+        return self.fc_norm(pooled(tokens, self.pool))
 
     def transform(self, image: str | Path | bytes | Image.Image | np.ndarray) -> Tensor:
         """Brings one image to what the encoder was trained on.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
-import json
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -19,11 +18,11 @@ from typing import Any
 
 import timm
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from mae_vit.baselines import TIMM_PREFIX
 from mae_vit.checkpoint_files import (
     BrokenCheckpoint,
     as_broken,
@@ -35,8 +34,8 @@ from mae_vit.checkpoint_files import (
 from mae_vit.encoder import SIZES, ViTEncoder
 from mae_vit.errors import InputError
 from mae_vit.seen_labels import SeenLabels
+from mae_vit.weights import read_metadata
 
-TIMM_PREFIX = "timm:"
 ENCODER_PREFIX = "encoder."
 _GEOMETRY = (
     "img_size",
@@ -212,8 +211,7 @@ def _geometry_of(identity: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _read_safetensors(path: Path) -> Start:
-    with safe_open(path, framework="pt") as file:
-        metadata = json.loads((file.metadata() or {}).get("mae_vit", "{}"))
+    metadata = read_metadata(path)
     if metadata.get("network"):
         raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")
     mean, std = metadata.get("mean"), metadata.get("std")

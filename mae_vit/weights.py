@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 
 from mae_vit.encoder import PositionKind, ViTEncoder
 
-# The safetensors header is JSON behind its length; a longer one is not ours.
-_MAX_HEADER_BYTES = 100 << 20
+# Of a safetensors file's metadata, the entry that is ours: JSON.
+_KEY = "mae_vit"
 
 
 @dataclass(frozen=True)
@@ -79,25 +79,31 @@ def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:
     tensors = {
         name: value.detach().float().cpu().contiguous() for name, value in encoder.state_dict().items()
     }
-    return save_tensors(tensors, metadata={"mae_vit": json.dumps(asdict(info), sort_keys=True)})
+    return save_tensors(tensors, metadata=to_metadata(asdict(info)))
+
+
+def to_metadata(told: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the metadata of a safetensors file that says this of itself."""
+    return {_KEY: json.dumps(told, sort_keys=True)}
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Reads what a safetensors file says of itself; empty for those of others.
+
+    Raises:
+        OSError: if it cannot be read.
+        SafetensorError: if it is none.
+        ValueError: if what it says is no JSON.
+    """
+    with safe_open(path, framework="pt") as file:
+        told: dict[str, Any] = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+    return told
 
 
 def read_info(path: Path) -> EncoderInfo | None:
     """Reads what an `encoder.safetensors` says of itself; None if it is not one of ours."""
     try:
-        with path.open("rb") as file:
-            head = file.read(8)
-            (length,) = struct.unpack("<Q", head)
-            return _read_info(head + file.read(min(length, _MAX_HEADER_BYTES)))
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        told = read_metadata(path)
+        return EncoderInfo(**{**told, "img_size": tuple(told["img_size"])})
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None
-
-
-def _read_info(data: bytes) -> EncoderInfo:
-    (length,) = struct.unpack("<Q", data[:8])
-    if length > min(_MAX_HEADER_BYTES, len(data)):
-        raise ValueError("not a safetensors file")
-    header: dict[str, Any] = json.loads(data[8 : 8 + length])
-    values = json.loads(header["__metadata__"]["mae_vit"])
-    values["img_size"] = tuple(values["img_size"])
-    return EncoderInfo(**values)

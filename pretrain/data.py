@@ -16,7 +16,7 @@ from mae_vit.data.augment import Augment
 from mae_vit.data.feeding import check_cache, training_batches
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.index_rows import NO_LABEL
-from mae_vit.data.loader import fixed_batches, start_worker_server
+from mae_vit.data.loader import FixedBatches, start_worker_server
 from mae_vit.data.opening import (
     check_labels,
     check_pad,
@@ -141,7 +141,7 @@ class Data:
             return None
         places = np.arange(len(samples))[ranks.rank :: ranks.world_size]
         return OnlineProbe(
-            batches=list(fixed_batches(source, samples[places], seed=_HELD_OUT_SEED, batch_size=batch_size)),
+            batches=list(FixedBatches(source, samples[places], seed=_HELD_OUT_SEED, batch_size=batch_size)),
             places=torch.from_numpy(places),
             labels=torch.from_numpy(np.asarray(source.labels)[samples].astype(np.int64)),
             num_support=len(self.probe_split.support),
@@ -160,8 +160,8 @@ class Data:
         mine = chosen[ranks.rank :: ranks.world_size]
         source, probe = self.held_out_source, chosen[:picture_images]
         return HeldOut(
-            list(fixed_batches(source, mine, seed=_HELD_OUT_SEED, batch_size=batch_size)),
-            next(fixed_batches(source, probe, seed=_HELD_OUT_SEED, batch_size=len(probe))),
+            list(FixedBatches(source, mine, seed=_HELD_OUT_SEED, batch_size=batch_size)),
+            next(iter(FixedBatches(source, probe, seed=_HELD_OUT_SEED, batch_size=len(probe)))),
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mae_vit.commandline import EXIT_FAILED
 from mae_vit.config_file import load_config
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.decode import DecodeError
@@ -61,7 +62,7 @@ def doctor(path: Path, overrides: Sequence[str], *, tries_batches: bool = False)
     if met.status != "ok":
         # Those who cannot meet speak for themselves.
         print(met, flush=True)
-        return 1
+        return EXIT_FAILED
     setup, checks = examine(config, ranks)
     checks += [met, check_versions(ranks)]
     if all(gather_objects(setup is not None, ranks)):
@@ -79,7 +80,7 @@ def doctor(path: Path, overrides: Sequence[str], *, tries_batches: bool = False)
     if ranks.rank == 0:
         told = f"{counted(failures, 'check')} failed, {counted(warnings, 'warning')}"
         print(told if failures or warnings else "all checks passed")
-    return 1 if failures else 0
+    return EXIT_FAILED if failures else 0
 
 
 def examine(config: PretrainConfig, ranks: Ranks) -> tuple[Setup | None, list[Check]]:

@@ -11,6 +11,7 @@ from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
 from mae_vit.coverage import load_start, warn_of_normalization
 from mae_vit.data.feeding import bring
+from mae_vit.files import write_atomically
 from mae_vit.objectives import Objective
 from mae_vit.plan import Plan
 from mae_vit.pretrain_config import PretrainConfig
@@ -23,7 +24,6 @@ from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
 from mae_vit.training.entry import Arguments, parse_arguments, run_to_exit_code
 from mae_vit.training.evaluate import HeldOut
-from mae_vit.training.files import write_atomically
 from mae_vit.training.hooks import Views
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.resume import find_start, run_identity
@@ -100,6 +100,8 @@ def pretrain(arguments: Arguments) -> int:
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
     begins_from = config.model.init or "scratch"
+    # Rank 0 alone logs, and has lines to be judged.
+    watch = watch_of(config.model_dump(mode="json"), setup.plan.total_steps) if ranks.rank == 0 else None
     run = Run(
         config,
         setup.plan,
@@ -110,9 +112,7 @@ def pretrain(arguments: Arguments) -> int:
         noisy,
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT,
-        judge=watch.judge
-        if (watch := watch_of(config.model_dump(mode="json"), setup.plan.total_steps))
-        else None,
+        judge=watch.judge if watch else None,
     )
     job = Job(config, setup.plan, setup.data, setup.info, engine, folder, setup.costs.flops_per_image)
     return run.go(job, start)

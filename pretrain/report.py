@@ -7,10 +7,10 @@ import shutil
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.order import Share, unrepeated
 from mae_vit.errors import counted
+from mae_vit.files import existing
 from mae_vit.plan import Plan, describe_views
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
-from mae_vit.training.health import existing
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.urls import shown
 from pretrain.data import Data

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare import prepare
 from mae_vit.data.shard_writer import ShardWriter
-from mae_vit.data.sources import open_source
+from mae_vit.data.sources import find_images
 
 # Whichever test first starts data workers: else each of them imports torch anew, in all later tests too.
 multiprocessing.set_forkserver_preload(["mae_vit.data.loader"])
@@ -69,9 +69,9 @@ def no_launcher_environment(monkeypatch):
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Path:
-    """scikit-learn's digits as shards, several of them: 8x8 grey."""
+    """scikit-learn's digits as shards, several of them: 8x8 gray."""
     out = tmp_path_factory.mktemp("digits")
-    prepare([open_source("digits", out=out, split="train", root=None)], out, shard_samples=400)
+    prepare([find_images("digits", out=out, split="train", root=None)], out, shard_samples=400)
     return out
 
 
@@ -108,7 +108,7 @@ def colored(tmp_path_factory) -> Path:
             target = folder / ("val" if number % 10 == 0 else "train") / str(label)
             target.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(target / f"{number}-{color}.png", compress_level=0)
-    prepare([open_source(str(folder), out=out, split="train", root=None)], out)
+    prepare([find_images(str(folder), out=out, split="train", root=None)], out)
     return out
 
 

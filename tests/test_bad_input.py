@@ -11,9 +11,9 @@ from commands import ROOT, one_line
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from mae_vit.commandline import EXIT_INPUT
 from mae_vit.data.prepare import prepare
-from mae_vit.data.sources import open_source
-from mae_vit.training.entry import EXIT_INPUT
+from mae_vit.data.sources import find_images
 from pretrain.job import main
 
 # A config that is accepted by mistake would train on.
@@ -41,7 +41,7 @@ def damaged(digits, tmp_path) -> Path:
 
 
 CONFIG_CASES = {
-    "misspelt key": (
+    "misspelled key": (
         ["objective.mask_ration=0.5"],
         'error: command line: unknown key "objective.mask_ration": did you mean "objective.mask_ratio"?',
     ),
@@ -108,10 +108,10 @@ CONFIG_CASES = {
     ),
     "statistics": (["model.in_chans=3", "data.normalize=[[0.5], [0.5]]"], "data.normalize="),
     "memory limit": (["data.source=memory", "data.memory_limit_gib=1e-9"], "over data.memory_limit_gib"),
-    "misspelt option": (["--confg", "x"], 'unrecognized arguments: --confg x: did you mean "--config"?'),
-    "misspelt --dry-run": (["--dryrun"], 'unrecognized arguments: --dryrun: did you mean "--dry-run"?'),
-    "misspelt --resume": (["--resum", "never"], 'did you mean "--resume"?'),
-    "misspelt --resume=": (["--resum=never"], 'did you mean "--resume"?'),
+    "misspelled option": (["--confg", "x"], 'unrecognized arguments: --confg x: did you mean "--config"?'),
+    "misspelled --dry-run": (["--dryrun"], 'unrecognized arguments: --dryrun: did you mean "--dry-run"?'),
+    "misspelled --resume": (["--resum", "never"], 'did you mean "--resume"?'),
+    "misspelled --resume=": (["--resum=never"], 'did you mean "--resume"?'),
     "option of nothing": (
         ["--xyz"],
         "--xyz: known: --allow-pipe, --config, --dry-run, --extend, --help, --resume (see --help)",
@@ -214,7 +214,7 @@ def flat_test(tmp_path) -> Path:
         place = tmp_path / "images" / split / ("" if split == "test" else str(digits.target[number]))
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray((digits.images[number] * 15).astype(np.uint8)).save(place / f"{number}.png")
-    prepare([open_source(str(tmp_path / "images"), out=data)], data)
+    prepare([find_images(str(tmp_path / "images"), out=data)], data)
     return data
 
 

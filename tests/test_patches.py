@@ -39,7 +39,7 @@ def test_mean_color_classes_by_hand():
     assert mean_color_classes(image, 2).tolist() == [[64 * 4 + 8 * 0 + 1, 64 * 7 + 8 * 7 + 6]]
 
 
-def test_mean_color_of_grey_images_has_eight_classes():
+def test_mean_color_of_gray_images_has_eight_classes():
     image = torch.full((1, 1, 2, 2), 100, dtype=torch.uint8)
     assert mean_color_classes(image, 2).tolist() == [[3]]
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mae_vit.config_file import parse_yaml
-from mae_vit.data.dataset import read_dataset
+from mae_vit.data.dataset import file_digest, read_dataset
 from mae_vit.data.index import fingerprint_of
 from mae_vit.data.remote.folder import locate
-from mae_vit.data.shard_writer import file_digest
 from mae_vit.errors import InputError
 from mae_vit.urls import is_url
 
@@ -77,8 +76,7 @@ def _digest_of_start(start: str) -> str | None:
 @lru_cache
 def _digest_of_file(path: Path, size: int, changed_ns: int) -> str:
     """A comparison asks for each cell; the file is read once, until it changes."""
-    with path.open("rb") as file:
-        return file_digest(file)
+    return file_digest(path)
 
 
 def _fingerprints(data: str) -> dict[str, str] | None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from finetune.comparison.inputs import describe_inputs, difference
 from mae_vit.errors import InputError
+from mae_vit.files import write_json
 from mae_vit.locks import Lock, try_lock
-from mae_vit.training.files import write_json
 from mae_vit.training.run_folder import RunFolder
 
 _ROOT = Path(__file__).resolve().parents[2]

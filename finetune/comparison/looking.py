@@ -16,6 +16,7 @@ from mae_vit.inspection.job import inspect
 from mae_vit.inspection.samples import draw_samples
 from mae_vit.inspection.views import block_view
 from mae_vit.pretrained import load_encoder
+from mae_vit.weights import read_metadata
 
 # Beside the report.
 INSPECTION = "inspect"
@@ -84,10 +85,10 @@ def _best_vit(rows: Sequence[Row]) -> Row | None:
         if not path.exists():
             continue
         with safe_open(path, framework="pt") as file:
-            told = json.loads((file.metadata() or {}).get("mae_vit", "{}"))
-            # One that was distilled has a second token, which the views do not know.
-            if "patch_size" in told and "dist_token" not in file.keys():  # noqa: SIM118
-                return row
+            names = set(file.keys())
+        # One that was distilled has a second token, which the views do not know.
+        if "patch_size" in read_metadata(path) and "dist_token" not in names:
+            return row
     return None
 
 

@@ -18,13 +18,13 @@ from finetune.comparison.matrix import Cell, Matrix
 from finetune.comparison.page import write_page, write_text
 from finetune.comparison.rows import Row, read_rows, table
 from finetune.comparison.runner import Runner, slots_of
-from mae_vit.commandline import OneLineParser
+from mae_vit.commandline import EXIT_FAILED, EXIT_REQUEUE, OneLineParser, add_allow_pipe
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
 from mae_vit.errors import InputError, counted
+from mae_vit.files import write_atomically
 from mae_vit.locks import locked
-from mae_vit.training.entry import EXIT_FAILED, EXIT_REQUEUE, add_allow_pipe, run_to_exit_code
-from mae_vit.training.files import write_atomically
+from mae_vit.training.entry import run_to_exit_code
 from mae_vit.training.monitor import write_hparams
 from mae_vit.training.signals import heard_early
 from mae_vit.urls import allow_pipe

@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from finetune.comparison.bar import Bar
 from finetune.comparison.jobs import Job
+from mae_vit.commandline import EXIT_REQUEUE
 from mae_vit.locks import Lock
 from mae_vit.training.distributed import available_cores
-from mae_vit.training.entry import EXIT_REQUEUE
 
 _POLL_S = 0.5
 # For what other processes do.

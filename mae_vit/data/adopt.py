@@ -12,12 +12,11 @@ from tqdm import tqdm
 
 from mae_vit.data.convert import Conversion
 from mae_vit.data.converter_pool import ConverterPool
-from mae_vit.data.dataset import FILE_NAME, Shard
+from mae_vit.data.dataset import FILE_NAME, describe_shard
 from mae_vit.data.foreign import numbered_classes, split_of
 from mae_vit.data.prepare import Report
 from mae_vit.data.publish import describe, index_path, write_description, write_index
 from mae_vit.data.samples import Sample, class_number, read_samples
-from mae_vit.data.shard_writer import file_digest
 from mae_vit.data.statistics import Statistics
 from mae_vit.data.tarwalk import DamagedTar
 from mae_vit.errors import InputError
@@ -69,7 +68,7 @@ def adopt(
     with ConverterPool(conversion, workers) as pool:
         for name, shards in sorted(by_split.items()):
             gathered[name] = _measure(name, [(path, samples[path]) for path in shards], pool, folder)
-            described = [_describe_shard(path, len(samples[path])) for path in shards]
+            described = [describe_shard(path, len(samples[path])) for path in shards]
             splits[name] = gathered[name].describe(
                 described, source=f"{folder.resolve().name} (in place)", classes=len(classes)
             )
@@ -124,8 +123,3 @@ def _read_all(
             for sample, label in samples:
                 data = os.pread(file.fileno(), sample.length, sample.offset)
                 yield (path, sample, label), data, sample.extension
-
-
-def _describe_shard(path: Path, samples: int) -> Shard:
-    with path.open("rb") as file:
-        return Shard(file=path.name, samples=samples, bytes=path.stat().st_size, sha256=file_digest(file))

@@ -17,7 +17,7 @@ _DIGITS_TEST_SHARE = Fraction(1, 6)
 
 
 def digits() -> ImageSource:
-    """scikit-learn's 1,797 handwritten digits, 8x8 grey: real images without a network."""
+    """scikit-learn's 1,797 handwritten digits, 8x8 gray: real images without a network."""
     # Slow to import, and only used here.
     from sklearn.datasets import load_digits
 

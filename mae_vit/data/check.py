@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
 from tqdm import tqdm
 
-from mae_vit.data.dataset import FILE_NAME, Shard, read_dataset
+from mae_vit.data.dataset import FILE_NAME, Shard, file_digest, read_dataset
 from mae_vit.data.decode import DecodeError, decode
 from mae_vit.data.index_rows import index_shard
 from mae_vit.data.samples import read_samples
@@ -47,16 +46,13 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
 def _check_shard(path: Path, shard: Shard, classes: int, decode_all: bool) -> list[str]:
     try:
         size = path.stat().st_size
-        data_digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                data_digest.update(block)
+        digest = file_digest(path)
     except OSError as error:
         return [f"{shard.file}: {(error.strerror or str(error)).lower()}"]
     problems = []
     if size != shard.bytes:
         problems.append(f"{shard.file}: {size} bytes instead of {shard.bytes}")
-    elif data_digest.hexdigest() != shard.sha256:
+    elif digest != shard.sha256:
         problems.append(f"{shard.file}: checksum differs: its bytes were changed")
     try:
         rows = index_shard(path, 0)

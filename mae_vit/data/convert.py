@@ -57,7 +57,7 @@ class Converted:
         extension: under which it is stored.
         height: in pixels.
         width: in pixels.
-        grey: it has one channel.
+        gray: it has one channel.
         total: sum of its pixels, by RGB channel.
         squares: sum of their squares.
         notes: what is worth saying, once for all images alike.
@@ -68,7 +68,7 @@ class Converted:
     extension: str
     height: int
     width: int
-    grey: bool
+    gray: bool
     total: tuple[int, ...]
     squares: tuple[int, ...]
     notes: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ def convert(data: bytes, extension: str, options: Conversion) -> Converted:
         DecodeError: if it is damaged, too large or none.
     """
     header = read_header(data)
-    pixels = decode(data, 1 if header.grey else 3, max_pixels=options.max_pixels)
+    pixels = decode(data, 1 if header.gray else 3, max_pixels=options.max_pixels)
     notes, stored = list(header.notes), None
     turned = options.upright and header.orientation != 1
     if header.orientation != 1:
@@ -105,7 +105,7 @@ def convert(data: bytes, extension: str, options: Conversion) -> Converted:
         extension=extension,
         height=pixels.shape[1],
         width=pixels.shape[2],
-        grey=header.grey,
+        gray=header.gray,
         total=total * (3 // len(total)),
         squares=squares * (3 // len(squares)),
         notes=tuple(notes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Literal
@@ -112,7 +113,7 @@ class Dataset(_Strict):
         format: version of this file's layout.
         tool: what wrote it.
         classes: names; a sample's `.cls` is its place here; none if there are no labels.
-        channels: 1 if all images are grey, else 3.
+        channels: 1 if all images are gray, else 3.
         mean: per-channel mean of train's pixels in 0..1.
         std: per-channel standard deviation.
         statistics_images: how many images mean and std are from.
@@ -127,6 +128,20 @@ class Dataset(_Strict):
     std: list[float]
     statistics_images: int
     splits: dict[str, Split]
+
+
+def describe_shard(path: Path, samples: int) -> Shard:
+    """Describes a shard as it lies there."""
+    return Shard(file=path.name, samples=samples, bytes=path.stat().st_size, sha256=file_digest(path))
+
+
+def file_digest(path: Path) -> str:
+    """Returns the hexadecimal SHA-256 of a file (hashlib.file_digest needs Python 3.11)."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def read_dataset(folder: Path) -> Dataset:

@@ -63,7 +63,7 @@ class Header:
         extension: of its format, told from the bytes.
         height: in pixels, as `decode` gives it.
         width: in pixels.
-        grey: it has one channel.
+        gray: it has one channel.
         orientation: EXIF's, 1..8, that `decode` does not apply; 1 is upright.
         notes: what `decode` does to it beyond decompressing, for people.
     """
@@ -71,7 +71,7 @@ class Header:
     extension: str
     height: int
     width: int
-    grey: bool
+    gray: bool
     orientation: int = 1
     notes: tuple[str, ...] = ()
 
@@ -85,7 +85,7 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None) -> np.n
 
     Args:
         data: an encoded image; its format is told from the bytes, not from a name.
-        channels: 1 for grey, 3 for RGB; other color modes are converted.
+        channels: 1 for gray, 3 for RGB; other color modes are converted.
         max_pixels: the bound against decompression bombs (`MAX_PIXELS`).
 
     Returns:
@@ -99,7 +99,7 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None) -> np.n
     bound = MAX_PIXELS if max_pixels is None else max_pixels
     if jpeg_size(data, max_pixels=bound) is not None:
         try:
-            # strict: libjpeg fills truncated images with grey silently.
+            # strict: libjpeg fills truncated images with gray silently.
             pixels = simplejpeg.decode_jpeg(data, colorspace="GRAY" if channels == 1 else "RGB", strict=True)
             return np.asarray(pixels.transpose(2, 0, 1))
         except ValueError:
@@ -138,7 +138,7 @@ def read_header(data: bytes) -> Header:
             extension=_EXTENSIONS[str(image.format)],
             height=image.height,
             width=image.width,
-            grey=image.mode in ("1", "L", "LA", "I") or image.mode.startswith("I;16"),
+            gray=image.mode in ("1", "L", "LA", "I") or image.mode.startswith("I;16"),
             orientation=_orientation(image),
             notes=_notes(image, data),
         )

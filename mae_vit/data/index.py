@@ -18,13 +18,14 @@ import numpy as np
 from mae_vit.data.dataset import Dataset, Split, read_dataset
 from mae_vit.data.index_files import find_array, is_current, load_array, read_notes
 from mae_vit.data.index_rows import ROW, RowFile, key_check, rows_fit
-from mae_vit.data.remote.folder import RemoteFolder, fetch_index
+from mae_vit.data.remote.folder import RemoteFolder, fetch_index, user_cache
 from mae_vit.data.remote.shards import RemoteShards
 from mae_vit.data.samples import read_groups, split_key
 from mae_vit.data.shard_files import ReadError, ShardFiles
 from mae_vit.data.shard_table import ShardTable
 from mae_vit.data.tarwalk import BLOCK, DamagedTar, plain_name, walk_tar
 from mae_vit.errors import Damage, InputError, nearest
+from mae_vit.files import replacing
 from mae_vit.locks import locked
 from mae_vit.urls import shown
 
@@ -164,10 +165,9 @@ class ShardIndex:
                     return found
             keys = self._read_keys()
             if not self.problems:
-                partial = path.with_name(f".{path.name}.{os.getpid()}")
                 # Names in tars need not be Unicode; JSON's escapes hold any.
-                partial.write_text(json.dumps(keys), encoding="utf-8")
-                os.replace(partial, path)
+                with replacing(path) as partial:
+                    partial.write_text(json.dumps(keys), encoding="utf-8")
             return keys
 
     def _read_keys(self) -> list[str]:
@@ -286,8 +286,7 @@ def _cache_folder(folder: Path) -> Path:
             return beside
     except OSError:
         pass
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = root / "mae-vit" / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    cache = user_cache() / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:

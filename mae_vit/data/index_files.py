@@ -21,6 +21,7 @@ from tqdm import tqdm
 from mae_vit.data.dataset import Split
 from mae_vit.data.index_rows import ROW, ShardState, read_rows, state_of
 from mae_vit.errors import InputError
+from mae_vit.files import replacing
 
 _MAX_STATTED_SHARDS = 64
 _NOTES = "-notes.json"
@@ -108,7 +109,8 @@ def find_array(folder: Path, split: str, info: Split, plain: Path, *, tolerant: 
     rows, notes, newest = _read_shards(folder, info, known, suspects, tolerant)
     array_path = plain.with_name(f"{plain.stem}-{notes.name()}.npy") if notes.shards else plain
     if notes.shards:
-        _write(_notes_path(array_path), notes.dump().encode())
+        with replacing(_notes_path(array_path)) as partial:
+            partial.write_text(notes.dump(), encoding="utf-8")
     # Clocks of file servers may run ahead.
     _write_array(array_path, rows, as_of_ns=max(begun, newest))
     _drop_others(plain, split, array_path)
@@ -212,19 +214,10 @@ def _read_shards(
 
 def _write_array(path: Path, rows: np.ndarray, *, as_of_ns: int) -> None:
     """Writes rows that are of shards as they were at a time."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("wb") as file:
-        np.save(file, rows)
-        file.flush()
-        os.fsync(file.fileno())
-    os.utime(partial, ns=(as_of_ns, as_of_ns))
-    os.replace(partial, path)
-
-
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        with partial.open("wb") as file:
+            np.save(file, rows)
+        os.utime(partial, ns=(as_of_ns, as_of_ns))
 
 
 def _notes_path(array_path: Path) -> Path:

@@ -253,12 +253,3 @@ class FixedBatches:
         positions = [(0, chunk) for chunk in self._chunks]
         batches = _Batches(self._source, self._seed, replace=self._replace)
         return _load(batches, self._seed, positions, workers=self._workers, pin_memory=self._pin_memory)
-
-
-def fixed_batches(source: Source, samples: np.ndarray, *, seed: int, batch_size: int) -> Iterator[Batch]:
-    """Yields given samples in order, keyed as of epoch 0: the same images and masks every time."""
-    for start in range(0, len(samples), batch_size):
-        index = samples[start : start + batch_size]
-        images = torch.from_numpy(np.ascontiguousarray(source.images(seed, 0, index)))
-        labels = torch.from_numpy(source.labels_of(index).astype(np.int64))
-        yield Batch(images, labels, SampleKeys(seed, 0, torch.from_numpy(index)))

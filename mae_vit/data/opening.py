@@ -18,11 +18,10 @@ from mae_vit.data.order import GlobalOrder, Order, RepeatedOrder
 from mae_vit.data.policies import make_policy
 from mae_vit.data.reading import MemorySource, Source
 from mae_vit.data.remote.folder import RemoteFolder
+from mae_vit.data.statistics import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.errors import InputError, counted, damage_allowed
 from mae_vit.keyed import MAX_INDEX
 
-# Channel statistics of ImageNet, as torchvision's models and the official MAE code use.
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _MAX_AUTO_WORKERS = 16
 _NAMED = 3
 
@@ -189,7 +188,9 @@ def normalization(
         if len(choice) != 2 or any(len(part) != channels for part in choice) or min(choice[1]) <= 0:
             raise InputError(f"data.normalize={choice}: give [[{channels} means], [{channels} stds above 0]]")
         return tuple(choice[0]), tuple(choice[1])
-    mean, std = _IMAGENET if choice == "imagenet" else (tuple(dataset.mean), tuple(dataset.std))
+    mean, std = tuple(dataset.mean), tuple(dataset.std)
+    if choice == "imagenet":
+        mean, std = IMAGENET_MEAN, IMAGENET_STD
     if len(mean) == 1 and channels == 3:
         mean, std = mean * 3, std * 3
     if len(mean) != channels:

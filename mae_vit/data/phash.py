@@ -20,7 +20,7 @@ _DECIMALS = 3
 def phash(pixels: np.ndarray) -> tuple[int, int]:
     """Hashes an image and its mirror image, the DCT way (pHash; Zauner 2010, Sec. 3.2.1).
 
-    The image becomes 32 x 32 grey values, whatever its shape; of its DCT's 8 x 8 lowest
+    The image becomes 32 x 32 gray values, whatever its shape; of its DCT's 8 x 8 lowest
     frequencies each gives a bit: whether it is above their median. Bit for bit the
     `phash` of the ImageHash library, but for flat images, whose bits it leaves to rounding
     errors; the library itself would bring PyWavelets, and scipy into each data process.
@@ -33,8 +33,8 @@ def phash(pixels: np.ndarray) -> tuple[int, int]:
     """
     # Plane by plane: Pillow takes long over an array whose channels come first.
     planes = [Image.fromarray(plane) for plane in pixels]
-    grey = planes[0] if len(planes) == 1 else Image.merge("RGB", planes).convert("L")
-    small = np.asarray(grey.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), np.float64)
+    gray = planes[0] if len(planes) == 1 else Image.merge("RGB", planes).convert("L")
+    small = np.asarray(gray.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), np.float64)
     return _bits(small), _bits(small[:, ::-1])
 
 

@@ -90,13 +90,13 @@ class _Policy(ABC):
         Returns:
             uint8 (C, H, W).
         """
-        grey = len(image) == 1
-        picture = Image.fromarray(image[0] if grey else np.ascontiguousarray(image.transpose(1, 2, 0)))
-        color = fill[0] if fill and grey else fill
+        gray = len(image) == 1
+        picture = Image.fromarray(image[0] if gray else np.ascontiguousarray(image.transpose(1, 2, 0)))
+        color = fill[0] if fill and gray else fill
         for op, arguments in calls:
             picture = OPS[op](picture, *arguments, fillcolor=color, resample=self.resample)
         changed = np.asarray(picture)
-        return changed[None] if grey else changed.transpose(2, 0, 1)
+        return changed[None] if gray else changed.transpose(2, 0, 1)
 
 
 def _enhance(level: float) -> float:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, IndexFile, Shard, S
 from mae_vit.data.index_rows import index_shard
 from mae_vit.data.statistics import Statistics
 from mae_vit.errors import InputError
+from mae_vit.files import replacing
 
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
 
@@ -95,7 +95,7 @@ def write_index(out: Path, shards: Sequence[Shard], split: str) -> IndexFile:
     bar = tqdm(shards, desc="indexing", unit=" shards", delay=2, leave=False)
     np.save(buffer, np.concatenate([index_shard(out / s.file, number) for number, s in enumerate(bar)]))
     data = buffer.getvalue()
-    with _replacing(path) as partial:
+    with replacing(path) as partial:
         partial.write_bytes(data)
     return IndexFile(file=path.name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
@@ -117,17 +117,5 @@ def describe(classes: list[str], splits: dict[str, Split], statistics: Statistic
 
 def write_description(out: Path, dataset: Dataset) -> None:
     """Writes `dataset.json`, atomically."""
-    with _replacing(out / FILE_NAME) as partial:
+    with replacing(out / FILE_NAME) as partial:
         partial.write_text(dataset.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

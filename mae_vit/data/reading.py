@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Literal, Protocol
@@ -23,8 +21,7 @@ from mae_vit.data.index_rows import state_of
 from mae_vit.data.order import view_numbers
 from mae_vit.data.shard_files import ReadError
 from mae_vit.errors import Damage, DamagedSample, InputError
-
-SourceName = Literal["memory", "tar"]
+from mae_vit.files import replacing
 
 
 class Source(Protocol):
@@ -311,8 +308,9 @@ def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: 
     damaged: dict[int, Damage] = {}
     # Before they are read: of shards that change meanwhile the array is not.
     shards = _state_of_shards(index)
-
-    def decode_into(partial: Path) -> None:
+    # The array lasts once its list does.
+    _damaged_path(path).unlink(missing_ok=True)
+    with replacing(path) as partial:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
         for sample in tqdm(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
             try:
@@ -320,23 +318,7 @@ def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: 
             except (ReadError, DecodeError) as error:
                 damaged[sample] = index.damage(sample, str(error))
         array.flush()
-
-    def tell_damaged(partial: Path) -> None:
-        told = {"shards": shards, "damaged": [asdict(damage) for damage in damaged.values()]}
+    told = {"shards": shards, "damaged": [asdict(damage) for damage in damaged.values()]}
+    with replacing(_damaged_path(path)) as partial:
         partial.write_text(json.dumps(told), encoding="utf-8")
-
-    # The array lasts once its list does.
-    _damaged_path(path).unlink(missing_ok=True)
-    _write(path, decode_into)
-    _write(_damaged_path(path), tell_damaged)
     return damaged
-
-
-def _write(path: Path, write: Callable[[Path], None]) -> None:
-    """Writes a file under another name first, so that it is there whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -1,17 +1,14 @@
-"""Writes samples as webdataset shards. The only file that imports webdataset."""
+"""Writes samples as webdataset shards, through webdataset's own writer."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
 import webdataset as wds
 
-from mae_vit.data.dataset import Shard
-
-_MIB = 1 << 20
+from mae_vit.data.dataset import Shard, describe_shard
 
 
 class ShardWriter:
@@ -56,18 +53,6 @@ class ShardWriter:
         os.fsync(self._file.fileno())
         path = Path(self._file.name)
         self._file.close()
-        with path.open("rb") as file:
-            digest = file_digest(file)
-        self.shards.append(
-            Shard(file=path.name, samples=self._samples, bytes=path.stat().st_size, sha256=digest)
-        )
+        self.shards.append(describe_shard(path, self._samples))
         self._writer = self._file = None
         self._samples = 0
-
-
-def file_digest(file: Any) -> str:
-    """The SHA-256 of a file (hashlib.file_digest needs Python 3.11)."""
-    digest = hashlib.sha256()
-    while block := file.read(_MIB):
-        digest.update(block)
-    return digest.hexdigest()

@@ -21,10 +21,10 @@ _DOWNLOADS: dict[str, Callable[[Path], ImageSource]] = {"cifar10": cifar10, "cif
 _NAMES = ["digits", *_DOWNLOADS]
 
 
-def open_source(
+def find_images(
     spec: str, *, out: Path, split: str = "train", root: Path | None = None, labels: bool = True
 ) -> ImageSource:
-    """Opens a source by what was typed.
+    """Opens a source of images by what was typed.
 
     Args:
         spec: "digits", "cifar10", "cifar100", a folder of images or of shards, or an

@@ -10,6 +10,10 @@ import numpy as np
 from mae_vit.data.convert import Converted
 from mae_vit.data.dataset import Processing, Shard, Split
 
+# Of ImageNet's channels, as torchvision's models and the official MAE code use them.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
 
 @dataclass
 class Statistics:
@@ -19,7 +23,7 @@ class Statistics:
     pixels: int = 0
     total: list[int] = field(default_factory=lambda: [0, 0, 0])
     squares: list[int] = field(default_factory=lambda: [0, 0, 0])
-    all_grey: bool = True
+    all_gray: bool = True
     heights: tuple[int, int] = (2**63, 0)
     widths: tuple[int, int] = (2**63, 0)
     formats: Counter[str] = field(default_factory=Counter)
@@ -32,7 +36,7 @@ class Statistics:
         self.pixels += image.height * image.width
         self.total = [a + b for a, b in zip(self.total, image.total, strict=True)]
         self.squares = [a + b for a, b in zip(self.squares, image.squares, strict=True)]
-        self.all_grey &= image.grey
+        self.all_gray &= image.gray
         self.heights = min(self.heights[0], image.height), max(self.heights[1], image.height)
         self.widths = min(self.widths[0], image.width), max(self.widths[1], image.width)
         self.formats[image.extension] += 1
@@ -41,10 +45,10 @@ class Statistics:
             self.labels[label] += 1
 
     def mean_std(self) -> tuple[list[float], list[float]]:
-        """Returns mean and standard deviation of pixels in 0..1, one value if all images are grey."""
+        """Returns mean and standard deviation of pixels in 0..1, one value if all images are gray."""
         mean = np.array([total / self.pixels for total in self.total]) / 255
         variance = np.maximum(np.array([s / self.pixels for s in self.squares]) / 255**2 - mean**2, 0)
-        channels = 1 if self.all_grey else 3
+        channels = 1 if self.all_gray else 3
         return [round(float(v), 6) for v in mean[:channels]], [
             round(float(v), 6) for v in variance[:channels] ** 0.5
         ]

@@ -25,8 +25,8 @@ from mae_vit.embedding.parquet_file import read_parquet_facts, require_parquet, 
 from mae_vit.embedding.parts import Parts
 from mae_vit.embedding.table import Stopped, Table
 from mae_vit.errors import InputError
+from mae_vit.files import sync, write_atomically
 from mae_vit.pretrained import PretrainedEncoder
-from mae_vit.training.files import sync_folder, write_atomically
 from mae_vit.training.signals import StopRequest
 
 SUFFIXES = (".npz", ".parquet")
@@ -194,11 +194,10 @@ def _publish(
         (write_npz if out.suffix == ".npz" else write_parquet)(table, joined)
     except Stopped:
         return outcome
-    with joined.open("rb") as file:
-        os.fsync(file.fileno())
+    sync(joined)
     broken = _write_broken(table.broken, images, broken_path(out))
     os.replace(joined, out)
-    sync_folder(out.parent)
+    sync(out.parent)
     parts.forget()
     return replace(outcome, rows=table.rows, broken=broken)
 

@@ -15,7 +15,7 @@ from mae_vit.data.dataset import FILE_NAME, read_dataset
 from mae_vit.data.foreign import find_shards
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.layout import Entry, ImageSource, plain_text
-from mae_vit.data.sources import open_source
+from mae_vit.data.sources import find_images
 from mae_vit.errors import InputError, nearest
 from mae_vit.urls import is_url, shown
 
@@ -84,7 +84,7 @@ def open_images(spec: str, *, out: Path, splits: Sequence[str] = (), labels: boo
     wanted = tuple(dict.fromkeys(splits))
     if (Path(spec) / FILE_NAME).is_file():
         return ShardImages(Path(spec), wanted, labels=labels)
-    source = open_source(spec, out=out, split=_NO_SPLIT, labels=labels)
+    source = find_images(spec, out=out, split=_NO_SPLIT, labels=labels)
     return SourceImages(source, Path(spec), wanted)
 
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from mae_vit.embedding.compute import Features
 from mae_vit.errors import InputError
+from mae_vit.files import write_atomically, write_json
 from mae_vit.locks import Lock, try_lock
-from mae_vit.training.files import write_atomically, write_json
 
 FORMAT = 1
 _NAME = re.compile(r"part-(\d{12})-(\d{12})\.npz")

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from mae_vit.decoder import Decoder, read_decoder
-from mae_vit.encoder import set_fused_attention
+from mae_vit.encoder import Pool, set_fused_attention
 from mae_vit.errors import InputError
-from mae_vit.pretrained import Pool, PretrainedEncoder, from_start
+from mae_vit.pretrained import PretrainedEncoder, from_start
 from mae_vit.starts import Start, read_start
+from mae_vit.weights import read_metadata
 
 
 class Network(nn.Module):
@@ -157,9 +157,7 @@ def metadata_of(path: Path) -> dict[str, Any]:
     """Reads what a safetensors file of ours says of itself; empty for all others."""
     if path.suffix != ".safetensors" or not path.is_file():
         return {}
-    with safe_open(path, framework="pt") as file:
-        told: dict[str, Any] = json.loads((file.metadata() or {}).get("mae_vit", "{}"))
-    return told
+    return read_metadata(path)
 
 
 def _classes_of(path: Path) -> Sequence[str]:

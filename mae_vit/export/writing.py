@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from mae_vit.export.card import CARD, SIGNATURE, card
 from mae_vit.export.checking import Verified
 from mae_vit.export.facts import collect, name_of
 from mae_vit.export.network import Handed
-from mae_vit.folders import partial_of, put_in_place
+from mae_vit.files import partial_of, put_in_place, sync
 
 TARGETS: dict[str, Callable[[Handed, Path], Verified]] = {
     "timm": to_timm.write,
@@ -93,7 +92,9 @@ def write_export(handed: Handed, target: str, out: Path, *, force: bool) -> Expo
         partial.mkdir(parents=True)
         verified = TARGETS[target](handed, partial)
         (partial / CARD).write_text(card(handed, target, verified, collect(handed)))
-        _sync(partial)
+        for path in partial.rglob("*"):
+            if path.is_file():
+                sync(path)
         put_in_place(partial, out)
     except OSError as error:
         raise InputError(f"cannot write {out}: {(error.strerror or str(error)).lower()}") from None
@@ -110,11 +111,3 @@ def _is_export(folder: Path) -> bool:
         return SIGNATURE in (folder / CARD).read_text()
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def _sync(folder: Path) -> None:
-    """Brings all to the disk before it takes its name."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())

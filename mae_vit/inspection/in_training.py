@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from mae_vit.encoder import ViTEncoder
+from mae_vit.encoder import Pool, ViTEncoder
 from mae_vit.inspection.attention import attention_weights
 from mae_vit.inspection.figures import to_png
 from mae_vit.inspection.views import (
@@ -21,7 +21,6 @@ from mae_vit.inspection.views import (
     rollout_view,
 )
 from mae_vit.objectives.base import Objective, Task
-from mae_vit.pretrained import Pool
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 
 from mae_vit import html
 from mae_vit.errors import InputError, counted
-from mae_vit.folders import partial_of, put_in_place
+from mae_vit.files import partial_of, put_in_place
 from mae_vit.inspection.figures import to_png
 from mae_vit.inspection.samples import Samples, draw_samples
 from mae_vit.inspection.subject import Subject, open_subject

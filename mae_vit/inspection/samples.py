@@ -19,7 +19,7 @@ from mae_vit.data.order import permute
 from mae_vit.data.reading import decode_sample
 from mae_vit.data.remote.folder import RemoteFolder, locate
 from mae_vit.data.shard_files import ReadError
-from mae_vit.data.sources import open_source
+from mae_vit.data.sources import find_images
 from mae_vit.errors import InputError
 from mae_vit.keyed import SampleKeys, Stream, derive_key
 from mae_vit.urls import shown
@@ -116,7 +116,7 @@ def _open(folder: Path, split: str | None, remote: RemoteFolder | None) -> Shard
 
 def _of_files(data: str, count: int, channels: int, img_size: tuple[int, int]) -> Samples:
     with tempfile.TemporaryDirectory(prefix="mae-vit-inspect-") as scratch:
-        source = open_source(data, out=Path(scratch))
+        source = find_images(data, out=Path(scratch))
         chosen = [source.entries[place] for place in _draw(len(source.entries), count).tolist()]
         images, kept = [], []
         for entry in chosen:

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from mae_vit.encoder import ViTEncoder
+from mae_vit.encoder import Pool, ViTEncoder
 from mae_vit.inspection import figures
 from mae_vit.inspection.attention import attention_weights, looks
 from mae_vit.inspection.features import layer_features, nearest_images, probe_by_layer, project
@@ -22,7 +22,7 @@ from mae_vit.inspection.samples import Samples
 from mae_vit.inspection.subject import Subject
 from mae_vit.inspection.tiles import image_tile, map_tile, overlay_tile, rows_of_tiles
 from mae_vit.pictures import draw_rows
-from mae_vit.pretrained import Pool, PretrainedEncoder
+from mae_vit.pretrained import PretrainedEncoder
 
 Table = tuple[list[str], list[list[object]]]
 

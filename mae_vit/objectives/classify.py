@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mae_vit.batch import Batch
-from mae_vit.encoder import ViTEncoder
+from mae_vit.encoder import Pool, ViTEncoder, pooled
 from mae_vit.objectives.base import ObjectiveOutput, Picture, Task
 from mae_vit.objectives.labels import LabelLoss
 
-Pool = Literal["cls", "mean"]
 HeadInit = Literal["zero", "small"]
 
 # The official MAE code's fine-tuning head.
@@ -103,8 +102,7 @@ class ViTClassifier(Classifier):
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
         tokens = self.encoder.forward_features(images)
-        pooled = tokens[:, 0] if self.pool == "cls" else tokens[:, 1:].mean(dim=1)
-        return self.head(self.fc_norm(pooled))
+        return self.head(self.fc_norm(pooled(tokens, self.pool)))
 
 
 def make_head(embed_dim: int, num_classes: int, init: HeadInit) -> nn.Linear:

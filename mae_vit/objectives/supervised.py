@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mae_vit.batch import Batch
-from mae_vit.encoder import ViTEncoder, init_transformer
+from mae_vit.encoder import Pool, ViTEncoder, init_transformer, pooled
 from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
 from mae_vit.objectives.labels import LabelLoss
 
@@ -22,7 +22,7 @@ class SupervisedConfig(ObjectiveSection):
     uses_labels: ClassVar[bool] = True
     name: Literal["supervised"]
     head: Literal["mlp", "linear"] = "mlp"
-    pool: Literal["cls", "mean"] = "cls"
+    pool: Pool = "cls"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     # Alpha of each, 0 for none (`mae_vit.objectives.mixing`).
     mixup: float = Field(default=0.0, ge=0)
@@ -86,8 +86,7 @@ class Supervised(Objective):
     def logits(self, images: Tensor) -> Tensor:
         """Classifies raw images: (B, C, H, W) in 0..255 -> float32 (B, num_classes)."""
         encoded = self.encoder.forward_features(self.normalize(images))
-        pooled = encoded[:, 0] if self.pool == "cls" else encoded[:, 1:].mean(dim=1)
-        return self.head(pooled).float()
+        return self.head(pooled(encoded, self.pool)).float()
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Hits and loss over images with a label; held-out labels are those of the training classes."""

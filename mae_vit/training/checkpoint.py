@@ -14,13 +14,14 @@ import json
 import os
 import re
 import shutil
-import warnings
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mae_vit.checkpoint_files import (
     FORMAT,
+    STATE,
     BrokenCheckpoint,
     as_broken,
     list_checkpoints,
@@ -30,7 +31,7 @@ from mae_vit.checkpoint_files import (
     step_of,
 )
 from mae_vit.errors import InputError
-from mae_vit.training.files import sync_folder, write_atomically
+from mae_vit.files import sync, write_atomically
 from mae_vit.training.guard import Course
 from mae_vit.training.precision import LossScale
 from mae_vit.training.state import Best, TrainState
@@ -80,7 +81,7 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    sync_folder(folder)
+    sync(folder)
     write_atomically(folder / "latest", f"{final.name}\n".encode())
     return final
 
@@ -107,7 +108,7 @@ def _write_parts(folder: Path, *, step: int, state: TrainState, identity: dict[s
         "sha256": checksums,
         "identity": identity,
     }
-    write_atomically(folder / "state.json", (json.dumps(described, indent=2) + "\n").encode())
+    write_atomically(folder / STATE, (json.dumps(described, indent=2) + "\n").encode())
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -145,8 +146,8 @@ def _read_course(told: dict[str, Any]) -> Course:
     )
 
 
-def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Returns the newest whole checkpoint; a broken one is skipped with a warning.
+def newest_checkpoint(folder: Path, *, warn: bool = True) -> Checkpoint | None:
+    """Returns the newest whole checkpoint; broken ones are skipped, and told where `warn` is set.
 
     Raises:
         InputError: if there are checkpoints and none is whole: starting over silently
@@ -156,8 +157,8 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
         found, broken = read_newest(folder, load_checkpoint)
     except BrokenCheckpoint as error:
         raise InputError(f"{error}; `--resume never` begins again, and sets this run aside") from None
-    for problem in broken:
-        warnings.warn(f"skipping broken checkpoint: {problem}", stacklevel=2)
+    for problem in broken if warn else ():
+        print(f"warning: skipping broken checkpoint: {problem}", file=sys.stderr)
     return found
 
 

@@ -1,9 +1,4 @@
-"""What all entry points share: the command line, and exit codes.
-
-0 done; 1 failed; 2 bad config or input; 75 to be run again: stopped by a signal after a
-save, another rank is gone, or data that lie elsewhere cannot be had now; 130 ended by
-Ctrl-C before there was anything to save, or by a second one.
-"""
+"""What all jobs share: the command line, and how they end."""
 
 from __future__ import annotations
 
@@ -14,17 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mae_vit.commandline import OneLineParser
+from mae_vit.commandline import (
+    EXIT_FAILED,
+    EXIT_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_REQUEUE,
+    OneLineParser,
+    add_allow_pipe,
+    add_local_rank,
+)
 from mae_vit.errors import DamagedSample, InputError, Unreachable
 from mae_vit.training.failures import LostRank, TrainingFailed
 from mae_vit.training.resume import ResumeMode
-from mae_vit.training.signals import EXIT_INTERRUPTED, INTERRUPTED
+from mae_vit.training.signals import INTERRUPTED, first_of_node
 from mae_vit.urls import allow_pipe
-
-EXIT_FAILED = 1
-EXIT_INPUT = 2
-# EX_TEMPFAIL of sysexits.h: the scheduler is to start the same command again.
-EXIT_REQUEUE = 75
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def parse_arguments(
         "--dry-run", action="store_true", help="check everything, print the plan and its cost, train nothing"
     )
     add_allow_pipe(parser)
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
+    add_local_rank(parser)
     parsed = parser.parse_intermixed_args(argv)
     if parsed.allow_pipe:
         # For data workers too. No config file can say it: those run no code.
@@ -120,15 +118,6 @@ def parse_arguments(
         parsed.extend,
         parsed.dry_run,
         parsed.ckpt if takes_ckpt else None,
-    )
-
-
-def add_allow_pipe(parser: argparse.ArgumentParser) -> None:
-    """Adds the option by which commands may run."""
-    parser.add_argument(
-        "--allow-pipe",
-        action="store_true",
-        help="run the command of a data.path such as 'pipe:ssh HOST cat DIR/{}': by a shell, so look at it first",
     )
 
 
@@ -149,6 +138,6 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
         print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
         return EXIT_REQUEUE
     # Ranks fail alike: one line for each node is enough.
-    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
+    if first_of_node():
         print(f"error: {message}", file=sys.stderr, flush=True)
     return code

@@ -17,6 +17,7 @@ from typing import Literal
 import psutil
 import torch
 
+from mae_vit.files import existing
 from mae_vit.locks import try_lock
 from mae_vit.training.distributed import Ranks, available_cores
 
@@ -211,13 +212,6 @@ def _room_in(group: Path) -> int | None:
             cached = int(stat.get("inactive_file", 0))
             return None if limit == "max" else int(limit) - taken + cached
     return None
-
-
-def existing(path: Path) -> Path:
-    """Returns a path, or the nearest folder above it that is there."""
-    while not path.exists():
-        path = path.parent
-    return path
 
 
 def check_disk(folder: Path, needed: int) -> Check:

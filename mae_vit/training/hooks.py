@@ -169,7 +169,7 @@ class RunHooks:
         if self.best is None or score > self.best.score:
             self.best = Best(step, score, weights_of(self._engine.objective))
 
-    def probe(self, step: int) -> dict[str, float]:
+    def probe(self) -> dict[str, float]:
         """Scores the frozen features; collective."""
         if self._probe is None:
             return {}

@@ -39,7 +39,7 @@ class Hooks(Protocol):
     def evaluate(self, step: int) -> dict[str, float]:
         """Measures held-out images; empty where there are none."""
 
-    def probe(self, step: int) -> dict[str, float]:
+    def probe(self) -> dict[str, float]:
         """Scores the frozen features; empty where there is no probe."""
 
     def inspect(self, step: int) -> None:
@@ -74,12 +74,10 @@ class Outcome:
     Attributes:
         step: optimizer steps done over the whole run.
         finished: False if it was asked to stop before the last.
-        last_line: the last line of metrics of this call, if any.
     """
 
     step: int
     finished: bool
-    last_line: dict[str, Any] | None
 
 
 def train(
@@ -122,7 +120,6 @@ def train(
     """
     reader = _Reader(engine.ranks.world_size, guard, hooks)
     clock, begun = Clock(), time.monotonic()
-    last_line: dict[str, Any] | None = None
     for step in range(start_step, plan.total_steps):
         step_begun = time.monotonic()
         lr = rate(step)
@@ -163,19 +160,19 @@ def train(
                 line["mfu"] = line["images_per_s"] * flops_per_image / peak_flops / engine.ranks.world_size
             if evaluating and (heldout := hooks.evaluate(done)):
                 line["heldout"] = heldout
-            if probing and (probe := hooks.probe(done)):
+            if probing and (probe := hooks.probe()):
                 line["probe"] = probe
             line["wall_s"] = time.monotonic() - begun
             hooks.log(line)
             if inspecting:
                 hooks.inspect(done)
-            last_line, clock = line, Clock()
+            clock = Clock()
         # Not while steps are in doubt: the next save comes soon enough.
         if last or stopping or (saving and guard.quiet):
             hooks.save(done, last=last, stopping=stopping)
         if stopping and not last:
-            return Outcome(done, False, last_line)
-    return Outcome(plan.total_steps, True, last_line)
+            return Outcome(done, False)
+    return Outcome(plan.total_steps, True)
 
 
 class _Reader:

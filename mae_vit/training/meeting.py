@@ -8,12 +8,12 @@ import socket
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from importlib import metadata
 
 import torch
 
 from mae_vit.training.distributed import Ranks, gather_objects
 from mae_vit.training.health import Check
+from mae_vit.training.run_folder import versions_of
 
 # What ranks exchange, and how the data are read, depends on these.
 _COMPARED = ("mae-vit", "torch", "torchvision", "timm", "deepspeed", "numpy", "simplejpeg", "pillow")
@@ -79,20 +79,10 @@ def check_exchange(ranks: Ranks, device: torch.device) -> Check:
     return Check("ok", "network", f"ranks add {rate:.2f} GB/s on {device.type}")
 
 
-def versions() -> dict[str, str]:
-    """What must be equal on all ranks."""
-    found = {"python": platform.python_version()}
-    for name in _COMPARED:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
 def check_versions(ranks: Ranks) -> Check:
     """Compares the versions of all ranks, which must have joined; collective."""
-    told: list[tuple[str, dict[str, str]]] = gather_objects((socket.gethostname(), versions()), ranks)
+    own = {"python": platform.python_version(), **versions_of(_COMPARED)}
+    told: list[tuple[str, dict[str, str]]] = gather_objects((socket.gethostname(), own), ranks)
     differing = []
     for name in told[0][1]:
         by_version: dict[str, list[str]] = {}

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mae_vit.errors import Damage, damage_allowed
+from mae_vit.files import sync, to_json, write_atomically
 from mae_vit.training.distributed import Ranks, gather_objects
-from mae_vit.training.files import sync_folder, to_json, write_atomically
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Quarantine:
             file.flush()
             os.fsync(file.fileno())
         if first:
-            sync_folder(self.path.parent)
+            sync(self.path.parent)
 
 
 def _lines(entries: Iterable[Entry]) -> bytes:

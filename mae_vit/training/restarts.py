@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from mae_vit.training.files import write_atomically
+from mae_vit.files import write_atomically
 
 
 def note_progress() -> None:

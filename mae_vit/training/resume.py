@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mae_vit.checkpoint_files import BrokenCheckpoint, list_checkpoints
+from mae_vit.checkpoint_files import STATE, BrokenCheckpoint, list_checkpoints
 from mae_vit.config import Config
 from mae_vit.errors import InputError
 from mae_vit.training.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
@@ -155,12 +153,8 @@ def find_start(
     """
     if resume == "never":
         return None
-    with warnings.catch_warnings(record=True) as broken:
-        warnings.simplefilter("always")
-        own = newest_checkpoint(folder.checkpoints)
-    for warning in broken if warn else ():
-        print(f"warning: {warning.message}", file=sys.stderr)
-    found = own or (load_explicit(resume) if isinstance(resume, Path) else None)
+    own = newest_checkpoint(folder.checkpoints, warn=warn)
+    found = own or (load_explicit(resume, warn=warn) if isinstance(resume, Path) else None)
     if found is None:
         return None
     try:
@@ -173,20 +167,20 @@ def find_start(
     return found
 
 
-def load_explicit(path: Path) -> Checkpoint:
+def load_explicit(path: Path, *, warn: bool = True) -> Checkpoint:
     """Reads a checkpoint folder, or the newest one of a run folder.
 
     Raises:
         InputError: if there is none.
     """
-    if (path / "state.json").exists():
+    if (path / STATE).exists():
         try:
             return load_checkpoint(path)
         except BrokenCheckpoint as error:
             raise InputError(f"--resume {error}") from None
     for folder in (path / "checkpoints", path):
         if list_checkpoints(folder):
-            found = newest_checkpoint(folder)
+            found = newest_checkpoint(folder, warn=warn)
             assert found is not None
             return found
     what = "is no folder" if not path.is_dir() else "holds no checkpoint (step-NNNNNNNN with state.json)"

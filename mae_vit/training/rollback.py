@@ -10,11 +10,11 @@ from typing import Any
 
 from mae_vit.checkpoint_files import BrokenCheckpoint, list_checkpoints, step_of
 from mae_vit.config import GuardSection
+from mae_vit.files import write_json
 from mae_vit.skipping import data_step, skip
 from mae_vit.training.checkpoint import Checkpoint, load_checkpoint
 from mae_vit.training.distributed import Ranks, from_rank_zero
 from mae_vit.training.failures import TrainingFailed
-from mae_vit.training.files import write_json
 from mae_vit.training.guard import BadStep, Course
 from mae_vit.training.run_folder import RunFolder
 

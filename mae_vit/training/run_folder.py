@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +18,8 @@ from typing import Any, Literal
 import torch
 
 from mae_vit.errors import InputError
+from mae_vit.files import existing, to_json, write_atomically, write_json
 from mae_vit.locks import Lock
-from mae_vit.training.files import to_json, write_atomically, write_json
 from mae_vit.training.run_lock import lock_run
 
 Status = Literal["running", "interrupted", "done", "failed"]
@@ -46,18 +47,16 @@ class RunFolder:
         Raises:
             InputError: naming the folder.
         """
-        existing = self.path
-        while not existing.exists() and existing != existing.parent:
-            existing = existing.parent
-        if not existing.is_dir():
-            raise InputError(f"run folder {self.path}: {existing} is not a folder")
-        probe = existing / f".writable.{os.getpid()}"
+        place = existing(self.path)
+        if not place.is_dir():
+            raise InputError(f"run folder {self.path}: {place} is not a folder")
+        probe = place / f".writable.{os.getpid()}"
         try:
             probe.touch()
             probe.unlink(missing_ok=True)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise InputError(f"run folder {self.path} cannot be written: {existing}: {reason}") from None
+            raise InputError(f"run folder {self.path} cannot be written: {place}: {reason}") from None
 
     def lock(self) -> None:
         """Takes the folder, which is made if need be, for this process; until `unlock`, or its end.
@@ -121,17 +120,11 @@ class RunFolder:
 
 def describe_environment(command: list[str], world_size: int) -> dict[str, Any]:
     """Collects versions, git commit and hardware."""
-    packages = {}
-    for name in _PACKAGES:
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            packages[name] = "not installed"
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
         "command": command,
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": versions_of(_PACKAGES),
         "git_commit": _git_commit(),
         "platform": platform.platform(),
         "processor": _processor(),
@@ -140,6 +133,17 @@ def describe_environment(command: list[str], world_size: int) -> dict[str, Any]:
         "world_size": world_size,
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
     }
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """The installed version of each package."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def _git_commit() -> str | None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from mae_vit.batch import Batch
+from mae_vit.commandline import EXIT_REQUEUE
 from mae_vit.config import Config
 from mae_vit.config_file import dump_config
 from mae_vit.errors import InputError
@@ -20,7 +21,6 @@ from mae_vit.training.beginning import hold
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import barrier, from_rank_zero
 from mae_vit.training.engine import Engine
-from mae_vit.training.entry import EXIT_REQUEUE
 from mae_vit.training.estimate import Estimate, peak_flops
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.failures import LostRank, TrainingFailed, is_lost_rank

@@ -10,12 +10,12 @@ from typing import NoReturn
 
 import psutil
 
+from mae_vit.commandline import EXIT_INTERRUPTED
+
 # Programs, or Python programs, whose death means that nobody waits for their ranks.
 # A shell or a terminal is none: its end must not end a run.
 _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd", "mpirun")
 _POLL_S = 1.0
-# What shells say of a program that Ctrl-C ended.
-EXIT_INTERRUPTED = 130
 INTERRUPTED = "interrupted; the same command goes on"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _heard_early: list[str] = []
@@ -43,8 +43,13 @@ def _end_now(line: str) -> NoReturn:
 
 def _say(line: str) -> None:
     """Prints from a signal's handler, where buffered writing is not allowed; once on each node."""
-    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
+    if first_of_node():
         os.write(2, f"\n{line}\n".encode())
+
+
+def first_of_node() -> bool:
+    """Whether this rank speaks for those of its node; by the environment alone, at any moment."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 def heard_early() -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mae_vit.training.files import write_parts_atomically
+from mae_vit.files import write_parts_atomically
 
 # The format's names, https://github.com/huggingface/safetensors#format.
 _DTYPES = {

@@ -81,7 +81,7 @@ def img2dataset(folder: Path) -> Path:
     return folder
 
 
-def labelled_shards(folder: Path, labels: list[bytes] | None = None) -> Path:
+def labeled_shards(folder: Path, labels: list[bytes] | None = None) -> Path:
     members: list[tuple[str, bytes]] = []
     for number, label in enumerate(labels or [b"%d" % (n % 11) for n in range(12)]):
         members += [(f"{number}.cls", label), (f"{number}.png", encoded(picture(number), "png"))]

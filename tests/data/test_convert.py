@@ -110,7 +110,7 @@ def test_only_larger_images_are_resized(tmp_path):
     assert (split.height, split.width) == ((60, 500), (60, 80))
     assert (split.processing.resize, split.processing.quality) == (60, 80)
     assert split.formats == {"jpg": 2, "png": 1}
-    # Stripes of one pixel become grey, not one of the stripes.
+    # Stripes of one pixel become gray, not one of the stripes.
     stripes = Image.fromarray(np.tile(np.array([0, 255], np.uint8), (120, 60)))
     pixels = decode(convert(encoded(stripes, "png"), "png", Conversion(resize=40)).data, 1)
     assert 100 < pixels.min() <= pixels.max() < 155
@@ -118,10 +118,10 @@ def test_only_larger_images_are_resized(tmp_path):
     assert len(better.data) > len(found["cat/big"]["jpg"])
 
 
-def test_grey_images_stay_grey():
+def test_gray_images_stay_gray():
     image = convert(encoded(picture(mode="L"), "jpeg"), "jpg", Conversion(resize=20))
-    assert image.grey
-    assert read_header(image.data).grey
+    assert image.gray
+    assert read_header(image.data).gray
     assert image.total[0] == image.total[1] == image.total[2] == int(decode(image.data, 1).sum())
 
 

@@ -43,7 +43,7 @@ def test_jpeg_is_as_pillow_decodes_it(mode, options):
     difference = np.abs(decode(data, 3) - expected)
     assert difference.max() <= 3
     header = read_header(data)
-    assert (header.height, header.width, header.grey) == (30, 40, mode == "L")
+    assert (header.height, header.width, header.gray) == (30, 40, mode == "L")
 
 
 def test_four_inks_of_either_kind_are_as_pillow_decodes_them():

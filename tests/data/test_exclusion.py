@@ -75,7 +75,7 @@ COPIES = {
     "small": lambda image: encoded(image.resize((60, 45), Image.Resampling.BICUBIC), "png"),
     "squeezed": lambda image: encoded(image.resize((45, 60), Image.Resampling.BICUBIC), "png"),
     "bright": lambda image: encoded(image.point(lambda value: min(255, round(1.08 * value))), "png"),
-    "grey": lambda image: encoded(image.convert("L"), "png"),
+    "gray": lambda image: encoded(image.convert("L"), "png"),
     "mirrored": lambda image: encoded(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), "png"),
 }
 

@@ -1,7 +1,7 @@
 """Shards made by others, described where they lie."""
 
 import pytest
-from pictures import encoded, img2dataset, labelled_shards, picture, write_tar
+from pictures import encoded, img2dataset, labeled_shards, picture, write_tar
 
 from mae_vit.cli import main
 from mae_vit.data.dataset import read_dataset
@@ -12,7 +12,7 @@ def prepare(*arguments: object) -> int:
 
 
 def test_in_place_is_measured_like_prepared(tmp_path):
-    folder = labelled_shards(tmp_path / "src")
+    folder = labeled_shards(tmp_path / "src")
     assert prepare(folder, tmp_path / "out") == 0
     assert prepare("--in-place", folder) == 0
     one, two = read_dataset(tmp_path / "out"), read_dataset(folder)
@@ -69,7 +69,7 @@ def test_what_cannot_be_used_in_place_is_one_line(tmp_path, capsys, name):
         "empty": {},
     }.items():
         write_tar(tmp_path / folder / "a.tar", members)
-    labelled_shards(tmp_path / "words", [b"dog"])
+    labeled_shards(tmp_path / "words", [b"dog"])
     (tmp_path / "empty" / "a.tar").unlink()
     path = tmp_path / "damaged" / "a.tar"
     path.write_bytes(path.read_bytes()[:1200])

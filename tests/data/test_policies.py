@@ -72,7 +72,7 @@ def test_randaugment_ops_have_timms_pixels(name, channels, sign):
             np.testing.assert_array_equal(ours, as_array(theirs))
         assert ours.dtype == np.uint8
         seen.add(ours.tobytes())
-    if (name, channels) != ("ColorIncreasing", 1):  # grey has none
+    if (name, channels) != ("ColorIncreasing", 1):  # gray has none
         assert seen != {image.tobytes()}
 
 

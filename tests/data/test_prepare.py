@@ -125,7 +125,7 @@ def test_shards_mix_the_classes(digits):
     assert max(labels.count(label) for label in set(labels)) < 25
 
 
-def test_grey_images_have_one_channel(digits):
+def test_gray_images_have_one_channel(digits):
     dataset = read_dataset(digits)
     assert (dataset.channels, len(dataset.mean)) == (1, 1)
     assert dataset.splits["train"].samples + dataset.splits["test"].samples == 1797
@@ -152,7 +152,7 @@ def test_a_later_call_adds_a_split_with_the_same_classes(tree, tmp_path, capsys)
 
 BAD = {
     "missing source": (["nowhere"], "source nowhere does not exist"),
-    "misspelt name": (["digit"], 'did you mean "digits"?'),
+    "misspelled name": (["digit"], 'did you mean "digits"?'),
     "a file": (["{src}/README.txt"], "neither a folder nor an archive"),
     "no images": (["{tmp}/empty"], "holds no images"),
     "some in no class folder": (["{tmp}/mixed"], 'the image "2.png" lies in no class folder'),

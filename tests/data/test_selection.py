@@ -11,7 +11,7 @@ from mae_vit.cli import main
 from mae_vit.data.dataset import read_dataset
 from mae_vit.data.layout import Entry
 from mae_vit.data.selection import Selection, draw_holdout
-from mae_vit.data.sources import open_source
+from mae_vit.data.sources import find_images
 
 
 def entries(count: int = 60, classes: int = 3, split: str = "train") -> list[Entry]:
@@ -202,7 +202,7 @@ def test_held_out_images_of_a_list_say_so(source, tmp_path):
 
 
 def test_digits_are_split_by_class():
-    found = open_source("digits", out=None).entries
+    found = find_images("digits", out=None).entries
     for name in map(str, range(10)):
         mine = [entry.split for entry in found if entry.class_name == name]
         assert abs(mine.count("test") - len(mine) / 6) <= 0.5

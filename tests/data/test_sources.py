@@ -12,7 +12,7 @@ from commands import ROOT, SMALL_MAE
 from pictures import (
     encoded,
     img2dataset,
-    labelled_shards,
+    labeled_shards,
     picture,
     read_back,
     write_files,
@@ -78,12 +78,12 @@ def sources(tmp_path, monkeypatch) -> dict[str, list[object]]:
         "flat tar": [write_tar(src / "flat.tar", {f"photos/{name}": data for name, data in PHOTOS.items()})],
         "flat zip": [write_zip(src / "flat.zip", PHOTOS)],
         "img2dataset": [img2dataset(src / "laion")],
-        "labelled shards": [labelled_shards(src / "shards")],
-        "one shard": [labelled_shards(src / "shards") / "imagenet-train-000000.tar"],
+        "labeled shards": [labeled_shards(src / "shards")],
+        "one shard": [labeled_shards(src / "shards") / "imagenet-train-000000.tar"],
     }
 
 
-LABELLED = {
+LABELED = {
     "digits": 10,
     "cifar10": 2,
     "cifar100": 3,
@@ -95,7 +95,7 @@ LABELLED = {
     "flat tar": 0,
     "flat zip": 0,
     "img2dataset": 0,
-    "labelled shards": 11,
+    "labeled shards": 11,
     "one shard": 11,
 }
 
@@ -120,16 +120,16 @@ def trains(data: Path, run_dir: Path, in_chans: int) -> None:
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "done"
 
 
-@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("name", LABELED)
 def test_prepared_checked_trained(sources, tmp_path, name):
     out = tmp_path / "out"
     assert prepare(*sources[name], out) == 0
     assert main(["check", str(out), "--decode"]) == 0
     dataset = read_dataset(out)
     labels = open_index(out, "train").labels
-    assert len(dataset.classes) == LABELLED[name]
-    assert len(dataset.splits["train"].class_counts) == LABELLED[name]
-    assert (labels >= 0).all() if LABELLED[name] else (labels == -1).all()
+    assert len(dataset.classes) == LABELED[name]
+    assert len(dataset.splits["train"].class_counts) == LABELED[name]
+    assert (labels >= 0).all() if LABELED[name] else (labels == -1).all()
     trains(out, tmp_path / "run", dataset.channels)
 
 
@@ -175,24 +175,24 @@ def test_labels_can_be_left_out(sources, tmp_path):
     assert prepare(*sources["class folders"], tmp_path / "a", "--no-labels") == 0
     assert read_dataset(tmp_path / "a").classes == []
     assert set(read_back(tmp_path / "a")) == {name[:-4] for name in CLASSES}
-    assert prepare(*sources["labelled shards"], tmp_path / "b", "--no-labels") == 0
+    assert prepare(*sources["labeled shards"], tmp_path / "b", "--no-labels") == 0
     assert (open_index(tmp_path / "b", "train").labels == -1).all()
 
 
 def test_a_split_without_labels_joins_one_with(sources, tmp_path):
     out = tmp_path / "out"
     assert prepare(*sources["class folders"], out) == 0
-    assert prepare(*sources["flat folder"], out, "--split", "unlabelled") == 0
+    assert prepare(*sources["flat folder"], out, "--split", "unlabeled") == 0
     dataset = read_dataset(out)
-    assert (len(dataset.classes), dataset.splits["unlabelled"].class_counts) == (3, [0, 0, 0])
+    assert (len(dataset.classes), dataset.splits["unlabeled"].class_counts) == (3, [0, 0, 0])
     assert main(["check", str(out)]) == 0
-    assert (open_index(out, "unlabelled").labels == -1).all()
+    assert (open_index(out, "unlabeled").labels == -1).all()
     # And the other way round: classes come with the first split that has them.
-    assert prepare(*sources["flat folder"], tmp_path / "b", "--split", "unlabelled") == 0
+    assert prepare(*sources["flat folder"], tmp_path / "b", "--split", "unlabeled") == 0
     assert prepare(*sources["class folders"], tmp_path / "b") == 0
     both = read_dataset(tmp_path / "b")
     assert (len(both.classes), both.splits["train"].class_counts) == (3, [4, 4, 4])
-    assert both.splits["unlabelled"].class_counts == [0, 0, 0]
+    assert both.splits["unlabeled"].class_counts == [0, 0, 0]
     assert main(["check", str(tmp_path / "b")]) == 0
 
 
@@ -203,7 +203,7 @@ def test_an_archive_of_a_zip_gives_the_same_shards_as_its_folder(sources, tmp_pa
 
 
 def test_shards_of_others_keep_keys_classes_and_splits(sources, tmp_path):
-    assert prepare(*sources["labelled shards"], tmp_path / "out") == 0
+    assert prepare(*sources["labeled shards"], tmp_path / "out") == 0
     dataset = read_dataset(tmp_path / "out")
     assert dataset.classes == [str(n) for n in range(11)]
     assert {name: split.samples for name, split in dataset.splits.items()} == {"train": 12, "val": 2}
@@ -216,7 +216,7 @@ def test_shards_of_others_keep_keys_classes_and_splits(sources, tmp_path):
 
 
 def test_classes_may_be_words(tmp_path):
-    folder = labelled_shards(tmp_path / "src", [b"dog\n", b"cat", b"10", b"dog"])
+    folder = labeled_shards(tmp_path / "src", [b"dog\n", b"cat", b"10", b"dog"])
     assert prepare(folder, tmp_path / "out") == 0
     assert read_dataset(tmp_path / "out").classes == ["10", "cat", "dog"]
     assert {k: s["cls"] for k, s in read_back(tmp_path / "out").items()} == {
@@ -237,7 +237,7 @@ def test_our_own_shards_are_a_source_with_their_classes(sources, tmp_path):
     assert two.splits["train"].height == (16, 16)
 
 
-@pytest.mark.parametrize("name", ["img2dataset", "labelled shards"])
+@pytest.mark.parametrize("name", ["img2dataset", "labeled shards"])
 def test_shards_of_others_are_used_in_place(sources, tmp_path, name):
     (folder,) = sources[name]
     before = {path: path.read_bytes() for path in folder.iterdir()}
@@ -249,12 +249,12 @@ def test_shards_of_others_are_used_in_place(sources, tmp_path, name):
     assert {path: after[path] for path in before} == before
     assert main(["check", str(folder), "--decode"]) == 0
     assert dataset.splits["train"].samples == 12
-    assert len(dataset.classes) == LABELLED[name]
+    assert len(dataset.classes) == LABELED[name]
     trains(folder, tmp_path / "run", 3)
 
 
 def test_a_file_of_others_is_not_taken_for_an_index(sources, capsys):
-    (folder,) = sources["labelled shards"]
+    (folder,) = sources["labeled shards"]
     (folder / "train-index.npy").write_bytes(b"mine")
     assert prepare("--in-place", folder) == 2
     assert "train-index.npy is there already" in capsys.readouterr().err
@@ -262,6 +262,6 @@ def test_a_file_of_others_is_not_taken_for_an_index(sources, capsys):
 
 
 def test_shards_are_not_written_over_their_source(sources, capsys):
-    (folder,) = sources["labelled shards"]
+    (folder,) = sources["labeled shards"]
     assert prepare(folder, folder, "--overwrite") == 2
     assert f"is the source itself: --in-place {folder}" in capsys.readouterr().err

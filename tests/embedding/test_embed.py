@@ -15,7 +15,7 @@ from embedding_helpers import INFO, call, encoded, read_npz, read_parquet, write
 import mae_vit
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare import prepare
-from mae_vit.data.sources import open_source
+from mae_vit.data.sources import find_images
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def photos(tmp_path_factory):
     for name in ("photos.tar", "photos.tar.gz"):
         with tarfile.open(top / name, "w:gz" if name.endswith("gz") else "w") as archive:
             archive.add(top / "folder", ".")
-    prepare([open_source(str(top / "folder"), out=top / "shards")], top / "shards", shard_samples=5)
+    prepare([find_images(str(top / "folder"), out=top / "shards")], top / "shards", shard_samples=5)
     return top, files
 
 

@@ -12,9 +12,9 @@ from mae_vit.config_file import load_config
 from mae_vit.data.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare import prepare
-from mae_vit.data.reading import open_source as open_image_source
+from mae_vit.data.reading import open_source
 from mae_vit.data.selection import Selection
-from mae_vit.data.sources import open_source
+from mae_vit.data.sources import find_images
 from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.training.distributed import Ranks
@@ -57,7 +57,7 @@ def test_a_subset_is_that_of_prepare(digits, split, tmp_path):
     samples, labels, keys = split
     taken, _ = limit_per_class(samples, labels, keys, 7)
     prepare(
-        [open_source("digits", out=tmp_path, split="train", root=None)],
+        [find_images("digits", out=tmp_path, split="train", root=None)],
         tmp_path,
         selection=Selection(limit_per_class=7),
     )
@@ -130,8 +130,6 @@ def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits, tmp_path)
     seen = np.sort(np.concatenate([taken.train, taken.held_out]))
     rest = np.setdiff1d(np.arange(1497), seen)
     assert np.array_equal(data.source.labels, labels[rest])
-    plain = open_image_source(
-        data.index, "auto", channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1
-    )
+    plain = open_source(data.index, "auto", channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1)
     places = np.array([0, 5, len(rest) - 1])
     assert np.array_equal(data.source.images(0, 0, places), plain.images(0, 0, rest[places]))

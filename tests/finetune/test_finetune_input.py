@@ -9,8 +9,8 @@ from commands import one_line
 pytestmark = pytest.mark.timeout(60)
 
 CASES = {
-    "misspelt key": (["finetune.pol=mean"], 'unknown key "finetune.pol": did you mean "finetune.pool"'),
-    "misspelt model key": (
+    "misspelled key": (["finetune.pol=mean"], 'unknown key "finetune.pol": did you mean "finetune.pool"'),
+    "misspelled model key": (
         ["model.patchsize=2"],
         'unknown key "model.patchsize": did you mean "model.patch_size"',
     ),

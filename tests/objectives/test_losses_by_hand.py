@@ -134,6 +134,6 @@ def test_what_does_not_fit_is_refused(name, options, geometry, expected):
     OBJECTIVES["mae"].model_validate({"name": "mae"}).check(**GEOMETRY)
 
 
-def test_joint_refuses_misspelt_options_of_its_parts():
+def test_joint_refuses_misspelled_options_of_its_parts():
     with pytest.raises(ValidationError):
         OBJECTIVES["joint"].model_validate({"name": "joint", "mae": {"mask_ration": 0.5}})

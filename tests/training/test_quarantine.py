@@ -15,7 +15,7 @@ from mae_vit.checkpoint_files import step_of
 from mae_vit.data import feeding
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare import prepare
-from mae_vit.data.sources import open_source
+from mae_vit.data.sources import find_images
 from mae_vit.errors import Damage
 from mae_vit.training.checkpoint import list_checkpoints
 from mae_vit.training.distributed import Ranks
@@ -217,7 +217,7 @@ def test_healthy_oddities_are_not_counted(call, tmp_path, capsys):
         frames = {"save_all": True, "append_images": [image.rotate(90)]} if kind == "gif" else {}
         odd.save(stream, kind, **frames)
         (images / f"{number}{name}").write_bytes(stream.getvalue())
-    prepare([open_source(str(images), out=tmp_path / "data")], tmp_path / "data")
+    prepare([find_images(str(images), out=tmp_path / "data")], tmp_path / "data")
     assert len(open_index(tmp_path / "data", "train")) == 64
     options = [f"data.path={tmp_path / 'data'}", "train.effective_batch_size=16", "data.damage_budget=0"]
     for source in ("memory", "tar"):

@@ -102,14 +102,14 @@ class Cache:
             # Meanwhile another may have fetched it, or thrown its part away.
             if path.exists() or not _is_at(descriptor, part):
                 return
-            self._make_room(wanted, patience)
+            self._make_room(patience)
             self._receive_all(descriptor, wanted, patience)
             os.replace(part, path)
         finally:
             os.close(descriptor)
 
-    def _make_room(self, wanted: Wanted, patience: Patience) -> None:
-        """Removes what was used longest ago until `wanted`, which has its part by now, fits."""
+    def _make_room(self, patience: Patience) -> None:
+        """Removes what was used longest ago until all fits, with the part of what is about to come."""
         while True:
             with locked(self.folder / ".room.lock"):
                 if self._evict():

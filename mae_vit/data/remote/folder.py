@@ -22,6 +22,7 @@ from mae_vit.data.remote.cache import STALL_S, Cache, Wanted
 from mae_vit.data.remote.patience import Patience
 from mae_vit.data.remote.streams import Refused, open_stream
 from mae_vit.errors import InputError, Unreachable
+from mae_vit.files import replacing
 from mae_vit.locks import locked
 from mae_vit.urls import check_url, file_url, is_url, shown
 
@@ -88,7 +89,7 @@ def locate(
     if not is_url(path):
         return Located(Path(path))
     check_url(path)
-    root = (Path(cache_dir) if cache_dir else _user_cache()).resolve()
+    root = (Path(cache_dir) if cache_dir else user_cache()).resolve()
     limit = int((DEFAULT_CACHE_GIB if cache_gib is None else cache_gib) * 2**30)
     remote = RemoteFolder(path, root / _SHARDS, limit)
     folder = root / "mae-vit-remote" / _name_of(path)
@@ -184,9 +185,8 @@ def _describe(remote: RemoteFolder, folder: Path, say: bool) -> Dataset:
         return read_dataset(folder)
     # What is none must not take the place of what was one.
     dataset = parse_dataset(data, f"{FILE_NAME} of {shown(remote.url)}")
-    partial = folder / f".{FILE_NAME}.{os.getpid()}"
-    partial.write_bytes(data)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_bytes(data)
     return dataset
 
 
@@ -220,5 +220,6 @@ def _name_of(url: str) -> str:
     return f"{words}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
+    """The folder of this user for what can be had again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mae-vit"
