@@ -1,7 +1,8 @@
-"""Makes a preset's reference curves of finished runs that differ in their seed alone.
+"""Makes a preset's reference curves of runs that differ in their seed alone.
 
     python docs/collect_curves.py --name mae_digits runs/mae_digits_0 runs/mae_digits_1 runs/mae_digits_2
 
+Runs that were stopped give the beginning: as far as all of them came.
 Writes docs/reference_curves/NAME.json, which `mae-vit curve` and the training log compare runs with.
 """
 
@@ -21,17 +22,15 @@ from mae_vit.reference_curves import FOLDER, curves_of, recipe_of
 
 
 def read(run: Path) -> dict[str, Any]:
-    """Reads a finished run."""
-    summary = json.loads((run / "summary.json").read_text())
-    if summary["status"] != "done":
-        sys.exit(f"{run} is not finished")
+    """Reads a run."""
+    total = json.loads((run / "summary.json").read_text())["total_steps"]
     config = parse_yaml((run / "config.yaml").read_text(), str(run))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
         "seed": config["run"]["seed"],
         "recipe": recipe_of(config),
-        "total_steps": summary["steps"],
-        "curves": curves_of(lines, summary["steps"]),
+        "total_steps": total,
+        "curves": curves_of(lines, total),
         "environment": json.loads((run / "environment.json").read_text()),
     }
 
@@ -47,11 +46,12 @@ def collect(runs: list[dict[str, Any]]) -> dict[str, Any]:
     curves = {}
     for name, curve in first["curves"].items():
         several = [run["curves"][name] for run in runs]
-        assert all(one.steps.tolist() == curve.steps.tolist() for one in several)
+        shared = min(len(one.steps) for one in several)
+        assert all(one.steps[:shared].tolist() == curve.steps[:shared].tolist() for one in several)
         curves[name] = {
-            "steps": curve.steps.tolist(),
-            "lines": curve.lines.tolist(),
-            "values": [[float(f"{value:.6g}") for value in one.values] for one in several],
+            "steps": curve.steps[:shared].tolist(),
+            "lines": curve.lines[:shared].tolist(),
+            "values": [[float(f"{value:.6g}") for value in one.values[:shared]] for one in several],
         }
     return {
         "seeds": [run["seed"] for run in runs],
@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="finished runs of one recipe")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="runs of one recipe and length")
     parser.add_argument("--name", required=True, help="of the preset: the stem of its config")
     arguments = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)

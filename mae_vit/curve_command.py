@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mae_vit.commandline import EXIT_FAILED, OneLineParser
 from mae_vit.config_file import parse_yaml
-from mae_vit.errors import InputError, nearest
+from mae_vit.errors import InputError, counted, nearest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,13 +55,18 @@ def run_curve(arguments: argparse.Namespace) -> int:
         )
     out = arguments.out or run / "curve.png"
     _draw(reference, lines, out, run.name)
-    print(f"reference  {reference.name}, {len(reference.seeds)} seeds, {reference.total_steps:,} steps")
+    known = max(int(band.steps[-1]) for band in reference.bands.values())
+    part = "" if known == reference.total_steps else f"the first {known:,} of "
+    seeds = counted(len(reference.seeds), "seed")
+    print(f"reference  {reference.name}, {seeds}, {part}{reference.total_steps:,} steps")
     for text in differing[:_SHOWN_DIFFERENCES]:
         print(f"  differs  {text}")
     if len(differing) > _SHOWN_DIFFERENCES:
         print(f"  differs  in {len(differing) - _SHOWN_DIFFERENCES} more values")
     if not found:
-        print(f"normal     within the band at all {compared} places up to step {lines[-1]['step']:,}")
+        print(
+            f"normal     within the band at all {compared} places up to step {min(known, lines[-1]['step']):,}"
+        )
     for departure in found:
         print(f"outside    {departure}")
     print(f"picture    {out}")
@@ -121,7 +126,7 @@ def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, n
             band.mean + band.half_width,
             color="#0072b2",
             alpha=0.2,
-            label=f"{reference.name}, {len(reference.seeds)} seeds",
+            label=f"{reference.name}, {counted(len(reference.seeds), 'seed')}",
         )
         axes.plot(band.steps, band.mean, color="#0072b2", linewidth=1)
         axes.plot(curve.steps, curve.values, color="#d55e00", label=name)
