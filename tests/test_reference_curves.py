@@ -141,6 +141,11 @@ def test_the_command_draws_and_judges(folder, monkeypatch, digits, tmp_path, cap
     assert "outside    loss" in out
     assert main(["curve", str(bad), "--preset", "smal"]) == 2
     assert 'did you mean "small"' in capsys.readouterr().err
+    other = tmp_path / "other"
+    assert train(digits, other, "objective.mask_ratio=0.5") == 0
+    assert main(["curve", str(other)]) == 2
+    assert "small comes nearest, and differs in objective.mask_ratio=0.5" in capsys.readouterr().err
+    assert main(["curve", str(other), "--preset", "small"]) in (0, 1)
     assert main(["curve", str(tmp_path / "none")]) == 2
     (bad / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": None}) + "\n")
     assert main(["curve", str(bad)]) == 2
