@@ -13,6 +13,8 @@ from training_runs import SMALL
 
 from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 # One checkpoint of the small MAE is 3 files of 30 to 60 kB.
 _LENGTH = ["train.steps=40", "checkpoint.every_steps=5", "monitor.evaluate_every_steps=40"]
 
