@@ -47,6 +47,8 @@ def collect(runs: list[dict[str, Any]]) -> dict[str, Any]:
     for name, curve in first["curves"].items():
         several = [run["curves"][name] for run in runs]
         shared = min(len(one.steps) for one in several)
+        if not shared:
+            continue
         assert all(one.steps[:shared].tolist() == curve.steps[:shared].tolist() for one in several)
         curves[name] = {
             "steps": curve.steps[:shared].tolist(),

@@ -144,7 +144,7 @@ class RepeatedOrder:
     """Each sample several times in a row: views of an image that is decoded once for all of them.
 
     Repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020), as MAE for video has it
-    (Feichtenhofer et al., NeurIPS 2022, Sec. 3.3). An epoch is as many views as there are samples: to see
+    (Feichtenhofer et al., NeurIPS 2022). An epoch is as many views as there are samples: to see
     all of them takes `repeats` epochs, each with its part of one order.
 
     Attributes:

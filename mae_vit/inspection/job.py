@@ -86,9 +86,11 @@ def inspect(
             folder = partial / side if len(subjects) > 1 else partial
             folder.mkdir(parents=True)
             parts.append((subject, samples, _write_views(subject, samples, folder, partial, device)))
-        (partial / INDEX).write_text(_page(parts, names or sources), encoding="utf-8")
-        names = sorted(path.name for path in partial.iterdir())
-        (partial / _CONTENTS).write_text(json.dumps({"inspection": names}), encoding="utf-8")
+        (partial / INDEX).write_text(
+            _page(parts, names or [subject.name for subject in subjects]), encoding="utf-8"
+        )
+        contents = sorted(path.name for path in partial.iterdir())
+        (partial / _CONTENTS).write_text(json.dumps({"inspection": contents}), encoding="utf-8")
         put_in_place(partial, out)
     except OSError as error:
         raise InputError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
