@@ -4,6 +4,7 @@
 set -euo pipefail
 runs=${1:-runs}
 
+echo "Two pretrainings and a comparison of six entries: some ten minutes on two cores."
 for objective in mae masked_patch; do
   echo "== $objective on the digits"
   # Its own port: two launches on one machine collide on DeepSpeed's default.
@@ -27,3 +28,4 @@ echo "what the methods are worth (README, Results)."
 sed -n '/^| entry/,/^$/p' "$runs/compare_demo/report.md" | cut -d '|' -f 2,4
 echo "Watch the runs:  $(dirname "$(command -v python)")/tensorboard --logdir $runs"
 echo "The report:      $runs/compare_demo/report.html"
+echo "All this took $((SECONDS / 60)) min $((SECONDS % 60)) s."

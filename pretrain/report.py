@@ -43,7 +43,8 @@ def describe_plan(setup: Setup, folder: RunFolder, start: Checkpoint | None) -> 
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",
         "model": f"{model.name}, {height}x{width} px, patch {model.patch_size}: {tokens} tokens + [CLS]",
         "parameters": f"{costs.encoder_parameters:,} encoder, {costs.parameters:,} with the objective",
-        "compute": f"{costs.flops_per_image / 1e9:.3f} GFLOP per image and step (3 x forward)",
+        "compute": f"{costs.flops_per_image / 1e9:.3f} GFLOP per image and step (3 x forward), "
+        f"{costs.flops_per_image * plan.total_steps * plan.effective_batch_size / 1e15:,.3g} PFLOP in all",
         "data": f'{shown(config.data.path)}, split "{config.data.split}": {counted(plan.num_samples, "image")} in '
         f"{counted(len(data.index.split_info.shards), 'shard')}, source {source}, "
         f"{counted(data.workers, 'worker')} for each of {counted(ranks.world_size, 'rank')}",
@@ -83,8 +84,8 @@ def describe_probe(data: Data, plan: Plan) -> str:
     if index is None or probe.why_none:
         return f"none: {probe.why_none}"
     return (
-        f"{counted(probe.shots, 'shot')} ({counted(len(probe.support), 'image')} of "
-        f"{len(index.dataset.classes)} classes) and {counted(len(probe.queries), 'query', 'queries')} "
+        f"fitted on {counted(len(probe.support), 'image')} (up to {probe.shots} of each of "
+        f"{counted(len(index.dataset.classes), 'class', 'classes')}), scored on {counted(len(probe.queries), 'other')} "
         f'of split "{index.split}", {_every(plan.probe_every_steps)}'
     )
 

@@ -27,6 +27,8 @@ class Bar:
             # In a file, a line a minute.
             mininterval=0.5 if sys.stderr.isatty() else 60,
             miniters=0,
+            # Runs differ in speed: the mean over all that was done here.
+            smoothing=0,
         )
 
     def add(self, jobs: Iterable[Job]) -> None:
@@ -43,9 +45,9 @@ class Bar:
         mean = sum(total for _, total in known) / len(known) if known else 1.0
         share = sum(done for done, _ in known) / (sum(total for _, total in known) + unknown * mean)
         if self._begun is None:
-            # Of what earlier sittings did the bar's rate knows nothing.
+            # What earlier sittings did is no part of the rate.
             self._begun = share
-            self._bar.initial = share
+            self._bar.initial = self._bar.n = self._bar.last_print_n = share
         share, before = max(0.0, min(share, 1.0)), self._bar.n
         done = sum(work is not None and work[0] == work[1] for work in works)
         self._bar.set_description_str(f"{done}/{len(works) + self._more} runs", refresh=False)

@@ -20,7 +20,7 @@ from mae_vit.files import partial_of, put_in_place
 from mae_vit.inspection.figures import to_png
 from mae_vit.inspection.samples import Samples, draw_samples
 from mae_vit.inspection.subject import Subject, open_subject
-from mae_vit.inspection.views import View, all_views
+from mae_vit.inspection.views import CONDITIONAL, View, all_views
 
 INDEX = "index.html"
 # Names what lies beside it: a folder that holds anything else is not replaced.
@@ -134,14 +134,22 @@ def _write_views(
             np.savez_compressed(files[-1], **view.arrays)  # type: ignore[arg-type]
         seen.append(Seen(view, png, [file.relative_to(root).as_posix() for file in files]))
         print(f"  {view.title}", file=sys.stderr, flush=True)
+    for text in _left_out(seen):
+        print(f"  left out: {text}", file=sys.stderr, flush=True)
     return seen
+
+
+def _left_out(seen: Sequence[Seen]) -> list[str]:
+    """Which views these images do not allow, and why."""
+    there = {one.view.name for one in seen}
+    return [f"{title} ({takes})" for name, (title, takes) in CONDITIONAL.items() if name not in there]
 
 
 def _page(parts: Sequence[tuple[Subject, Samples, list[Seen]]], names: Sequence[str]) -> str:
     title = " and ".join(names)
     body = [
         f"<h1>{escape(title)}</h1>",
-        _in_columns([_facts(subject, samples) for subject, samples, _ in parts], names),
+        _in_columns([_facts(*part) for part in parts], names),
     ]
     by_name = [{one.view.name: one for one in seen} for _, _, seen in parts]
     for name in dict.fromkeys(name for side in by_name for name in side):
@@ -152,7 +160,7 @@ def _page(parts: Sequence[tuple[Subject, Samples, list[Seen]]], names: Sequence[
     return html.page(title, body)
 
 
-def _facts(subject: Subject, samples: Samples) -> str:
+def _facts(subject: Subject, samples: Samples, seen: Sequence[Seen]) -> str:
     info = subject.model.info
     height, width = info.img_size
     facts = {
@@ -166,6 +174,8 @@ def _facts(subject: Subject, samples: Samples) -> str:
         facts["passed over"] = f"{counted(samples.passed_over, 'image')} that cannot be decoded"
     if subject.why_no_objective:
         facts["no reconstructions"] = subject.why_no_objective
+    if left_out := _left_out(seen):
+        facts["left out"] = "; ".join(left_out)
     rows = [[name, value] for name, value in facts.items()]
     return html.table(["", ""], rows).replace("<thead><tr><th></th><th></th></tr></thead>", "")
 

@@ -55,6 +55,15 @@ _NEIGHBORS = 8
 # Images that are averaged over; the paper takes 128 (App. D.7).
 _AVERAGED = 128
 _MEASURED = 256
+_FEWEST_PROJECTED = 10
+# Views that not all images allow, by name: their titles, and what they take.
+CONDITIONAL = {
+    "projection": ("Features in the plane", f"takes {_FEWEST_PROJECTED} images or more"),
+    "probe-by-block": (
+        "What each block knows of the classes",
+        "takes labels of two classes or more, with two images of each or more",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -303,11 +312,11 @@ def feature_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
             ),
         )
     labels = samples.labels.numpy()
-    if len(samples) >= 10:
+    if len(samples) >= _FEWEST_PROJECTED:
         points = project(last)
         yield View(
             "projection",
-            "Features in the plane",
+            CONDITIONAL["projection"][0],
             "t-SNE of the read-out: near points have like features; colors are classes, which it was not told.",
             figures.scatter(points, labels, names),
             (
@@ -322,7 +331,7 @@ def feature_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
     if scores:
         yield View(
             "probe-by-block",
-            "What each block knows of the classes",
+            CONDITIONAL["probe-by-block"][0],
             "Top-1 of a linear read-out of each block's features, fitted in closed form on some of these images "
             "and scored on the rest.",
             figures.curve(scores, "top-1, %", chance=1 / len(np.unique(labels[labels >= 0]))),

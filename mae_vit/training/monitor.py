@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,7 @@ class Monitor:
         """Opens the outputs of a run that begins (or goes on) at `start_step`."""
         self._folder = folder
         self._failed: set[str] = set()
+        self._first: tuple[float, int] | None = None  # when the first line was written, and its step
         self._writer: Any = None
         if tensorboard:
             self._writer = _open_writer(folder.tensorboard, purge_step=start_step + 1 if start_step else None)
@@ -84,14 +86,25 @@ class Monitor:
             self._bar.set_postfix_str(shown, refresh=False)
             self._bar.update(line["step"] - self._bar.n)
         else:
-            images_left = line["samples"] / line["step"] * (self._total_steps - line["step"])
-            left = images_left / line["images_per_s"]
             print(
                 f"step {line['step']}/{self._total_steps} epoch {line['epoch']:.2f} loss {_shown(line['loss'])} "
-                f"lr {line['lr']:.2e} {line['images_per_s']:.0f} images/s eta {_clock(left)}",
+                f"lr {line['lr']:.2e} {line['images_per_s']:.0f} images/s{self._eta(line['step'])}",
                 file=sys.stderr,
                 flush=True,
             )
+
+    def _eta(self, step: int) -> str:
+        """The time left, from that of all steps since the first line, evaluation and saves among them.
+
+        The first line tells none: its steps are those in which memory is allocated and graphs are compiled.
+        """
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now, step
+        since, first = self._first
+        if step == first:
+            return ""
+        return f" eta {_clock((now - since) / (step - first) * (self._total_steps - step))}"
 
     def show(self, rows: Sequence[Picture], step: int) -> None:
         """Writes labeled rows of images as a PNG and to TensorBoard."""

@@ -74,6 +74,7 @@ def test_a_run_is_looked_at_with_its_own_data(looked):
     assert set(EVERYWHERE) <= there
     page = (looked / "index.html").read_text()
     assert "split &quot;test&quot;" in page
+    assert "left out" not in page
     for path in looked.glob("*.png"):
         assert page.count(path.name) == 2  # a link and its text
         assert min(Image.open(path).size) > 20
@@ -117,6 +118,15 @@ def test_mean_color_shows_predicted_colors(runs, tmp_path):
     (row,) = table(out / "reconstructions-as-trained.csv")
     assert 0 <= float(row["accuracy_on_mask"]) <= 1
     assert "predicted" in (out / "index.html").read_text()
+
+
+def test_what_few_images_do_not_allow_is_named(runs, tmp_path, capsys):
+    out = tmp_path / "look"
+    assert main(["inspect", "--ckpt", str(runs / "mae"), "--images", "4", "--out", str(out)]) == 0
+    assert "left out: Features in the plane (takes 10 images or more)" in capsys.readouterr().err
+    page = (out / "index.html").read_text()
+    assert "Features in the plane (takes 10 images or more)" in page
+    assert not (out / "projection.png").exists()
 
 
 def test_two_side_by_side_and_an_encoder_alone(runs, digits, tmp_path, capsys):
