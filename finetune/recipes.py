@@ -17,20 +17,12 @@ _CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # What a run says of its data, and that others of it need.
 _KEPT = {f"data.{name}": name for name in ("path", "split", "cache_dir", "cache_gib")}
 _PASS = "give --config FILE data.path=DIR, such as --config configs/finetune_cifar_tiny.yaml"
-# By size: the file, and what MAE Table 9 has another value for.
-_RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "tiny-cifar": ("finetune_cifar_tiny", ()),
-    "Ti": ("finetune_base", ()),
-    "S": ("finetune_base", ()),
-    "B": ("finetune_base", ()),
-    "L": (
-        "finetune_base",
-        ("optim.blr=1e-3", "optim.layer_decay=0.75", "train.epochs=50", "model.drop_path_rate=0.2"),
-    ),
-    "H": (
-        "finetune_base",
-        ("optim.blr=1e-3", "optim.layer_decay=0.75", "train.epochs=50", "model.drop_path_rate=0.3"),
-    ),
+# By size: the config of the mode "finetune" and of those that train nothing.
+_RECIPES = {
+    "tiny-cifar": "finetune_cifar_tiny",
+    **dict.fromkeys(("Ti", "S", "B"), "finetune_base"),
+    "L": "finetune_large",
+    "H": "finetune_huge",
 }
 # L and H take 50 epochs: official MAE code, FINETUNE.md.
 _PROBE_RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -64,9 +56,8 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     if elsewhere is not None:
         data = {"augment": data["augment"]}
         path, split, where = elsewhere, _given(given, "data.split") or "train", f"data.path={elsewhere}"
-    dataset = read_dataset(
-        locate(path, cache_dir=data.get("cache_dir"), cache_gib=data.get("cache_gib")).folder
-    )
+    cache = _given(given, "data.cache_dir") or data.get("cache_dir")
+    dataset = read_dataset(locate(path, cache_dir=cache, cache_gib=data.get("cache_gib")).folder)
     if not dataset.classes or not sum(dataset.splits[split].class_counts if split in dataset.splits else ()):
         raise InputError(f"{where} has no labels: {_PASS}")
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
@@ -78,7 +69,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         # Images are taken as they are.
         name, overrides = _PROBE_RECIPES[model["name"]]
     else:
-        name, overrides = _RECIPES[model["name"]]
+        name, overrides = _RECIPES[model["name"]], ()
         taken |= _augmentation(data["augment"])
     taken["model.img_size"] = model["img_size"]
     return _CONFIGS / f"{name}.yaml", [

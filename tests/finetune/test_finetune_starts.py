@@ -12,6 +12,8 @@ from commands import ROOT, one_line, summary_of
 from safetensors.torch import load_file
 
 from finetune.job import main
+from finetune.recipes import find_recipe
+from mae_vit.data.remote.folder import locate
 from mae_vit.training.checkpoint import load_checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -229,3 +231,35 @@ def test_another_kind_of_encoder_is_one_line(run, name, tmp_path, monkeypatch, c
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1
     assert "error: " in error[0]
+
+
+def run_folder(folder, size: str, data: str) -> str:
+    """What of a run folder says how to fine-tune it."""
+    text = f"model: {{name: {size}, img_size: 224}}\ndata: {{path: {data}, split: train, augment: {{crop: null}}}}\n"
+    (folder / "config.yaml").write_text(text)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "expected"),
+    [
+        ("B", "finetune", "finetune_base"),
+        ("L", "few_shot", "finetune_large"),
+        ("H", "finetune", "finetune_huge"),
+        ("L", "linear_probe", "linear_probe_base"),
+    ],
+)
+def test_a_run_folder_is_fine_tuned_by_the_recipe_for_its_size(colored, tmp_path, size, mode, expected):
+    config, overrides = find_recipe(run_folder(tmp_path, size, colored), [f"finetune.mode={mode}"])
+    assert config.stem == expected
+    assert f'data.path="{colored}"' in overrides
+
+
+def test_labels_of_other_data_are_looked_for_in_the_cache_that_is_asked_for(colored, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "finetune.recipes.locate", lambda path, **options: asked.append((path, options)) or locate(str(colored))
+    )
+    given = ["data.path=https://host/mine", "data.cache_dir=/local"]
+    find_recipe(run_folder(tmp_path, "B", colored), given)
+    assert asked == [("https://host/mine", {"cache_dir": "/local", "cache_gib": None})]
