@@ -258,7 +258,8 @@ def test_a_run_folder_is_fine_tuned_by_the_recipe_for_its_size(colored, tmp_path
 def test_labels_of_other_data_are_looked_for_in_the_cache_that_is_asked_for(colored, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "finetune.recipes.locate", lambda path, **options: asked.append((path, options)) or locate(str(colored))
+        "finetune.recipes.locate",
+        lambda path, **options: asked.append((path, options)) or locate(str(colored)),
     )
     given = ["data.path=https://host/mine", "data.cache_dir=/local"]
     find_recipe(run_folder(tmp_path, "B", colored), given)
