@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mae_vit.baselines import build_network
 from mae_vit.encoder import Pool
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, reason_of
 from mae_vit.objectives.classify import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.objectives.labels import LabelLoss
 from mae_vit.seen_labels import SeenLabels
@@ -93,7 +93,7 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
         told, tensors = Description.model_validate(read_metadata(file)), load_file(file)
     except OSError as error:
         raise InputError(
-            f"{named}: cannot read {file.name}: {(error.strerror or str(error)).lower()} "
+            f"{named}: cannot read {file.name}: {reason_of(error)} "
             "(give the folder of a finished fine-tuning run)"
         ) from None
     except (SafetensorError, KeyError, TypeError, ValueError, ValidationError, RecursionError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mae_vit.commandline import EXIT_FAILED, OneLineParser
 from mae_vit.config_file import parse_yaml
-from mae_vit.errors import InputError, counted, nearest
+from mae_vit.errors import InputError, counted, nearest, reason_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,4 +145,4 @@ def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, n
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=110)
     except OSError as error:
-        raise InputError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
+        raise InputError(f"{out} cannot be written: {reason_of(error)}") from None

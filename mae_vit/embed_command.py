@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mae_vit.commandline import EXIT_REQUEUE, OneLineParser
-from mae_vit.errors import InputError, counted
+from mae_vit.errors import InputError, counted, reason_of
 
 if TYPE_CHECKING:
     from mae_vit.embedding.embed import Outcome
@@ -120,7 +120,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
         outcome = _embed(arguments)
     except OSError as error:
         where = error.filename or arguments.out
-        raise InputError(f"{where}: {(error.strerror or str(error)).lower()}") from None
+        raise InputError(f"{where}: {reason_of(error)}") from None
     if outcome.rows is None:
         again = "the same command without --restart" if arguments.restart else "the same command"
         done = f"{outcome.done:,} of {counted(outcome.total, 'image')}"

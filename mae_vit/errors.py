@@ -102,6 +102,11 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f'did you mean "{close[0]}"?' if close else ""
 
 
+def reason_of(error: OSError) -> str:
+    """Returns what the system says of a failure, to stand behind a colon: `no such file or directory`."""
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Returns a number with its noun: `1 shard`, `1,200 shards`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

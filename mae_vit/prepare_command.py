@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mae_vit.commandline import OneLineParser
-from mae_vit.errors import InputError, counted
+from mae_vit.errors import InputError, counted, reason_of
 
 if TYPE_CHECKING:
     from mae_vit.data.prepare import Report
@@ -137,7 +137,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     try:
         report = _adopt(arguments) if arguments.in_place else _prepare(arguments)
     except OSError as error:
-        raise InputError(f"{error.filename or out}: {(error.strerror or str(error)).lower()}") from None
+        raise InputError(f"{error.filename or out}: {reason_of(error)}") from None
     _say(report)
     classes = len(report.dataset.classes)
     print(f"{out}: {f'{classes} classes' if classes else 'no labels'}, {time.monotonic() - begun:.1f} s")

@@ -22,7 +22,7 @@ from mae_vit.data.augment import center_crop
 from mae_vit.data.decode import DecodeError, decode
 from mae_vit.data.statistics import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.encoder import SIZES, Pool, ViTEncoder, pooled, sincos_position_table
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, reason_of
 from mae_vit.starts import Start, read_start
 from mae_vit.weights import EncoderInfo, read_info
 
@@ -227,7 +227,7 @@ def _pixels_of(image: str | Path | bytes | Image.Image | np.ndarray, channels: i
         try:
             return decode(image if isinstance(image, bytes) else Path(image).read_bytes(), channels)
         except OSError as error:
-            raise InputError(f"cannot read {image!s}: {(error.strerror or str(error)).lower()}") from None
+            raise InputError(f"cannot read {image!s}: {reason_of(error)}") from None
         except DecodeError as error:
             named = "the image" if isinstance(image, bytes) else str(image)
             raise InputError(f"{named} cannot be decoded: {error}") from None

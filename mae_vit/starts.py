@@ -32,7 +32,7 @@ from mae_vit.checkpoint_files import (
     step_of,
 )
 from mae_vit.encoder import SIZES, ViTEncoder
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, reason_of
 from mae_vit.seen_labels import SeenLabels
 from mae_vit.weights import read_metadata
 
@@ -121,9 +121,7 @@ def read_start(start: str) -> Start:
     except InputError:
         raise
     except OSError as error:
-        raise InputError(
-            f"cannot read {error.filename or start}: {(error.strerror or str(error)).lower()}"
-        ) from None
+        raise InputError(f"cannot read {error.filename or start}: {reason_of(error)}") from None
     except Exception as error:  # any malformed content of an untrusted file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{start} holds no weights: {reason}") from None

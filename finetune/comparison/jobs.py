@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.comparison.inputs import describe_inputs, difference
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, reason_of
 from mae_vit.files import write_json
 from mae_vit.locks import Lock, try_lock
 from mae_vit.training.run_folder import RunFolder
@@ -94,7 +94,7 @@ class Job:
             path.parent.mkdir(parents=True, exist_ok=True)
             return try_lock(path)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = reason_of(error)
             raise InputError(f"{path.parent} cannot be written: {reason}") from None
 
     def remember(self) -> None:

@@ -21,7 +21,7 @@ from finetune.comparison.runner import Runner, slots_of
 from mae_vit.commandline import EXIT_FAILED, EXIT_REQUEUE, OneLineParser, add_allow_pipe
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
-from mae_vit.errors import InputError, counted
+from mae_vit.errors import InputError, counted, reason_of
 from mae_vit.files import write_atomically
 from mae_vit.locks import locked
 from mae_vit.training.entry import run_to_exit_code
@@ -137,7 +137,7 @@ def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
         with locked(folder / ".report.lock"):
             return _write_report(matrix, folder, failed)
     except OSError as error:
-        raise InputError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
+        raise InputError(f"{folder} cannot be written: {reason_of(error)}") from None
 
 
 def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:

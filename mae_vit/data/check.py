@@ -12,6 +12,7 @@ from mae_vit.data.decode import DecodeError, decode
 from mae_vit.data.index_rows import index_shard
 from mae_vit.data.samples import read_samples
 from mae_vit.data.tarwalk import DamagedTar
+from mae_vit.errors import reason_of
 
 _NAMED = 5
 
@@ -48,7 +49,7 @@ def _check_shard(path: Path, shard: Shard, classes: int, decode_all: bool) -> li
         size = path.stat().st_size
         digest = file_digest(path)
     except OSError as error:
-        return [f"{shard.file}: {(error.strerror or str(error)).lower()}"]
+        return [f"{shard.file}: {reason_of(error)}"]
     problems = []
     if size != shard.bytes:
         problems.append(f"{shard.file}: {size} bytes instead of {shard.bytes}")

@@ -14,7 +14,7 @@ import numpy as np
 from mae_vit.data.dataset import Shard
 from mae_vit.data.samples import Sample, class_number, read_groups, read_samples
 from mae_vit.data.tarwalk import BLOCK, DamagedTar
-from mae_vit.errors import InputError, counted
+from mae_vit.errors import InputError, counted, reason_of
 
 # Of a sample that is not there, offset is -1 and length 0; of an image of no bytes, length alone is 0.
 ROW = np.dtype([("offset", "<i8"), ("length", "<i4"), ("shard", "<i4"), ("label", "<i4"), ("key", "<u4")])
@@ -175,7 +175,7 @@ def _read_all(path: Path) -> tuple[list[Sample], str]:
     except DamagedTar as error:
         return found, f"is damaged: {str(error).removeprefix(f'{path}: ')}"
     except OSError as error:
-        return found, f"cannot be read: {(error.strerror or str(error)).lower()}"
+        return found, f"cannot be read: {reason_of(error)}"
     return found, ""
 
 

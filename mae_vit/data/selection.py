@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from mae_vit.data.dataset import Processing
 from mae_vit.data.layout import SPLIT_NAMES, Entry, plain_text
-from mae_vit.errors import InputError, nearest
+from mae_vit.errors import InputError, nearest, reason_of
 
 HOLDOUT_SPLIT = "val"
 # Figures of these are compared: they stay whole unless a list names their samples by path.
@@ -179,7 +179,7 @@ def _read_list(path: Path) -> dict[str, None]:
     try:
         lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as error:
-        raise InputError(f"--subset {path}: {(error.strerror or str(error)).lower()}") from None
+        raise InputError(f"--subset {path}: {reason_of(error)}") from None
     wanted = dict.fromkeys(line.strip().removeprefix("./") for line in lines if line.strip())
     if not wanted:
         raise InputError(f"--subset {path}: names no sample")

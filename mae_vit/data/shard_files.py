@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mae_vit.data.shard_table import ShardTable
+from mae_vit.errors import reason_of
 
 _MAX_OPEN_SHARDS = 256
 # Network file systems fail for a moment; each try opens the shard anew.
@@ -83,7 +84,7 @@ class ShardFiles:
             try:
                 data = read_range(descriptor, offset, length)
             except OSError as error:
-                reason, lost = f"cannot be read: {_said(error)}", False
+                reason, lost = f"cannot be read: {reason_of(error)}", False
             else:
                 if len(data) == length:
                     return data
@@ -110,7 +111,7 @@ class ShardFiles:
         except OSError as error:
             if error.errno in _OUR_OWN:
                 raise
-            raise ReadError(f"the shard is gone: {_said(error)}") from None
+            raise ReadError(f"the shard is gone: {reason_of(error)}") from None
         found = os.fstat(descriptor).st_size
         if found != size:
             os.close(descriptor)
@@ -139,7 +140,3 @@ def read_range(descriptor: int, offset: int, length: int) -> bytes:
         parts.append(part)
         offset, length = offset + len(part), length - len(part)
     return b"".join(parts)
-
-
-def _said(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

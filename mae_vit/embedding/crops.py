@@ -18,7 +18,7 @@ from mae_vit.data.decode import DecodeError, decode
 from mae_vit.data.loader import load_in_order
 from mae_vit.data.shard_files import ReadError
 from mae_vit.embedding.images import Images
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, reason_of
 
 # A task of a data process: enough that its way there costs little, and little memory where images are large.
 _TASK_IMAGES = 32
@@ -105,7 +105,7 @@ def read(images: Images, image: int) -> bytes | Unreadable:
     try:
         return images.read(image)
     except OSError as error:
-        return Unreadable((error.strerror or str(error)).lower())
+        return Unreadable(reason_of(error))
     except (ReadError, DecodeError) as error:
         return Unreadable(error)
 

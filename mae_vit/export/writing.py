@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, reason_of
 from mae_vit.export import to_hf, to_official, to_onnx, to_timm, to_torch
 from mae_vit.export.card import CARD, SIGNATURE, card
 from mae_vit.export.checking import Verified
@@ -97,7 +97,7 @@ def write_export(handed: Handed, target: str, out: Path, *, force: bool) -> Expo
                 sync(path)
         put_in_place(partial, out)
     except OSError as error:
-        raise InputError(f"cannot write {out}: {(error.strerror or str(error)).lower()}") from None
+        raise InputError(f"cannot write {out}: {reason_of(error)}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     files = sorted(

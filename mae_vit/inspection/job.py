@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mae_vit import html
-from mae_vit.errors import InputError, counted
+from mae_vit.errors import InputError, counted, reason_of
 from mae_vit.files import partial_of, put_in_place
 from mae_vit.inspection.figures import to_png
 from mae_vit.inspection.samples import Samples, draw_samples
@@ -93,7 +93,7 @@ def inspect(
         (partial / _CONTENTS).write_text(json.dumps({"inspection": contents}), encoding="utf-8")
         put_in_place(partial, out)
     except OSError as error:
-        raise InputError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
+        raise InputError(f"{out} cannot be written: {reason_of(error)}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return out / INDEX

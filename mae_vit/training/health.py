@@ -17,6 +17,7 @@ from typing import Literal
 import psutil
 import torch
 
+from mae_vit.errors import reason_of
 from mae_vit.files import existing
 from mae_vit.locks import try_lock
 from mae_vit.training.distributed import Ranks, available_cores
@@ -243,7 +244,7 @@ def check_locks(folder: Path) -> Check:
             )
         return Check("ok", "locks", f"files of {place} can be locked")
     except OSError as error:
-        return Check("FAIL", "locks", f"{place} cannot be written: {(error.strerror or str(error)).lower()}")
+        return Check("FAIL", "locks", f"{place} cannot be written: {reason_of(error)}")
     finally:
         probe.unlink(missing_ok=True)
 

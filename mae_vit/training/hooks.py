@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from mae_vit.config import CheckpointSection
-from mae_vit.errors import Damage
+from mae_vit.errors import Damage, reason_of
 from mae_vit.objectives.base import Task
 from mae_vit.plan import Plan
 from mae_vit.training.checkpoint import Checkpoint
@@ -262,6 +262,4 @@ class RunHooks:
             # Others read from it whether the run is done: that must not fail in silence.
             if status == "done":
                 raise
-            self._say(
-                f"warning: {self._folder.summary} cannot be written: {(error.strerror or str(error)).lower()}"
-            )
+            self._say(f"warning: {self._folder.summary} cannot be written: {reason_of(error)}")

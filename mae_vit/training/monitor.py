@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from mae_vit.errors import reason_of
 from mae_vit.objectives.base import Picture
 from mae_vit.pictures import draw_rows
 from mae_vit.training.run_folder import RunFolder
@@ -154,7 +155,7 @@ class Monitor:
         except OSError as error:
             if what not in self._failed:
                 self._failed.add(what)
-                reason = (error.strerror or str(error)).lower()
+                reason = reason_of(error)
                 self.say(
                     f"warning: {what} of {self._folder.path} cannot be written: {reason}; training goes on"
                 )

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from mae_vit.errors import reason_of
 from mae_vit.files import write_atomically
 
 
@@ -23,7 +24,7 @@ def note_progress() -> None:
         write_atomically(Path(path), f"{_restart()}\n".encode())
     except OSError as error:
         # No reason to end a run: at worst its job is not restarted.
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         print(f"warning: {path}: {reason}; this restart counts as one that saved nothing", file=sys.stderr)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, reason_of
 from mae_vit.files import existing, to_json, write_atomically, write_json
 from mae_vit.locks import Lock
 from mae_vit.training.run_lock import lock_run
@@ -55,7 +55,7 @@ class RunFolder:
             probe.touch()
             probe.unlink(missing_ok=True)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = reason_of(error)
             raise InputError(f"run folder {self.path} cannot be written: {place}: {reason}") from None
 
     def lock(self) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, reason_of
 from mae_vit.locks import Lock, try_lock
 
 # Long enough for ranks whose launcher was killed: they finish a step, save and leave.
@@ -31,7 +31,7 @@ def lock_run(folder: Path) -> Lock:
             folder.mkdir(parents=True, exist_ok=True)
             lock = try_lock(path)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = reason_of(error)
             raise InputError(f"run folder {folder} cannot be written: {reason}") from None
         if lock is not None:
             holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}

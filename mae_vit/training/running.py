@@ -13,7 +13,7 @@ from mae_vit.batch import Batch
 from mae_vit.commandline import EXIT_REQUEUE
 from mae_vit.config import Config
 from mae_vit.config_file import dump_config
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, reason_of
 from mae_vit.keyed import noise_seed
 from mae_vit.plan import Plan
 from mae_vit.skipping import Skipped
@@ -206,9 +206,7 @@ class Run:
                 results = work.finish(outcome.step, hooks.best)
             hooks.end("done" if outcome.finished else "interrupted", outcome.step, results)
         except OSError as error:
-            problem = (
-                f"results cannot be written to {self.folder.path}: {(error.strerror or str(error)).lower()}"
-            )
+            problem = f"results cannot be written to {self.folder.path}: {reason_of(error)}"
         if problem := from_rank_zero(problem, self.engine.ranks):
             raise TrainingFailed(
                 f"{problem}; the last state is saved: make room, then the same command goes on"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mae_vit.data.remote.patience import Patience
 from mae_vit.data.remote.streams import Refused, open_stream
-from mae_vit.errors import Unreachable
+from mae_vit.errors import Unreachable, reason_of
 from mae_vit.locks import locked
 from mae_vit.urls import shown
 
@@ -86,7 +86,7 @@ class Cache:
             while not path.exists():
                 self._fetch(wanted, path, patience)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = reason_of(error)
             raise Unreachable(f"{error.filename or self.folder} cannot be written: {reason}") from None
         return path
 
@@ -147,7 +147,7 @@ class Cache:
                 raise error.reason from None
             except OSError as error:
                 patience.saw(os.fstat(descriptor).st_size)
-                patience.wait((error.strerror or str(error) or type(error).__name__).lower())
+                patience.wait(reason_of(error))
                 continue
             if _digest(descriptor) == wanted.sha256:
                 os.fsync(descriptor)

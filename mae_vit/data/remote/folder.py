@@ -21,7 +21,7 @@ from mae_vit.data.dataset import FILE_NAME, Dataset, IndexFile, Shard, parse_dat
 from mae_vit.data.remote.cache import STALL_S, Cache, Wanted
 from mae_vit.data.remote.patience import Patience
 from mae_vit.data.remote.streams import Refused, open_stream
-from mae_vit.errors import InputError, Unreachable
+from mae_vit.errors import InputError, Unreachable, reason_of
 from mae_vit.files import replacing
 from mae_vit.locks import locked
 from mae_vit.urls import check_url, file_url, is_url, shown
@@ -100,7 +100,7 @@ def locate(
         with locked(folder / ".lock"):
             dataset = _describe(remote, folder, say)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         raise InputError(
             f"no place for shards of {shown(path)}: {root} cannot be written ({reason}): give data.cache_dir"
         ) from None
@@ -211,7 +211,7 @@ def _fetch_description(url: str) -> bytes:
                         raise Refused(f"it does not come to an end in {_LONGEST_DESCRIBING_S:.0f} s")
             return bytes(data)
         except OSError as error:
-            patience.wait((error.strerror or str(error) or type(error).__name__).lower())
+            patience.wait(reason_of(error))
 
 
 def _name_of(url: str) -> str:
