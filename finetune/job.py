@@ -93,6 +93,11 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Start | None, lis
         f"note: {key}={said} of {path.name} gives way to the start's {start}"
         for key, (said, start) in amendment.replaced.items()
     ]
+    if amendment.resized is not None and arguments.config is not None:
+        notes.append(
+            f"note: model.img_size={config.model.img_size} of {path.name}: the start was pretrained at "
+            f"{amendment.resized}, its positions are interpolated"
+        )
     return config, amendment.start, notes
 
 
@@ -271,7 +276,7 @@ class Job:
             ]
         return [
             f"  test      {told['test_top1']:.2%} of {told['test_size']:,} images, by the weights of step "
-            f"{told['best_step']}",
+            f"{told['best_step']} (always the most frequent class: {told['test_most_frequent']:.2%})",
             f"  reading   {told['reading']}",
             model,
             f"  details   {path / 'results.json'}, {path / 'predictions.csv'}",

@@ -9,6 +9,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from mae_vit.config_file import parse_yaml
 from mae_vit.data.dataset import read_dataset
 from mae_vit.data.remote.folder import locate
 from mae_vit.errors import InputError
@@ -55,9 +56,11 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     elsewhere, where = _given(given, "data.path"), f"the data of {folder}, {path},"
     if elsewhere is not None:
         data = {"augment": data["augment"]}
-        path, split, where = elsewhere, _given(given, "data.split") or "train", f"data.path={elsewhere}"
-    cache = _given(given, "data.cache_dir") or data.get("cache_dir")
-    dataset = read_dataset(locate(path, cache_dir=cache, cache_gib=data.get("cache_gib")).folder)
+        path, split = str(elsewhere), str(_given(given, "data.split") or "train")
+        where = f"data.path={elsewhere}"
+    cache = {name: data.get(name) for name in ("cache_dir", "cache_gib")}
+    cache |= {name: value for name in cache if (value := _given(given, f"data.{name}")) is not None}
+    dataset = read_dataset(locate(path, **cache).folder)
     if not dataset.classes or not sum(dataset.splits[split].class_counts if split in dataset.splits else ()):
         raise InputError(f"{where} has no labels: {_PASS}")
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
@@ -78,10 +81,10 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     ]
 
 
-def _given(overrides: Sequence[str], key: str) -> str | None:
+def _given(overrides: Sequence[str], key: str) -> Any:
     """What the command line says of a key, the last time."""
-    values = [text.partition("=")[2].strip("\"' ") for text in overrides if text.startswith(f"{key}=")]
-    return values[-1] if values else None
+    values = [text.partition("=")[2] for text in overrides if text.startswith(f"{key}=")]
+    return parse_yaml(values[-1], f"command line: {key}") if values else None
 
 
 def _augmentation(section: dict[str, Any]) -> dict[str, Any]:

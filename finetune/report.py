@@ -48,8 +48,7 @@ def describe_plan(
     facts = {
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",
         "model": f"{config.model.name}, {height}x{width} px, {costs.parameters:,} parameters",
-        "compute": f"{costs.flops_per_image / 1e9:.3f} GFLOP per image and step (3 x forward), "
-        f"{costs.flops_per_image * plan.total_steps * plan.effective_batch_size / 1e15:,.3g} PFLOP in all",
+        "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
         "data": f'{shown(config.data.path)}, split "{config.data.split}": {len(data.train):,} images of '
         f"{len(data.classes)} classes, {data.workers} workers for each of {ranks.world_size} ranks",
         "chosen by": chosen,

@@ -41,7 +41,14 @@ class OneLineParser(argparse.ArgumentParser):
                 if action.help != argparse.SUPPRESS
                 for name in action.option_strings
             ]
-            return nearest(option[1], [name for name in known if name.startswith("--")])
+            long = [name for name in known if name.startswith("--")]
+            if any(action.dest == "overrides" for action in self._actions):
+                # Most often it is a key of the config that was meant.
+                settings = (
+                    f"known: {', '.join(sorted(long))}; settings are KEY.PATH=VALUE, such as train.epochs=10"
+                )
+                return closest(option[1], long, cutoff=0.6) or settings
+            return nearest(option[1], long)
         if choice := re.search(r"invalid choice: '([^']*)'", message):
             # argparse lists the choices itself.
             return closest(choice[1], [str(one) for action in self._actions for one in action.choices or ()])

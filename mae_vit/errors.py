@@ -96,9 +96,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return closest(name, known) or listed
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """Returns a hint such as `did you mean "img_size"?`; empty where nothing is close."""
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+def closest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """Returns a hint such as `did you mean "img_size"?`; empty where nothing is as alike as `cutoff` (0..1)."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
     return f'did you mean "{close[0]}"?' if close else ""
 
 

@@ -51,7 +51,12 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument(
         "--to", required=True, choices=("timm", "hf", "official", "onnx", "torch"), help="the form, see below"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to be written (NAME-FORM, here)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder to be written (RUN/FORM of a run folder, else NAME-FORM here)",
+    )
     parser.add_argument(
         "--pool",
         choices=("cls", "mean"),

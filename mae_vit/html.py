@@ -29,7 +29,7 @@ code { font-size: .9em; overflow-wrap: anywhere; }
   thead, td:empty { display: none; }
   table, tbody, tr { display: block; }
   tr { border: 1px solid var(--line); border-radius: .3rem; margin-bottom: .6rem; padding: .2rem 0; }
-  td { display: flex; justify-content: space-between; gap: 1rem; white-space: normal; }
+  td { display: flex; justify-content: space-between; gap: 1rem; white-space: normal; overflow-wrap: anywhere; }
   td { border: 0; padding: .15rem .6rem; }
   td:first-child { font-weight: 600; }
   td:not(:first-child)::before { content: attr(data-head); text-align: left; opacity: .75; }

@@ -73,6 +73,8 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 
     run = Path(arguments.ckpt)
     is_run = (run / "config.yaml").is_file()
+    if not is_run and not run.exists() and ":" not in arguments.ckpt:
+        raise InputError(f"start {arguments.ckpt} does not exist")
     if arguments.out is None and not is_run:
         raise InputError(f"--out is needed: {arguments.ckpt} is no run folder to put it in")
     page = inspect(

@@ -18,7 +18,7 @@ class Plan:
         num_samples: images in the split.
         steps_per_epoch: whole effective batches in an epoch; the rest is dropped.
         total_steps: optimizer steps of the run.
-        warmup_steps: steps of linear warm-up, at most `total_steps`.
+        warmup_steps: steps of linear warm-up, fewer than `total_steps` (of 2 or more).
         effective_batch_size: images per step over all ranks.
         batch_size_per_device: images per micro-batch of one rank.
         accumulation: micro-batches per step.
@@ -111,7 +111,7 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     warmup = to_steps(
         steps=train.warmup_steps, epochs=train.warmup_epochs, samples=train.warmup_samples, **sizes
     )
-    if warmup > total:
+    if warmup >= total > 1:
         raise InputError(_long_warmup(train, warmup, total))
     decay = round(total * optim.decay_share) if optim.decay_share else 0
     if warmup + decay > total:
@@ -165,7 +165,8 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
 
 def _long_warmup(train: TrainSection, warmup: int, total: int) -> str:
     return (
-        f"{_as_given(train, 'warmup_', warmup)} is longer than {_as_given(train, '', total)}: "
+        f"{_as_given(train, 'warmup_', warmup)} is {'longer than' if warmup > total else 'as long as'} "
+        f"{_as_given(train, '', total)}: "
         f"give train.warmup_steps={total // 10}"
     )
 

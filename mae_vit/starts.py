@@ -232,12 +232,12 @@ def _read_pickled(path: Path) -> Start:
             warnings.simplefilter("ignore")  # about pickle protocols, of files that are then refused
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
-        for line in str(error).splitlines():
-            if "Unsupported" in line or "GLOBAL" in line:
-                reason = line.strip()
-                break
-        raise InputError(f"{path} is refused: it holds more than weights ({reason[:120]})") from None
+        named = [line.strip() for line in str(error).splitlines() if "GLOBAL" in line]
+        if not named:
+            raise InputError(f"{path} is no file of weights: PyTorch cannot read it") from None
+        raise InputError(f"{path} is refused: it holds more than weights ({named[0][:120]})") from None
+    except RuntimeError:  # an archive of another kind
+        raise InputError(f"{path} is no file of weights: PyTorch cannot read it") from None
     tensors = content.get("model", content) if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise InputError(f'{path} holds no weights: expected tensors by name, or those under "model"')

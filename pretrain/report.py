@@ -43,8 +43,7 @@ def describe_plan(setup: Setup, folder: RunFolder, start: Checkpoint | None) -> 
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",
         "model": f"{model.name}, {height}x{width} px, patch {model.patch_size}: {tokens} tokens + [CLS]",
         "parameters": f"{costs.encoder_parameters:,} encoder, {costs.parameters:,} with the objective",
-        "compute": f"{costs.flops_per_image / 1e9:.3f} GFLOP per image and step (3 x forward), "
-        f"{costs.flops_per_image * plan.total_steps * plan.effective_batch_size / 1e15:,.3g} PFLOP in all",
+        "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
         "data": f'{shown(config.data.path)}, split "{config.data.split}": {counted(plan.num_samples, "image")} in '
         f"{counted(len(data.index.split_info.shards), 'shard')}, source {source}, "
         f"{counted(data.workers, 'worker')} for each of {counted(ranks.world_size, 'rank')}",

@@ -17,7 +17,7 @@ class Bar:
     def __init__(self, jobs: list[Job], *, more: int = 0) -> None:
         """Counts `jobs` and `more` that come later."""
         self._jobs, self._more = jobs, more
-        self._begun: float | None = None
+        self._begun: dict[Path, float] = {}  # what was done of each when it was first looked at
         self._done: dict[Path, tuple[float, float]] = {}
         self._bar = tqdm(
             total=1.0,
@@ -43,17 +43,21 @@ class Bar:
         known = [work for work in works if work is not None]
         unknown = len(works) - len(known) + self._more
         mean = sum(total for _, total in known) / len(known) if known else 1.0
-        share = sum(done for done, _ in known) / (sum(total for _, total in known) + unknown * mean)
-        if self._begun is None:
-            # What earlier sittings did is no part of the rate.
-            self._begun = share
-            self._bar.initial = self._bar.n = self._bar.last_print_n = share
-        share, before = max(0.0, min(share, 1.0)), self._bar.n
+        whole = sum(total for _, total in known) + unknown * mean
+        share = sum(done for done, _ in known) / whole
+        # What earlier sittings did is no part of the rate.
+        self._bar.initial = (
+            sum(
+                min(self._begun.setdefault(job.folder, work[0] if work else 0.0), work[0] if work else 0.0)
+                for job, work in zip(self._jobs, works, strict=True)
+            )
+            / whole
+        )
         done = sum(work is not None and work[0] == work[1] for work in works)
         self._bar.set_description_str(f"{done}/{len(works) + self._more} runs", refresh=False)
         names = ", ".join(job.name for job in running)
         self._bar.set_postfix_str(names or "waiting for other processes", refresh=False)
-        self._bar.update(share - before)
+        self._bar.update(max(0.0, min(share, 1.0)) - self._bar.n)
 
     def _work(self, job: Job) -> tuple[float, float] | None:
         """What is finished is read once: a matrix may have hundreds of cells."""

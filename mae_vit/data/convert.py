@@ -91,7 +91,8 @@ def convert(data: bytes, extension: str, options: Conversion) -> Converted:
     notes, stored = list(header.notes), None
     turned = options.upright and header.orientation != 1
     if header.orientation != 1:
-        notes.append("turned upright" if turned else "with an EXIF orientation, which is ignored")
+        ignored = "with an EXIF orientation, which is ignored (--exif-orientation apply turns them)"
+        notes.append("turned upright" if turned else ignored)
     shrunk = options.resize is not None and min(pixels.shape[1:]) > options.resize
     if turned or shrunk:
         stored, extension = _encode_anew(pixels, header, options, shrunk)

@@ -17,7 +17,7 @@ from mae_vit.data.layout import plain_text
 from mae_vit.data.phash import HASH_NAME
 from mae_vit.data.samples import read_samples
 from mae_vit.data.tarwalk import DamagedTar
-from mae_vit.errors import InputError, nearest
+from mae_vit.errors import InputError, nearest, reason_of
 
 # Of 64 bits. Of CIFAR-10's 50,000 training images 134 lie within 4 of one of its 10,000
 # test images or of their mirror images: all but 3 to 5 are the same shot, seen one by one.
@@ -144,7 +144,7 @@ def _hash(folder: Path, splits: Sequence[str], pool: ConverterPool) -> KnownImag
                 values += image.hash
                 bar.update()
     except (DamagedTar, OSError) as error:
-        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        reason = f"{error.filename}: {reason_of(error)}" if isinstance(error, OSError) else str(error)
         raise InputError(f"--exclude {folder}: {reason}: see `mae-vit check {folder}`") from None
     hashes, first = np.unique(np.array(values, np.uint64), return_index=True)
     return KnownImages(name, keys, hashes, first // 2)

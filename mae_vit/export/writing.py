@@ -46,7 +46,9 @@ class Export:
 
 
 def default_folder(asked: str, target: str) -> Path:
-    """Where an export goes if nothing else is said: NAME-TARGET in the current folder."""
+    """Where an export goes if nothing else is said: RUN/TARGET of a run folder, else NAME-TARGET in the current one."""
+    if (Path(asked) / "config.yaml").is_file():
+        return Path(asked) / target
     return Path(f"{name_of(asked)}-{target}")
 
 

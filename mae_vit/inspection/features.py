@@ -52,7 +52,13 @@ def _batches(images: Tensor) -> Iterator[Tensor]:
         yield images[start : start + _BATCH]
 
 
-def probe_by_layer(features: Tensor, labels: Tensor, *, num_classes: int, shots: int = 25) -> list[float]:
+# With fewer images to score a share says nothing.
+FEWEST_SCORED = 10
+
+
+def probe_by_layer(
+    features: Tensor, labels: Tensor, *, num_classes: int, shots: int = 25
+) -> tuple[list[float], float]:
     """Scores each block's features by regularized least squares (ViT Sec. 4.1), the linear probe in closed form.
 
     Args:
@@ -62,16 +68,17 @@ def probe_by_layer(features: Tensor, labels: Tensor, *, num_classes: int, shots:
         shots: images of each class to fit on, at most half of those there are.
 
     Returns:
-        Top-1 of the rest, by block; empty without labels of two classes.
+        Top-1 of the rest, by block, empty without labels of two classes or `FEWEST_SCORED` images to score; and
+        what always naming the most frequent class of those would score.
     """
     support, query = draw_shots(labels.numpy(), shots=shots, queries=len(labels))
-    if len(np.unique(labels.numpy()[support])) < 2 or not len(query):
-        return []
+    if len(np.unique(labels.numpy()[support])) < 2 or len(query) < FEWEST_SCORED:
+        return [], 0.0
     found = []
     for block in features:
         scores = least_squares_scores(block[support], labels[support], block[query], num_classes=num_classes)
         found.append(float((scores.argmax(dim=-1) == labels[query]).double().mean()))
-    return found
+    return found, float(np.bincount(labels.numpy()[query]).max()) / len(query)
 
 
 def nearest_images(features: Tensor, queries: int, neighbors: int) -> tuple[Tensor, Tensor]:

@@ -113,12 +113,14 @@ def scatter(points: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> F
     return figure
 
 
-def curve(values: Sequence[float], label: str, *, chance: float) -> Figure:
-    """Draws a share against depth, with what guessing gives."""
+def curve(values: Sequence[float], label: str, *, most_frequent: float) -> Figure:
+    """Draws a share against depth, with what always naming the most frequent class gives."""
     figure, axes = _figure(5.2, 3.2)
     depth = np.arange(1, len(values) + 1)
     axes.plot(depth, [100 * value for value in values], "o-", color=_INK)
-    axes.axhline(100 * chance, color="gray", linestyle="--", linewidth=1, label="chance")
+    axes.axhline(
+        100 * most_frequent, color="gray", linestyle="--", linewidth=1, label="always the most frequent class"
+    )
     axes.set_xlabel("block")
     axes.set_ylabel(label)
     axes.set_xticks(depth if len(depth) <= 16 else depth[::4])

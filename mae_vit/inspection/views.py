@@ -14,7 +14,7 @@ from torch import Tensor
 from mae_vit.encoder import Pool, ViTEncoder
 from mae_vit.inspection import figures
 from mae_vit.inspection.attention import attention_weights, looks
-from mae_vit.inspection.features import layer_features, nearest_images, probe_by_layer, project
+from mae_vit.inspection.features import FEWEST_SCORED, layer_features, nearest_images, probe_by_layer, project
 from mae_vit.inspection.heads import head_entropy, mean_attention_distance, rollout
 from mae_vit.inspection.parameters import center_patch, filter_components, position_similarity
 from mae_vit.inspection.reconstructions import reconstruct
@@ -58,10 +58,11 @@ _MEASURED = 256
 _FEWEST_PROJECTED = 10
 # Views that not all images allow, by name: their titles, and what they take.
 CONDITIONAL = {
+    "neighbors": ("Nearest neighbors", "takes two images or more"),
     "projection": ("Features in the plane", f"takes {_FEWEST_PROJECTED} images or more"),
     "probe-by-block": (
         "What each block knows of the classes",
-        "takes labels of two classes or more, with two images of each or more",
+        f"takes labels of two classes or more, and {FEWEST_SCORED} images to score beside those it is fitted on",
     ),
 }
 
@@ -270,9 +271,8 @@ def parameter_views(encoder: ViTEncoder) -> Iterator[View]:
     yield View(
         "filters",
         "Principal components of the patch projection",
-        f"The first {len(components)} (ViT Fig. 7 left), which explain {float(shares.sum()):.0%} of the filters' "
-        "variance: smooth, wave-like ones are a basis for what patches look like; noise means that little was "
-        "learned.",
+        f"The first {len(components)} (ViT Fig. 7 left; the table has what each explains of the filters' variance): "
+        "smooth, wave-like ones are a basis for what patches look like; noise means that little was learned.",
         rows_of_tiles(_in_rows([image_tile(_stretched(one)) for one in components], 7)),
         (["component", "explained_share"], [[place + 1, float(share)] for place, share in enumerate(shares)]),
         {"components": components.numpy()},
@@ -288,7 +288,7 @@ def feature_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
         images = samples.images.numpy()
         yield View(
             "neighbors",
-            "Nearest neighbors",
+            CONDITIONAL["neighbors"][0],
             "Each image, then those whose features are most like its own (cosine).",
             rows_of_tiles(
                 [
@@ -327,14 +327,14 @@ def feature_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
                 ],
             ),
         )
-    scores = probe_by_layer(by_layer, samples.labels, num_classes=len(names))
+    scores, most_frequent = probe_by_layer(by_layer, samples.labels, num_classes=len(names))
     if scores:
         yield View(
             "probe-by-block",
             CONDITIONAL["probe-by-block"][0],
             "Top-1 of a linear read-out of each block's features, fitted in closed form on some of these images "
             "and scored on the rest.",
-            figures.curve(scores, "top-1, %", chance=1 / len(np.unique(labels[labels >= 0]))),
+            figures.curve(scores, "top-1, %", most_frequent=most_frequent),
             (["block", "top1"], [[block + 1, score] for block, score in enumerate(scores)]),
         )
 

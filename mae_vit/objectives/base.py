@@ -44,6 +44,8 @@ class Task(nn.Module, ABC):
 
     mean: Tensor
     std: Tensor
+    # Steps after which what a step computes repeats.
+    turns: int = 1
 
     def __init__(self, *, mean: Sequence[float], std: Sequence[float]) -> None:
         """Holds the per-channel normalization (of pixels in 0..1)."""

@@ -80,6 +80,7 @@ class Joint(Objective):
         self.masked_patch = config.masked_patch.build(encoder, mean=mean, std=std)
         self._weights = {"mae": config.weights.mae, "masked_patch": config.weights.masked_patch}
         self._alternate = config.mode == "alternate"
+        self.turns = 2 if self._alternate else 1
         self._turn = 0
 
     def _parts(self) -> dict[str, Objective]:

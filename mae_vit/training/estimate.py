@@ -26,7 +26,7 @@ class Estimate:
         parameters: of the encoder and what the objective adds.
         encoder_parameters: of the encoder alone; all where the network has none.
         trainable: parameters that have optimizer state.
-        flops_per_image: model FLOPs of a training step: 3 x forward, no recomputation.
+        flops_per_image: model FLOPs of a training step: 3 x forward, no recomputation; the mean over its turns.
         activation_bytes: kept for the backward pass of one micro-batch in float32; an
             upper bound for bf16 and fp16.
         optimizer_slots: float32 numbers that the optimizer keeps for each trainable one.
@@ -53,6 +53,14 @@ class Estimate:
         parameters += 4 * self.averaged
         states = parameters * self.parameters + (gradients + slots) * self.trainable
         return (states + self.activation_bytes) / 2**30
+
+    def describe_compute(self, images: int) -> str:
+        """Says what an image costs, and all that a run will see."""
+        total = self.flops_per_image * images / 1e15
+        return (
+            f"{self.flops_per_image / 1e9:.3f} GFLOP per image and step (3 x forward), "
+            f"{f'{total:,.0f}' if total >= 100 else f'{total:.3g}'} PFLOP in all"
+        )
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -85,23 +93,26 @@ def estimate(
     model.to("meta")  # tables computed in NumPy are not there yet
     # The counter sees the matrix products of plain attention.
     set_fused_attention(model, False)
-    activations = _Activations(model, recomputed=activation_checkpointing)
-
     images = torch.empty(batch_size_per_device, *image_shape, dtype=torch.uint8, device="meta")
     index = torch.empty(batch_size_per_device, dtype=torch.int64, device="meta")
-    with (
-        FlopCounterMode(display=False) as counter,
-        torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
-    ):
-        kept = model(Batch(images, index, SampleKeys(0, 0, index)))
-    del kept
+    flops, kept_bytes = 0, 0
+    for step in range(model.turns):
+        model.begin_step(step)
+        activations = _Activations(model, recomputed=activation_checkpointing)
+        with (
+            FlopCounterMode(display=False) as counter,
+            torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
+        ):
+            kept = model(Batch(images, index, SampleKeys(0, 0, index)))
+        del kept
+        flops, kept_bytes = flops + counter.get_total_flops(), max(kept_bytes, activations.bytes)
     parameters = list(model.parameters())
     return Estimate(
         parameters=sum(p.numel() for p in parameters),
         encoder_parameters=sum(p.numel() for p in getattr(model, "encoder", model).parameters()),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        flops_per_image=3 * counter.get_total_flops() / batch_size_per_device,
-        activation_bytes=activations.bytes,
+        flops_per_image=3 * flops / (model.turns * batch_size_per_device),
+        activation_bytes=kept_bytes,
         optimizer_slots=optimizer_slots,
         averaged=averaged,
     )

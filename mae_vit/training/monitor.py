@@ -126,6 +126,7 @@ class Monitor:
 
     def go_back(self, step: int) -> None:
         """Forgets all after `step`, and marks it."""
+        self._first = None
         if self._writer is not None:
             with self._tolerant("TensorBoard"):
                 self._writer.close()

@@ -98,16 +98,22 @@ def test_a_bar_over_runs_that_are_scored_in_one_go_moves(tmp_path, capsys):
 
 
 def test_what_was_done_before_is_no_part_of_the_time_left(tmp_path):
-    jobs = [Job(name, tmp_path / name, "finetune/run.py", tmp_path, (), str(tmp_path)) for name in "abcd"]
-    for job in jobs[:2]:
+    jobs = [Job(name, tmp_path / name, "finetune/run.py", tmp_path, (), str(tmp_path)) for name in "abcdef"]
+
+    def finish(job: Job) -> None:
         job.folder.mkdir()
         (job.folder / "summary.json").write_text('{"status": "done"}')
-    bar = Bar(jobs)
-    bar.show(jobs[2:])
+
+    for job in (jobs[0], jobs[1], jobs[4]):
+        finish(job)
+    bar = Bar(jobs[:4], more=2)
+    bar.show(jobs[2:4])
     for name in ("start_t", "last_print_t"):
         setattr(bar._bar, name, getattr(bar._bar, name) - 100)
     assert "01:40<?" in str(bar._bar)
-    jobs[2].folder.mkdir()
-    (jobs[2].folder / "summary.json").write_text('{"status": "done"}')
-    bar.show(jobs[3:])
-    assert "01:40<01:40" in str(bar._bar)  # a quarter of it all in 100 s, a quarter left
+    finish(jobs[2])
+    bar.show(jobs[3:4])
+    assert "01:40<05:00" in str(bar._bar)  # a sixth of it all in 100 s, three left as far as is known
+    bar.add(jobs[4:])
+    bar.show(jobs[3:4])
+    assert "01:40<03:20" in str(bar._bar)  # one of the three had been done before

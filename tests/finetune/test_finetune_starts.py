@@ -261,6 +261,6 @@ def test_labels_of_other_data_are_looked_for_in_the_cache_that_is_asked_for(colo
         "finetune.recipes.locate",
         lambda path, **options: asked.append((path, options)) or locate(str(colored)),
     )
-    given = ["data.path=https://host/mine", "data.cache_dir=/local"]
+    given = ["data.path=https://host/mine", "data.cache_dir=/local", "data.cache_gib=200"]
     find_recipe(run_folder(tmp_path, "B", colored), given)
-    assert asked == [("https://host/mine", {"cache_dir": "/local", "cache_gib": None})]
+    assert asked == [("https://host/mine", {"cache_dir": "/local", "cache_gib": 200})]

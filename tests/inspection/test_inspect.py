@@ -251,6 +251,10 @@ def test_a_probe_finds_what_is_there():
     labels = torch.arange(200) % 4
     known = torch.nn.functional.one_hot(labels, 4).float() * 5 + torch.randn(200, 4)
     noise = torch.randn(200, 4)
-    scores = probe_by_layer(torch.stack([noise, known]), labels, num_classes=4)
+    scores, most_frequent = probe_by_layer(torch.stack([noise, known]), labels, num_classes=4)
     assert scores[1] > 0.9 > 0.5 > scores[0]
-    assert probe_by_layer(known[None], torch.full((200,), -1), num_classes=4) == []
+    assert most_frequent == pytest.approx(0.25)
+    _, most_frequent = probe_by_layer(known[None, :80], labels[:80].clamp(max=1), num_classes=4)
+    assert most_frequent > 0.6  # three of four are of class 1
+    assert probe_by_layer(known[None, :16], labels[:16] % 2, num_classes=2) == ([], 0.0)
+    assert probe_by_layer(known[None], torch.full((200,), -1), num_classes=4) == ([], 0.0)

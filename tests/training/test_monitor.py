@@ -8,13 +8,17 @@ from mae_vit.training.run_folder import RunFolder
 
 def test_the_time_left_is_that_of_the_steps_since_the_first_line(tmp_path, capsys, monkeypatch):
     monitor = Monitor(RunFolder(tmp_path), start_step=0, total_steps=100, tensorboard=False, config_yaml="")
-    clock = iter((1000.0, 1010.0, 1080.0))
+    clock = iter((1000.0, 1010.0, 1080.0, 1090.0, 1100.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     said = []
-    for step in (20, 30, 50):
+    for step in (20, 30, 50, 30, 40):
+        if len(said) == 3:
+            monitor.go_back(25)
         line = {"step": step, "epoch": 0.1, "loss": 1.0, "lr": 1e-3, "images_per_s": 9e9}
         monitor.log_step(line)
         said.append(capsys.readouterr().err)
     assert "eta" not in said[0]
     assert "eta 0:01:10" in said[1]  # 10 s for 10 steps, 70 left
     assert "eta 0:02:13" in said[2]  # 80 s for 30 steps, 50 left
+    assert "eta" not in said[3]  # gone back: it begins anew
+    assert "eta 0:01:00" in said[4]  # 10 s for 10 steps, 60 left
