@@ -9,6 +9,7 @@ from test_contract import batch_of, build
 
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.patches import mean_color_classes, patchify
+from mae_vit.training.estimate import estimate
 
 
 def test_downsized_loss_is_the_mean_over_positions_and_areas():
@@ -102,6 +103,16 @@ def test_joint_is_the_weighted_sum_or_takes_turns():
         output = turns(batch)
         assert output.loss.item() == pytest.approx(weight * getattr(turns, name)(batch).loss.item(), rel=1e-6)
         assert next(iter(output.values)) == f"{name}_loss"
+
+
+def test_taking_turns_costs_half_of_the_sum():
+    def flops(mode: str) -> float:
+        shape = (build("joint", "tiny").encoder.in_chans, *build("joint", "tiny").encoder.img_size)
+        return estimate(
+            lambda: build("joint", "tiny", mode=mode), image_shape=shape, batch_size_per_device=2
+        ).flops_per_image
+
+    assert flops("alternate") == pytest.approx(flops("sum") / 2)
 
 
 def test_joint_parts_see_the_masks_that_they_would_see_alone():
