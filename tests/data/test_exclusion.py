@@ -181,7 +181,7 @@ BAD = {
     "no test split": (["--exclude", "{tmp}/train"], 'has no split "test" or "val": give one of train as'),
     "missing shards": (
         ["--exclude", "{tmp}/gone"],
-        "gone/test-000000.tar: No such file or directory",
+        "gone/test-000000.tar: no such file or directory",
     ),
     "a distance alone": (["--exclude-distance", "3"], "changes nothing without --exclude"),
     "a distance too large": (["--exclude", "{tmp}/known", "--exclude-distance", "17"], "17: 0 to 16"),

@@ -173,8 +173,8 @@ def test_a_card_tells_what_the_run_says(tmp_path, monkeypatch, capsys):
     (run / "summary.json").write_text(json.dumps(summary))
     monkeypatch.chdir(tmp_path)
     assert export(run, "--to", "timm") == 0
-    assert "mine-timm/model.safetensors" in capsys.readouterr().out
-    card = (tmp_path / "mine-timm" / "README.md").read_text()
+    assert "mine/timm/model.safetensors" in capsys.readouterr().out
+    card = (run / "timm" / "README.md").read_text()
     for words in (
         '| data | photos, split "train" |',
         "mask_ratio 0.75",
