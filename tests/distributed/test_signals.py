@@ -141,7 +141,8 @@ def test_a_second_ctrl_c_ends_at_once(digits, tmp_path):
     assert list_checkpoints(run.folder / "checkpoints")
 
 
-@pytest.mark.parametrize("launcher", ["python", pytest.param("deepspeed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["python", "deepspeed"])
 def test_a_closed_terminal_leaves_a_resumable_run(digits, tmp_path, launcher):
     """The hang-up reaches the whole session, and there is no terminal left to print to."""
     run = Run(tmp_path / "run", launcher, 2, arguments(digits, "memory"), terminal=True)
