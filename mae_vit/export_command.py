@@ -105,6 +105,6 @@ def _say(export: Export) -> None:
         f"  verified  {found.by}: {found.what} of random images differ by at most {found.difference:.2g} "
         f"({TOLERANCE:g} allowed)"
     )
-    print(f"  use       {found.summary}")
+    print(f"  use       in that folder: {found.summary}")
     for note in found.notes:
         print(f"  note      {note}")

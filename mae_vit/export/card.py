@@ -47,7 +47,8 @@ def images_code(handed: Handed) -> str:
     info = handed.encoder.info
     height, width = info.img_size
     mean, std = ([float(f"{value:.7g}") for value in values] for values in (info.mean, info.std))
-    return f"""import numpy as np
+    return f"""# By Pillow; mae_vit.load_encoder(...).transform resizes by another library: pixels differ a little.
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 
