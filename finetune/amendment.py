@@ -42,7 +42,6 @@ class StartAmendment:
         self._ckpt, self._name = ckpt, "-".join([stem, *modes[-1:]])
         self.start: Start | None = None
         self.replaced: dict[str, tuple[Any, Any]] = {}
-        self.resized: Any = None
 
     def __call__(self, raw: dict[str, Any]) -> None:
         """Changes sections as read.
@@ -70,8 +69,7 @@ class StartAmendment:
             facts["model"] = {**self.start.geometry, "pos_embed": "learnable"}
             if isinstance(model, dict) and "img_size" in model:
                 # Positions are interpolated to the size that the recipe asks for.
-                pretrained = facts["model"].pop("img_size")
-                self.resized = None if _pair(model["img_size"]) == _pair(pretrained) else pretrained
+                del facts["model"]["img_size"]
         if self.start.mean is not None and self.start.std is not None:
             facts["data"] = {"normalize": [list(self.start.mean), list(self.start.std)]}
         self.replaced = {
@@ -88,10 +86,6 @@ def start_name(start: str) -> str:
     path = Path(start.removeprefix(TIMM_PREFIX))
     name = path.parent.name if path.name in ("encoder.safetensors", "model.safetensors") else path.stem
     return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name) or "start"
-
-
-def _pair(size: Any) -> Any:
-    return size if isinstance(size, list) else [size, size]
 
 
 def _lay_over(raw: dict[str, Any], extra: Mapping[str, Any]) -> None:

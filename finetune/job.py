@@ -26,6 +26,7 @@ from finetune.report import describe_plan, describe_rates, rates_of
 from finetune.results import Measuring, Outputs
 from mae_vit.batch import Batch
 from mae_vit.config import ModelSection
+from mae_vit.config_base import height_width
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
 from mae_vit.coverage import warn_of_normalization
@@ -93,10 +94,11 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Start | None, lis
         f"note: {key}={said} of {path.name} gives way to the start's {start}"
         for key, (said, start) in amendment.replaced.items()
     ]
-    if amendment.resized is not None and arguments.config is not None:
+    geometry = amendment.start.geometry if amendment.start else None
+    if geometry is not None and height_width(geometry["img_size"]) != config.model.image_hw:
         notes.append(
-            f"note: model.img_size={config.model.img_size} of {path.name}: the start was pretrained at "
-            f"{amendment.resized}, its positions are interpolated"
+            f"note: model.img_size={config.model.img_size}: the start was pretrained at {geometry['img_size']}, its "
+            "positions are interpolated"
         )
     return config, amendment.start, notes
 

@@ -70,11 +70,11 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     # Imports torch, timm and matplotlib: not for --help.
     from mae_vit.devices import choose_device
     from mae_vit.inspection.job import inspect
+    from mae_vit.starts import check_there
 
     run = Path(arguments.ckpt)
     is_run = (run / "config.yaml").is_file()
-    if not is_run and not run.exists() and ":" not in arguments.ckpt:
-        raise InputError(f"start {arguments.ckpt} does not exist")
+    check_there(arguments.ckpt)
     if arguments.out is None and not is_run:
         raise InputError(f"--out is needed: {arguments.ckpt} is no run folder to put it in")
     page = inspect(

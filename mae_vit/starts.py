@@ -94,6 +94,19 @@ class Start:
         return found.hexdigest()
 
 
+def check_there(start: str) -> None:
+    """Makes sure that there is something at a start's path.
+
+    Raises:
+        InputError: if there is not.
+    """
+    if not start.startswith(TIMM_PREFIX) and not Path(start).exists():
+        raise InputError(
+            f"start {start} does not exist: give a run folder, an encoder.safetensors, "
+            f'an official MAE file (.pth) or "{TIMM_PREFIX}NAME"'
+        )
+
+
 def read_start(start: str) -> Start:
     """Reads weights to begin from.
 
@@ -106,12 +119,8 @@ def read_start(start: str) -> Start:
     """
     if start.startswith(TIMM_PREFIX):
         return _read_timm(start)
+    check_there(start)
     path = Path(start)
-    if not path.exists():
-        raise InputError(
-            f"start {start} does not exist: give a run folder, an encoder.safetensors, "
-            f'an official MAE file (.pth) or "{TIMM_PREFIX}NAME"'
-        )
     try:
         if path.is_dir():
             return _read_run(path)

@@ -46,13 +46,9 @@ class Bar:
         whole = sum(total for _, total in known) + unknown * mean
         share = sum(done for done, _ in known) / whole
         # What earlier sittings did is no part of the rate.
-        self._bar.initial = (
-            sum(
-                min(self._begun.setdefault(job.folder, work[0] if work else 0.0), work[0] if work else 0.0)
-                for job, work in zip(self._jobs, works, strict=True)
-            )
-            / whole
-        )
+        so_far = {job.folder: work[0] if work else 0.0 for job, work in zip(self._jobs, works, strict=True)}
+        self._begun = so_far | self._begun
+        self._bar.initial = sum(min(self._begun[folder], done) for folder, done in so_far.items()) / whole
         done = sum(work is not None and work[0] == work[1] for work in works)
         self._bar.set_description_str(f"{done}/{len(works) + self._more} runs", refresh=False)
         names = ", ".join(job.name for job in running)

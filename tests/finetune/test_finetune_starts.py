@@ -214,6 +214,7 @@ def test_what_the_file_says_and_the_start_replaces_is_told(run, tmp_path, capsys
     output = capsys.readouterr().out
     assert "note: model.patch_size=4 of finetune_cifar_tiny.yaml gives way to the start's 2" in output
     # The file's size of images holds: positions are interpolated to it.
+    assert "note: model.img_size=32: the start was pretrained at [16, 16], its positions" in output
     assert "8 x 8 -> 16 x 16 patches" in output
 
 

@@ -198,6 +198,7 @@ def test_the_history_of_a_run_is_its_own(runs, tmp_path):
     ("arguments", "said"),
     [
         (["--ckpt", "nowhere", "--data", "x", "--out", "y"], "start nowhere does not exist"),
+        (["--ckpt", "nowhere"], "start nowhere does not exist"),
         (["--ckpt", "{encoder}", "--data", "{data}"], "--out is needed"),
         (["--ckpt", "{encoder}", "--out", "{out}"], "--data is needed"),
         (["--ckpt", "{encoder}", "--out", "{out}", "--data", "{data}", "--images", "1"], "at least 2"),
