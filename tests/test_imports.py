@@ -92,7 +92,9 @@ ALLOWED = {
         *("commandline", "data", "devices", "embedding", "errors", "pretrained"),
         *("training.distributed", "training.signals"),
     ),
-    "mae_vit.inspect_command": ("commandline", "config_file", "devices", "errors", "inspection", "urls"),
+    "mae_vit.inspect_command": (
+        *("commandline", "config_file", "devices", "errors", "inspection", "starts", "urls"),
+    ),
     "mae_vit.prepare_command": ("commandline", "data", "errors", "training.distributed"),
     "mae_vit.export": (
         *(
