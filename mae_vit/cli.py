@@ -163,7 +163,9 @@ def _add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "find each other; exit 1 if something will fail. Under a launcher, all ranks check: "
         "torchrun --nproc-per-node 8 -m mae_vit.cli doctor --config FILE.",
     )
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the run, as YAML")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="the run, as YAML; without: what all need"
+    )
     parser.add_argument(
         "paths", nargs="*", metavar="KEY.PATH=VALUE", help="change one value, as in pretraining"
     )

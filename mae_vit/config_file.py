@@ -7,6 +7,7 @@ built. Command-line overrides `key.path=value` go through the same check.
 
 from __future__ import annotations
 
+import difflib
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ def load_config(
             raise InputError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes: not a config")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read config {path}: {_reason(error)}") from None
+        raise InputError(f"cannot read config {path}: {_reason(error)}{_like(path)}") from None
     changed = _assemble(schema, path, text, overrides, amend)
     config, problems = _check(schema, changed)
     if config is not None:
@@ -198,6 +199,17 @@ def _apply_override(
         node.pop(path[-1], None)
     else:
         node[path[-1]] = value
+
+
+def _like(path: Path) -> str:
+    """A hint at a config that is there, where `path` is not: in its folder, or among the shipped ones."""
+    if path.exists():
+        return ""
+    there = {
+        found.stem: found for folder in (Path("configs"), path.parent) for found in folder.glob("*.yaml")
+    }
+    near = difflib.get_close_matches(path.stem, there, n=1)
+    return f'; did you mean "{there[near[0]]}"?' if near else ""
 
 
 def _reason(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from mae_vit.data.shard_files import ReadError
 from mae_vit.errors import InputError, Unreachable, counted, damage_allowed
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.training.beginning import open_folder
-from mae_vit.training.distributed import Ranks, available_cores, find_ranks, gather_objects
+from mae_vit.training.distributed import Ranks, available_cores, find_device, find_ranks, gather_objects
 from mae_vit.training.health import (
     Check,
     Status,
@@ -38,13 +38,13 @@ from pretrain.setup import Setup, set_up
 _READ_SAMPLES = 64
 
 
-def doctor(path: Path, overrides: Sequence[str], *, tries_batches: bool = False) -> int:
+def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool = False) -> int:
     """Checks everything that a run needs, and prints what it finds; returns the exit code.
 
     Under a launcher all ranks check, and rank 0 prints.
 
     Args:
-        path: of the config.
+        path: of the config; None for what all runs need.
         overrides: of its values.
         tries_batches: train a few steps with micro-batches of growing size.
 
@@ -54,7 +54,9 @@ def doctor(path: Path, overrides: Sequence[str], *, tries_batches: bool = False)
     Raises:
         InputError: if the config is none.
     """
-    config = load_config(PretrainConfig, path, overrides)
+    if path is None and (overrides or tries_batches):
+        raise InputError(f"{overrides[0] if overrides else '--find-batch'} needs --config FILE")
+    config = load_config(PretrainConfig, path, overrides) if path is not None else None
     ranks = find_ranks()
     if tries_batches and ranks.world_size > 1:
         raise InputError("--find-batch tries on one process: without a launcher")
@@ -63,7 +65,7 @@ def doctor(path: Path, overrides: Sequence[str], *, tries_batches: bool = False)
         # Those who cannot meet speak for themselves.
         print(met, flush=True)
         return EXIT_FAILED
-    setup, checks = examine(config, ranks)
+    setup, checks = examine(config, ranks) if config is not None else (None, examine_machine(ranks))
     checks += [met, check_versions(ranks)]
     if all(gather_objects(setup is not None, ranks)):
         assert setup is not None
@@ -80,7 +82,18 @@ def doctor(path: Path, overrides: Sequence[str], *, tries_batches: bool = False)
     if ranks.rank == 0:
         told = f"{counted(failures, 'check')} failed, {counted(warnings, 'warning')}"
         print(told if failures or warnings else "all checks passed")
+        if path is None:
+            print("not checked: data, memory and disk, which depend on the run: give it as --config FILE")
     return EXIT_FAILED if failures else 0
+
+
+def examine_machine(ranks: Ranks) -> list[Check]:
+    """Checks what does not depend on a run."""
+    # As the larger configs have it.
+    return [
+        *check_software(compiles=True, deepspeed=True),
+        *check_devices(ranks, find_device(ranks), precision="bf16"),
+    ]
 
 
 def examine(config: PretrainConfig, ranks: Ranks) -> tuple[Setup | None, list[Check]]:

@@ -232,6 +232,20 @@ def message_of(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
+def test_a_config_that_is_not_there_names_one_that_is(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    shipped = (
+        'cannot read config mae_digit: no such file or directory; did you mean "configs/mae_digits.yaml"?'
+    )
+    assert message_of(Path("mae_digit")) == shipped
+    mine = tmp_path / "photos.yaml"
+    mine.write_text("")
+    assert message_of(tmp_path / "photo.yaml").endswith(f'did you mean "{mine}"?')
+    assert message_of(tmp_path / "else.yaml").endswith("no such file or directory")
+    # One that is there is named alone.
+    assert message_of(tmp_path).endswith("is a directory")
+
+
 def test_a_problem_is_blamed_on_the_file_or_on_the_command_line(write_config):
     path = write_config(train={"epoch": 3})
     of_file = f'{path}: unknown key "train.epoch": did you mean "train.epochs"?'

@@ -55,6 +55,17 @@ def difference(told: object, now: Mapping[str, Any]) -> str | None:
     return None
 
 
+def changed_settings(told: object, now: Mapping[str, Any]) -> str:
+    """Says which settings differ between two descriptions, as a message's parenthesis; empty if not known."""
+    if not isinstance(told, dict):
+        return ""
+    before, after = told["settings"], now["settings"]
+    gone = [one for one in before if one not in after]
+    new = [one for one in after if one not in before]
+    parts = [f"{when} {' '.join(which)}" for when, which in (("then", gone), ("now", new)) if which]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
 def _digest_of_config(path: Path) -> str | None:
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"), str(path))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune.comparison.inputs import describe_inputs, difference
+from finetune.comparison.inputs import changed_settings, describe_inputs, difference
 from mae_vit.errors import InputError, reason_of
 from mae_vit.files import write_json
 from mae_vit.locks import Lock, try_lock
@@ -76,10 +76,12 @@ class Job:
         """
         if self.notes is not None or not self._told.exists():
             return False
-        if what := difference(json.loads(self._told.read_text()), self._inputs()):
+        told, now = json.loads(self._told.read_text()), self._inputs()
+        if what := difference(told, now):
+            which = changed_settings(told, now) if what == "settings" else ""
             raise InputError(
-                f"{self.folder} was run with another {_WHAT[what]} than {self.name} has now: give the comparison "
-                f"another run.name, or delete {self.folder} to run it again"
+                f"{self.folder} was run with another {_WHAT[what]} than {self.name} has now{which}: give the "
+                f"comparison another run.name, or delete {self.folder} to run it again"
             )
         return RunFolder(self.folder).read_status() == "done"
 

@@ -28,22 +28,24 @@ def to_png(drawn: Figure | np.ndarray) -> bytes:
     return stream.getvalue()
 
 
-def by_depth(values: np.ndarray, label: str, *, bound: float | None = None, bound_label: str = "") -> Figure:
+def by_depth(values: np.ndarray, label: str, *, alike: float, alike_label: str) -> Figure:
     """Draws a number of each head against depth.
 
+    The axis depends on `alike`, so that the charts of two encoders compare.
+
     Args:
-        values: (L, H).
+        values: (L, H), from 0 on.
         label: of the number.
-        bound: a line to compare with.
-        bound_label: what that is.
+        alike: what it is where attention goes to all alike; a dashed line.
+        alike_label: what that is.
     """
     figure, axes = _figure(5.2, 3.2)
     depth = np.arange(1, len(values) + 1)
     for head in values.T:
         axes.plot(depth, head, "o", color=_INK, markersize=5, alpha=0.7)
     axes.plot(depth, values.mean(axis=1), "-", color=_OTHER, label="mean over heads")
-    if bound is not None:
-        axes.axhline(bound, color="gray", linestyle="--", linewidth=1, label=bound_label)
+    axes.axhline(alike, color="gray", linestyle="--", linewidth=1, label=alike_label)
+    axes.set_ylim(0, max(1.2 * alike, 1.05 * values.max(initial=0)))
     axes.set_xlabel("block")
     axes.set_ylabel(label)
     axes.set_xticks(depth if len(depth) <= 16 else depth[::4])
@@ -114,13 +116,14 @@ def scatter(points: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> F
 
 
 def curve(values: Sequence[float], label: str, *, most_frequent: float) -> Figure:
-    """Draws a share against depth, with what always naming the most frequent class gives."""
+    """Draws a share against depth, of 100 %, with what always naming the most frequent class gives."""
     figure, axes = _figure(5.2, 3.2)
     depth = np.arange(1, len(values) + 1)
     axes.plot(depth, [100 * value for value in values], "o-", color=_INK)
     axes.axhline(
         100 * most_frequent, color="gray", linestyle="--", linewidth=1, label="always the most frequent class"
     )
+    axes.set_ylim(0, 100)
     axes.set_xlabel("block")
     axes.set_ylabel(label)
     axes.set_xticks(depth if len(depth) <= 16 else depth[::4])

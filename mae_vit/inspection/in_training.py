@@ -58,5 +58,5 @@ def draw_views(task: Task, images: Tensor) -> dict[str, np.ndarray]:
 
 def _views(looked: InTraining, images: Tensor) -> Iterator[View]:
     yield rollout_view(looked, images, attention_weights(looked.encoder, looked.normalize(images)))
-    yield distance_view(*head_statistics(looked, images))
+    yield distance_view(looked, *head_statistics(looked, images))
     yield from parameter_views(looked.encoder)

@@ -140,7 +140,7 @@ def attention_views(model: Looked, samples: WithImages) -> Iterator[View]:
         yield block_view(model, shown, weights[block], block)
     yield rollout_view(model, shown, weights)
     distances, entropies = head_statistics(model, samples.images[:_AVERAGED])
-    yield distance_view(distances, entropies)
+    yield distance_view(model, distances, entropies)
     yield entropy_view(model, distances, entropies)
 
 
@@ -181,14 +181,19 @@ def rollout_view(model: Looked, images: Tensor, weights: Sequence[Tensor]) -> Vi
     )
 
 
-def distance_view(distances: np.ndarray, entropies: np.ndarray) -> View:
+def distance_view(model: Looked, distances: np.ndarray, entropies: np.ndarray) -> View:
     """How far each head looks, from `head_statistics`."""
+    encoder = model.encoder
+    same = torch.ones(1, 1, 1 + encoder.num_patches, 1 + encoder.num_patches)
+    alike = mean_attention_distance(same, encoder.grid_size, encoder.patch_size).item()
     return View(
         "attention-distance",
         "Mean attention distance",
         "How many pixels away each head looks, on average (ViT Fig. 7 right): a point for each head. Trained "
         "encoders have local and global heads in early blocks and global ones later; at random all are alike.",
-        figures.by_depth(distances, "mean attention distance, px"),
+        figures.by_depth(
+            distances, "mean attention distance, px", alike=alike, alike_label="all patches alike"
+        ),
         _of_heads(distances, entropies),
         {"distance_px": distances},
     )
@@ -202,7 +207,7 @@ def entropy_view(model: Looked, distances: np.ndarray, entropies: np.ndarray) ->
         "Entropy of attention",
         "How widely each head looks: low is a few tokens, the dashed line all alike.",
         figures.by_depth(
-            entropies, "entropy, nats", bound=float(np.log(tokens)), bound_label=f"all {tokens} tokens alike"
+            entropies, "entropy, nats", alike=float(np.log(tokens)), alike_label=f"all {tokens} tokens alike"
         ),
         _of_heads(distances, entropies),
         {"entropy_nats": entropies},

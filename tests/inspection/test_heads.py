@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from mae_vit.inspection.figures import by_depth
 from mae_vit.inspection.heads import head_entropy, mean_attention_distance, rollout
 
 
@@ -76,3 +77,14 @@ def test_entropy_by_hand():
     weights[0, 2, :, :2] = 0.5
     expected = torch.tensor([0.0, math.log(4), math.log(2)])
     torch.testing.assert_close(head_entropy(weights), expected, atol=1e-6, rtol=0)
+
+
+def test_charts_of_two_encoders_have_one_axis():
+    """Side by side they are read as heights."""
+    low, high = (
+        by_depth(np.full((4, 2), value), "distance", alike=10.0, alike_label="all alike").axes[0]
+        for value in (1.0, 9.0)
+    )
+    assert low.get_ylim() == high.get_ylim() == (0, 12)
+    # Nothing is cut off.
+    assert by_depth(np.full((4, 2), 20.0), "", alike=10.0, alike_label="").axes[0].get_ylim()[1] > 20

@@ -62,6 +62,16 @@ def test_all_is_well(doctor, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_without_a_config_it_checks_what_all_runs_need(monkeypatch, capsys):
+    monkeypatch.setattr(health, "_check_deepspeed", lambda: health.Check("FAIL", "deepspeed", "not there"))
+    assert cli.main(["doctor"]) == 1
+    told = capsys.readouterr().out
+    assert {"python", "torch", "compiler", "deepspeed", "device", "ranks"} <= set(read(told))
+    assert "give it as --config FILE" in told
+    assert cli.main(["doctor", "--find-batch"]) == 2
+    assert "--find-batch needs --config FILE" in capsys.readouterr().err
+
+
 def test_deepspeed_that_does_not_import_fails(monkeypatch, tmp_path):
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed" / "__init__.py").write_text("raise ImportError('no CUDA_HOME')")
