@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,31 +10,23 @@ import torch
 
 from finetune.config import FinetuneConfig
 from finetune.recipes import TEST_SPLITS
-from mae_vit.batch import Batch
 from mae_vit.data.augment import Augment
-from mae_vit.data.feeding import check_cache, training_batches
+from mae_vit.data.feeding import check_cache
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.data.loader import FixedBatches, start_worker_server
+from mae_vit.data.loader import FixedBatches
 from mae_vit.data.opening import (
     check_labels,
-    check_pad,
-    choose_workers,
-    make_order,
-    make_views,
-    normalization,
     open_training_index,
 )
-from mae_vit.data.order import Order, Share, permute
+from mae_vit.data.order import permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.remote.folder import locate
-from mae_vit.data.step_samples import samples_of_step
-from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
+from mae_vit.data.subset import draw_held_out, limit_per_class
 from mae_vit.errors import InputError
 from mae_vit.keyed import Stream, derive_key
-from mae_vit.plan import Plan
-from mae_vit.skipping import Skipped
-from mae_vit.training.distributed import Ranks, available_cores
+from mae_vit.training.distributed import Ranks
 from mae_vit.training.evaluate import HeldOut
+from mae_vit.training_data import TrainingData, open_training_data
 from mae_vit.urls import shown
 
 # Not the run's seed: runs of all seeds are measured on the same images.
@@ -43,36 +34,26 @@ _MEASURING_SEED = 0
 
 
 @dataclass(frozen=True)
-class FinetuneData:
+class FinetuneData(TrainingData):
     """The images of a run.
 
     Attributes:
         config: of the run.
-        index: of the split that is trained on.
-        train: its samples that are trained on, sorted.
-        held_out: its samples that choose the epoch or the rate, sorted; none without `finetune.holdout`.
-        source: of augmented training images, by their place in `train`.
+        held_out: those that choose the epoch or the rate, sorted; none without `finetune.holdout`.
         plain: of all images of the split, without augmentation.
-        order: of the places in `train`.
         test_index: of the split that is tested on; nothing opens its images before the end.
-        mean: per-channel mean that images are normalized by (of pixels in 0..1).
-        std: per-channel standard deviation.
-        workers: data processes of this rank.
-        pin_memory: for copies to a GPU.
     """
 
     config: FinetuneConfig
-    index: ShardIndex
-    train: np.ndarray
     held_out: np.ndarray
-    source: Source
     plain: Source
-    order: Order
     test_index: ShardIndex
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    workers: int
-    pin_memory: bool
+
+    @property
+    def train(self) -> np.ndarray:
+        """The samples that are trained on, sorted."""
+        assert self.samples is not None
+        return self.samples
 
     @property
     def classes(self) -> list[str]:
@@ -88,31 +69,10 @@ class FinetuneData:
     def identity(self) -> dict[str, Any]:
         """What tells this data from other data."""
         return {
-            "data.fingerprint": self.index.fingerprint,
-            "data.mean": list(self.mean),
-            "data.std": list(self.std),
+            **super().identity,
             "finetune.test_split": self.test_index.split,
             "finetune.test_fingerprint": self.test_index.fingerprint,
         }
-
-    def batches(self, ranks: Ranks, plan: Plan, start_step: int, skipped: Skipped) -> Iterator[Batch]:
-        """Yields this rank's micro-batches from `start_step` to the end of the run."""
-        return training_batches(
-            self.index,
-            self.source,
-            self.order,
-            Share(ranks.rank, ranks.world_size, plan.accumulation),
-            node_ranks=ranks.local_world_size,
-            start_step=start_step,
-            stop_step=plan.total_steps,
-            skipped=skipped,
-            workers=self.workers,
-            pin_memory=self.pin_memory,
-        )
-
-    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
-        """Names the samples of a step of the data order."""
-        return samples_of_step(self.index, self.order, data_step, numbers=self.train)
 
     def fixed(
         self, source: Source, samples: np.ndarray, ranks: Ranks, batch_size: int, *, replace: bool = False
@@ -158,51 +118,25 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
         InputError: for data that is missing, damaged or without labels, for a split that
             there is not, or settings that do not fit the images.
     """
-    section, img_size = config.data, config.model.image_hw
     index = _open_train_index(config, ranks)
     test_index = _open_test_index(config, index)
-    check_pad(section.augment.crop, index, img_size)
     train, held_out = _choose(config, index, ranks)
     _check_held_out(index, held_out)
-    mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
-    views = make_views(img_size, mean, **section.augment.view_options)
-    source = open_source(
-        index,
-        section.source,
-        channels=config.model.in_chans,
-        augment=views,
-        memory_limit_gib=section.memory_limit_gib,
-    )
-    on_gpu = device.type == "cuda"
-    cores = available_cores() // ranks.local_world_size
-    policies = views.policy is not None
-    workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)
-    if workers:
-        start_worker_server(policies=policies)
-    order = make_order(
-        index,
-        train,
-        effective_batch_size=config.train.effective_batch_size,
-        seed=config.run.seed,
-        lanes=section.lanes,
-        block_shards=section.block_shards,
-        repeats=section.repeats,
-    )
+    training = open_training_data(config, index, train, ranks, device)
     if config.finetune.mode == "finetune":
-        check_cache(index, source, order, world_size=ranks.world_size, node_ranks=ranks.local_world_size)
+        check_cache(
+            index,
+            training.source,
+            training.order,
+            world_size=ranks.world_size,
+            node_ranks=ranks.local_world_size,
+        )
     return FinetuneData(
+        **vars(training),
         config=config,
-        index=index,
-        train=train,
         held_out=held_out,
-        source=SubsetSource(source, train),
         plain=_open_plain(config, index),
-        order=order,
         test_index=test_index,
-        mean=mean,
-        std=std,
-        workers=workers,
-        pin_memory=on_gpu,
     )
 
 

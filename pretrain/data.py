@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 
-from mae_vit.batch import Batch
 from mae_vit.config import Config
 from mae_vit.data.augment import Augment
-from mae_vit.data.feeding import check_cache, training_batches
+from mae_vit.data.feeding import check_cache
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.index_rows import NO_LABEL
-from mae_vit.data.loader import FixedBatches, start_worker_server
+from mae_vit.data.loader import FixedBatches
 from mae_vit.data.opening import (
     check_labels,
-    check_pad,
-    choose_workers,
-    make_order,
-    make_views,
-    normalization,
     open_training_index,
 )
-from mae_vit.data.order import Order, Share, permute
+from mae_vit.data.order import permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.remote.folder import locate
-from mae_vit.data.step_samples import samples_of_step
-from mae_vit.data.subset import SubsetSource, limit_per_class
+from mae_vit.data.subset import limit_per_class
 from mae_vit.errors import InputError
 from mae_vit.keyed import Stream, derive_key
-from mae_vit.plan import Plan
-from mae_vit.skipping import Skipped
-from mae_vit.training.distributed import Ranks, available_cores
+from mae_vit.training.distributed import Ranks
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.probe import OnlineProbe
+from mae_vit.training_data import TrainingData, open_training_data
 from pretrain.probe import ProbeSplit, choose_probe
 
 # Where held-out images are looked for, best first.
@@ -47,52 +37,24 @@ _HELD_OUT_SEED = 0
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(TrainingData):
     """The images of a run.
 
     Attributes:
-        index: of the training split.
-        source: its augmented images.
-        order: of its samples.
-        workers: data processes of this rank.
-        mean: per-channel mean that images are normalized by (of pixels in 0..1).
-        std: per-channel standard deviation.
         held_out_index: of the held-out split, None where there is none.
         held_out_source: its images without augmentation.
         probe_split: those of them that the online probe is about.
-        pin_memory: for copies to a GPU.
     """
 
-    index: ShardIndex
-    source: Source
-    order: Order
-    workers: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     held_out_index: ShardIndex | None
     held_out_source: Source | None
     probe_split: ProbeSplit
-    pin_memory: bool
-
-    @property
-    def num_samples(self) -> int:
-        """Images that are trained on."""
-        return len(self.source.labels)
 
     @cached_property
     def num_classes(self) -> int:
         """Classes of the labels; 0 if any image has none. Looks at all of them: 2 GB at 100 million images."""
         unlabeled = (np.asarray(self.source.labels) == NO_LABEL).any()
         return 0 if unlabeled else len(self.index.dataset.classes)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What tells this data from other data: its shards' fingerprint, its normalization."""
-        return {
-            "data.fingerprint": self.index.fingerprint,
-            "data.mean": list(self.mean),
-            "data.std": list(self.std),
-        }
 
     def check_held_out_labels(self) -> None:
         """Makes sure that what learns from labels can be measured by some.
@@ -113,26 +75,6 @@ class Data:
             + (f"give monitor.evaluate_split={others[0]}, or " if others else "")
             + "prepare it from class folders, or draw one from train (mae-vit prepare ... --holdout 0.05)"
         )
-
-    def batches(self, ranks: Ranks, plan: Plan, start_step: int, skipped: Skipped) -> Iterator[Batch]:
-        """Yields this rank's micro-batches from `start_step` to the end of the run."""
-        return training_batches(
-            self.index,
-            self.source,
-            self.order,
-            Share(ranks.rank, ranks.world_size, plan.accumulation),
-            node_ranks=ranks.local_world_size,
-            start_step=start_step,
-            stop_step=plan.total_steps,
-            skipped=skipped,
-            workers=self.workers,
-            pin_memory=self.pin_memory,
-        )
-
-    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
-        """Names the samples of a step of the data order."""
-        numbers = self.source.samples if isinstance(self.source, SubsetSource) else None
-        return samples_of_step(self.index, self.order, data_step, numbers=numbers)
 
     def probe(self, ranks: Ranks, *, batch_size: int) -> OnlineProbe | None:
         """Loads the online probe, this rank's part of its images; None where there is none."""
@@ -172,7 +114,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         InputError: for a missing, empty or damaged data folder, an unknown split, or
             settings that do not fit the images.
     """
-    section, img_size = config.data, config.model.image_hw
+    section = config.data
     folder, remote = locate(
         section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
     )
@@ -183,53 +125,24 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         say=ranks.rank == 0,
         remote=remote,
     )
-    check_pad(section.augment.crop, index, img_size)
-    mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
-    views = make_views(img_size, mean, **section.augment.view_options)
-    source = open_source(
-        index,
-        section.source,
-        channels=config.model.in_chans,
-        augment=views,
-        memory_limit_gib=section.memory_limit_gib,
-    )
-    cores = available_cores() // ranks.local_world_size
-    on_gpu = device.type == "cuda"
-    policies = views.policy is not None
-    workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)
-    if workers:
-        start_worker_server(policies=policies)
     held_out = _held_out_index(config, index)
-    samples = _choose(config, index)
-    order = make_order(
-        index,
-        samples,
-        effective_batch_size=config.train.effective_batch_size,
-        seed=config.run.seed,
-        lanes=section.lanes,
-        block_shards=section.block_shards,
-        repeats=section.repeats,
+    training = open_training_data(config, index, _choose(config, index), ranks, device)
+    check_cache(
+        index, training.source, training.order, world_size=ranks.world_size, node_ranks=ranks.local_world_size
     )
-    check_cache(index, source, order, world_size=ranks.world_size, node_ranks=ranks.local_world_size)
     return Data(
-        index=index,
-        source=source if samples is None else SubsetSource(source, samples),
-        order=order,
-        workers=workers,
-        mean=mean,
-        std=std,
+        **vars(training),
         held_out_index=held_out,
         held_out_source=open_source(
             held_out,
             "auto",
             channels=config.model.in_chans,
-            augment=Augment(img_size=img_size),
+            augment=Augment(img_size=config.model.image_hw),
             memory_limit_gib=section.memory_limit_gib,
         )
         if held_out
         else None,
         probe_split=choose_probe(config.monitor, held_out, ranks.world_size),
-        pin_memory=on_gpu,
     )
 
 

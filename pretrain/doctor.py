@@ -72,7 +72,7 @@ def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool =
         checks.append(check_exchange(ranks, setup.device))
     checks = gathered(checks, ranks)
     if setup is not None and ranks.rank == 0:
-        print(describe_plan(setup, open_folder(config), None), end="\n\n")
+        print(describe_plan(setup, open_folder(setup.config), None), end="\n\n")
     if ranks.rank == 0:
         print("\n".join(map(str, checks)), flush=True)
     failed = any(check.status == "FAIL" for check in checks)

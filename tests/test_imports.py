@@ -60,6 +60,7 @@ ALLOWED = {
         "training",
         "urls",
     ),
+    "mae_vit.training_data": ("batch", "config", "data", "plan", "skipping", "training.distributed"),
     "mae_vit.evaluation": ("keyed",),
     "mae_vit.decoder": ("checkpoint_files", "encoder", "errors", "objectives.mae", "starts", "weights"),
     "mae_vit.devices": ("errors",),
