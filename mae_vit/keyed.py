@@ -163,14 +163,12 @@ class SampleKeys:
 
     def words(self, stream: Stream, draws: int) -> Tensor:
         """Draws one 32-bit word a counter: int64 (B, draws)."""
-        if self.epoch_input is None or not torch.compiler.is_compiling():
-            return self._words_by_host(stream, draws)
+        if not torch.compiler.is_compiling():
+            return words(derive_key(self.seed, stream, self.epoch), self.index, draws)[0]
+        if self.epoch_input is None:
+            # Not `torch.compiler.disable`: data workers import this, and it imports all of the compiler.
+            raise RuntimeError("a compiled graph takes keys.for_compiled()")
         # The same words as `derive_key` leads to, whose hundred operations are then fused.
         seed = (self.seed & MASK32, (self.seed >> 32) & MASK32)
         number = torch.full_like(self.epoch_input, int(stream))
         return words(threefry2x32(seed, number, self.epoch_input), self.index, draws)[0]
-
-    # One graph break, for keys that come without `epoch_input`.
-    @torch.compiler.disable
-    def _words_by_host(self, stream: Stream, draws: int) -> Tensor:
-        return words(derive_key(self.seed, stream, self.epoch), self.index, draws)[0]
