@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from mae_vit.training.distributed import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH_PER_RANK = 128
@@ -49,7 +50,7 @@ def scale_ranks(
 
 def _train(data: Path, folder: Path, ranks: int, steps: int) -> None:
     command = [
-        *("deepspeed", "--num_accelerators", str(ranks), "--master_port", str(_free_port())),
+        *("deepspeed", "--num_accelerators", str(ranks), "--master_port", str(free_port())),
         *(
             "pretrain/run.py",
             "--config",
@@ -74,9 +75,3 @@ def _images_per_s(folder: Path) -> float:
     return statistics.median(
         line["images_per_s"] for line in lines if "images_per_s" in line and line["step"] > _WARM_UP_STEPS
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -58,7 +58,7 @@ def find_ranks() -> Ranks:
         "LOCAL_RANK": str(ranks.local_rank),
     }
     if ranks.world_size == 1:
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     elif "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
         raise InputError(
             f"{ranks.world_size} ranks need MASTER_ADDR and MASTER_PORT (slurm/pretrain.sh sets them for srun)"
@@ -84,7 +84,8 @@ def _read_environment() -> Ranks:
     return Ranks()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

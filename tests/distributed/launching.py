@@ -18,15 +18,9 @@ from pathlib import Path
 
 import psutil
 
+from mae_vit.training.distributed import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def command(launcher: str, ranks: int, arguments: list[str], script: str = "pretrain/run.py") -> list[str]:

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,8 @@ from oracle_worker import (
     rate,
 )
 from timm.optim.lars import Lars
+
+from mae_vit.training.distributed import free_port
 
 WORKER = Path(__file__).with_name("oracle_worker.py")
 
@@ -140,12 +141,6 @@ def plain_loop(**changes) -> dict:
         sums = model.evaluation_sums(batch_of(STEPS))
     evaluation = model.evaluation_metrics({name: float(value) for name, value in sums.items()})
     return {"losses": losses, "norms": norms, "scale": scaler.get_scale(), "evaluation": evaluation}
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def through_engines(cases: dict[str, dict], *, ranks: int = 1) -> dict[str, dict]:
