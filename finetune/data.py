@@ -16,6 +16,7 @@ from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import FixedBatches
 from mae_vit.data.opening import (
     check_labels,
+    check_pad,
     open_training_index,
 )
 from mae_vit.data.order import permute
@@ -120,6 +121,8 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
     """
     index = _open_train_index(config, ranks)
     test_index = _open_test_index(config, index)
+    # First what is looked up at once: keys that samples are chosen by are read from all shards.
+    check_pad(config.data.augment.crop, index, config.model.image_hw)
     train, held_out = _choose(config, index, ranks)
     _check_held_out(index, held_out)
     training = open_training_data(config, index, train, ranks, device)

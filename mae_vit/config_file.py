@@ -66,8 +66,10 @@ def load_config(
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise InputError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes: not a config")
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except FileNotFoundError as error:
         raise InputError(f"cannot read config {path}: {_reason(error)}{_like(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read config {path}: {_reason(error)}") from None
     changed = _assemble(schema, path, text, overrides, amend)
     config, problems = _check(schema, changed)
     if config is not None:
@@ -203,8 +205,6 @@ def _apply_override(
 
 def _like(path: Path) -> str:
     """A hint at a config that is there, where `path` is not: in its folder, or among the shipped ones."""
-    if path.exists():
-        return ""
     there = {
         found.stem: found for folder in (Path("configs"), path.parent) for found in folder.glob("*.yaml")
     }

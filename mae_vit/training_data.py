@@ -14,7 +14,7 @@ from mae_vit.config import Config
 from mae_vit.data.feeding import training_batches
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.loader import start_worker_server
-from mae_vit.data.opening import check_pad, choose_workers, make_order, make_views, normalization
+from mae_vit.data.opening import choose_workers, make_order, make_views, normalization
 from mae_vit.data.order import Order, Share
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.step_samples import samples_of_step
@@ -98,7 +98,6 @@ def open_training_data(
         InputError: for settings that do not fit the images.
     """
     section, img_size = config.data, config.model.image_hw
-    check_pad(section.augment.crop, index, img_size)
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
     views = make_views(img_size, mean, **section.augment.view_options)
     source = open_source(

@@ -16,6 +16,7 @@ from mae_vit.data.index_rows import NO_LABEL
 from mae_vit.data.loader import FixedBatches
 from mae_vit.data.opening import (
     check_labels,
+    check_pad,
     open_training_index,
 )
 from mae_vit.data.order import permute
@@ -125,6 +126,8 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         say=ranks.rank == 0,
         remote=remote,
     )
+    # First what is looked up at once: keys that samples are chosen by are read from all shards.
+    check_pad(section.augment.crop, index, config.model.image_hw)
     held_out = _held_out_index(config, index)
     training = open_training_data(config, index, _choose(config, index), ranks, device)
     check_cache(

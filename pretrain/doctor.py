@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from mae_vit.commandline import EXIT_FAILED
 from mae_vit.config_file import load_config
@@ -52,7 +53,7 @@ def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool =
         0, or 1 if a check fails.
 
     Raises:
-        InputError: if the config is none.
+        InputError: if the config is none, or what needs one comes without.
     """
     if path is None and (overrides or tries_batches):
         raise InputError(f"{overrides[0] if overrides else '--find-batch'} needs --config FILE")
@@ -65,11 +66,15 @@ def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool =
         # Those who cannot meet speak for themselves.
         print(met, flush=True)
         return EXIT_FAILED
-    setup, checks = examine(config, ranks) if config is not None else (None, examine_machine(ranks))
+    if config is not None:
+        setup, checks = examine(config, ranks)
+        device = setup.device if setup else None
+    else:
+        setup, (device, checks) = None, examine_machine(ranks)
     checks += [met, check_versions(ranks)]
-    if all(gather_objects(setup is not None, ranks)):
-        assert setup is not None
-        checks.append(check_exchange(ranks, setup.device))
+    if all(gather_objects(device is not None, ranks)):
+        assert device is not None
+        checks.append(check_exchange(ranks, device))
     checks = gathered(checks, ranks)
     if setup is not None and ranks.rank == 0:
         print(describe_plan(setup, open_folder(setup.config), None), end="\n\n")
@@ -83,17 +88,21 @@ def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool =
         told = f"{counted(failures, 'check')} failed, {counted(warnings, 'warning')}"
         print(told if failures or warnings else "all checks passed")
         if path is None:
-            print("not checked: data, memory and disk, which depend on the run: give it as --config FILE")
+            print(
+                "not checked: data, workers, memory, disk and locks, which depend on the run: --config FILE"
+            )
     return EXIT_FAILED if failures else 0
 
 
-def examine_machine(ranks: Ranks) -> list[Check]:
-    """Checks what does not depend on a run."""
+def examine_machine(ranks: Ranks) -> tuple[torch.device | None, list[Check]]:
+    """Checks what does not depend on a run; None if this rank has no device."""
+    checks = check_software(compiles=False, deepspeed=True)
+    try:
+        device = find_device(ranks)
+    except InputError as error:
+        return None, [*checks, Check("FAIL", "device", str(error))]
     # As the larger configs have it.
-    return [
-        *check_software(compiles=True, deepspeed=True),
-        *check_devices(ranks, find_device(ranks), precision="bf16"),
-    ]
+    return device, [*checks, *check_devices(ranks, device, precision="bf16")]
 
 
 def examine(config: PretrainConfig, ranks: Ranks) -> tuple[Setup | None, list[Check]]:

@@ -244,6 +244,7 @@ def test_a_config_that_is_not_there_names_one_that_is(monkeypatch, tmp_path):
     assert message_of(tmp_path / "else.yaml").endswith("no such file or directory")
     # One that is there is named alone.
     assert message_of(tmp_path).endswith("is a directory")
+    assert message_of(Path("x" * 300)).endswith("file name too long")
 
 
 def test_a_problem_is_blamed_on_the_file_or_on_the_command_line(write_config):

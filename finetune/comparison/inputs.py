@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from mae_vit.data.dataset import file_digest, read_dataset
 from mae_vit.data.index import fingerprint_of
 from mae_vit.data.remote.folder import locate
 from mae_vit.errors import InputError
-from mae_vit.urls import is_url
+from mae_vit.urls import is_url, shown
 
 _WEIGHTS = ("model.safetensors", "encoder.safetensors")
 
@@ -59,11 +59,25 @@ def changed_settings(told: object, now: Mapping[str, Any]) -> str:
     """Says which settings differ between two descriptions, as a message's parenthesis; empty if not known."""
     if not isinstance(told, dict):
         return ""
-    before, after = told["settings"], now["settings"]
+    before, after = _named(told["settings"]), _named(now["settings"])
     gone = [one for one in before if one not in after]
     new = [one for one in after if one not in before]
     parts = [f"{when} {' '.join(which)}" for when, which in (("then", gone), ("now", new)) if which]
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def _named(arguments: Sequence[str]) -> list[str]:
+    """Arguments as a message tells them: an option with its value, URLs without what may be secret."""
+    words = list(arguments)
+    if words and words[0] == "--ckpt":
+        words[:2] = [f"--ckpt {shown(words[1])}"]
+    return [_without_secrets(word) for word in words]
+
+
+def _without_secrets(setting: str) -> str:
+    key, _, value = setting.partition("=")
+    url = value.strip('"')
+    return f"{key}={shown(url)}" if is_url(url) else setting
 
 
 def _digest_of_config(path: Path) -> str | None:

@@ -31,7 +31,7 @@ def to_png(drawn: Figure | np.ndarray) -> bytes:
 def by_depth(values: np.ndarray, label: str, *, alike: float, alike_label: str) -> Figure:
     """Draws a number of each head against depth.
 
-    The axis depends on `alike`, so that the charts of two encoders compare.
+    The axis is that of `alike`, so that the charts of two encoders compare, unless a head is far above it.
 
     Args:
         values: (L, H), from 0 on.
@@ -45,7 +45,7 @@ def by_depth(values: np.ndarray, label: str, *, alike: float, alike_label: str) 
         axes.plot(depth, head, "o", color=_INK, markersize=5, alpha=0.7)
     axes.plot(depth, values.mean(axis=1), "-", color=_OTHER, label="mean over heads")
     axes.axhline(alike, color="gray", linestyle="--", linewidth=1, label=alike_label)
-    axes.set_ylim(0, max(1.2 * alike, 1.05 * values.max(initial=0)))
+    axes.set_ylim(0, max(1.2 * alike, 1.05 * values.max(initial=0)) or 1)
     axes.set_xlabel("block")
     axes.set_ylabel(label)
     axes.set_xticks(depth if len(depth) <= 16 else depth[::4])

@@ -7,13 +7,15 @@ from a global generator, so its result depends on the split over ranks.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from scipy.special import betaincinv
 from torch import Tensor, nn
 
 from mae_vit.batch import Batch
-from mae_vit.keyed import SampleKeys, Stream
+from mae_vit.keyed import Stream
 
 # Quantiles of each Beta distribution that are told apart: one for each 16-bit number.
 _QUANTILES = 1 << 16
@@ -84,7 +86,7 @@ class Mixing(nn.Module):
         """Returns, for P pairs, how much of an image is kept: at each place (P, H, W), and in all (P,)."""
         height, width = batch.images.shape[-2:]
         keys = batch.keys
-        drawn = SampleKeys(keys.seed, keys.epoch, keys.index[::2]).words(Stream.MIX, 4)
+        drawn = replace(keys, index=keys.index[::2]).words(Stream.MIX, 4)
         quantile = drawn[:, 1] >> 16
         blend = self.blends[quantile]
         if not self.cutmix:

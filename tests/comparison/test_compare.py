@@ -15,8 +15,10 @@ import psutil
 import pytest
 from commands import ROOT, run
 
+from finetune.comparison.config import CompareConfig
 from finetune.comparison.main import main
-from mae_vit.config_file import parse_yaml
+from finetune.comparison.matrix import Matrix
+from mae_vit.config_file import load_config, parse_yaml
 from pretrain.job import main as pretrain
 
 # What differs from one machine, or one try, to the next.
@@ -140,6 +142,28 @@ def test_the_page_needs_nothing_beside_it(compared):
     # In the table, and set against each of the others.
     assert (folder / "report.md").read_text().count("\n| ViT from scratch | ") == 2
     assert "Each against each" in page
+
+
+def test_equal_compute_is_counted_in_steps(digits, tmp_path):
+    """100 of pretraining and 6 x 7 of fine-tuning, at 10 a step: 15 steps."""
+    path = write_config(tmp_path, digits, steps=6)
+    content = parse_yaml(path.read_text(), "")
+    scratch, mae, _, as_long = content["entries"]
+    content |= {"entries": [scratch, mae | {"modes": ["finetune"]}, as_long], "tune": []}
+    path.write_text(json.dumps(content))
+    matrix = Matrix(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
+    cells = {cell.entry.name: cell.job.folder for cell in matrix.cells(compute_of=False)}
+    told = {
+        matrix.pretraining["MAE"].folder: {"steps": 20, "flops_per_step": 5.0},
+        cells["ViT from MAE"]: {"steps": 6, "flops_per_step": 7.0},
+        cells["ViT from scratch"]: {"steps": 6, "flops_per_step": 10.0},
+    }
+    for folder, summary in told.items():
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(summary))
+    (longer,) = matrix.cells(compute_of=True)
+    assert longer.entry.name == "as long as MAE"
+    assert "train.steps=15" in longer.job.arguments
 
 
 def test_again_it_has_nothing_to_do(compared, capsys):

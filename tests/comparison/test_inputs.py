@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.comparison.inputs import describe_inputs, difference
+from finetune.comparison.inputs import changed_settings, describe_inputs, difference
 from finetune.comparison.jobs import Job
 from mae_vit.data.dataset import read_dataset
 from mae_vit.errors import InputError
@@ -69,4 +69,20 @@ def test_what_makes_no_difference(job):
     assert (gone["start"], gone["data"]) == (None, None)
     assert difference(told, gone) is None
     assert difference(["a=1"], now) == "settings"
+    assert changed_settings(["a=1"], now) == ""
     assert difference(told, {**now, "settings": ["a=2"]}) == "settings"
+
+
+def test_changed_settings_are_told_without_secrets():
+    before = {"settings": ["--ckpt", "runs/a", 'data.path="https://me:token@host/x?sig=one"', "seed=1"]}
+    after = {"settings": ["--ckpt", "runs/b", 'data.path="https://me:token@other/x?sig=two"', "seed=1"]}
+    assert changed_settings(before, after) == (
+        " (then --ckpt runs/a data.path=https://host/x, now --ckpt runs/b data.path=https://other/x)"
+    )
+    # Nothing that may be told differs.
+    other = {
+        "settings": [
+            before["settings"][2].replace("one", "two") if "sig" in one else one for one in before["settings"]
+        ]
+    }
+    assert changed_settings(before, other) == ""

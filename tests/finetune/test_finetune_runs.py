@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from finetune import data as finetune_data
+from mae_vit import training_data
 from mae_vit.data import feeding
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
@@ -110,7 +111,8 @@ class Reads:
             source.images = counted
             return source
 
-        monkeypatch.setattr(finetune_data, "open_source", open_counted)
+        for opens in (finetune_data, training_data):
+            monkeypatch.setattr(opens, "open_source", open_counted)
         read = ShardIndex.read
 
         def read_counted(index, sample):

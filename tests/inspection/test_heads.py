@@ -86,5 +86,7 @@ def test_charts_of_two_encoders_have_one_axis():
         for value in (1.0, 9.0)
     )
     assert low.get_ylim() == high.get_ylim() == (0, 12)
+    # Of one patch.
+    assert by_depth(np.zeros((4, 2)), "", alike=0.0, alike_label="").axes[0].get_ylim() == (0, 1)
     # Nothing is cut off.
     assert by_depth(np.full((4, 2), 20.0), "", alike=10.0, alike_label="").axes[0].get_ylim()[1] > 20

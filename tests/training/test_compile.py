@@ -24,6 +24,7 @@ OPTIONS = {
         "decoder_num_heads": 2,
     },
     "masked_patch": {},
+    "supervised with mixing": {"name": "supervised", "mixup": 0.8, "cutmix": 1.0},
 }
 
 
@@ -32,7 +33,7 @@ def build(name: str) -> Objective:
     encoder = ViTEncoder(img_size=(8, 8), patch_size=4, embed_dim=16, depth=1, num_heads=2)
     options = {"name": name, **OPTIONS[name]}
     section = OBJECTIVES[options["name"]].model_validate(options)
-    return section.build(encoder, mean=[0.5] * 3, std=[0.25] * 3)
+    return section.build(encoder, mean=[0.5] * 3, std=[0.25] * 3, num_classes=2)
 
 
 def batch_of(step: int) -> Batch:
