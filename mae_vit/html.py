@@ -32,7 +32,7 @@ code { font-size: .9em; overflow-wrap: anywhere; }
   td { display: flex; justify-content: space-between; gap: 1rem; white-space: normal; overflow-wrap: anywhere; }
   td { border: 0; padding: .15rem .6rem; }
   td:first-child { font-weight: 600; }
-  td:not(:first-child)::before { content: attr(data-head); text-align: left; opacity: .75; }
+  td:not(:first-child)::before { content: attr(data-head); text-align: left; opacity: .75; overflow-wrap: normal; }
 }
 """
 
