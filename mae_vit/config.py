@@ -6,6 +6,7 @@ steps) live in `mae_vit.plan`.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Literal
 
@@ -55,6 +56,14 @@ class ModelSection(Section):
     drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
     init: str | None = None
 
+    def _nearest_patch_size(self) -> str:
+        """What to say of patches that fit the images; of one side for both at least."""
+        common = math.gcd(*self.image_hw)
+        fitting = [size for size in range(2, common) if common % size == 0]
+        if not fitting:
+            return ""
+        return f", nearest patch_size: {min(fitting, key=lambda size: abs(size - self.patch_size))}"
+
     @model_validator(mode="after")
     def _check(self) -> ModelSection:
         for side in self.image_hw:
@@ -62,7 +71,7 @@ class ModelSection(Section):
                 near = max(1, round(side / self.patch_size)) * self.patch_size
                 raise ValueError(
                     f"patch_size={self.patch_size} does not divide img_size={self.img_size} "
-                    f"(nearest side that fits: {near})"
+                    f"(nearest side that fits: {near}{self._nearest_patch_size()})"
                 )
         num_patches = (self.image_hw[0] // self.patch_size) * (self.image_hw[1] // self.patch_size)
         if num_patches > 2**16:  # masks number patches by 16 bits

@@ -110,7 +110,8 @@ def _choose(run: Path, preset: str | None) -> tuple[Reference, list[str]]:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise InputError(
             f"{run}: there are no measured curves of such a run: {found[0].name} comes nearest, and differs in "
-            f"{others[0]}{more}; --preset NAME compares runs of its length all the same"
+            f"{others[0]}{more}; --preset NAME compares a run of its length, {found[0].total_steps:,} steps, all "
+            "the same"
         )
     return found
 

@@ -57,7 +57,17 @@ class PretrainedEncoder(nn.Module):
         return int(self.encoder.embed_dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encodes images as `transform` makes them: float32 (B, C, H, W) -> (B, D)."""
+        """Encodes images as `transform` makes them: float32 (B, C, H, W) -> (B, D).
+
+        Raises:
+            ValueError: for images of another shape.
+        """
+        wanted = (self.info.in_chans, *self.info.img_size)
+        if images.shape[1:] != wanted:
+            raise ValueError(
+                f"images of {tuple(images.shape)}: this encoder takes (B, {', '.join(map(str, wanted))}), as its "
+                "transform makes them; load_encoder(..., img_size=...) interpolates its positions for others"
+            )
         tokens = self.encoder.forward_features(images)
         return self.fc_norm(pooled(tokens, self.pool))
 

@@ -245,7 +245,9 @@ def _read_pickled(path: Path) -> Start:
         if not named:
             raise InputError(f"{path} is no file of weights: PyTorch cannot read it") from None
         raise InputError(f"{path} is refused: it holds more than weights ({named[0][:120]})") from None
-    except RuntimeError:  # an archive of another kind
+    except OSError:
+        raise
+    except Exception:  # an archive of another kind, text
         raise InputError(f"{path} is no file of weights: PyTorch cannot read it") from None
     tensors = content.get("model", content) if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):

@@ -95,6 +95,13 @@ def test_a_network_without_known_heads_is_refused(tmp_path):
         mae_vit.load_encoder(path)
 
 
+def test_images_of_another_size_are_refused_in_words(path):
+    encoder = mae_vit.load_encoder(path)
+    height, width = encoder.info.img_size
+    with pytest.raises(ValueError, match=rf"takes \(B, 3, {height}, {width}\).*img_size="):
+        encoder(torch.zeros(1, 3, height + 4, width))
+
+
 def test_what_is_no_image_is_one_line(path, tmp_path):
     encoder, bad = mae_vit.load_encoder(path), tmp_path / "bad.jpg"
     bad.write_bytes(b"\xff\xd8\xff\xe0broken")

@@ -165,7 +165,8 @@ def test_half_a_file_is_another_models(tmp_path):
     [
         ("nowhere", "does not exist"),
         ("empty", "neither checkpoints nor an encoder.safetensors"),
-        ("text.pth", "text.pth"),
+        ("text.pth", "text.pth is no file of weights: PyTorch cannot read it"),
+        ("hello.pth", "hello.pth is no file of weights: PyTorch cannot read it"),
         ("list.pth", "expected tensors by name"),
         ("text.safetensors", "holds no weights"),
     ],
@@ -173,6 +174,7 @@ def test_half_a_file_is_another_models(tmp_path):
 def test_what_holds_no_weights(tmp_path, name, expected):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.pth").write_text("weights")
+    (tmp_path / "hello.pth").write_text("hello\n")
     (tmp_path / "text.safetensors").write_text("weights")
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     with pytest.raises(InputError, match=expected):

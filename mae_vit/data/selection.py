@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -59,7 +59,10 @@ class Selection:
                 raise InputError(f'--holdout draws a split "{HOLDOUT_SPLIT}", but the sources have one')
             train, held_out = draw_holdout(taken["train"], self.holdout, HOLDOUT_SPLIT)
             if not held_out:
-                raise InputError(f"--holdout {self.holdout} of {len(train)} images is none")
+                raise InputError(
+                    f"--holdout {self.holdout} of each class is no image: the largest has {_largest(train)}; a larger "
+                    "share, or --no-labels, which draws from all together"
+                )
             taken |= {"train": train, HOLDOUT_SPLIT: held_out}
         for split in taken:
             if split not in MEASURED:
@@ -107,6 +110,11 @@ def draw_holdout(entries: Sequence[Entry], share: Fraction, split: str) -> tuple
     return [entry for entry in entries if entry.key not in keys], [
         replace(entry, split=split) for entry in drawn
     ]
+
+
+def _largest(entries: Sequence[Entry]) -> int:
+    """Images of the class that has the most."""
+    return max(Counter(entry.class_name for entry in entries).values(), default=0)
 
 
 def _first_by_hash(entries: Sequence[Entry], quota: Callable[[int], int], salt: bytes) -> list[Entry]:

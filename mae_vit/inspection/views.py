@@ -322,7 +322,8 @@ def feature_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
         yield View(
             "projection",
             CONDITIONAL["projection"][0],
-            "t-SNE of the read-out: near points have like features; colors are classes, which it was not told.",
+            "t-SNE of the read-out: near points have like features"
+            + ("; colors are classes, which it was not told." if (labels >= 0).any() else "."),
             figures.scatter(points, labels, names),
             (
                 ["image", "x", "y", "class"],

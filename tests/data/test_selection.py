@@ -140,7 +140,10 @@ BAD = {
     "a share of 0": (["--holdout", "0"], "--holdout 0: over 0"),
     "all held out": (["--holdout", "1"], "--holdout 1: below 1"),
     "no share": (["--fraction", "some"], "'some' is no share such as 0.1 or 1/10"),
-    "nothing held out": (["--holdout", "1/100"], "--holdout 1/100 of 10 images is none"),
+    "nothing held out": (
+        ["--holdout", "1/100"],
+        "--holdout 1/100 of each class is no image: the largest has ",
+    ),
     "limit 0": (["--limit-per-class", "0"], "--limit-per-class 0: at least 1"),
     "limit without labels": (["--no-labels", "--limit-per-class", "1"], "have no labels: use --fraction"),
     "quality alone": (["--quality", "50"], "--quality changes nothing without"),

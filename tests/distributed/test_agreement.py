@@ -4,6 +4,7 @@ import pytest
 from launching import Run
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_ranks_with_other_data_are_refused(digits, many_shards, tmp_path):
     """As of a node whose copy of the data is an older one."""

@@ -110,6 +110,7 @@ def test_a_student_learns_from_a_network(call, pretrained, teacher, tmp_path, ca
     assert {path: path.read_bytes() for path in teacher.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_what_a_student_learns_depends_on_the_teacher(call, teacher, tmp_path):
     options = [CLS, "train.steps=4", "finetune.holdout=0"]
     changes = {

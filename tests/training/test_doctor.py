@@ -182,6 +182,7 @@ def torchrun(ranks, words, **options):
     )
 
 
+@pytest.mark.slow
 def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
     """The second rank has another timm."""
     for version in ("1.0.99",):
@@ -207,6 +208,7 @@ def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
     assert len(checks["versions"]) == 1, "all ranks print"
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come(digits, tmp_path):
     code = (
         "import sys; from mae_vit.training import meeting; meeting.meet.__kwdefaults__['timeout_s'] = 3.0; "

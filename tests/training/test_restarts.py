@@ -33,6 +33,7 @@ def test_a_note_that_cannot_be_written_is_told_and_ends_nothing(tmp_path, monkey
     )
 
 
+@pytest.mark.slow
 def test_a_restarted_job_goes_on_with_what_it_has_begun_afresh_itself(call, tmp_path, capsys, restart):
     assert call() == 0
     restart(0)

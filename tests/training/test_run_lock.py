@@ -73,6 +73,7 @@ def test_a_machine_that_crashed_is_waited_for_longer(holder, tmp_path, monkeypat
     lock_run(tmp_path / "run").release()
 
 
+@pytest.mark.slow
 def test_a_run_frees_its_folder(call, tmp_path):
     assert call() == 0
     lock_run(tmp_path / "run").release()

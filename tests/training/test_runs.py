@@ -67,6 +67,7 @@ def test_an_infinite_loss_fails_before_it_is_saved(call, tmp_path, capsys):
             assert tensor.isfinite().all()
 
 
+@pytest.mark.slow
 def test_fp16_tells_its_loss_scale_and_goes_on_exactly(call, tmp_path, monkeypatch):
     # So high that the first steps overflow, and that it grows again within the run.
     monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0**18, 0, 0, 3))
