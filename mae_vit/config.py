@@ -57,7 +57,7 @@ class ModelSection(Section):
     init: str | None = None
 
     def _nearest_patch_size(self) -> str:
-        """What to say of patches that fit the images; of one side for both at least."""
+        """What to say of the nearest patch size of which two or more fit each side; empty without one."""
         common = math.gcd(*self.image_hw)
         fitting = [size for size in range(2, common) if common % size == 0]
         if not fitting:

@@ -14,11 +14,7 @@ from mae_vit.data.feeding import check_cache
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.index_rows import NO_LABEL
 from mae_vit.data.loader import FixedBatches
-from mae_vit.data.opening import (
-    check_labels,
-    check_pad,
-    open_training_index,
-)
+from mae_vit.data.opening import check_labels, check_pad, open_training_index
 from mae_vit.data.order import permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.remote.folder import locate
