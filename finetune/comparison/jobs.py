@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,27 @@ class Job:
         if told["status"] == "done":
             return total * flops, total * flops
         return _last_step(self.folder / "metrics.jsonl") * flops, total * flops
+
+
+def unfinished(jobs: Iterable[Job]) -> list[Job]:
+    """Returns those that are not done.
+
+    Raises:
+        InputError: if folders hold runs of something else; it names them all.
+    """
+    waiting, refused = [], []
+    for job in jobs:
+        try:
+            if not job.is_done():
+                waiting.append(job)
+        except InputError as error:
+            refused.append((str(error), job.folder))
+    if refused:
+        (reason, _), *more = refused
+        # Of one cause, mostly: a longer grid that chose another setting, say.
+        others = f"; the same holds of {', '.join(str(folder) for _, folder in more)}" if more else ""
+        raise InputError(reason + others)
+    return waiting
 
 
 def _last_step(metrics: Path) -> int:

@@ -32,15 +32,20 @@ class Gap:
 
     def describe(self) -> str:
         """For people: +3.2 points (95 %: 2.1 to 4.3); of one seed it says so."""
-        low, high = self.points - self.half_width, self.points + self.half_width
+        low, high = self._range
         of = ", one seed, test images alone" if self.seeds == 1 else ""
         return f"{self.points:+.1f} points (95 %{of}: {low:.1f} to {high:.1f})"
 
     def in_brackets(self) -> str:
         """For a table: +3.2 [2.1, 4.3]; starred if of one seed, in parentheses if chance may explain it."""
-        low, high = self.points - self.half_width, self.points + self.half_width
+        low, high = self._range
         text = f"{self.points:+.1f} [{low:.1f}, {high:.1f}]" + ("*" if self.seeds == 1 else "")
         return text if self.is_clear else f"({text})"
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        """The interval, within what a difference of two accuracies can be."""
+        return max(self.points - self.half_width, -100.0), min(self.points + self.half_width, 100.0)
 
     @property
     def is_clear(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from finetune.comparison.bar import Bar
-from finetune.comparison.jobs import Job
+from finetune.comparison.jobs import Job, unfinished
 from mae_vit.commandline import EXIT_REQUEUE
 from mae_vit.locks import Lock
 from mae_vit.training.distributed import available_cores
@@ -57,9 +57,9 @@ class Runner:
         several machines that see the same folders: each job is one process's.
 
         Raises:
-            InputError: if a folder holds another run.
+            InputError: if folders hold runs of something else.
         """
-        waiting = [job for job in jobs if not job.is_done()]
+        waiting = unfinished(jobs)
         running: list[_Running] = []
         told, look_at = False, 0.0
         try:

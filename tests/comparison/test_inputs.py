@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from finetune.comparison.inputs import changed_settings, describe_inputs, difference
-from finetune.comparison.jobs import Job
+from finetune.comparison.jobs import Job, unfinished
 from mae_vit.data.dataset import read_dataset
 from mae_vit.errors import InputError
 
@@ -51,6 +52,17 @@ def test_a_run_of_something_else_is_not_taken_for_this_one(job, change, said):
     change(job)
     with pytest.raises(InputError, match=f"was run with another .*{said}"):
         job.is_done()
+
+
+def test_all_runs_of_something_else_are_named_at_once(job):
+    second = replace(job, name="second", folder=job.folder.with_name("second"))
+    shutil.copytree(job.folder, second.folder)
+    shutil.copy(job.folder.with_name("run.job.json"), second.folder.with_name("second.job.json"))
+    third = replace(job, name="third", folder=job.folder.with_name("third"))
+    assert unfinished([job, second, third]) == [third]
+    change_config(job)
+    with pytest.raises(InputError, match=f"delete {job.folder} to .*the same holds of {second.folder}$"):
+        unfinished([job, third, second])
 
 
 def test_what_makes_no_difference(job):

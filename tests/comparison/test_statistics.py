@@ -72,6 +72,17 @@ def test_each_is_set_against_each():
     assert gaps[1][2].in_brackets() == "(+0.0 [0.0, 0.0])"
 
 
+def test_an_interval_is_within_what_a_gap_can_be():
+    rows = [
+        [row(name, seed, np.arange(40) < right[seed]) for seed in (0, 1)]
+        for name, right in (("a", (39, 30)), ("b", (0, 10)))
+    ]
+    gap = compare(*rows)
+    assert gap.half_width > 100
+    assert gap.describe() == "+73.8 points (95 %: -100.0 to 100.0)"
+    assert gap.in_brackets() == "(+73.8 [-100.0, 100.0])"
+
+
 def test_a_gap_of_one_seed_says_so():
     gap = compare([row("a", 0, np.arange(400) < 300)], [row("b", 0, np.arange(400) < 200)])
     assert gap.describe() == "+25.0 points (95 %, one seed, test images alone: 20.8 to 29.2)"
