@@ -34,10 +34,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """An archive of 800 images, some broken: some time's work with --batch-size 2."""
+    """An archive of 400 images, some broken: some time's work with --batch-size 2."""
     path = tmp_path_factory.mktemp("many") / "many.zip"
     with zipfile.ZipFile(path, "w") as archive:
-        for number in range(800):
+        for number in range(400):
             archive.writestr(f"{number:05d}.png", b"broken" if number % 97 == 5 else encoded(number, "png"))
     return path
 
@@ -98,7 +98,7 @@ def test_killed_at_a_random_moment_it_goes_on(start, many, whole, tmp_path):
     assert not out.exists(), f"through within {after_s} s"
     assert call(*arguments) == 0
     assert out.with_name("f.npz.broken.csv").read_bytes() == whole.with_name("f.npz.broken.csv").read_bytes()
-    assert read_npz(out)["keys"].tolist() == [f"{n:05d}" for n in range(800) if n % 97 != 5]
+    assert read_npz(out)["keys"].tolist() == [f"{n:05d}" for n in range(400) if n % 97 != 5]
     # Another process may compute in another way, by where its memory lies: the last bits are not the same.
     np.testing.assert_allclose(read_npz(out)["features"], read_npz(whole)["features"], atol=1e-5, rtol=0)
 
@@ -121,7 +121,7 @@ def test_a_signal_saves_and_says_that_the_same_command_goes_on(start, many, whol
     sender.join()
     lines = capfd.readouterr().err.strip().splitlines()
     done = max(int(name[18:30]) for name in parts_of(out))
-    assert lines[-1] == f"mae-vit: stopped, {done} of 800 images are saved: the same command goes on"
+    assert lines[-1] == f"mae-vit: stopped, {done} of 400 images are saved: the same command goes on"
     assert not out.exists()
     assert call(*arguments) == 0
     assert out.read_bytes() == whole.read_bytes()
