@@ -11,7 +11,6 @@ ready-made batches (at most 1.03), and the share of time that the run itself say
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import sys
@@ -35,6 +34,7 @@ from benchmarks.turns import Life, add_options, choose_device, paired, summarize
 from benchmarks.workloads import TINY, Workload, load
 from mae_vit.batch import Batch
 from mae_vit.errors import InputError
+from mae_vit.files import read_json_lines
 from mae_vit.training.distributed import find_ranks
 from mae_vit.training.engines import build_engine, connect
 from pretrain.setup import set_up
@@ -101,7 +101,7 @@ def run_rank(job: Job, rank: int, port: int, pipe: Connection | None) -> None:
 
 def waited(folder: Path, steps: int) -> list[float]:
     """The shares of waiting that a run logged for second halves of turns: first ones wait for the turn."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_json_lines(folder / "metrics.jsonl")
     return [line["data_wait_frac"] for line in lines[2:] if line["step"] % steps == 0]
 
 

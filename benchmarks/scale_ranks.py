@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mae_vit.files import read_json_lines
 from mae_vit.training.distributed import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +71,7 @@ def _train(data: Path, folder: Path, ranks: int, steps: int) -> None:
 
 def _images_per_s(folder: Path) -> float:
     """Median over log lines, over all ranks."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_json_lines(folder / "metrics.jsonl")
     return statistics.median(
         line["images_per_s"] for line in lines if "images_per_s" in line and line["step"] > _WARM_UP_STEPS
     )

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mae_vit.config_file import load_config
+from mae_vit.files import read_json_lines
 from mae_vit.plan import make_plan
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoint import newest_checkpoint
@@ -54,7 +55,7 @@ NAMES = {
 
 def read(run: Path) -> dict[str, Any]:
     """Reads a run: metrics, summary, environment, and the objective's name."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_json_lines(run / "metrics.jsonl")
     return {
         "name": run.name,
         "objective": load_config(PretrainConfig, run / "config.yaml").objective.name,

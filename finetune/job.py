@@ -19,6 +19,7 @@ from finetune.model import (
     labels_seen,
     load_into,
     optimizer_of,
+    own_labels,
     warn_of_seen_labels,
 )
 from finetune.recipes import find_recipe
@@ -45,7 +46,7 @@ from mae_vit.training.entry import Arguments, parse_arguments, run_to_exit_code
 from mae_vit.training.estimate import Estimate, estimate
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.probe import OnlineProbe
-from mae_vit.training.resume import find_start, run_identity
+from mae_vit.training.resume import find_checkpoint, run_identity
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.training.running import Run
 from mae_vit.training.state import Best, weights_of
@@ -136,12 +137,14 @@ def finetune(arguments: Arguments) -> int:
     if len(data.held_out):
         # When held-out images are measured decides which weights can be chosen.
         derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
-    identity = run_identity(config, derived=derived)
+    identity = run_identity(config, derived=derived).noting(own_labels(config, data).model_dump())
     seen = labels_seen(start, teacher, config, data)
     if seen == "held-out" and ranks.rank == 0:
         warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
     if arguments.dry_run:
-        found = find_start(folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
+        found = find_checkpoint(
+            folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0
+        )
         is_finished(folder, found, plan)
         model = build()
         coverage = load_into(model, start) if start else None

@@ -19,7 +19,7 @@ from mae_vit.geometry import resolve_encoder
 from mae_vit.objectives.classify import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.objectives.distill import Distillation, DistilledViTClassifier
 from mae_vit.objectives.labels import LabelLoss
-from mae_vit.seen_labels import Overlap
+from mae_vit.seen_labels import Overlap, SeenLabels
 from mae_vit.starts import Start
 from mae_vit.training.optimizers import OptimizerOptions
 from mae_vit.training.param_groups import EMBEDDINGS
@@ -143,6 +143,15 @@ def optimizer_of(config: FinetuneConfig) -> OptimizerOptions:
         # LARS tells its groups apart by their first parameter's shape alone.
         exempt=() if optim.name == "lars" else EMBEDDINGS,
         layer_decay=optim.layer_decay,
+    )
+
+
+def own_labels(config: FinetuneConfig, data: FinetuneData) -> SeenLabels:
+    """The labels that a run is trained on."""
+    return SeenLabels(
+        fingerprint=data.index.fingerprint,
+        per_class=config.data.labels_per_class,
+        holdout=config.finetune.holdout,
     )
 
 

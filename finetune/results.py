@@ -15,12 +15,12 @@ from safetensors.torch import save as save_tensors
 
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
+from finetune.model import own_labels
 from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
 from mae_vit.evaluation.metrics import Predictions, read_gap
 from mae_vit.files import write_atomically, write_json
 from mae_vit.objectives.classify import Classifier, ViTClassifier
-from mae_vit.seen_labels import SeenLabels
 from mae_vit.training.distributed import Ranks, sum_over_ranks
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.training.state import Best
@@ -174,11 +174,7 @@ class Outputs:
             told |= {**asdict(self.info), "step": best.step, "pool": self.config.finetune.pool}
         else:
             told |= {"network": self.config.model.name, "img_size": list(self.config.model.image_hw)}
-        told["labels"] = SeenLabels(
-            fingerprint=self.data.index.fingerprint,
-            per_class=self.config.data.labels_per_class,
-            holdout=self.config.finetune.holdout,
-        ).model_dump()
+        told["labels"] = own_labels(self.config, self.data).model_dump()
         return save_tensors(tensors, metadata=to_metadata(told))
 
 

@@ -21,6 +21,8 @@ _NAME = re.compile(r"step-(\d{8,})")
 FORMAT = 1
 # What makes a folder a checkpoint, and describes it.
 STATE = "state.json"
+# In a checkpoint's identity: the labels that its weights were trained on, as `seen_labels.SeenLabels`; or None.
+LABELS_SEEN = "labels_seen"
 Found = TypeVar("Found")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mae_vit.commandline import EXIT_FAILED, OneLineParser
 from mae_vit.config_file import parse_yaml
 from mae_vit.errors import InputError, counted, nearest, reason_of
+from mae_vit.files import read_json_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,12 +79,7 @@ def _lines_of(run: Path) -> list[dict[str, Any]]:
     for name in ("metrics.jsonl", "config.yaml"):
         if not (run / name).is_file():
             raise InputError(f"{run} is no run folder: it has no {name}")
-    lines = []
-    for text in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue  # a torn last line
+    lines = read_json_lines(run / "metrics.jsonl")
     if not lines:
         raise InputError(f"{run} has logged nothing yet")
     return lines

@@ -50,6 +50,21 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (to_json(value, indent=2) + "\n").encode())
 
 
+def read_json_lines(path: Path) -> list[Any]:
+    """Reads a file of one JSON value a line, past lines that a kill or a full disk cut short.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Returns JSON, in which numbers that are not finite are null: it knows no other word for them."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)

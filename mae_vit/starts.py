@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mae_vit.baselines import TIMM_PREFIX
 from mae_vit.checkpoint_files import (
+    LABELS_SEEN,
     BrokenCheckpoint,
     as_broken,
     read_description,
@@ -54,7 +55,7 @@ class Start:
     """Named weights, and where they are from.
 
     Attributes:
-        source: what the user gave.
+        source: the checkpoint or file that was read, or "timm:NAME".
         tensors: encoder weights by timm's names; parts of an objective by the names that
             it gives them.
         objective: whose parts those are; None if there are none.
@@ -181,20 +182,7 @@ def _read_checkpoint(path: Path) -> Start:
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
         geometry=geometry,
-        labels=_labels_of(identity),
-    )
-
-
-def _labels_of(identity: dict[str, Any]) -> SeenLabels | None:
-    """The labels that a run of these options is trained on."""
-    fine_tuned = "finetune.mode" in identity
-    if not fine_tuned and identity.get("objective.name") != "supervised":
-        return None
-    return SeenLabels(
-        fingerprint=identity["data.fingerprint"],
-        left_out=identity.get("data.leave_out_per_class") or 0,
-        per_class=identity.get("data.labels_per_class"),
-        holdout=float(identity.get("finetune.holdout") or 0.0),
+        labels=SeenLabels.model_validate(identity[LABELS_SEEN]) if identity.get(LABELS_SEEN) else None,
     )
 
 

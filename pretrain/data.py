@@ -39,11 +39,13 @@ class Data(TrainingData):
 
     Attributes:
         held_out_index: of the held-out split, None where there is none.
+        why_none: why that is.
         held_out_source: its images without augmentation.
         probe_split: those of them that the online probe is about.
     """
 
     held_out_index: ShardIndex | None
+    why_none: str
     held_out_source: Source | None
     probe_split: ProbeSplit
 
@@ -88,12 +90,10 @@ class Data(TrainingData):
         )
 
     def held_out(self, ranks: Ranks, *, images: int, picture_images: int, batch_size: int) -> HeldOut | None:
-        """Loads fixed held-out images, this rank's part of them; None where there are none, or fewer than ranks."""
+        """Loads fixed held-out images, this rank's part of them; None where there are none."""
         if self.held_out_index is None or self.held_out_source is None:
             return None
         total = len(self.held_out_index)
-        if total < ranks.world_size:
-            return None  # a rank without images could not take part
         key = derive_key(_HELD_OUT_SEED, Stream.ORDER, 0)
         chosen = permute(np.arange(min(max(images, ranks.world_size), total)), total, key)
         mine = chosen[ranks.rank :: ranks.world_size]
@@ -125,6 +125,11 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     # First what is looked up at once: keys that samples are chosen by are read from all shards.
     check_pad(section.augment.crop, index, config.model.image_hw)
     held_out = _held_out_index(config, index)
+    why_none = "" if held_out else 'no split "val" or "test"'
+    if held_out and len(held_out) < ranks.world_size:
+        # A rank without images could not take part.
+        why_none = f'split "{held_out.split}" has {len(held_out)} images for {ranks.world_size} ranks'
+        held_out = None
     training = open_training_data(config, index, _choose(config, index), ranks, device)
     check_cache(
         index, training.source, training.order, world_size=ranks.world_size, node_ranks=ranks.local_world_size
@@ -132,6 +137,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     return Data(
         **vars(training),
         held_out_index=held_out,
+        why_none=why_none,
         held_out_source=open_source(
             held_out,
             "auto",
@@ -141,7 +147,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         )
         if held_out
         else None,
-        probe_split=choose_probe(config.monitor, held_out, ranks.world_size),
+        probe_split=choose_probe(config.monitor, held_out, ranks.world_size, why_none),
     )
 
 

@@ -189,11 +189,11 @@ def try_batches(setup: Setup) -> Check:
     for trial in find_batch(setup):
         trials.append(trial)
         rate = "does not fit" if trial.images_per_s is None else f"{trial.images_per_s:,.0f}"
-        print(f"{trial.batch_size:>23}   {rate:>8}   {trial.gib:.2f}", flush=True)
+        print(f"{trial.batch_size_per_device:>23}   {rate:>8}   {trial.gib:.2f}", flush=True)
     best = best_of(trials)
     if best is None:
         check = Check("FAIL", "batch", "none fits: a smaller model, or train.activation_checkpointing=true")
     else:
-        check = Check("ok", "batch", f"use train.batch_size_per_device={best.batch_size}")
+        check = Check("ok", "batch", f"use train.batch_size_per_device={best.batch_size_per_device}")
     print(check, end="\n\n")
     return check

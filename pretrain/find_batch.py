@@ -28,12 +28,12 @@ class Trial:
     """One size.
 
     Attributes:
-        batch_size: images of a micro-batch.
+        batch_size_per_device: images of a micro-batch.
         images_per_s: of steps on images that are there already; None if it did not fit.
         gib: that a rank takes: measured at its peak on a GPU, estimated on a CPU.
     """
 
-    batch_size: int
+    batch_size_per_device: int
     images_per_s: float | None
     gib: float
 
@@ -48,16 +48,23 @@ def find_batch(setup: Setup) -> Iterator[Trial]:
         Trials, of ascending size: the divisors of a rank's share of the batch, about doubling.
     """
     share = setup.plan.effective_batch_size // setup.ranks.world_size
-    for size in candidates(share, even=setup.config.objective.pairs_neighbors):
+    # As the plan has it: all views of an image, and both images of a pair, in one micro-batch.
+    unit = 2 if setup.config.objective.pairs_neighbors else setup.config.data.repeats
+    for size in candidates(share, unit=unit):
         trial = _try(setup, size)
         yield trial
         if trial.images_per_s is None:
             return
 
 
-def candidates(share: int, *, even: bool = False) -> list[int]:
-    """Returns divisors of a rank's images of a step, each at least twice the one before; the share itself at last."""
-    divisors = [d for d in range(1, share + 1) if share % d == 0 and not (even and d % 2)]
+def candidates(share: int, *, unit: int = 1) -> list[int]:
+    """Returns divisors of a rank's images of a step, each at least twice the one before; the share itself at last.
+
+    Args:
+        share: images.
+        unit: what each divisor is a multiple of.
+    """
+    divisors = [d for d in range(unit, share + 1, unit) if share % d == 0]
     chosen: list[int] = []
     for divisor in divisors:
         if not chosen or divisor >= 2 * chosen[-1]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mae_vit.batch import Batch
+from mae_vit.checkpoint_files import LABELS_SEEN
 from mae_vit.config_file import load_config
 from mae_vit.config_keys import describe_keys
 from mae_vit.coverage import load_start, warn_of_normalization
@@ -17,7 +18,7 @@ from mae_vit.plan import Plan
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.reference_curves import watch_of
 from mae_vit.skipping import Skipped
-from mae_vit.starts import read_start
+from mae_vit.starts import Start, read_start
 from mae_vit.training.beginning import begin, is_finished, open_folder
 from mae_vit.training.distributed import find_ranks
 from mae_vit.training.engine import Engine
@@ -26,7 +27,7 @@ from mae_vit.training.entry import Arguments, parse_arguments, run_to_exit_code
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.hooks import Views
 from mae_vit.training.probe import OnlineProbe
-from mae_vit.training.resume import find_start, run_identity
+from mae_vit.training.resume import find_checkpoint, run_identity
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.training.running import Run
 from mae_vit.training.state import Best
@@ -45,8 +46,7 @@ Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command g
 
 
 _NOTHING_HELD_OUT = (
-    'no split "val" or "test" in the data: no held-out metrics and no pictures '
-    "(mae-vit prepare ... --holdout 0.05 sets some images aside)"
+    "{why}: no held-out metrics and no pictures (mae-vit prepare ... --holdout 0.05 sets some images aside)"
 )
 
 
@@ -78,25 +78,31 @@ def pretrain(arguments: Arguments) -> int:
     folder = open_folder(config)
     identity = run_identity(config, derived=setup.data.identity)
     if arguments.dry_run:
-        start = find_start(folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
+        found = find_checkpoint(
+            folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0
+        )
         # Whatever does not fit is said before all is said to be well.
-        is_finished(folder, start, setup.plan)
-        if start is None and config.model.init is not None:
+        is_finished(folder, found, setup.plan)
+        if found is None and config.model.init is not None:
             initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
         if ranks.rank == 0:
-            print(describe_plan(setup, folder, start))
+            print(describe_plan(setup, folder, found))
             print("all checks passed; nothing was trained")
         return 0
 
     bring(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)
-    start = begin(config, arguments, folder, identity, ranks, setup.device)
-    if start is not None and is_finished(folder, start, setup.plan):
+    found = begin(config, arguments, folder, identity, ranks, setup.device)
+    if found is not None and is_finished(folder, found, setup.plan):
         if ranks.rank == 0:
-            print(f"{folder.path} is finished ({start.step} steps); encoder: {folder.encoder}")
+            print(f"{folder.path} is finished ({found.step} steps); encoder: {folder.encoder}")
         return 0
     objective = setup.build()
-    if start is None:
-        initialize(objective, config, setup.info, say=ranks.rank == 0)
+    # Labels reach the weights through what they begin from, too.
+    labels = found.identity.get(LABELS_SEEN) if found else None
+    if found is None:
+        start = initialize(objective, config, setup.info, say=ranks.rank == 0)
+        labels = start.labels.model_dump() if start and start.labels else None
+    info = replace(setup.info, labels=setup.info.labels or labels)
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
     begins_from = config.model.init or "scratch"
@@ -107,30 +113,31 @@ def pretrain(arguments: Arguments) -> int:
         setup.plan,
         engine,
         folder,
-        identity,
+        identity.noting(info.labels),
         setup.costs,
         noisy,
         begins_from=begins_from,
-        advice=_NOTHING_HELD_OUT,
+        advice=_NOTHING_HELD_OUT.format(why=setup.data.why_none),
         judge=watch.judge if watch else None,
     )
-    job = Job(config, setup.plan, setup.data, setup.info, engine, folder, setup.costs.flops_per_image)
-    return run.go(job, start)
+    job = Job(config, setup.plan, setup.data, info, engine, folder, setup.costs.flops_per_image)
+    return run.go(job, found)
 
 
-def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool) -> None:
-    """Loads `model.init` into a fresh objective, where one is asked for.
+def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool) -> Start | None:
+    """Loads `model.init` into a fresh objective, where one is asked for; returns it.
 
     Raises:
         InputError: if there is nothing to load, or if it does not fit.
     """
     if config.model.init is None:
-        return
+        return None
     start = read_start(config.model.init)
     coverage = load_start(start, objective.encoder, objective, objective=config.objective.name)
     if say:
         print(coverage.describe(start.source))
         warn_of_normalization(start, info.mean, info.std)
+    return start
 
 
 @dataclass(frozen=True)

@@ -38,18 +38,21 @@ class ProbeSplit:
         return np.concatenate([self.support, self.queries])
 
 
-def choose_probe(monitor: MonitorSection, index: ShardIndex | None, world_size: int) -> ProbeSplit:
+def choose_probe(
+    monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str
+) -> ProbeSplit:
     """Chooses images of the held-out split for the probe.
 
     Args:
         monitor: what is asked for.
         index: of the held-out split, None where there is none.
         world_size: ranks, each of which encodes a part.
+        why_none: why there is no held-out split.
 
     Raises:
         InputError: for what is asked for and cannot take effect.
     """
-    chosen = _choose(monitor, index, world_size)
+    chosen = _choose(monitor, index, world_size, why_none)
     for name in ("probe_every_steps", "probe_every_epochs", "probe_shots"):
         value = getattr(monitor, name)
         if chosen.why_none and value is not None:
@@ -57,12 +60,12 @@ def choose_probe(monitor: MonitorSection, index: ShardIndex | None, world_size: 
     return chosen
 
 
-def _choose(monitor: MonitorSection, index: ShardIndex | None, world_size: int) -> ProbeSplit:
+def _choose(monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str) -> ProbeSplit:
     def none(why: str) -> ProbeSplit:
         return ProbeSplit(np.zeros(0, np.int64), np.zeros(0, np.int64), why_none=why)
 
     if index is None:
-        return none('no split "val" or "test"')
+        return none(why_none)
     if not monitor.probe_queries:
         return none("monitor.probe_queries=0")
     labels, most = np.asarray(index.labels), max(1, _MAX_SUPPORT // max(1, len(index.dataset.classes)))

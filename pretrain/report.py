@@ -17,7 +17,7 @@ from pretrain.data import Data
 from pretrain.setup import Setup
 
 
-def describe_plan(setup: Setup, folder: RunFolder, start: Checkpoint | None) -> str:
+def describe_plan(setup: Setup, folder: RunFolder, found: Checkpoint | None) -> str:
     """Returns the resolved plan, a line for each fact."""
     config, plan, ranks, data, costs = setup.config, setup.plan, setup.ranks, setup.data, setup.costs
     model, train = config.model, config.train
@@ -28,8 +28,8 @@ def describe_plan(setup: Setup, folder: RunFolder, start: Checkpoint | None) -> 
     free = shutil.disk_usage(existing(folder.path)).free
     source = type(data.source).__name__.removesuffix("Source").lower()
     begin = (
-        f"goes on from {start.path} (step {start.step})"
-        if start
+        f"goes on from {found.path} (step {found.step})"
+        if found
         else f"from {config.model.init or 'scratch'}"
     )
     schedule = config.optim.schedule + (f" over the last {plan.decay_steps:,}" if plan.decay_steps else "")
@@ -37,7 +37,7 @@ def describe_plan(setup: Setup, folder: RunFolder, start: Checkpoint | None) -> 
         f'split "{data.held_out_index.split}", {min(config.monitor.evaluate_images, len(data.held_out_index)):,} '
         f"of {len(data.held_out_index):,} images, {_every(plan.evaluate_every_steps)}"
         if data.held_out_index
-        else 'none: no split "val" or "test"'
+        else f"none: {data.why_none}"
     )
     facts = {
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",

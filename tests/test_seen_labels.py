@@ -1,9 +1,12 @@
 """Which labels a start brings with it."""
 
 import pytest
+from commands import ROOT
 from pydantic import ValidationError
 
 from mae_vit.seen_labels import SeenLabels
+from mae_vit.starts import read_start
+from pretrain.job import main
 
 ALL = SeenLabels(fingerprint="a")
 REST = SeenLabels(fingerprint="a", left_out=500)
@@ -33,3 +36,26 @@ def test_overlap(seen, run, overlap):
 def test_a_file_cannot_say_anything():
     with pytest.raises(ValidationError):
         SeenLabels.model_validate({"fingerprint": "a", "per_class": "many"})
+
+
+def pretrain_some(digits, folder, *arguments: str) -> None:
+    small = ["model.embed_dim=16", "model.depth=1", "model.num_heads=2", "monitor.tensorboard=false"]
+    own = [f"data.path={digits}", f"run.dir={folder}", "train.engine=torch", "train.warmup_steps=0"]
+    assert main(["--config", str(ROOT / "configs" / "mae_digits.yaml"), *small, *own, *arguments]) == 0
+
+
+def test_labels_are_known_through_what_a_run_began_from(digits, tmp_path):
+    """Else a start that has them by way of another run would be compared as if it had none."""
+    supervised = ["objective={name: supervised}", "train.steps=2", "data.leave_out_per_class=20"]
+    pretrain_some(digits, tmp_path / "first", *supervised)
+    known = read_start(str(tmp_path / "first")).labels
+    assert known is not None
+    assert known.left_out == 20
+    begun = [f"model.init={tmp_path / 'first'}"]
+    pretrain_some(digits, tmp_path / "second", *begun, "train.steps=2")
+    # Goes on without it.
+    (tmp_path / "first").rename(tmp_path / "elsewhere")
+    pretrain_some(digits, tmp_path / "second", *begun, "train.steps=4", "--extend")
+    pretrain_some(digits, tmp_path / "none", "train.steps=2")
+    for name, expected in (("second", known), ("second/encoder.safetensors", known), ("none", None)):
+        assert read_start(str(tmp_path / name)).labels == expected

@@ -15,6 +15,7 @@ import numpy as np
 from finetune.comparison.costs import cost_of_run
 from finetune.comparison.matrix import Cell, Labels, Matrix
 from mae_vit.data.selection import SUBSET_HASH, hash_key
+from mae_vit.files import read_json_lines
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.n
 def _curve(metrics: Path) -> list[tuple[float, float]]:
     if not metrics.exists():
         return []
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines = read_json_lines(metrics)
     return [(line["epoch"], line["heldout"]["top1"]) for line in lines if "top1" in line.get("heldout", {})]
 
 

@@ -131,7 +131,7 @@ def _first_by_hash(entries: Sequence[Entry], quota: Callable[[int], int], salt: 
 
 def hash_key(key: str, salt: bytes) -> bytes:
     """Returns what a draw goes by; `salt` says which draw."""
-    return hashlib.blake2b(key.encode(), digest_size=16, key=salt).digest()
+    return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16, key=salt).digest()
 
 
 def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]]:

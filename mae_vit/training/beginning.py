@@ -15,7 +15,7 @@ from mae_vit.training.distributed import Ranks, barrier, from_rank_zero, gather_
 from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import Arguments
 from mae_vit.training.restarts import begun_by_this_job
-from mae_vit.training.resume import Identity, find_start, set_aside
+from mae_vit.training.resume import Identity, find_checkpoint, set_aside
 from mae_vit.training.run_folder import RunFolder
 
 
@@ -48,7 +48,7 @@ def begin(
     ranks: Ranks,
     device: torch.device,
 ) -> Checkpoint | None:
-    """Joins the ranks and finds where the run starts; None for a fresh start.
+    """Joins the ranks and finds the checkpoint that the run goes on from; None for a fresh start.
 
     Raises:
         InputError: if it cannot go on.
@@ -68,7 +68,7 @@ def begin(
         print(f"moved the earlier run {folder.path} to {moved}")
         folder.unlock()
     barrier(ranks)
-    found = find_start(folder, resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
+    found = find_checkpoint(folder, resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
     if found is None and folder.read_status() == "done":
         raise InputError(
             f"{folder.path} holds a finished run that left no checkpoints to go on from: give this one another "
@@ -111,15 +111,15 @@ def hold(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:
         raise InputError(refusal)
 
 
-def is_finished(folder: RunFolder, start: Checkpoint | None, plan: Plan) -> bool:
+def is_finished(folder: RunFolder, found: Checkpoint | None, plan: Plan) -> bool:
     """Whether a run has nothing left to do.
 
     Raises:
         InputError: if it has done more than it is to do.
     """
-    if start is not None and start.step > plan.total_steps:
+    if found is not None and found.step > plan.total_steps:
         raise InputError(
-            f"{folder.path} is at step {start.step}, beyond the {plan.total_steps} that it is to have: "
+            f"{folder.path} is at step {found.step}, beyond the {plan.total_steps} that it is to have: "
             "a run is only extended to a greater length"
         )
-    return start is not None and start.step >= plan.total_steps and folder.read_status() == "done"
+    return found is not None and found.step >= plan.total_steps and folder.read_status() == "done"

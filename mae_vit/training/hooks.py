@@ -218,16 +218,16 @@ class RunHooks:
         with suppress(BadStep):
             self._saver.settle()
 
-    def go_back(self, bad: BadStep, start: Checkpoint, guard: Guard) -> None:
+    def go_back(self, bad: BadStep, found: Checkpoint, guard: Guard) -> None:
         """Takes all outputs back to a checkpoint."""
-        self.best, self.guard = start.state.best, guard
+        self.best, self.guard = found.state.best, guard
         if self._monitor is None:
             return
-        self._last_line = self._folder.cut_metrics(start.step) or {}
+        self._last_line = self._folder.cut_metrics(found.step) or {}
         self._wall_s_before = self._last_line.get("wall_s", 0.0)
-        self._monitor.go_back(start.step)
+        self._monitor.go_back(found.step)
         self._monitor.say(
-            f"warning: {bad}; going back to step {start.step}, leaving out steps "
+            f"warning: {bad}; going back to step {found.step}, leaving out steps "
             f"{', '.join(f'{first}-{stop - 1}' for first, stop in guard.course.skipped)} of the data"
         )
 

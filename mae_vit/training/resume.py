@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mae_vit.checkpoint_files import STATE, BrokenCheckpoint, list_checkpoints
+from mae_vit.checkpoint_files import LABELS_SEEN, STATE, BrokenCheckpoint, list_checkpoints
 from mae_vit.config import Config
 from mae_vit.errors import InputError
 from mae_vit.training.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
@@ -54,6 +54,10 @@ class Identity:
 
     values: dict[str, Any]
     new: frozenset[str]
+
+    def noting(self, labels: dict[str, Any] | None) -> Identity:
+        """Adds which labels its weights are trained on, those of its start too: told on, and compared with nothing."""
+        return replace(self, values={**self.values, LABELS_SEEN: labels})
 
 
 def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
@@ -117,7 +121,8 @@ def check_identity(checkpoint: Checkpoint, identity: Identity, *, extend: bool =
     differing = [
         key
         for key in {**saved, **now}
-        if saved.get(key) != now.get(key)
+        if key != LABELS_SEEN
+        and saved.get(key) != now.get(key)
         and (key in saved or key not in identity.new)
         and not (extend and key in _LENGTH_KEYS)
     ]
@@ -130,7 +135,7 @@ def check_identity(checkpoint: Checkpoint, identity: Identity, *, extend: bool =
         )
 
 
-def find_start(
+def find_checkpoint(
     folder: RunFolder,
     resume: ResumeMode,
     identity: Identity,

@@ -55,18 +55,18 @@ class Rollbacks:
         path = self._newest_before(bad.step)
         if path is None:
             raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
-        start = load_checkpoint(path)
-        tried = self._tries[start.step] = self._tries.get(start.step, 0) + 1
+        found = load_checkpoint(path)
+        tried = self._tries[found.step] = self._tries.get(found.step, 0) + 1
         culprit = data_step(bad.step - 1, course.skipped)
         width = self.options.skip_steps * 2 ** (tried - 1)
-        first = max(data_step(start.step, course.skipped), culprit - width + 1)
+        first = max(data_step(found.step, course.skipped), culprit - width + 1)
         incident = {
             "step": bad.step,
             "reason": bad.reason,
             "loss": bad.loss,
             "grad_norm": bad.grad_norm,
             "losses_before": list(bad.losses[-_TOLD_LOSSES:]),
-            "back_to_step": start.step,
+            "back_to_step": found.step,
             "try": tried,
             "of_tries": self.options.max_rollbacks,
             "data_step": culprit,
@@ -75,14 +75,14 @@ class Rollbacks:
         given_up = tried > self.options.max_rollbacks
         if self.ranks.rank == 0:
             self._report(incident, culprit, tried)
-            self._drop_after(start.step)
+            self._drop_after(found.step)
         if given_up:
             raise TrainingFailed(
-                f"{bad}; tries from the checkpoint of step {start.step}: {tried - 1} of "
+                f"{bad}; tries from the checkpoint of step {found.step}: {tried - 1} of "
                 f"guard.max_rollbacks={self.options.max_rollbacks}; see {self._path(bad.step, tried)}"
             )
         skipped = skip(course.skipped, first, culprit + 1)
-        return start, Course(skipped, start.state.course.losses)
+        return found, Course(skipped, found.state.course.losses)
 
     def _newest_before(self, step: int) -> Path | None:
         """Rank 0 chooses: another node may see the folder a moment late."""

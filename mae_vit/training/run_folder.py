@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from mae_vit.errors import InputError, reason_of
-from mae_vit.files import existing, to_json, write_atomically, write_json
+from mae_vit.files import existing, read_json_lines, to_json, write_atomically, write_json
 from mae_vit.locks import Lock
 from mae_vit.training.run_lock import lock_run
 
@@ -105,14 +105,7 @@ class RunFolder:
         """
         if not self.metrics.exists():
             return None
-        kept = []
-        for line in self.metrics.read_text().splitlines():
-            try:
-                values = json.loads(line)
-            except ValueError:
-                continue
-            if values["step"] <= step:
-                kept.append(values)
+        kept = [values for values in read_json_lines(self.metrics) if values["step"] <= step]
         text = "".join(to_json(values) + "\n" for values in kept)
         write_atomically(self.metrics, text.encode())
         return kept[-1] if kept else None

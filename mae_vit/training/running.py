@@ -96,8 +96,8 @@ class Run:
     advice: str = ""
     judge: Judge | None = None
 
-    def go(self, work: Work, start: Checkpoint | None) -> int:
-        """Trains from `start` to the end or to a signal; returns the exit code.
+    def go(self, work: Work, found: Checkpoint | None) -> int:
+        """Trains from `found`, a checkpoint, or from the beginning, to the end or to a signal; returns the exit code.
 
         Raises:
             InputError: if more samples are known to be damaged than are allowed now.
@@ -105,17 +105,17 @@ class Run:
         """
         begun = time.monotonic()
         outlive_terminal()
-        start_step = start.step if start else 0
+        start_step = found.step if found else 0
         quarantine = self._quarantine(start_step)
         config_yaml = dump_config(self.config)
         hold(self.folder, self.engine.ranks, new=True)
         if self.engine.ranks.rank == 0:
             self.folder.create(config_yaml, describe_environment(sys.argv, self.engine.ranks.world_size))
-        if start:
-            self.engine.restore(start.state)
+        if found:
+            self.engine.restore(found.state)
         stop = StopRequest()
         watchdog = Watchdog(self.config.run.hang_timeout_s, rank=self.engine.ranks.rank)
-        guard = Guard(self.config.guard, start.state.course if start else Course())
+        guard = Guard(self.config.guard, found.state.course if found else Course())
         hooks = RunHooks(
             self.engine,
             self.folder,
@@ -130,11 +130,11 @@ class Run:
             guard=guard,
             watchdog=watchdog,
             start_step=start_step,
-            resumed_from=start.path if start else None,
+            resumed_from=found.path if found else None,
             config_yaml=config_yaml,
             tensorboard=self.config.monitor.tensorboard,
             selects=self.selects,
-            best=start.state.best if start else None,
+            best=found.state.best if found else None,
             begins_from=self.begins_from,
             facts=self._facts(),
             advice=self.advice,
@@ -143,7 +143,7 @@ class Run:
         )
         try:
             with watchdog:
-                if start is None:
+                if found is None:
                     # To go back to, should a step before the next save be bad.
                     hooks.save(0, last=False, stopping=False)
                 outcome = self._train(work, hooks, start_step)
@@ -193,10 +193,10 @@ class Run:
                 )
             except BadStep as bad:
                 hooks.settle()
-                start, course = rollbacks.find(bad, hooks.guard.course)
-                self.engine.restore(start.state)
-                hooks.go_back(bad, start, Guard(self.config.guard, course))
-                step = start.step
+                found, course = rollbacks.find(bad, hooks.guard.course)
+                self.engine.restore(found.state)
+                hooks.go_back(bad, found, Guard(self.config.guard, course))
+                step = found.step
 
     def _end(self, work: Work, hooks: RunHooks, outcome: Outcome) -> None:
         """Leaves the results; a disk that does not take them fails all ranks together."""

@@ -10,7 +10,7 @@ from pictures import encoded, picture, read_back, write_files
 from mae_vit.cli import main
 from mae_vit.data.dataset import read_dataset
 from mae_vit.data.layout import Entry
-from mae_vit.data.selection import Selection, draw_holdout
+from mae_vit.data.selection import SUBSET_HASH, Selection, draw_holdout, hash_key
 from mae_vit.data.sources import find_images
 
 
@@ -25,6 +25,13 @@ def entries(count: int = 60, classes: int = 3, split: str = "train") -> list[Ent
 
 def taken(selection: Selection, listed: list[Entry]) -> set[str]:
     return {entry.key for entry in selection.apply({"train": listed})["train"]}
+
+
+def test_keys_that_are_no_utf_8_are_drawn_too():
+    """Shards that are taken as they lie name their samples as they like."""
+    assert hash_key(b"caf\xe9".decode("utf-8", "surrogateescape"), SUBSET_HASH) != hash_key(
+        "caf", SUBSET_HASH
+    )
 
 
 def test_shares_are_nested_balanced_and_blind_to_the_order_of_listing():

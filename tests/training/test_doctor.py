@@ -234,14 +234,15 @@ def test_a_rank_that_does_not_come(digits, tmp_path):
 
 def test_sizes_that_are_tried():
     assert candidates(256) == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert candidates(96, even=True) == [2, 4, 8, 16, 32, 96]
+    assert candidates(96, unit=2) == [2, 4, 8, 16, 32, 96]
+    assert candidates(48, unit=3) == [3, 6, 12, 24, 48]
     assert candidates(7) == [1, 7]
     assert candidates(12) == [1, 2, 4, 12]
 
 
 def test_the_smallest_of_the_fastest_is_best():
     trials = [Trial(1, 10.0, 1), Trial(2, 98.0, 1), Trial(4, 100.0, 2), Trial(8, None, 4)]
-    assert best_of(trials).batch_size == 2
+    assert best_of(trials).batch_size_per_device == 2
     assert best_of([Trial(1, None, 1)]) is None
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 
+from mae_vit.files import read_json_lines
 from mae_vit.training.run_folder import RunFolder
 
 
@@ -25,3 +26,13 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     folder.write_summary("done", {"scores": (1.5, math.inf)})
     summary = json.loads(folder.summary.read_text(), parse_constant=refuse)
     assert summary == {"status": "done", "scores": [1.5, None]}
+
+
+def test_lines_that_were_cut_short_are_passed_over(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.append_metrics({"step": 1, "loss": 0.5})
+    with folder.metrics.open("ab") as file:
+        file.write(b'{"step": 2, "lo')  # a full disk
+    folder.append_metrics({"step": 3, "loss": 0.25})
+    assert read_json_lines(folder.metrics) == [{"step": 1, "loss": 0.5}, {"step": 3, "loss": 0.25}]
+    assert folder.cut_metrics(2) == {"step": 1, "loss": 0.5}

@@ -6,10 +6,15 @@ import re
 from itertools import pairwise
 
 import pytest
-from commands import lines_of, summary_of
+import torch
+from commands import ROOT, lines_of, summary_of
 
+from mae_vit.config_file import load_config
+from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.distributed import Ranks
 from mae_vit.training.precision import LossScale
+from pretrain.data import open_data
 
 # The encoder of the unchanged config, made once, then those of each change.
 SEEN: list[bytes] = []
@@ -277,3 +282,13 @@ def test_the_online_probe_is_rare_unless_asked_for(call, tmp_path, capsys):
     """150 images are trained on for each that is encoded; the last step is always scored."""
     assert call("monitor.probe_shots=2", "monitor.probe_queries=10") == 0
     assert [line["step"] for line in lines_of(tmp_path / "run") if "probe" in line] == [6]
+
+
+def test_fewer_held_out_images_than_ranks_are_told_as_such(digits):
+    config = load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", [f"data.path={digits}"])
+    few = open_data(config, Ranks(0, 400, 0, 400), torch.device("cpu"))
+    enough = open_data(config, Ranks(0, 4, 0, 4), torch.device("cpu"))
+    assert (few.held_out_index, few.why_none) == (None, 'split "test" has 300 images for 400 ranks')
+    assert few.probe_split.why_none == few.why_none
+    assert few.held_out(Ranks(), images=8, picture_images=2, batch_size=4) is None
+    assert enough.held_out_index is not None
