@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from finetune.classifiers import HeadInit
+from finetune.distill import DistillationKind
 from finetune.probe_options import unused_options
 from mae_vit.baselines import BASELINES, TIMM_PREFIX, WITHOUT_DROP_PATH, check_network
 from mae_vit.config import Config, ModelSection, MonitorSection, TrainSection
@@ -13,8 +15,6 @@ from mae_vit.config_base import Section, height_width
 from mae_vit.config_data import DataSection
 from mae_vit.config_optim import OptimSection
 from mae_vit.encoder import SIZES, Pool
-from mae_vit.objectives.classify import HeadInit
-from mae_vit.objectives.distill import DistillationKind
 
 # DeiT Eq. 3; lambda and tau of Eq. 2 as DeiT Sec. 5 has them.
 _DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
@@ -49,7 +49,9 @@ class NetworkSection(Section):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if not name.startswith(TIMM_PREFIX) and name not in BASELINES:
+        if name in BASELINES:
+            return name
+        if not name.startswith(TIMM_PREFIX):
             known = ", ".join((*SIZES, *BASELINES))
             raise ValueError(f'"{name}" is none of {known} and "{TIMM_PREFIX}NAME"')
         check_network(name)

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from finetune.classifiers import ViTClassifier
 from finetune.data import FinetuneData
 from finetune.results import Measuring
 from mae_vit.data.reading import Source
 from mae_vit.encoder import pooled, set_fused_attention
 from mae_vit.evaluation.metrics import Predictions
-from mae_vit.objectives.classify import ViTClassifier
 from mae_vit.training.distributed import sum_over_ranks
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from finetune.classifiers import Classifier, ViTClassifier
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
 from finetune.features import predictions_of, read_features
@@ -22,7 +23,6 @@ from mae_vit.errors import InputError
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
-from mae_vit.objectives.classify import Classifier, ViTClassifier
 from mae_vit.starts import Start
 from mae_vit.training.distributed import Ranks, barrier
 from mae_vit.training.engines import be_deterministic, connect

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from finetune.amendment import StartAmendment
+from finetune.classifiers import Classifier
 from finetune.config import NOT_HERE, FinetuneConfig
 from finetune.data import FinetuneData, open_data
 from finetune.frozen import score_frozen
@@ -34,11 +35,10 @@ from mae_vit.coverage import warn_of_normalization
 from mae_vit.data.feeding import bring
 from mae_vit.errors import InputError
 from mae_vit.files import write_json
-from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan, check_pairs, make_plan
 from mae_vit.skipping import Skipped
 from mae_vit.starts import Start
-from mae_vit.training.beginning import begin, check_engine, is_finished, open_folder
+from mae_vit.training.beginning import begin, check_engine, is_finished, open_run_folder
 from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
@@ -119,7 +119,7 @@ def finetune(arguments: Arguments) -> int:
     device = find_device(ranks)
     data = open_data(config, ranks, device)
     info = describe_encoder(config, data)
-    folder = open_folder(config)
+    folder = open_run_folder(config)
     teacher = find_teacher(config, data)
     build = partial(build_classifier, config, data, info, teacher)
     if config.finetune.mode != "finetune":

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save as save_tensors
 from tqdm import tqdm
 
+from finetune.classifiers import ViTClassifier
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
 from finetune.features import predictions_of, read_features
@@ -21,7 +22,6 @@ from mae_vit.errors import InputError
 from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.files import write_atomically
-from mae_vit.objectives.classify import ViTClassifier
 from mae_vit.plan import Plan, make_plan
 from mae_vit.training.optimizers import make_optimizer
 from mae_vit.training.schedule import rate_at

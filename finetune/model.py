@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
+from finetune.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from finetune.config import FinetuneConfig, FinetuneSection
 from finetune.data import FinetuneData
+from finetune.distill import Distillation, DistilledViTClassifier
 from finetune.teacher import Teacher, read_teacher
 from mae_vit.baselines import build_network
 from mae_vit.config import ModelSection
 from mae_vit.coverage import Coverage, load_start
 from mae_vit.errors import InputError
 from mae_vit.geometry import resolve_encoder
-from mae_vit.objectives.classify import Classifier, NetworkClassifier, ViTClassifier
-from mae_vit.objectives.distill import Distillation, DistilledViTClassifier
 from mae_vit.objectives.labels import LabelLoss
 from mae_vit.seen_labels import Overlap, SeenLabels
 from mae_vit.starts import Start

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from finetune.classifiers import Classifier
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
 from mae_vit.config import ModelSection
 from mae_vit.coverage import Coverage
 from mae_vit.errors import counted
-from mae_vit.objectives.classify import Classifier
 from mae_vit.plan import Plan, describe_views
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import save as save_tensors
 
+from finetune.classifiers import Classifier, ViTClassifier
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
 from finetune.model import own_labels
@@ -20,7 +21,6 @@ from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
 from mae_vit.evaluation.metrics import Predictions, read_gap
 from mae_vit.files import write_atomically, write_json
-from mae_vit.objectives.classify import Classifier, ViTClassifier
 from mae_vit.training.distributed import Ranks, sum_over_ranks
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.training.state import Best

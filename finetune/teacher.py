@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from finetune.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.baselines import build_network
 from mae_vit.encoder import Pool
 from mae_vit.errors import InputError, reason_of
-from mae_vit.objectives.classify import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.objectives.labels import LabelLoss
 from mae_vit.seen_labels import SeenLabels
 from mae_vit.weights import EncoderInfo, read_metadata
@@ -112,8 +112,7 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
     try:
         model = _rebuild(told, tensors)
     except Exception as error:  # any malformed content of an untrusted file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{named} cannot be rebuilt: {reason[:160]}") from None
+        raise InputError(f"{named} cannot be rebuilt: {reason_of(error)[:160]}") from None
     model.eval().requires_grad_(False)
     return Teacher(model, told, hashlib.sha256(file.read_bytes()).hexdigest()[:16])
 

@@ -8,7 +8,6 @@ Shapes: B batch, C channels, H W pixels, K classes.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mae_vit.encoder import SIZES
+from mae_vit.errors import closest, reason_of
 
 # In front of timm's names, of architectures and of pretrained weights.
 TIMM_PREFIX = "timm:"
@@ -159,18 +159,15 @@ WITHOUT_DROP_PATH = ("SimpleCNN", "SmallResNet")
 
 
 def check_network(name: str) -> None:
-    """Checks the name of a baseline, or of an architecture of timm's.
+    """Checks the name of an architecture of timm's.
 
     Raises:
         ValueError: naming the nearest.
     """
-    known = timm.list_models() if name.startswith(TIMM_PREFIX) else list(BASELINES)
-    wanted = name.removeprefix(TIMM_PREFIX)
+    known, wanted = timm.list_models(), name.removeprefix(TIMM_PREFIX)
     if wanted not in known:
-        close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
-        raise ValueError(
-            f'timm has no architecture "{wanted}"' + (f': did you mean "{close[0]}"?' if close else "")
-        )
+        hint = closest(wanted, known)
+        raise ValueError(f'timm has no architecture "{wanted}"' + (f": {hint}" if hint else ""))
 
 
 def build_network(
@@ -206,5 +203,6 @@ def build_network(
             del options["drop_path_rate"]  # an architecture without
             return timm.create_model(wanted, num_classes=num_classes, in_chans=in_chans, **options)
     except Exception as error:  # whatever an architecture has against it
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{name} cannot be built for {in_chans} x {img_size}: {reason[:160]}") from None
+        raise ValueError(
+            f"{name} cannot be built for {in_chans} x {img_size}: {reason_of(error)[:160]}"
+        ) from None

@@ -161,6 +161,12 @@ class GuardSection(Section):
     spike_sigmas: float | None = Field(default=12.0, gt=0)
     spike_steps: int = Field(default=8, gt=0)
 
+    @model_validator(mode="after")
+    def _check(self) -> GuardSection:
+        if self.spike_sigmas is None and self.spike_steps != GuardSection.model_fields["spike_steps"].default:
+            raise ValueError(f"spike_steps={self.spike_steps} has no effect with spike_sigmas=null")
+        return self
+
 
 class MonitorSection(Section):
     """What is logged, and how often."""

@@ -20,7 +20,7 @@ from ruamel.yaml.error import YAMLError
 from mae_vit.config import CHOICES, Config
 from mae_vit.config_errors import Document, explain
 from mae_vit.config_keys import fields_at
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, reason_of
 
 # A config is a page of text; a larger one is a wrong file.
 MAX_CONFIG_BYTES = 1 << 20
@@ -67,9 +67,9 @@ def load_config(
             raise InputError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes: not a config")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise InputError(f"cannot read config {path}: {_reason(error)}{_like(path)}") from None
+        raise InputError(f"cannot read config {path}: {reason_of(error)}{_like(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read config {path}: {_reason(error)}") from None
+        raise InputError(f"cannot read config {path}: {reason_of(error)}") from None
     changed = _assemble(schema, path, text, overrides, amend)
     config, problems = _check(schema, changed)
     if config is not None:
@@ -146,7 +146,7 @@ def parse_yaml(text: str, where: str) -> Any:
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise InputError(f"{where}{place}: not valid YAML: {problem}") from None
     except (RecursionError, ValueError, TypeError, KeyError, OverflowError) as error:
-        raise InputError(f"{where}: not valid YAML: {_reason(error)}") from None
+        raise InputError(f"{where}: not valid YAML: {reason_of(error)}") from None
 
 
 def drop_alternatives(raw: dict[str, Any], overridden: set[str]) -> None:
@@ -210,9 +210,3 @@ def _like(path: Path) -> str:
     }
     near = difflib.get_close_matches(path.stem, there, n=1)
     return f'; did you mean "{there[near[0]]}"?' if near else ""
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 # difflib's ratio: from it on, a key of the same section, or of another, is taken for the one meant.
 _CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.5, 0.7
 _MAX_MEANT = 4
+_WIDTH = 100
 
 
 def branches(field: FieldInfo | None) -> dict[str, type[BaseModel]]:
@@ -89,13 +90,13 @@ def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
     return f"known{f' in {section}' if section else ''}: {', '.join(known)}"
 
 
-def describe_keys(schema: type[BaseModel], width: int = 100, *, without: Collection[str] = ()) -> str:
+def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> str:
     """Lists all keys but some, those of each section on a line or a few: the key part of `--help`."""
     lines: list[str] = []
     alone = [name for name, field in schema.model_fields.items() if not _models_in(field.annotation)]
     if alone:
         text = " ".join(alone)
-        lines += textwrap.wrap(text, width, initial_indent=" " * 15, subsequent_indent=" " * 15)
+        lines += textwrap.wrap(text, _WIDTH, initial_indent=" " * 15, subsequent_indent=" " * 15)
     for name, field in schema.model_fields.items():
         if name in alone:
             continue
@@ -110,7 +111,7 @@ def describe_keys(schema: type[BaseModel], width: int = 100, *, without: Collect
             begin = f"  {name if tag == next(iter(heads)) else '':<13}"
             lines += textwrap.wrap(
                 text,
-                width,
+                _WIDTH,
                 initial_indent=begin,
                 subsequent_indent=" " * (17 if tag else 15),
                 break_on_hyphens=False,

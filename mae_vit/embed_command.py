@@ -149,8 +149,8 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     from mae_vit.embedding.compute import Settings
     from mae_vit.embedding.embed import SAVE_EVERY_S, check_out, embed
     from mae_vit.embedding.images import open_images
+    from mae_vit.machine import available_cores
     from mae_vit.pretrained import load_encoder
-    from mae_vit.training.distributed import available_cores
     from mae_vit.training.signals import StopRequest
 
     check_out(arguments.out)

@@ -102,9 +102,11 @@ def closest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     return f'did you mean "{close[0]}"?' if close else ""
 
 
-def reason_of(error: OSError) -> str:
-    """Returns what the system says of a failure, to stand behind a colon: `no such file or directory`."""
-    return (error.strerror or str(error) or type(error).__name__).lower()
+def reason_of(error: BaseException) -> str:
+    """Returns what is said of a failure, to stand behind a colon: `no such file or directory`; of others a line."""
+    if isinstance(error, OSError):
+        return (error.strerror or str(error) or type(error).__name__).lower()
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

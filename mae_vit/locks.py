@@ -37,14 +37,24 @@ def try_lock(path: Path) -> Lock | None:
         OSError: if the file cannot be written.
     """
     file = path.open("a+")
+    if take_lock(file.fileno()):
+        return Lock(file)
+    file.close()
+    return None
+
+
+def take_lock(descriptor: int) -> bool:
+    """Locks an open file; False if another process holds it.
+
+    Where the file system has no locks it is taken for free: then nothing keeps processes apart.
+    """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
-        return None
+        return False
     except OSError:
         pass
-    return Lock(file)
+    return True
 
 
 @contextmanager

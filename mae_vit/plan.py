@@ -15,7 +15,7 @@ class Plan:
     """Derived values of a run; the config itself never changes.
 
     Attributes:
-        num_samples: images in the split.
+        num_samples: images that are trained on.
         steps_per_epoch: whole effective batches in an epoch; the rest is dropped.
         total_steps: optimizer steps of the run.
         warmup_steps: steps of linear warm-up, fewer than `total_steps` (of 2 or more).
@@ -81,7 +81,7 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
 
     Args:
         config: of the run.
-        num_samples: images in the split.
+        num_samples: images that are trained on.
         world_size: ranks.
         probe_size: images of the online probe; 0 where there is none.
 

@@ -19,7 +19,8 @@ _MAX_WORKERS = 16
 _DESCRIPTION = """Write images as webdataset shards with dataset.json. A later call adds splits.
 Image bytes are stored unchanged, but for --resize and --exif-orientation apply."""
 _NOT_IN_PLACE = (
-    "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels", "exclude"
+    "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels", "exclude",
+    "shard_mib", "shard_samples",
 )  # fmt: skip
 
 
@@ -112,10 +113,8 @@ def _add_form(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--max-pixels", type=int, metavar="N", help="leave out larger images (178956970)")
     group.add_argument("--workers", type=int, metavar="N", help="processes that decode (one for each core)")
-    group.add_argument("--shard-mib", type=int, default=256, metavar="N", help="largest shard, in MiB (256)")
-    group.add_argument(
-        "--shard-samples", type=int, default=10_000, metavar="N", help="most samples in one (10000)"
-    )
+    group.add_argument("--shard-mib", type=int, metavar="N", help="largest shard, in MiB (256)")
+    group.add_argument("--shard-samples", type=int, metavar="N", help="most samples in one (10000)")
 
 
 def _share(text: str) -> Fraction:
@@ -182,6 +181,18 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError("--holdout 1: below 1, or no training images would be left")
     if not arguments.split.replace("_", "").isalnum():
         raise InputError(f'--split "{arguments.split}": letters, digits and _ only')
+    _check_sources(arguments)
+
+
+def _check_sources(arguments: argparse.Namespace) -> None:
+    from mae_vit.data.sources import DOWNLOADS
+
+    sources = arguments.paths[:-1]
+    if arguments.root and not any(source in DOWNLOADS for source in sources):
+        raise InputError(f"--root changes nothing: no source is {' or '.join(DOWNLOADS)}")
+    own = {*DOWNLOADS, "digits"}
+    if sources and arguments.split != "train" and own.issuperset(sources):
+        raise InputError(f"--split changes nothing: {', '.join(sources)} has splits of its own")
 
 
 def _check_exclusion(arguments: argparse.Namespace) -> None:
@@ -198,7 +209,7 @@ def _prepare(arguments: argparse.Namespace) -> Report:
     from mae_vit.data.convert import DEFAULT_QUALITY, Conversion
     from mae_vit.data.decode import MAX_PIXELS
     from mae_vit.data.exclusion import DEFAULT_DISTANCE
-    from mae_vit.data.prepare import prepare
+    from mae_vit.data.prepare import DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES, prepare
     from mae_vit.data.selection import Selection
     from mae_vit.data.sources import find_images
 
@@ -213,8 +224,8 @@ def _prepare(arguments: argparse.Namespace) -> Report:
         sources,
         out,
         overwrite=arguments.overwrite,
-        shard_bytes=arguments.shard_mib << 20,
-        shard_samples=arguments.shard_samples,
+        shard_bytes=(arguments.shard_mib or DEFAULT_SHARD_MIB) << 20,
+        shard_samples=arguments.shard_samples or DEFAULT_SHARD_SAMPLES,
         selection=Selection(
             subset=arguments.subset,
             holdout=arguments.holdout,
@@ -249,7 +260,7 @@ def _workers(arguments: argparse.Namespace) -> int:
     if arguments.workers is not None:
         return int(arguments.workers)
     # Slow to import, so that --help is not.
-    from mae_vit.training.distributed import available_cores
+    from mae_vit.machine import available_cores
 
     cores = available_cores()
     # One core decodes as fast in this process.

@@ -7,7 +7,6 @@ go through torch's restricted reader.
 from __future__ import annotations
 
 import argparse
-import difflib
 import hashlib
 import pickle
 import warnings
@@ -33,7 +32,7 @@ from mae_vit.checkpoint_files import (
     step_of,
 )
 from mae_vit.encoder import SIZES, ViTEncoder
-from mae_vit.errors import InputError, reason_of
+from mae_vit.errors import InputError, closest, reason_of
 from mae_vit.seen_labels import SeenLabels
 from mae_vit.weights import read_metadata
 
@@ -133,8 +132,7 @@ def read_start(start: str) -> Start:
     except OSError as error:
         raise InputError(f"cannot read {error.filename or start}: {reason_of(error)}") from None
     except Exception as error:  # any malformed content of an untrusted file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{start} holds no weights: {reason}") from None
+        raise InputError(f"{start} holds no weights: {reason_of(error)}") from None
 
 
 def _read_run(folder: Path) -> Start:
@@ -251,8 +249,9 @@ def _read_timm(start: str) -> Start:
     try:
         model = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # no network, no such weights, a broken download
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"cannot fetch the weights of {start} (network needed): {reason[:160]}") from None
+        raise InputError(
+            f"cannot fetch the weights of {start} (network needed): {reason_of(error)[:160]}"
+        ) from None
     if isinstance(model, VisionTransformer):
         _check_function(model, start)
     config = model.pretrained_cfg
@@ -305,8 +304,7 @@ def _geometry_in(model: VisionTransformer) -> dict[str, Any]:
 
 def _nearest_timm(name: str) -> str:
     known = timm.list_models()
-    close = difflib.get_close_matches(name, known, n=1)
-    return f'did you mean "{close[0]}"?' if close else f"it has {len(known)}, such as vit_base_patch16_224"
+    return closest(name, known) or f"it has {len(known)}, such as vit_base_patch16_224"
 
 
 def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

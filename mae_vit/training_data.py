@@ -19,9 +19,10 @@ from mae_vit.data.order import Order, Share
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.step_samples import samples_of_step
 from mae_vit.data.subset import SubsetSource
+from mae_vit.machine import available_cores
 from mae_vit.plan import Plan
 from mae_vit.skipping import Skipped
-from mae_vit.training.distributed import Ranks, available_cores
+from mae_vit.training.distributed import Ranks
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from mae_vit.training.distributed import Ranks
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training_data import TrainingData, open_training_data
-from pretrain.probe import ProbeSplit, choose_probe
+from pretrain.probe_split import ProbeSplit, choose_probe
 
 # Where held-out images are looked for, best first.
 _HELD_OUT_SPLITS = ("val", "test")

@@ -17,9 +17,10 @@ from mae_vit.data.order import unrepeated
 from mae_vit.data.reading import decode_sample
 from mae_vit.data.shard_files import ReadError
 from mae_vit.errors import InputError, Unreachable, counted, damage_allowed
+from mae_vit.machine import available_cores
 from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.training.beginning import open_folder
-from mae_vit.training.distributed import Ranks, available_cores, find_device, find_ranks, gather_objects
+from mae_vit.training.beginning import open_run_folder
+from mae_vit.training.distributed import Ranks, find_device, find_ranks, gather_objects
 from mae_vit.training.health import (
     Check,
     Status,
@@ -77,7 +78,7 @@ def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool =
         checks.append(check_exchange(ranks, device))
     checks = gathered(checks, ranks)
     if setup is not None and ranks.rank == 0:
-        print(describe_plan(setup, open_folder(setup.config), None), end="\n\n")
+        print(describe_plan(setup, open_run_folder(setup.config), None), end="\n\n")
     if ranks.rank == 0:
         print("\n".join(map(str, checks)), flush=True)
     failed = any(check.status == "FAIL" for check in checks)
@@ -110,7 +111,7 @@ def examine(config: PretrainConfig, ranks: Ranks) -> tuple[Setup | None, list[Ch
     checks = check_software(compiles=config.train.compile, deepspeed=config.train.engine == "deepspeed")
     try:
         setup = set_up(config, ranks)
-        folder = open_folder(config)
+        folder = open_run_folder(config)
         checks += check_devices(ranks, setup.device, precision=config.train.precision)
         checks += check_run(setup, folder.path)
     except (InputError, Unreachable) as error:

@@ -19,7 +19,7 @@ from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.reference_curves import watch_of
 from mae_vit.skipping import Skipped
 from mae_vit.starts import Start, read_start
-from mae_vit.training.beginning import begin, is_finished, open_folder
+from mae_vit.training.beginning import begin, is_finished, open_run_folder
 from mae_vit.training.distributed import find_ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
@@ -75,7 +75,7 @@ def pretrain(arguments: Arguments) -> int:
     config = load_config(PretrainConfig, arguments.config, arguments.overrides)
     ranks = find_ranks()
     setup = set_up(config, ranks)
-    folder = open_folder(config)
+    folder = open_run_folder(config)
     identity = run_identity(config, derived=setup.data.identity)
     if arguments.dry_run:
         found = find_checkpoint(

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from finetune.classifiers import ViTClassifier
 from mae_vit.baselines import build_network, check_network
 from mae_vit.encoder import SIZES, ViTEncoder
-from mae_vit.objectives.classify import ViTClassifier
 from mae_vit.objectives.labels import LabelLoss
 
 

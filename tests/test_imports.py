@@ -1,6 +1,7 @@
 """Who may import whom."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ ALLOWED = {
     "mae_vit.files": (),
     "mae_vit.keyed": (),
     "mae_vit.locks": (),
+    "mae_vit.machine": (),
     "mae_vit.skipping": (),
     "mae_vit.batch": ("errors", "keyed"),
     "mae_vit.urls": ("errors",),
@@ -34,7 +36,7 @@ ALLOWED = {
     "mae_vit.starts": ("baselines", "checkpoint_files", "encoder", "errors", "seen_labels", "weights"),
     "mae_vit.coverage": ("encoder", "errors", "starts"),
     "mae_vit.pretrained": ("checkpoint_files", "coverage", "data", "encoder", "errors", "starts", "weights"),
-    "mae_vit.baselines": ("encoder",),
+    "mae_vit.baselines": ("encoder", "errors"),
     "mae_vit.geometry": ("config", "encoder", "errors", "weights"),
     "mae_vit.objectives": (
         *("batch", "config_base", "encoder", "keyed", "masking", "patches", "objectives"),
@@ -53,6 +55,7 @@ ALLOWED = {
         "files",
         "keyed",
         "locks",
+        "machine",
         "objectives.base",
         "pictures",
         "plan",
@@ -60,7 +63,15 @@ ALLOWED = {
         "training",
         "urls",
     ),
-    "mae_vit.training_data": ("batch", "config", "data", "plan", "skipping", "training.distributed"),
+    "mae_vit.training_data": (
+        "batch",
+        "config",
+        "data",
+        "machine",
+        "plan",
+        "skipping",
+        "training.distributed",
+    ),
     "mae_vit.evaluation": ("keyed",),
     "mae_vit.decoder": ("checkpoint_files", "encoder", "errors", "objectives.mae", "starts", "weights"),
     "mae_vit.devices": ("errors",),
@@ -88,15 +99,15 @@ ALLOWED = {
         *("data", "embedding", "errors", "files", "locks", "pretrained", "training.signals", "urls"),
         "__version__",
     ),
-    "mae_vit.curve_command": ("commandline", "config_file", "errors", "reference_curves"),
+    "mae_vit.curve_command": ("commandline", "config_file", "errors", "files", "reference_curves"),
     "mae_vit.embed_command": (
         *("commandline", "data", "devices", "embedding", "errors", "pretrained"),
-        *("training.distributed", "training.signals"),
+        *("machine", "training.signals"),
     ),
     "mae_vit.inspect_command": (
         *("commandline", "config_file", "devices", "errors", "inspection", "starts", "urls"),
     ),
-    "mae_vit.prepare_command": ("commandline", "data", "errors", "training.distributed"),
+    "mae_vit.prepare_command": ("commandline", "data", "errors", "machine"),
     "mae_vit.export": (
         *(
             "decoder",
@@ -158,6 +169,18 @@ def test_arrows_point_one_way(path):
     for module in ours:
         part = module.removeprefix("mae_vit.")
         assert any(part == one or part.startswith(one + ".") for one in allowed), f"{name} imports {module}"
+
+
+def test_what_the_command_line_imports_late():
+    """What stands in the jobs' folders and is a command of the library: by name alone, and only there."""
+    late = {
+        path: re.findall(r'_beside\("((?:pretrain|finetune)\.\w+)"\)', path.read_text()) for path in FILES
+    }
+    assert {path.name: names for path, names in late.items() if names} == {
+        "cli.py": ["pretrain.replay", "pretrain.doctor"]
+    }
+    by_name = [path.name for path in FILES if "import_module(" in path.read_text()]
+    assert by_name == ["cli.py"]
 
 
 def test_the_whole_tree_is_covered():

@@ -18,7 +18,7 @@ from finetune.comparison.bar import Bar
 from finetune.comparison.jobs import Job, unfinished
 from mae_vit.commandline import EXIT_REQUEUE
 from mae_vit.locks import Lock
-from mae_vit.training.distributed import available_cores
+from mae_vit.machine import available_cores
 
 _POLL_S = 0.5
 # For what other processes do.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +15,7 @@ from mae_vit.data.dataset import FILE_NAME, describe_shard
 from mae_vit.data.foreign import numbered_classes, split_of
 from mae_vit.data.prepare import Report
 from mae_vit.data.publish import describe, index_path, write_description, write_index
-from mae_vit.data.samples import Sample, class_number, read_samples
+from mae_vit.data.samples import Sample, class_number, images_of, read_samples
 from mae_vit.data.statistics import Statistics
 from mae_vit.data.tarwalk import DamagedTar
 from mae_vit.errors import InputError
@@ -119,7 +118,6 @@ def _read_all(
     shards: list[tuple[Path, list[tuple[Sample, int]]]],
 ) -> Iterator[tuple[tuple[Path, Sample, int], bytes, str]]:
     for path, samples in shards:
-        with path.open("rb") as file:
-            for sample, label in samples:
-                data = os.pread(file.fileno(), sample.length, sample.offset)
-                yield (path, sample, label), data, sample.extension
+        images = images_of(path, (sample for sample, _ in samples))
+        for (sample, data), (_, label) in zip(images, samples, strict=True):
+            yield (path, sample, label), data, sample.extension

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from mae_vit.data.decode import MAX_IMAGE_BYTES, DecodeError
+from mae_vit.data.decode import DecodeError, check_bytes
 from mae_vit.data.layout import Listing, Reader, inside, is_image
 from mae_vit.data.tarwalk import DamagedTar, Member, walk_tar
 from mae_vit.errors import InputError
@@ -51,8 +51,7 @@ def open_archive(path: Path, out: Path) -> Listing:
 
     def reader(member: Member) -> Reader:
         def read() -> bytes:
-            if member.size > MAX_IMAGE_BYTES:
-                raise DecodeError(f"{member.size} bytes: no image is so large")
+            check_bytes(member.size)
             return os.pread(file.fileno(), member.size, member.offset)
 
         return read
@@ -90,8 +89,7 @@ def open_zip(path: Path) -> Listing:
         def read() -> bytes:
             if info.flag_bits & _ENCRYPTED:
                 raise DecodeError("encrypted")
-            if info.file_size > MAX_IMAGE_BYTES:
-                raise DecodeError(f"{info.file_size} bytes: no image is so large")
+            check_bytes(info.file_size)
             try:
                 with archive.open(info) as member:
                     return member.read(info.file_size)

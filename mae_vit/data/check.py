@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from tqdm import tqdm
@@ -10,7 +9,7 @@ from tqdm import tqdm
 from mae_vit.data.dataset import FILE_NAME, Shard, file_digest, read_dataset
 from mae_vit.data.decode import DecodeError, decode
 from mae_vit.data.index_rows import index_shard
-from mae_vit.data.samples import read_samples
+from mae_vit.data.samples import images_of, read_samples
 from mae_vit.data.tarwalk import DamagedTar
 from mae_vit.errors import reason_of
 
@@ -71,11 +70,10 @@ def _check_shard(path: Path, shard: Shard, classes: int, decode_all: bool) -> li
 def _undecodable(path: Path) -> list[str]:
     """Names the samples of a shard that do not decode."""
     bad = []
-    with path.open("rb") as file:
-        for sample in read_samples(path):
-            try:
-                decode(os.pread(file.fileno(), sample.length, sample.offset), 3)
-            except DecodeError as error:
-                bad.append(f"{path.name}: {sample.key}.{sample.extension} at offset {sample.offset}: {error}")
+    for sample, data in images_of(path, read_samples(path)):
+        try:
+            decode(data, 3)
+        except DecodeError as error:
+            bad.append(f"{path.name}: {sample.key}.{sample.extension} at offset {sample.offset}: {error}")
     more = [f"{path.name}: {len(bad) - _NAMED} more samples do not decode"] if len(bad) > _NAMED else []
     return bad[:_NAMED] + more

@@ -125,11 +125,11 @@ def _leave_with_parent() -> None:
     Workers of a ProcessPoolExecutor hold both ends of their queue, so that they
     would wait in it for ever.
     """
+    threading.Thread(target=_watch, daemon=True).start()
 
-    def watch() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        parent.join()
-        os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+def _watch() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

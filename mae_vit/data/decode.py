@@ -55,6 +55,16 @@ class DecodeError(ValueError):
     """Bytes that are no whole image; the message says why, in short."""
 
 
+def check_bytes(count: int) -> None:
+    """Refuses what is too large to be read.
+
+    Raises:
+        DecodeError: if an image of `count` bytes is none that is decoded.
+    """
+    if count > MAX_IMAGE_BYTES:
+        raise DecodeError(f"{count} bytes: no image is so large")
+
+
 @dataclass(frozen=True)
 class Header:
     """What the first bytes say of an image.

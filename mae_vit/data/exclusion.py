@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from mae_vit.data.converter_pool import ConverterPool
 from mae_vit.data.dataset import Excluded, read_dataset
 from mae_vit.data.layout import plain_text
 from mae_vit.data.phash import HASH_NAME
-from mae_vit.data.samples import read_samples
+from mae_vit.data.samples import images_of, read_samples
 from mae_vit.data.tarwalk import DamagedTar
 from mae_vit.errors import InputError, nearest, reason_of
 
@@ -152,7 +151,5 @@ def _hash(folder: Path, splits: Sequence[str], pool: ConverterPool) -> KnownImag
 
 def _read(paths: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, bytes, str]]:
     for split, path in paths:
-        with path.open("rb") as file:
-            for sample in read_samples(path):
-                data = os.pread(file.fileno(), sample.length, sample.offset)
-                yield f"{split}/{plain_text(sample.key)}", data, sample.extension
+        for sample, data in images_of(path, read_samples(path)):
+            yield f"{split}/{plain_text(sample.key)}", data, sample.extension

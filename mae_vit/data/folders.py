@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from mae_vit.data.decode import MAX_IMAGE_BYTES, DecodeError
+from mae_vit.data.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
 from mae_vit.data.layout import Listing, Reader, is_image
 
 
@@ -71,8 +71,7 @@ def _reader(file: Path) -> Reader:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise DecodeError("no regular file")
-            if status.st_size > MAX_IMAGE_BYTES:
-                raise DecodeError(f"{status.st_size} bytes: no image is so large")
+            check_bytes(status.st_size)
             return opened.read(MAX_IMAGE_BYTES)
 
     return read

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from mae_vit.data.dataset import FILE_NAME, read_dataset
-from mae_vit.data.decode import MAX_IMAGE_BYTES, DecodeError
+from mae_vit.data.decode import check_bytes
 from mae_vit.data.layout import SPLIT_NAMES, Entry, ImageSource, inside, plain_text, unique_key
 from mae_vit.data.samples import Sample, read_samples
 from mae_vit.data.tarwalk import DamagedTar
@@ -117,8 +117,7 @@ def _class_of(sample: Sample, shard: Path, classes: Sequence[str]) -> str:
 
 
 def _read(shard: Path, offset: int, length: int) -> bytes:
-    if length > MAX_IMAGE_BYTES:
-        raise DecodeError(f"{length} bytes: no image is so large")
+    check_bytes(length)
     descriptor = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(descriptor, length, offset)

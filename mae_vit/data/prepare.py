@@ -27,6 +27,7 @@ from mae_vit.keyed import Stream, derive_key
 
 # A constant: equal sources give equal shards.
 _SEED = 0
+DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES = 256, 10_000
 _MIB = 1 << 20
 
 
@@ -56,8 +57,8 @@ def prepare(
     out: Path,
     *,
     overwrite: bool = False,
-    shard_bytes: int = 256 * _MIB,
-    shard_samples: int = 10_000,
+    shard_bytes: int = DEFAULT_SHARD_MIB * _MIB,
+    shard_samples: int = DEFAULT_SHARD_SAMPLES,
     selection: Selection | None = None,
     conversion: Conversion | None = None,
     exclude: Sequence[str] = (),

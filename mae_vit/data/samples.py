@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +96,17 @@ def read_groups(path: Path) -> Iterator[Sample]:
             raise
     if key:
         yield Sample(key, *image, label)
+
+
+def images_of(path: Path, samples: Iterable[Sample]) -> Iterator[tuple[Sample, bytes]]:
+    """Reads the images of samples of a shard, of all of which there is one.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    with path.open("rb") as file:
+        for sample in samples:
+            yield sample, os.pread(file.fileno(), sample.length, sample.offset)
 
 
 def class_number(path: Path, sample: Sample) -> int:

@@ -17,8 +17,8 @@ from mae_vit.errors import InputError, closest, nearest
 
 _TARS = (".tar", ".tar.gz", ".tgz")
 _ARCHIVES = (*_TARS, ".zip")
-_DOWNLOADS: dict[str, Callable[[Path], ImageSource]] = {"cifar10": cifar10, "cifar100": cifar100}
-_NAMES = ["digits", *_DOWNLOADS]
+DOWNLOADS: dict[str, Callable[[Path], ImageSource]] = {"cifar10": cifar10, "cifar100": cifar100}
+_NAMES = ["digits", *DOWNLOADS]
 
 
 def find_images(
@@ -41,8 +41,8 @@ def find_images(
     lower = path.name.lower()
     if spec == "digits":
         source = digits()
-    elif spec in _DOWNLOADS:
-        source = _DOWNLOADS[spec](root) if root else _downloaded(spec, out)
+    elif spec in DOWNLOADS:
+        source = DOWNLOADS[spec](root) if root else _downloaded(spec, out)
     elif path.is_dir():
         files = open_folder(path)
         if not files.images and (shards := find_shards(path)):
@@ -74,7 +74,7 @@ def _downloaded(spec: str, out: Path) -> ImageSource:
     """Downloads into a hidden folder of `out`, kept for the next call; a failure leaves nothing."""
     folder, was_there = out / ".download", out.exists()
     try:
-        return _DOWNLOADS[spec](folder)
+        return DOWNLOADS[spec](folder)
     except InputError:
         shutil.rmtree(folder, ignore_errors=True)
         if not was_there:

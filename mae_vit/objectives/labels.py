@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mae_vit.batch import Batch
-from mae_vit.objectives.base import ObjectiveOutput
+from mae_vit.objectives.base import ObjectiveOutput, Picture
 from mae_vit.objectives.mixing import Mixing
 
 
@@ -41,6 +41,15 @@ class LabelLoss(nn.Module):
     def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The mean over the batch of logits (B, K)."""
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+
+    def pictures(self, batch: Batch, logits: Tensor) -> list[Picture]:
+        """Shows which images are classified wrongly (none without a label is), and all."""
+        wrong = (logits.argmax(dim=-1) != batch.labels) & (batch.labels >= 0)
+        original = batch.images.float() / 255
+        return [
+            Picture("classified wrongly", torch.where(wrong[:, None, None, None], original, 0.5)),
+            Picture("original", original),
+        ]
 
     def output(self, loss: Tensor, logits: Tensor, targets: Tensor) -> ObjectiveOutput:
         """Adds the accuracy on images as trained on; of mixed ones the larger part's label counts."""

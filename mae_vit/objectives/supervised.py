@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
@@ -80,17 +79,20 @@ class Supervised(Objective):
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean cross-entropy, and the accuracy on the images as trained on."""
         images, targets = self.labels.targets(batch)
-        logits = self.logits(images)
+        logits = self.logits(self.normalize(images)).float()
         return self.labels.output(self.labels.cross_entropy(logits, targets), logits, targets)
 
     def logits(self, images: Tensor) -> Tensor:
-        """Classifies raw images: (B, C, H, W) in 0..255 -> float32 (B, num_classes)."""
-        encoded = self.encoder.forward_features(self.normalize(images))
-        return self.head(pooled(encoded, self.pool)).float()
+        """Classifies normalized images: (B, C, H, W) -> (B, K)."""
+        return self.head(pooled(self.encoder.forward_features(images), self.pool))
+
+    def classify(self, batch: Batch) -> Tensor:
+        """Returns float32 logits (B, K) of raw images."""
+        return self.logits(self.normalize(batch.images)).float()
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Hits and loss over images with a label; held-out labels are those of the training classes."""
-        logits = self.logits(batch.images)
+        logits = self.classify(batch)
         return {
             "images": (batch.labels >= 0).sum().float(),
             "loss": F.cross_entropy(logits, batch.labels, reduction="sum", ignore_index=-1),
@@ -105,10 +107,4 @@ class Supervised(Objective):
 
     def pictures(self, batch: Batch) -> list[Picture]:
         """Shows which images are classified wrongly (none without a label is), and all."""
-        wrong = (self.logits(batch.images).argmax(dim=-1) != batch.labels) & (batch.labels >= 0)
-        wrong = wrong[:, None, None, None]
-        original = batch.images.float() / 255
-        return [
-            Picture("classified wrongly", torch.where(wrong, original, 0.5)),
-            Picture("original", original),
-        ]
+        return self.labels.pictures(batch, self.classify(batch))

@@ -29,7 +29,7 @@ def check_engine(config: Config, ranks: Ranks) -> None:
         raise InputError(f'train.engine="torch" runs on one process, not {ranks.world_size}: use "deepspeed"')
 
 
-def open_folder(config: Config) -> RunFolder:
+def open_run_folder(config: Config) -> RunFolder:
     """Names the run's folder and makes sure that it can be written: asked by all ranks, refused by all.
 
     Raises:

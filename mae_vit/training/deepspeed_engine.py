@@ -81,7 +81,7 @@ class DeepSpeedEngine(Engine):
     def step(self, lr: float) -> StepResult:  # noqa: D102
         for group in self._wrapped.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
-        self.average_buffers()
+        self.reduce_buffers()
         if self.options.zero_stage:
             self._engine.step()
             # DeepSpeed skips a non-finite step itself, and reports a norm of infinity.

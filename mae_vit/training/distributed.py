@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mae_vit.errors import InputError
+from mae_vit.machine import available_cores
 from mae_vit.training.allocator import keep_freed_memory
 
 
@@ -108,11 +109,6 @@ def find_device(ranks: Ranks) -> torch.device:
     keep_freed_memory()
     torch.set_num_threads(max(1, available_cores() // ranks.local_world_size))
     return torch.device("cpu")
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:

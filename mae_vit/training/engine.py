@@ -142,7 +142,7 @@ class Engine(ABC):
         """Adds a tensor over ranks, in place."""
         return sum_over_ranks(values, self.ranks)
 
-    def average_buffers(self) -> None:
+    def reduce_buffers(self) -> None:
         """Makes the statistics that layers keep (BatchNorm) alike on all ranks.
 
         After every step, so that they do not depend on when a run was saved.

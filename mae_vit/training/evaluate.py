@@ -19,11 +19,11 @@ class HeldOut:
     Attributes:
         batches: this rank's part, without augmentation, keyed alike in every run; gone
             through at each evaluation.
-        probe: the few that are shown as pictures.
+        shown: the few that are drawn.
     """
 
     batches: Iterable[Batch]
-    probe: Batch
+    shown: Batch
 
     @torch.no_grad()
     def evaluate(self, engine: Engine) -> dict[str, float]:
@@ -41,9 +41,9 @@ class HeldOut:
 
     @torch.no_grad()
     def pictures(self, engine: Engine) -> list[Picture]:
-        """Shows the probe images; not collective."""
+        """Draws the few that are shown; not collective."""
         engine.objective.eval()
         with engine.module.context():
-            rows = engine.objective.pictures(self.probe.to(engine.device))
+            rows = engine.objective.pictures(self.shown.to(engine.device))
         engine.objective.train()
         return rows

@@ -20,7 +20,8 @@ import torch
 from mae_vit.errors import reason_of
 from mae_vit.files import existing
 from mae_vit.locks import try_lock
-from mae_vit.training.distributed import Ranks, available_cores
+from mae_vit.machine import available_cores
+from mae_vit.training.distributed import Ranks
 
 Status = Literal["ok", "warn", "FAIL"]
 

@@ -182,7 +182,7 @@ class RunHooks:
             return
         with self._watchdog.patient("drawing views"), self._engine.whole():
             if self._monitor is not None:
-                images = self._held_out.probe.images.to(self._engine.device)
+                images = self._held_out.shown.images.to(self._engine.device)
                 self._monitor.show_views(self._views(self._engine.objective, images), step)
 
     def log(self, line: dict[str, Any]) -> None:

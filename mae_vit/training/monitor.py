@@ -115,7 +115,7 @@ class Monitor:
             Image.fromarray(picture).save(self._folder.pictures / f"step-{step:08d}.png")
         if self._writer is not None:
             with self._tolerant("TensorBoard"):
-                self._writer.add_image("pictures/probe", picture, step, dataformats="HWC")
+                self._writer.add_image("pictures/held-out", picture, step, dataformats="HWC")
 
     def show_views(self, views: Mapping[str, np.ndarray], step: int) -> None:
         """Writes pictures uint8 (H, W, 3) to TensorBoard, by name."""

@@ -53,7 +53,7 @@ class TrainState:
     course: Course = field(default_factory=Course)
 
     def is_finite(self) -> bool:
-        """Whether all numbers are: a finite loss says nothing of the update after it."""
+        """Whether parameters and optimizer states are: a finite loss says nothing of the update after it."""
         return all(
             bool(tensor.isfinite().all())
             for tensors in (self.parameters, *self.slots.values())

@@ -36,6 +36,10 @@ def test_a_fresh_folder_of_tars_says_what_to_do(tmp_path, capsys):
 
 
 IN_PLACE = {
+    "a size": (
+        ["{src}", "--shard-mib", "9"],
+        "--in-place changes no shards: --shard-mib needs an OUT folder",
+    ),
     "with an output": (["{src}", "{tmp}/out"], "--in-place takes one folder, not 2"),
     "with --resize": (
         ["{src}", "--resize", "8"],

@@ -168,6 +168,14 @@ BAD = {
     "folder not in UTF-8": (["{tmp}/latin"], r"the class folder caf\xe9 is not named in UTF-8"),
     "no output": ([], "needs sources and an output folder"),
     "shard size": (["{src}", "--shard-mib", "0"], "--shard-mib 0: at least 1"),
+    "a root of no download": (
+        ["{src}", "--root", "{tmp}"],
+        "--root changes nothing: no source is cifar10 or",
+    ),
+    "a split of what has its own": (
+        ["digits", "--split", "x"],
+        "--split changes nothing: digits has splits of",
+    ),
     "no copy of cifar10": (["cifar10", "--root", "{tmp}/none"], "cifar10: no copy under"),
     "no network for cifar10": (["cifar10"], "cifar10: no copy under"),
 }

@@ -60,7 +60,7 @@ def test_simmim_loss_is_the_absolute_error_of_masked_patches_and_hides_them():
 def test_supervised_loss_is_cross_entropy_with_smoothing():
     objective = build("supervised", "tiny", label_smoothing=0.1)
     batch = batch_of(objective)
-    logs = objective.logits(batch.images).double().log_softmax(-1)
+    logs = objective.classify(batch).double().log_softmax(-1)
     target = torch.full((8, 5), 0.1 / 5, dtype=torch.float64)
     target[torch.arange(8), batch.labels] += 0.9
     output = objective(batch)

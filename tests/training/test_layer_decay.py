@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from finetune.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.batch import Batch
 from mae_vit.encoder import ViTEncoder
 from mae_vit.keyed import SampleKeys
-from mae_vit.objectives.classify import NetworkClassifier, ViTClassifier
 from mae_vit.objectives.labels import LabelLoss
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.engine import StepOptions, TorchEngine

@@ -6,7 +6,6 @@ and what two data folders share is fetched once. What was used longest ago makes
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -18,7 +17,7 @@ from pathlib import Path
 from mae_vit.data.remote.patience import Patience
 from mae_vit.data.remote.streams import Refused, open_stream
 from mae_vit.errors import Unreachable, reason_of
-from mae_vit.locks import locked
+from mae_vit.locks import locked, take_lock
 from mae_vit.urls import shown
 
 STALL_S = 30.0
@@ -95,7 +94,7 @@ class Cache:
         part = self.folder / f".{wanted.sha256}-{wanted.bytes}.part"
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            while not _try_lock(descriptor):
+            while not take_lock(descriptor):
                 patience.saw(os.fstat(descriptor).st_size)
                 patience.check("another process fetches it, without progress")
                 time.sleep(_POLL_S)
@@ -194,16 +193,6 @@ class _WriteError(Exception):
         self.reason = reason
 
 
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # a file system without locks: nothing keeps processes apart, checksums tell
-    return True
-
-
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
@@ -216,7 +205,7 @@ def _drop(path: Path) -> bool:
     with suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            if not _try_lock(descriptor):
+            if not take_lock(descriptor):
                 return False
             path.unlink(missing_ok=True)
         finally:

@@ -63,12 +63,7 @@ class Classifier(Task):
 
     def pictures(self, batch: Batch) -> list[Picture]:
         """Shows which images are classified wrongly, and all."""
-        wrong = (self.classify(batch).argmax(dim=-1) != batch.labels)[:, None, None, None]
-        original = batch.images.float() / 255
-        return [
-            Picture("classified wrongly", torch.where(wrong, original, 0.5)),
-            Picture("original", original),
-        ]
+        return self.labels.pictures(batch, self.classify(batch))
 
 
 class ViTClassifier(Classifier):

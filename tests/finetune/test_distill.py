@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from finetune.distill import Distillation, DistilledViTClassifier
 from mae_vit.batch import Batch
 from mae_vit.encoder import ViTEncoder
 from mae_vit.keyed import SampleKeys
-from mae_vit.objectives.distill import Distillation, DistilledViTClassifier
 from mae_vit.objectives.labels import LabelLoss
 
 CLASSES = 5

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from finetune.classifiers import HeadInit, ViTClassifier, make_head
 from mae_vit.batch import Batch
 from mae_vit.encoder import ViTEncoder
 from mae_vit.objectives.base import ObjectiveOutput
-from mae_vit.objectives.classify import HeadInit, ViTClassifier, make_head
 from mae_vit.objectives.labels import LabelLoss
 
 DistillationKind = Literal["hard", "soft"]
