@@ -30,7 +30,7 @@ from benchmarks.runs import lengths, live
 from benchmarks.turns import Life, add_options, choose_device, paired, serve, summarize, take_turns
 from benchmarks.workloads import TINY, Workload, load
 from mae_vit.batch import Batch
-from mae_vit.encoder import set_fused_attention
+from mae_vit.encoder import choose_attention
 from mae_vit.plan import make_plan
 from mae_vit.training.distributed import find_ranks
 from mae_vit.training.engines import build_engine, connect, optimizer_options
@@ -50,7 +50,7 @@ def bare_life(workload: Workload, pipe: Connection) -> None:
     torch.manual_seed(0)
     device = workload.device()
     objective = workload.objective().to(device)
-    set_fused_attention(objective, fused=device.type != "cpu")
+    choose_attention(objective, device)
     optimizer = make_optimizer(objective, optimizer_options(workload.config))
     batch_of = workload.batches(device)
 

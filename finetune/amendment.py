@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from mae_vit.baselines import TIMM_PREFIX
 from mae_vit.config_file import drop_alternatives
 from mae_vit.encoder import SIZES
 from mae_vit.errors import InputError
-from mae_vit.starts import Start, read_start
+from mae_vit.starts import Start, name_of, read_start
 
 # Sections of a config file that are laid over the others where there is a start.
 WITH_START = "with_start"
@@ -83,9 +81,10 @@ class StartAmendment:
 
 def start_name(start: str) -> str:
     """A start's name as part of a run's name."""
-    path = Path(start.removeprefix(TIMM_PREFIX))
-    name = path.parent.name if path.name in ("encoder.safetensors", "model.safetensors") else path.stem
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name) or "start"
+    return (
+        "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name_of(start))
+        or "start"
+    )
 
 
 def _lay_over(raw: dict[str, Any], extra: Mapping[str, Any]) -> None:

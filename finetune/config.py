@@ -1,4 +1,4 @@
-"""The config of a fine-tuning run, and how a start's facts enter it."""
+"""The config of a fine-tuning run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from finetune.classifiers import HeadInit
 from finetune.distill import DistillationKind
-from finetune.probe_options import unused_options
+from finetune.frozen_options import unused_options
 from mae_vit.baselines import BASELINES, TIMM_PREFIX, WITHOUT_DROP_PATH, check_network
 from mae_vit.config import Config, ModelSection, MonitorSection, TrainSection
 from mae_vit.config_base import Section, height_width
@@ -16,6 +16,7 @@ from mae_vit.config_data import DataSection
 from mae_vit.config_optim import OptimSection
 from mae_vit.encoder import SIZES, Pool
 
+Mode = Literal["finetune", "few_shot", "knn", "linear_probe"]
 # DeiT Eq. 3; lambda and tau of Eq. 2 as DeiT Sec. 5 has them.
 _DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
     "hard": {"distillation_weight": 0.5},
@@ -136,7 +137,7 @@ class FinetuneSection(Section):
         lr_factors: of the rate, that the mode "linear_probe" tries.
     """
 
-    mode: Literal["finetune", "few_shot", "knn", "linear_probe"] = "finetune"
+    mode: Mode = "finetune"
     start: str | None = None
     pool: Pool = "cls"
     head_init: HeadInit = "zero"
@@ -236,7 +237,7 @@ class FinetuneConfig(Config):
         return self
 
     def _check_probe(self) -> None:
-        if unused := unused_options(self):
+        if unused := unused_options(self, "linear_probe"):
             raise ValueError(
                 f'{", ".join(unused)}: no effect with finetune.mode="linear_probe", which encodes each image once, '
                 "as it is, and trains one layer (see configs/linear_probe_base.yaml)"

@@ -1,4 +1,4 @@
-"""Features of a frozen encoder, and what a classifier of them says."""
+"""Features of a frozen encoder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from tqdm import tqdm
 
 from finetune.classifiers import ViTClassifier
 from finetune.data import FinetuneData
-from finetune.results import Measuring
+from finetune.measuring import Measuring
 from mae_vit.data.reading import Source
-from mae_vit.encoder import pooled, set_fused_attention
-from mae_vit.evaluation.metrics import Predictions
+from mae_vit.encoder import choose_attention, pooled
 from mae_vit.training.distributed import sum_over_ranks
 
 
@@ -19,7 +18,7 @@ from mae_vit.training.distributed import sum_over_ranks
 def read_features(
     model: ViTClassifier, data: FinetuneData, source: Source, samples: np.ndarray, measuring: Measuring
 ) -> torch.Tensor:
-    """Reads [CLS] or the mean of the patch tokens, behind the final norm; each rank its share; collective.
+    """Reads [CLS] or the mean of the patch tokens, normed; each rank its share; collective.
 
     Args:
         model: on the device; left in evaluation mode.
@@ -31,7 +30,7 @@ def read_features(
     Returns:
         float32 (n, D) on the CPU.
     """
-    set_fused_attention(model, fused=measuring.device.type != "cpu")
+    choose_attention(model, measuring.device)
     model.eval()
     ranks, total = measuring.ranks, len(samples)
     features = torch.zeros(total, model.encoder.embed_dim, device=measuring.device)
@@ -47,15 +46,8 @@ def read_features(
     with measuring.autocast(), bar:
         for batch in data.fixed(source, samples, ranks, measuring.batch_size):
             tokens = model.encoder.forward_features(model.normalize(batch.to(measuring.device).images))
-            rows.append(pooled(tokens, model.pool).float())
+            rows.append(model.fc_norm(pooled(tokens, model.pool)).float())
             bar.update(len(rows[-1]))
     if rows:
         features[ranks.rank :: ranks.world_size] = torch.cat(rows)
     return sum_over_ranks(features, ranks).cpu()
-
-
-def predictions_of(labels: np.ndarray, chances: torch.Tensor) -> Predictions:
-    """What probabilities (n, K) say of images with these labels (n,)."""
-    top = chances.topk(min(5, chances.shape[1]), dim=-1)
-    in_top5 = (top.indices == torch.from_numpy(labels)[:, None]).any(dim=1)
-    return Predictions(labels, top.indices[:, 0].numpy(), top.values[:, 0].double().numpy(), in_top5.numpy())

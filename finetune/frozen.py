@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,24 +14,28 @@ import torch
 from finetune.classifiers import Classifier, ViTClassifier
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
-from finetune.features import predictions_of, read_features
+from finetune.features import read_features
+from finetune.frozen_options import unused_options
 from finetune.linear_probe import describe_probe, describe_results, plan_probe, score_by_probe
+from finetune.measuring import Measuring, predictions_of
 from finetune.model import describe_encoder, labels_seen, warn_of_seen_labels
-from finetune.results import Measuring, Outputs, sizes_of
+from finetune.results import Outputs, sizes_of
 from mae_vit.config_file import dump_config
-from mae_vit.coverage import load_start, warn_of_normalization
+from mae_vit.coverage import Coverage, load_start, warn_of_normalization
 from mae_vit.errors import InputError
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
+from mae_vit.plan import Plan
+from mae_vit.signals import end_at_once
 from mae_vit.starts import Start
+from mae_vit.training.beginning import begin, hold
 from mae_vit.training.distributed import Ranks, barrier
-from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import Arguments
 from mae_vit.training.estimate import estimate
 from mae_vit.training.precision import Autocast
 from mae_vit.training.restarts import note_progress
-from mae_vit.training.resume import set_aside
+from mae_vit.training.resume import run_identity
 from mae_vit.training.run_folder import RunFolder, describe_environment
 
 
@@ -50,34 +55,36 @@ def score_frozen(
         InputError: if the folder holds another run, or settings do not fit the data.
     """
     mode = config.finetune.mode
+    if isinstance(arguments.resume, Path):
+        raise InputError(
+            f'--resume PATH has no effect with finetune.mode="{mode}": there are no steps to go on from'
+        )
     if mode == "few_shot":
         _check_shots(config, data)
     plan = plan_probe(config, data) if mode == "linear_probe" else None
     text = dump_config(config)
     digest = start.digest if start else None
-    if arguments.resume != "never" and _is_done(folder, text, digest):
+    if arguments.resume != "never" and _is_done(
+        folder, text, {"start_digest": digest, "data": data.identity}
+    ):
         if ranks.rank == 0:
-            told = folder.path / "results.json" if config.finetune.test else folder.summary
-            print(f"{folder.path} is finished; results: {told}")
+            results = folder.path / "results.json" if config.finetune.test else folder.summary
+            print(f"{folder.path} is finished; results: {results}")
         return 0
     model = build()
     assert isinstance(model, ViTClassifier)
-    # Features come from behind the final norm, whatever is read: it stays.
-    model.encoder.norm = torch.nn.LayerNorm(model.encoder.embed_dim, eps=1e-6)
-    if start is not None:
-        coverage = load_start(start, model.encoder)
-        if ranks.rank == 0:
-            print(coverage.describe(start.source))
-            warn_of_normalization(start, data.mean, data.std)
+    coverage = load_frozen(model, start)
+    if coverage is not None and start is not None and ranks.rank == 0:
+        print(coverage.describe(start.source))
+        warn_of_normalization(start, data.mean, data.std)
     seen = labels_seen(start, None, config, data)
     if seen == "held-out" and start is not None and ranks.rank == 0:
         warn_of_seen_labels(start.source)
-    batch_size = config.train.batch_size_per_device or min(256, config.train.effective_batch_size)
     if arguments.dry_run:
         if ranks.rank == 0:
             if plan is not None:
                 image_shape = (config.model.in_chans, *config.model.image_hw)
-                forward = estimate(build, image_shape=image_shape, batch_size_per_device=batch_size)
+                forward = estimate(build, image_shape=image_shape, batch_size_per_device=_batch_size(config))
                 print(describe_probe(config, data, plan, forward.flops_per_image / 3))
             else:
                 print(
@@ -86,15 +93,49 @@ def score_frozen(
                 )
             print("all checks passed; nothing was scored")
         return 0
-    if config.run.deterministic:
-        be_deterministic()
-    connect(config, device)
+    identity = run_identity(config, derived={**data.identity, "finetune.start_digest": digest})
+    begin(config, arguments, folder, identity, ranks, device)
+    hold(folder, ranks, new=True)
+    end_at_once()
+    told = {
+        **sizes_of(config, data),
+        "start_digest": digest,
+        "data": data.identity,
+        "labels_seen_by_start": seen,
+    }
     if ranks.rank == 0:
-        if arguments.resume == "never" and (moved := set_aside(folder)):
-            print(f"moved the earlier run {folder.path} to {moved}")
         folder.create(text, describe_environment(sys.argv, ranks.world_size))
-        folder.write_summary("running", {**sizes_of(config, data), "start_digest": digest})
+        folder.write_summary("running", told)
+        if plan is None and (unused := unused_options(config, mode)):
+            print(f"note: {mode} trains nothing, so that these have no effect: {', '.join(unused)}")
     barrier(ranks)
+    try:
+        lines = _score_and_write(config, data, model, plan, told, folder, ranks, device)
+    except BaseException:
+        if ranks.rank == 0:
+            folder.write_summary("failed", told)
+        raise
+    finally:
+        folder.unlock()
+    if ranks.rank == 0:
+        note_progress()
+        print("\n".join(lines))
+    barrier(ranks)
+    return 0
+
+
+def _score_and_write(
+    config: FinetuneConfig,
+    data: FinetuneData,
+    model: ViTClassifier,
+    plan: Plan | None,
+    told: dict[str, Any],
+    folder: RunFolder,
+    ranks: Ranks,
+    device: torch.device,
+) -> list[str]:
+    """Scores, and leaves the results; says what was found and where it is."""
+    batch_size = _batch_size(config)
     measuring = Measuring(ranks, device, Autocast(model, device, config.train.precision).context, batch_size)
     outputs = Outputs(config, data, folder, measuring, describe_encoder(config, data))
     model.to(device)
@@ -102,27 +143,43 @@ def score_frozen(
     if plan is not None:
         found, guesses = score_by_probe(config, data, model, plan, outputs)
     else:
-        if ranks.rank == 0:
-            print(
-                f"note: {mode} trains nothing: the recipe (optimizer, length, augmentation, mixing) has no effect"
-            )
         found, guesses = _score(config, data, model, measuring)
-    summary = {
-        **sizes_of(config, data),
-        "train_top1": None,
-        "val_top1": None,
-        "start_digest": digest,
-        "labels_seen_by_start": seen,
-        **found,
-    }
+    summary = {**told, "train_top1": None, "val_top1": None, **found}
     if ranks.rank == 0:
         if guesses is not None:
             outputs.write(guesses, summary, {})
         folder.write_summary("done", summary)
-        note_progress()
-        print("\n".join(_results(config, data, summary, outputs)))
-    barrier(ranks)
-    return 0
+    return _results(config, data, summary, outputs)
+
+
+def load_frozen(model: ViTClassifier, start: Start | None) -> Coverage | None:
+    """Puts a start into the encoder, with the norm in front of the features that is its own.
+
+    Behind the last block that is the final norm, whatever is read; a start that was fine-tuned on
+    the mean of the patch tokens has `fc_norm` behind the mean instead (official MAE code).
+
+    Returns:
+        What became of each tensor; None without a start.
+
+    Raises:
+        InputError: if it does not fit, naming the difference.
+    """
+    width = model.encoder.embed_dim
+    model.encoder.norm, model.fc_norm = torch.nn.LayerNorm(width, eps=1e-6), torch.nn.Identity()
+    if start is None:
+        return None
+    own = [name for name in ("fc_norm.weight", "fc_norm.bias") if name in start.tensors]
+    if own:
+        model.encoder.norm, model.fc_norm = model.fc_norm, model.encoder.norm
+        model.fc_norm.load_state_dict({name.removeprefix("fc_norm."): start.tensors[name] for name in own})
+    coverage = load_start(start, model.encoder)
+    coverage.skipped = [name for name in coverage.skipped if name not in own]
+    coverage.loaded += own
+    return coverage
+
+
+def _batch_size(config: FinetuneConfig) -> int:
+    return config.train.batch_size_per_device or min(256, config.train.effective_batch_size)
 
 
 def _results(
@@ -160,13 +217,13 @@ def _check_shots(config: FinetuneConfig, data: FinetuneData) -> None:
         )
 
 
-def _is_done(folder: RunFolder, text: str, digest: str | None) -> bool:
-    """Whether this very run is finished; another run in the folder is refused."""
+def _is_done(folder: RunFolder, text: str, inputs: dict[str, Any]) -> bool:
+    """Whether this very run, of these weights and data, is finished; another run in the folder is refused."""
     config = folder.path / "config.yaml"
     if folder.read_status() is None or not config.exists():
         return False
     told = json.loads(folder.summary.read_text())
-    if config.read_text() != text or told.get("start_digest") != digest:
+    if config.read_text() != text or any(told.get(name) != value for name, value in inputs.items()):
         raise InputError(
             f"{folder.path} holds another run: give this one another run.name, or --resume never to move that aside"
         )

@@ -12,6 +12,7 @@ from finetune.classifiers import Classifier
 from finetune.config import NOT_HERE, FinetuneConfig
 from finetune.data import FinetuneData, open_data
 from finetune.frozen import score_frozen
+from finetune.measuring import Measuring
 from finetune.model import (
     build_classifier,
     describe_encoder,
@@ -23,9 +24,9 @@ from finetune.model import (
     own_labels,
     warn_of_seen_labels,
 )
+from finetune.plan_text import describe_plan, describe_rates, rates_of
 from finetune.recipes import find_recipe
-from finetune.report import describe_plan, describe_rates, rates_of
-from finetune.results import Measuring, Outputs
+from finetune.results import Outputs
 from mae_vit.batch import Batch
 from mae_vit.config import ModelSection
 from mae_vit.config_base import height_width

@@ -15,9 +15,11 @@ from tqdm import tqdm
 from finetune.classifiers import ViTClassifier
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
-from finetune.features import predictions_of, read_features
+from finetune.features import read_features
+from finetune.measuring import Measuring, predictions_of
 from finetune.model import optimizer_of
-from finetune.results import Measuring, Outputs, measured_on_test
+from finetune.plan_text import describe_test
+from finetune.results import Outputs, measured_on_test
 from mae_vit.errors import InputError
 from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
 from mae_vit.evaluation.metrics import Predictions
@@ -69,9 +71,7 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
         "rates": f"{rates} after {plan.warmup_steps:,} steps of warm-up, {config.optim.schedule} to "
         f"{config.optim.min_lr:g}; {config.optim.name}",
         "chosen by": choice,
-        "tested on": f'split "{data.test_index.split}", {len(data.test):,} images, once, at the end'
-        if config.finetune.test
-        else "nothing (finetune.test=false)",
+        "tested on": describe_test(config, data),
     }
     return "\n".join(f"{name:<12}{text}" for name, text in facts.items())
 

@@ -4,75 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import save as save_tensors
 
 from finetune.classifiers import Classifier, ViTClassifier
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
+from finetune.measuring import Measuring
 from finetune.model import own_labels
-from mae_vit.batch import Batch
-from mae_vit.encoder import set_fused_attention
+from mae_vit.encoder import choose_attention
 from mae_vit.evaluation.metrics import Predictions, read_gap
 from mae_vit.files import write_atomically, write_json
-from mae_vit.training.distributed import Ranks, sum_over_ranks
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.training.state import Best
 from mae_vit.weights import EncoderInfo, to_metadata
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """Where and how images are measured.
-
-    Attributes:
-        ranks: all of them take part.
-        device: of this rank.
-        autocast: makes the context of the run's precision.
-        batch_size: images of a batch.
-    """
-
-    ranks: Ranks
-    device: torch.device
-    autocast: Callable[[], AbstractContextManager[Any]]
-    batch_size: int
-
-    @torch.no_grad()
-    def predict(self, model: Classifier, batches: Iterable[Batch], labels: np.ndarray) -> Predictions:
-        """Classifies images, each rank its share; collective.
-
-        Args:
-            model: on the device; left in evaluation mode.
-            batches: this rank's part: every world_size-th image. Damaged ones are not counted.
-            labels: (n,) of all images.
-        """
-        model.eval()
-        rows = []
-        with self.autocast():
-            for batch in batches:
-                moved = batch.to(self.device)
-                chances = model.classify(moved).softmax(dim=-1)
-                top = chances.topk(min(5, chances.shape[1]), dim=-1)
-                found = (top.indices == moved.labels[:, None]).any(dim=1)
-                damaged = torch.tensor([one.sample for one in batch.damaged], dtype=torch.int64)
-                whole = ~torch.isin(batch.keys.index, damaged).to(self.device)
-                columns = [top.indices[:, 0], top.values[:, 0], found, whole]
-                rows.append(torch.stack(columns, dim=1).double())
-        table = torch.zeros(len(labels), 4, dtype=torch.float64, device=self.device)
-        if rows:
-            table[self.ranks.rank :: self.ranks.world_size] = torch.cat(rows)
-        told = sum_over_ranks(table, self.ranks).cpu().numpy()
-        whole_ones = told[:, 3] > 0
-        labels, told = labels[whole_ones], told[whole_ones]
-        return Predictions(
-            labels.astype(np.int64), told[:, 0].astype(np.int64), told[:, 1], told[:, 2].astype(bool)
-        )
 
 
 @dataclass(frozen=True)
@@ -105,7 +53,7 @@ class Outputs:
         """
         model.load_state_dict(best.tensors, strict=True)
         model.to(self.measuring.device)
-        set_fused_attention(model, fused=self.measuring.device.type != "cpu")
+        choose_attention(model, self.measuring.device)
         data, ranks, size = self.data, self.measuring.ranks, self.measuring.batch_size
         known = data.some_of_train(self.config.finetune.train_images)
         train = self.measuring.predict(

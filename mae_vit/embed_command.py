@@ -151,7 +151,7 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     from mae_vit.embedding.images import open_images
     from mae_vit.machine import available_cores
     from mae_vit.pretrained import load_encoder
-    from mae_vit.training.signals import StopRequest
+    from mae_vit.signals import StopRequest
 
     check_out(arguments.out)
     device = choose_device(arguments.device)

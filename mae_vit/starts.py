@@ -107,6 +107,15 @@ def check_there(start: str) -> None:
         )
 
 
+def name_of(asked: str) -> str:
+    """A short name for weights: the run's folder, the file, or timm's model."""
+    if asked.startswith(TIMM_PREFIX):
+        return asked.removeprefix(TIMM_PREFIX).replace("/", "-")
+    path = Path(asked).resolve()
+    generic = path.stem in ("encoder", "model") and path.suffix
+    return path.parent.name if generic else path.stem if path.is_file() else path.name
+
+
 def read_start(start: str) -> Start:
     """Reads weights to begin from.
 

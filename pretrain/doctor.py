@@ -21,6 +21,7 @@ from mae_vit.machine import available_cores
 from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.training.beginning import open_run_folder
 from mae_vit.training.distributed import Ranks, find_device, find_ranks, gather_objects
+from mae_vit.training.entry import run_to_exit_code
 from mae_vit.training.health import (
     Check,
     Status,
@@ -32,9 +33,10 @@ from mae_vit.training.health import (
     check_workers,
 )
 from mae_vit.training.meeting import check_exchange, check_versions, gathered, meet
+from mae_vit.training.plan_text import retention
 from pretrain.data import Data
 from pretrain.find_batch import Trial, best_of, find_batch
-from pretrain.report import describe_plan, order_warnings, retention
+from pretrain.plan_text import describe_plan, order_warnings
 from pretrain.setup import Setup, set_up
 
 _READ_SAMPLES = 64
@@ -51,11 +53,13 @@ def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool =
         tries_batches: train a few steps with micro-batches of growing size.
 
     Returns:
-        0, or 1 if a check fails.
-
-    Raises:
-        InputError: if the config is none, or what needs one comes without.
+        0, 1 if a check fails, 2 if the config is none, or if what needs one comes without.
     """
+    # As jobs end: ranks that fail alike say it once for each node.
+    return run_to_exit_code(lambda: _examine_all(path, overrides, tries_batches=tries_batches))
+
+
+def _examine_all(path: Path | None, overrides: Sequence[str], *, tries_batches: bool) -> int:
     if path is None and (overrides or tries_batches):
         raise InputError(f"{overrides[0] if overrides else '--find-batch'} needs --config FILE")
     config = load_config(PretrainConfig, path, overrides) if path is not None else None
@@ -127,7 +131,7 @@ def check_run(setup: Setup, folder: Path) -> list[Check]:
     batch_bytes = setup.plan.batch_size_per_device * setup.info.in_chans * height * width
     return [
         check_memory(needed, ranks, setup.device),
-        check_disk(folder, retention(setup)[1]),
+        check_disk(folder, retention(setup.config, setup.plan, setup.costs)[1]),
         check_locks(folder),
         *check_workers(setup.data.workers, batch_bytes, ranks),
         *check_shards(setup.data, ranks),

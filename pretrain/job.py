@@ -33,7 +33,7 @@ from mae_vit.training.running import Run
 from mae_vit.training.state import Best
 from mae_vit.weights import EncoderInfo, encoder_bytes
 from pretrain.data import Data
-from pretrain.report import describe_plan
+from pretrain.plan_text import describe_plan
 from pretrain.setup import set_up
 
 EXAMPLES = """examples:

@@ -15,6 +15,7 @@ ALLOWED = {
     "mae_vit.keyed": (),
     "mae_vit.locks": (),
     "mae_vit.machine": (),
+    "mae_vit.signals": ("commandline",),
     "mae_vit.skipping": (),
     "mae_vit.batch": ("errors", "keyed"),
     "mae_vit.urls": ("errors",),
@@ -59,6 +60,7 @@ ALLOWED = {
         "objectives.base",
         "pictures",
         "plan",
+        "signals",
         "skipping",
         "training",
         "urls",
@@ -69,6 +71,7 @@ ALLOWED = {
         "data",
         "machine",
         "plan",
+        "signals",
         "skipping",
         "training.distributed",
     ),
@@ -96,13 +99,13 @@ ALLOWED = {
         *("keyed", "masking", "objectives", "pictures", "pretrain_config", "pretrained", "starts", "urls"),
     ),
     "mae_vit.embedding": (
-        *("data", "embedding", "errors", "files", "locks", "pretrained", "training.signals", "urls"),
+        *("data", "embedding", "errors", "files", "locks", "pretrained", "signals", "urls"),
         "__version__",
     ),
     "mae_vit.curve_command": ("commandline", "config_file", "errors", "files", "reference_curves"),
     "mae_vit.embed_command": (
         *("commandline", "data", "devices", "embedding", "errors", "pretrained"),
-        *("machine", "training.signals"),
+        *("machine", "signals"),
     ),
     "mae_vit.inspect_command": (
         *("commandline", "config_file", "devices", "errors", "inspection", "starts", "urls"),
@@ -115,7 +118,7 @@ ALLOWED = {
             "errors",
             "export",
             "files",
-            "objectives.mae",
+            "objectives",
             "pretrained",
             "starts",
             "weights",
@@ -179,8 +182,8 @@ def test_what_the_command_line_imports_late():
     assert {path.name: names for path, names in late.items() if names} == {
         "cli.py": ["pretrain.replay", "pretrain.doctor"]
     }
-    by_name = [path.name for path in FILES if "import_module(" in path.read_text()]
-    assert by_name == ["cli.py"]
+    by_name = {path.name for path in FILES if "import_module(" in path.read_text()}
+    assert by_name == {"checking.py", "cli.py"}  # the former: onnxruntime and others' libraries
 
 
 def test_the_whole_tree_is_covered():

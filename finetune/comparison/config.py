@@ -6,10 +6,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from finetune.config import Mode
 from mae_vit.config_base import Section
 from mae_vit.errors import nearest
 
-Mode = Literal["finetune", "few_shot", "knn", "linear_probe"]
+# Of each class; all that there are.
+Labels = int | Literal["all"]
 Overrides = dict[str, Any]
 # What the matrix itself decides.
 _OWN_KEYS = {
@@ -76,7 +78,7 @@ class EntrySection(Section):
     tune: list[Overrides] | None = None
     modes: list[Mode] | None = None
     seeds: list[int] | None = None
-    labels_per_class: list[int | Literal["all"]] | None = None
+    labels_per_class: list[Labels] | None = None
     compute_of: str | None = None
     note: str = ""
 
@@ -107,7 +109,7 @@ class CompareConfig(Section):
     pretrain: dict[str, PretrainSection] = Field(default_factory=dict)
     entries: list[EntrySection] = Field(min_length=1)
     reference: str
-    labels_per_class: list[int | Literal["all"]] = Field(default=["all"], min_length=1)
+    labels_per_class: list[Labels] = Field(default=["all"], min_length=1)
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
     modes: list[Mode] = Field(default=["finetune"], min_length=1)
     tune: list[Overrides] = Field(default_factory=list)

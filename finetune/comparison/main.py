@@ -24,9 +24,9 @@ from mae_vit.config_keys import describe_keys
 from mae_vit.errors import InputError, counted, reason_of
 from mae_vit.files import write_atomically
 from mae_vit.locks import locked
+from mae_vit.signals import heard_early
 from mae_vit.training.entry import run_to_exit_code
 from mae_vit.training.monitor import write_hparams
-from mae_vit.training.signals import heard_early
 from mae_vit.urls import allow_pipe
 
 # Of nothing else: it is written anew.

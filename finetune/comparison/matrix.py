@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from finetune.amendment import StartAmendment
-from finetune.comparison.config import CompareConfig, EntrySection, Mode, Overrides, slug
+from finetune.comparison.config import CompareConfig, EntrySection, Labels, Mode, Overrides, slug
 from finetune.comparison.costs import Cost, cost_of_run, cost_of_start
 from finetune.comparison.jobs import Job
 from finetune.config import FinetuneConfig
@@ -18,7 +17,6 @@ from mae_vit.config_file import load_config
 from mae_vit.errors import InputError
 from mae_vit.pretrain_config import PretrainConfig
 
-Labels = int | Literal["all"]
 _TUNED_BY = "val_top1"
 
 
@@ -179,6 +177,10 @@ class Matrix:
 
     def _check_twins(self, entry: EntrySection) -> None:
         """Its cost and its settings are those of cells that must be there."""
+        if others := [mode for mode in self.modes_of(entry) if mode != "finetune"]:
+            raise InputError(
+                f'compute_of: "{entry.name}" trains as long as another: not in mode {", ".join(others)}'
+            )
         other = next(one for one in self.config.entries if one.name == entry.compute_of)
         for twin in (other, self._like(entry)):
             for what, own, theirs in (
@@ -218,7 +220,7 @@ class Matrix:
     def _tune_job(self, entry: EntrySection, labels: Labels, number: int, seed: int) -> Job:
         point = self.config.points_of(entry)[number] | {"finetune.test": False}
         folder = self._folder / "tune" / slug(entry.name) / f"labels-{labels}-setting-{number}-seed-{seed}"
-        name = f"tune {entry.name}, {labels} labels, setting {number}"
+        name = f"tune {entry.name}, {labels} labels, setting {number}, seed {seed}"
         return self._finetuning(name, folder, entry, labels, "finetune", seed, point)
 
     def _cell_job(self, entry: EntrySection, labels: Labels, mode: Mode, seed: int, point: Overrides) -> Job:

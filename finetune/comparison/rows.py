@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from finetune.comparison.config import Labels
 from finetune.comparison.costs import cost_of_run
-from finetune.comparison.matrix import Cell, Labels, Matrix
-from mae_vit.data.selection import SUBSET_HASH, hash_key
+from finetune.comparison.matrix import Cell, Matrix
+from mae_vit.data.subset import limit_per_class
 from mae_vit.files import read_json_lines
 
 
@@ -27,7 +28,6 @@ class Row:
         values: columns of `results.csv`.
         correct: bool (n,), whether each test image is found, in the order of `keys`.
         keys: of the test images, sorted.
-        labels: (n,) their classes.
         curve: epochs and held-out accuracies.
         per_class: class -> accuracy on test images.
     """
@@ -36,7 +36,6 @@ class Row:
     values: dict[str, Any]
     correct: np.ndarray
     keys: tuple[str, ...]
-    labels: tuple[str, ...]
     curve: tuple[tuple[float, float], ...]
     per_class: dict[str, float]
 
@@ -100,7 +99,6 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         values,
         correct,
         keys,
-        labels,
         tuple(_curve(folder / "metrics.jsonl")),
         {name: share for name, share in details["per_class"].items() if share is not None},
     )
@@ -112,13 +110,9 @@ def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.n
     Returns:
         Sorted places, `size` or, rounded to whole classes, a few less.
     """
-    classes = sorted(set(labels))
-    chosen: list[int] = []
-    for name in classes:
-        members = [place for place, label in enumerate(labels) if label == name]
-        members.sort(key=lambda place: (hash_key(keys[place], SUBSET_HASH), keys[place]))
-        chosen += members[: size // len(classes)]
-    return np.array(sorted(chosen), np.int64)
+    classes, numbers = np.unique(np.array(labels), return_inverse=True)
+    taken, _ = limit_per_class(np.arange(len(keys)), numbers, keys, size // len(classes))
+    return taken
 
 
 def _curve(metrics: Path) -> list[tuple[float, float]]:

@@ -27,7 +27,7 @@ from mae_vit.embedding.table import Stopped, Table
 from mae_vit.errors import InputError
 from mae_vit.files import sync, write_atomically
 from mae_vit.pretrained import PretrainedEncoder
-from mae_vit.training.signals import StopRequest
+from mae_vit.signals import StopRequest
 
 SUFFIXES = (".npz", ".parquet")
 # Parts are saved this often, later every hundredth of the time gone: a kill costs little, and days leave hundreds.

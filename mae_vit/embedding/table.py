@@ -9,7 +9,7 @@ import numpy as np
 
 from mae_vit.embedding.images import Images
 from mae_vit.embedding.parts import Parts
-from mae_vit.training.signals import StopRequest
+from mae_vit.signals import StopRequest
 
 _CHUNK_BYTES = 32 << 20
 

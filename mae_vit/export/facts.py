@@ -11,6 +11,8 @@ from ruamel.yaml import YAML, YAMLError
 
 from mae_vit.errors import counted
 from mae_vit.export.network import Handed, metadata_of
+from mae_vit.objectives import OBJECTIVES
+from mae_vit.starts import name_of
 
 _UNKNOWN = "not known"
 _FINETUNING = (
@@ -53,13 +55,7 @@ class Facts:
     limits: list[str]
 
 
-def name_of(asked: str) -> str:
-    """A short name for weights: the run's folder, the file, or timm's model."""
-    if ":" in asked and not Path(asked).exists():
-        return asked.partition(":")[2].replace("/", "-")
-    path = Path(asked).resolve()
-    generic = path.stem in ("encoder", "model") and path.suffix
-    return path.parent.name if generic else path.stem if path.is_file() else path.name
+_WITHOUT_LABELS = {name for name, section in OBJECTIVES.items() if not section.uses_labels}
 
 
 def collect(handed: Handed) -> Facts:
@@ -229,7 +225,7 @@ def _limits(handed: Handed, summary: dict[str, Any]) -> list[str]:
         limits.append("The file does not tell its normalization: ImageNet's is assumed.")
     if handed.start.labels is not None:
         limits.append("It was trained on labels: do not select or test it on the same images.")
-    elif handed.network.head is None:
+    elif info.objective in _WITHOUT_LABELS:
         limits.append("It has seen no labels: for classes, train a head on its features, or fine-tune it.")
     if summary.get("status", "done") != "done":
         limits.append(f"Its run was not finished ({summary['status']}) when it was exported.")

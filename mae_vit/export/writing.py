@@ -11,9 +11,10 @@ from mae_vit.errors import InputError, reason_of
 from mae_vit.export import to_hf, to_official, to_onnx, to_timm, to_torch
 from mae_vit.export.card import CARD, SIGNATURE, card
 from mae_vit.export.checking import Verified
-from mae_vit.export.facts import collect, name_of
+from mae_vit.export.facts import collect
 from mae_vit.export.network import Handed
 from mae_vit.files import partial_of, put_in_place, sync
+from mae_vit.starts import name_of
 
 TARGETS: dict[str, Callable[[Handed, Path], Verified]] = {
     "timm": to_timm.write,

@@ -27,7 +27,7 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 
 from mae_vit.batch import Batch
-from mae_vit.encoder import set_fused_attention
+from mae_vit.encoder import choose_attention
 from mae_vit.objectives.base import ObjectiveOutput, Task
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.engine import Engine, StepOptions, StepResult
@@ -56,7 +56,7 @@ class DeepSpeedEngine(Engine):
         self._shell = _shell_of(objective) if options.zero_stage == 3 else None
         super().__init__(objective, options, ranks, device)
         if self._shell is not None:
-            set_fused_attention(self._shell.to(device), fused=device.type != "cpu")
+            choose_attention(self._shell.to(device), device)
         self._optimizer = make_optimizer(self.objective, options.optimizer)
         trainable = sum(p.numel() for p in self.trainable().values())
         self._engine, self._wrapped, _, _ = deepspeed.initialize(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mae_vit.batch import Batch
-from mae_vit.encoder import set_fused_attention
+from mae_vit.encoder import choose_attention
 from mae_vit.objectives.base import ObjectiveOutput, Task
 from mae_vit.training.average import Average
 from mae_vit.training.distributed import Ranks, sum_over_ranks
@@ -98,10 +98,7 @@ class Engine(ABC):
         self.loss_scale = LossScale() if options.precision == "fp16" else None
         self.updates = 0
         self.average = None if options.ema_decay is None else Average(self.objective, options.ema_decay)
-        # Measured on CPUs with AVX-512 at MAE's sequence lengths: PyTorch's fused
-        # attention takes twice the time of plain attention's step in bf16, 10 % more in
-        # fp32 (torch 2.15, benchmarks/step.py).
-        set_fused_attention(objective, fused=device.type != "cpu")
+        choose_attention(objective, device)
         if options.activation_checkpointing:
             recompute_blocks(objective)
         if options.compile:

@@ -19,9 +19,9 @@ from mae_vit.commandline import (
     add_local_rank,
 )
 from mae_vit.errors import DamagedSample, InputError, Unreachable
+from mae_vit.signals import INTERRUPTED, first_of_node
 from mae_vit.training.failures import LostRank, TrainingFailed
 from mae_vit.training.resume import ResumeMode
-from mae_vit.training.signals import INTERRUPTED, first_of_node
 from mae_vit.urls import allow_pipe
 
 

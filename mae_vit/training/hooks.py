@@ -14,6 +14,7 @@ from mae_vit.config import CheckpointSection
 from mae_vit.errors import Damage, reason_of
 from mae_vit.objectives.base import Task
 from mae_vit.plan import Plan
+from mae_vit.signals import StopRequest
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import barrier
 from mae_vit.training.engine import Engine
@@ -25,7 +26,6 @@ from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.quarantine import Quarantine
 from mae_vit.training.run_folder import RunFolder, Status
 from mae_vit.training.saving import Saver
-from mae_vit.training.signals import StopRequest
 from mae_vit.training.state import Best, weights_of
 from mae_vit.training.watchdog import Watchdog
 

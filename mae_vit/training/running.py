@@ -16,6 +16,7 @@ from mae_vit.config_file import dump_config
 from mae_vit.errors import InputError, reason_of
 from mae_vit.keyed import noise_seed
 from mae_vit.plan import Plan
+from mae_vit.signals import StopRequest
 from mae_vit.skipping import Skipped
 from mae_vit.training.beginning import hold
 from mae_vit.training.checkpoint import Checkpoint
@@ -33,7 +34,6 @@ from mae_vit.training.resume import Identity
 from mae_vit.training.rollback import Rollbacks
 from mae_vit.training.run_folder import RunFolder, describe_environment
 from mae_vit.training.schedule import rate_at
-from mae_vit.training.signals import StopRequest
 from mae_vit.training.state import Best
 from mae_vit.training.terminal import outlive_terminal
 from mae_vit.training.watchdog import Watchdog

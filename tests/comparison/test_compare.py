@@ -227,6 +227,11 @@ WRONG = {
         "give all the same number",
     ),
     "unknown key of a run": ("  model.img_size: 8\n", "  model.img_sise: 8\n", '"model.img_size"'),
+    "as long, in another mode": (
+        "compute_of: ViT from MAE",
+        "compute_of: ViT from MAE, modes: [finetune, few_shot]",
+        'compute_of: "as long as MAE" trains as long as another: not in mode few_shot',
+    ),
     "missing file": ("simple_cnn_cifar.yaml", "simple_cnn.yaml", "cannot read config"),
     "seed of tuning": ("seeds: [0]", "seeds: [1000]", "tune_seeds"),
     "two of a name": ("name: SimpleCNN", "name: ViT-from scratch", "two are called"),

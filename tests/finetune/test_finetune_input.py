@@ -6,6 +6,8 @@ import shutil
 import pytest
 from commands import one_line
 
+from finetune.amendment import start_name
+
 pytestmark = pytest.mark.timeout(60)
 
 CASES = {
@@ -155,3 +157,28 @@ def test_the_test_split_is_not_read_without_being_asked_for(call, tmp_path, caps
 def test_extend_belongs_to_training(call, capsys):
     assert call("finetune.mode=knn", "--extend") == 2
     assert one_line(capsys) == 'error: --extend has no effect with finetune.mode="knn"'
+
+
+def test_starts_have_names_of_their_own(tmp_path):
+    """They name run folders."""
+    (tmp_path / "weights.v1.pth").touch()
+    starts = (
+        "runs/mae_v1.5",
+        "runs/mae_v1.6",
+        "timm:vit_base_patch16_224.dino",
+        "timm:vit_base_patch16_224.augreg",
+    )
+    assert [start_name(start) for start in starts] == [
+        start.removeprefix("runs/").removeprefix("timm:") for start in starts
+    ]
+    assert start_name("runs/mae_v1.5/encoder.safetensors") == "mae_v1.5"
+    assert start_name(str(tmp_path / "weights.v1.pth")) == "weights.v1"
+
+
+def test_a_dry_run_says_what_is_measured_on(call, capsys):
+    assert call("--dry-run") == 0
+    assert "300 images, once, at the end" in capsys.readouterr().out
+    assert call("--dry-run", "finetune.test=false") == 0
+    told = capsys.readouterr().out
+    assert "nothing (finetune.test=false)" in told
+    assert "free: " in told

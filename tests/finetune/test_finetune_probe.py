@@ -72,6 +72,7 @@ def test_a_run_leaves_what_it_promises(probe, digits, pretrained, tmp_path, caps
     assert probe() == 0
     folder, output = tmp_path / "run", capsys.readouterr().out
     assert {path.name for path in folder.iterdir()} == {
+        ".lock",
         "config.yaml",
         "environment.json",
         "summary.json",
@@ -196,6 +197,7 @@ def test_the_test_split_is_read_once_or_not_at_all(probe, digits, tmp_path, caps
     assert not seen
     assert "the test split was not read" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "unread").iterdir()} == {
+        ".lock",
         "config.yaml",
         "environment.json",
         "summary.json",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.order import Share, unrepeated
 from mae_vit.errors import counted
-from mae_vit.files import existing
 from mae_vit.plan import Plan, describe_views
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
+from mae_vit.training.plan_text import describe_training, every
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.urls import shown
 from pretrain.data import Data
@@ -20,22 +18,18 @@ from pretrain.setup import Setup
 def describe_plan(setup: Setup, folder: RunFolder, found: Checkpoint | None) -> str:
     """Returns the resolved plan, a line for each fact."""
     config, plan, ranks, data, costs = setup.config, setup.plan, setup.ranks, setup.data, setup.costs
-    model, train = config.model, config.train
+    model = config.model
     height, width = model.image_hw
     tokens = (height // model.patch_size) * (width // model.patch_size)
-    memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
-    kept, disk = retention(setup)
-    free = shutil.disk_usage(existing(folder.path)).free
     source = type(data.source).__name__.removesuffix("Source").lower()
     begin = (
         f"goes on from {found.path} (step {found.step})"
         if found
         else f"from {config.model.init or 'scratch'}"
     )
-    schedule = config.optim.schedule + (f" over the last {plan.decay_steps:,}" if plan.decay_steps else "")
     held_out = (
         f'split "{data.held_out_index.split}", {min(config.monitor.evaluate_images, len(data.held_out_index)):,} '
-        f"of {len(data.held_out_index):,} images, {_every(plan.evaluate_every_steps)}"
+        f"of {len(data.held_out_index):,} images, {every(plan.evaluate_every_steps)}"
         if data.held_out_index
         else f"none: {data.why_none}"
     )
@@ -51,30 +45,11 @@ def describe_plan(setup: Setup, folder: RunFolder, found: Checkpoint | None) -> 
         "views": describe_views(config),
         "held out": held_out,
         "probe": describe_probe(data, plan),
-        "batch": f"{plan.effective_batch_size:,} = {counted(ranks.world_size, 'rank')} x "
-        f"{counted(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
-        "length": f"{counted(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
-        f"{plan.steps_per_epoch:,} ({plan.num_samples % plan.effective_batch_size:,} images of each dropped)",
-        "rate": f"{plan.lr:.3e} peak after {counted(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
-        f"{config.optim.min_lr:g}; {config.optim.name}",
-        "engine": f"{train.engine}, ZeRO {train.zero_stage}, {train.precision}, {setup.device}",
-        "memory": f"{memory:.2f} GiB for each rank, about (states and float32 activations)",
-        "disk": f"{disk / 2**20:,.0f} MiB for {counted(kept, 'checkpoint')} of "
-        f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
-        f"{_every(plan.checkpoint_every_steps)}; free: {free / 2**30:,.0f} GiB",
+        **describe_training(config, plan, costs, ranks, setup.device, folder.path),
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"warning: {text}" for text in order_warnings(data)]
     return "\n".join(lines)
-
-
-def retention(setup: Setup) -> tuple[int, int]:
-    """Returns how many checkpoints lie on the disk at most, and the bytes of all that the run leaves, about."""
-    config, plan, costs = setup.config, setup.plan, setup.costs
-    kept = config.checkpoint.keep_last + 1
-    if config.checkpoint.keep_every:
-        kept += plan.total_steps // (plan.checkpoint_every_steps * config.checkpoint.keep_every)
-    return kept, kept * costs.checkpoint_bytes + 4 * costs.encoder_parameters
 
 
 def describe_probe(data: Data, plan: Plan) -> str:
@@ -85,7 +60,7 @@ def describe_probe(data: Data, plan: Plan) -> str:
     return (
         f"fitted on {counted(len(probe.support), 'image')} (up to {probe.shots} of each of "
         f"{counted(len(index.dataset.classes), 'class', 'classes')}), scored on {counted(len(probe.queries), 'other')} "
-        f'of split "{index.split}", {_every(plan.probe_every_steps)}'
+        f'of split "{index.split}", {every(plan.probe_every_steps)}'
     )
 
 
@@ -120,7 +95,3 @@ def order_warnings(data: Data) -> list[str]:
         f"ranks read each other's; prepare at least {order.lanes * order.block_shards} (--shard-samples), "
         f"or set {instead}"
     ]
-
-
-def _every(steps: int) -> str:
-    return "every step" if steps == 1 else f"every {steps:,} steps"

@@ -17,6 +17,7 @@ from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.estimate import Estimate
 from mae_vit.training.param_groups import LayerRate, layer_rates
+from mae_vit.training.plan_text import describe_training, every
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.urls import shown
 
@@ -34,14 +35,13 @@ def describe_plan(
     model: Classifier,
 ) -> str:
     """Returns the resolved plan, a line for each fact, with what is loaded and what each layer learns at."""
-    train, finetune, optim = config.train, config.finetune, config.optim
+    finetune = config.finetune
     height, width = config.model.image_hw
-    memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
     begin = (
         f"goes on from {found.path} (step {found.step})" if found else f"from {finetune.start or 'scratch'}"
     )
     chosen = (
-        f"{len(data.held_out):,} images of the same split, every {plan.evaluate_every_steps:,} steps"
+        f"{len(data.held_out):,} images of the same split, {every(plan.evaluate_every_steps)}"
         if len(data.held_out)
         else "none: the last weights are tested"
     )
@@ -49,20 +49,14 @@ def describe_plan(
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",
         "model": f"{config.model.name}, {height}x{width} px, {costs.parameters:,} parameters",
         "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
-        "data": f'{shown(config.data.path)}, split "{config.data.split}": {len(data.train):,} images of '
-        f"{len(data.classes)} classes, {data.workers} workers for each of {ranks.world_size} ranks",
+        "data": f'{shown(config.data.path)}, split "{config.data.split}": {counted(len(data.train), "image")} of '
+        f"{len(data.classes)} classes, {counted(data.workers, 'worker')} for each of "
+        f"{counted(ranks.world_size, 'rank')}",
         "chosen by": chosen,
-        "tested on": f'split "{data.test_index.split}", {len(data.test):,} images, once, at the end',
+        "tested on": describe_test(config, data),
         "views": describe_views(config),
         "recipe": describe_recipe(config),
-        "batch": f"{plan.effective_batch_size:,} = {counted(ranks.world_size, 'rank')} x "
-        f"{counted(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
-        "length": f"{plan.total_steps:,} steps = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
-        f"{plan.steps_per_epoch:,}",
-        "rate": f"{plan.lr:.3e} peak after {plan.warmup_steps:,} steps of warm-up, {optim.schedule} to "
-        f"{optim.min_lr:g}; {optim.name}",
-        "engine": f"{train.engine}, ZeRO {train.zero_stage}, {train.precision}, {device}",
-        "memory": f"{memory:.2f} GiB for each rank, about (states and float32 activations)",
+        **describe_training(config, plan, costs, ranks, device, folder.path),
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     if coverage is not None:
@@ -70,6 +64,13 @@ def describe_plan(
     if rates := rates_of(config, model, plan):
         lines.append(describe_rates(rates))
     return "\n".join([*lines, "all checks passed; nothing was trained"])
+
+
+def describe_test(config: FinetuneConfig, data: FinetuneData) -> str:
+    """Says what the result is measured on."""
+    if not config.finetune.test:
+        return "nothing (finetune.test=false)"
+    return f'split "{data.test_index.split}", {len(data.test):,} images, once, at the end'
 
 
 def describe_recipe(config: FinetuneConfig) -> str:

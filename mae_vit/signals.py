@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import psutil
 
-from mae_vit.commandline import EXIT_INTERRUPTED
+from mae_vit.commandline import EXIT_INTERRUPTED, EXIT_REQUEUE
 
 # Programs, or Python programs, whose death means that nobody waits for their ranks.
 # A shell or a terminal is none: its end must not end a run.
@@ -32,13 +32,22 @@ def hear_early() -> None:
         signal.signal(signal.SIGINT, lambda number, frame: _end_now(INTERRUPTED))
 
 
-def _end_now(line: str) -> NoReturn:
+def end_at_once() -> None:
+    """Makes signals end this process without more ado: for what has nothing to save before it is done."""
+    if heard_early():
+        _end_now(INTERRUPTED, EXIT_REQUEUE)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: _end_now(INTERRUPTED, EXIT_REQUEUE))
+
+
+def _end_now(line: str, code: int = EXIT_INTERRUPTED) -> NoReturn:
     """Ends this process without more ado: what is on the disk is whole at any moment.
 
     An exception instead could surface anywhere, inside an import or a library's thread, or be swallowed there.
     """
     _say(line)
-    os._exit(EXIT_INTERRUPTED)
+    os._exit(code)
 
 
 def _say(line: str) -> None:

@@ -1,0 +1,52 @@
+"""The part of a plan for people that pretraining and fine-tuning share."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from mae_vit.config import Config
+from mae_vit.errors import counted
+from mae_vit.files import existing
+from mae_vit.plan import Plan
+from mae_vit.training.distributed import Ranks
+from mae_vit.training.estimate import Estimate
+
+
+def describe_training(
+    config: Config, plan: Plan, costs: Estimate, ranks: Ranks, device: torch.device, folder: Path
+) -> dict[str, str]:
+    """Says how long, how large and how fast a run trains, and what it takes: a line for each name."""
+    optim, train = config.optim, config.train
+    schedule = optim.schedule + (f" over the last {plan.decay_steps:,}" if plan.decay_steps else "")
+    memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
+    kept, disk = retention(config, plan, costs)
+    free = shutil.disk_usage(existing(folder)).free
+    return {
+        "batch": f"{plan.effective_batch_size:,} = {counted(ranks.world_size, 'rank')} x "
+        f"{counted(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
+        "length": f"{counted(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
+        f"{plan.steps_per_epoch:,} ({plan.num_samples % plan.effective_batch_size:,} images of each dropped)",
+        "rate": f"{plan.lr:.3e} peak after {counted(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
+        f"{optim.min_lr:g}; {optim.name}",
+        "engine": f"{train.engine}, ZeRO {train.zero_stage}, {train.precision}, {device}",
+        "memory": f"{memory:.2f} GiB for each rank, about (states and float32 activations)",
+        "disk": f"{disk / 2**20:,.0f} MiB for {counted(kept, 'checkpoint')} of "
+        f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
+        f"{every(plan.checkpoint_every_steps)}; free: {free / 2**30:,.0f} GiB",
+    }
+
+
+def retention(config: Config, plan: Plan, costs: Estimate) -> tuple[int, int]:
+    """Returns how many checkpoints lie on the disk at most, and the bytes of all that the run leaves, about."""
+    kept = config.checkpoint.keep_last + 1
+    if config.checkpoint.keep_every:
+        kept += plan.total_steps // (plan.checkpoint_every_steps * config.checkpoint.keep_every)
+    return kept, kept * costs.checkpoint_bytes + 4 * costs.encoder_parameters
+
+
+def every(steps: int) -> str:
+    """How often something is done."""
+    return "every step" if steps == 1 else f"every {steps:,} steps"

@@ -1,0 +1,114 @@
+"""Runs on frozen features: whose features, which options, whose folder, and how they end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from commands import ROOT
+from finetune_helpers import SMALL
+
+from finetune.classifiers import ViTClassifier
+from finetune.frozen import load_frozen
+from mae_vit.encoder import ViTEncoder, pooled
+from mae_vit.objectives.labels import LabelLoss
+from mae_vit.pretrained import load_encoder
+from mae_vit.starts import read_start
+
+
+def classifier(pool: str) -> ViTClassifier:
+    encoder = ViTEncoder(img_size=(8, 8), patch_size=2, in_chans=1, embed_dim=16, depth=2, num_heads=2)
+    return ViTClassifier(encoder, pool=pool, head_init="zero", mean=[0.5], std=[0.2], labels=LabelLoss(10))
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_features_are_those_that_the_encoder_gives_elsewhere(call, pretrained, tmp_path, pool):
+    """Of a pretrained start and of one that was fine-tuned on the mean, whose norm stands behind it."""
+    assert call(f"finetune.pool={pool}", ckpt=pretrained, name="tuned") == 0
+    images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for path in (pretrained, tmp_path / "tuned"):
+        start = read_start(str(path))
+        model = classifier(pool).eval()
+        coverage = load_frozen(model, start)
+        assert coverage is not None
+        assert not coverage.random
+        assert not any(name.startswith(("norm", "fc_norm")) for name in coverage.skipped)
+        expected = load_encoder(path, pool=pool)(images)
+        found = model.fc_norm(pooled(model.encoder.forward_features(images), pool))
+        torch.testing.assert_close(found, expected)
+
+
+def test_options_that_do_nothing_are_named(call, pretrained, capsys):
+    assert call("finetune.mode=knn", "finetune.holdout=0.3", "optim.clip_grad=2.0", ckpt=pretrained) == 0
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: knn")]
+    for setting in ("finetune.holdout=0.3", "optim.clip_grad=2.0", "train.steps=6"):
+        assert setting in note
+    for key in ("finetune.mode", "finetune.neighbors", "data.path", "model.embed_dim"):
+        assert key not in note
+
+
+def test_new_data_are_another_run(call, digits, pretrained, tmp_path, capsys):
+    copy = shutil.copytree(digits, tmp_path / "data")
+    arguments = ["finetune.mode=knn", f"data.path={copy}"]
+    assert call(*arguments, ckpt=pretrained) == 0
+    assert call(*arguments, ckpt=pretrained) == 0
+    assert "is finished" in capsys.readouterr().out
+    described = json.loads((copy / "dataset.json").read_text())
+    described["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
+    (copy / "dataset.json").write_text(json.dumps(described))
+    assert call(*arguments, ckpt=pretrained) == 2
+    assert "holds another run" in capsys.readouterr().err
+
+
+def test_a_checkpoint_to_go_on_from_is_refused(call, pretrained, tmp_path, capsys):
+    assert call("finetune.mode=knn", "--resume", str(tmp_path), ckpt=pretrained) == 2
+    assert "--resume PATH has no effect" in capsys.readouterr().err
+
+
+def test_a_failure_is_told_by_the_folder_and_the_next_run_is_whole(call, pretrained, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("finetune.frozen.knn_scores", fail)
+        with pytest.raises(RuntimeError, match="no"):
+            call("finetune.mode=knn", ckpt=pretrained)
+    summary = tmp_path / "run" / "summary.json"
+    assert json.loads(summary.read_text())["status"] == "failed"
+    assert call("finetune.mode=knn", ckpt=pretrained) == 0
+    assert json.loads(summary.read_text())["status"] == "done"
+
+
+def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrained, tmp_path):
+    config = ["--config", str(ROOT / "configs" / "finetune_cifar_tiny.yaml"), "--ckpt", str(pretrained)]
+    options = [
+        *SMALL,
+        "model.img_size=8",
+        f"data.path={digits}",
+        f"run.dir={tmp_path / 'run'}",
+        "finetune.mode=knn",
+    ]
+    waits = (
+        "import sys, time; import finetune.frozen as frozen; from finetune.job import main;"
+        "frozen.read_features = lambda *a: (print('reading', flush=True), time.sleep(60));"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", waits, *config, *options]
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while "reading" not in (line := first.stdout.readline()):
+            assert line, first.stderr.read()
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert second.returncode == 2
+        assert "is in use by process" in second.stderr
+        os.kill(first.pid, signal.SIGUSR1)
+        assert first.wait(20) == 75
+    finally:
+        first.kill()
+        first.communicate()
+    assert np.all([not (tmp_path / "run" / name).exists() for name in ("results.json", "predictions.csv")])
