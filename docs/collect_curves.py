@@ -17,7 +17,7 @@ from typing import Any
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mae_vit.config_file import parse_yaml
+from mae_vit.config_file import read_run_config
 from mae_vit.files import read_json_lines
 from mae_vit.reference_curves import FOLDER, curves_of, recipe_of
 
@@ -25,7 +25,7 @@ from mae_vit.reference_curves import FOLDER, curves_of, recipe_of
 def read(run: Path) -> dict[str, Any]:
     """Reads a run."""
     total = json.loads((run / "summary.json").read_text())["total_steps"]
-    config = parse_yaml((run / "config.yaml").read_text(), str(run))
+    config = read_run_config(run)
     lines = read_json_lines(run / "metrics.jsonl")
     return {
         "seed": config["run"]["seed"],

@@ -14,7 +14,7 @@ from mae_vit.data.augment import Augment
 from mae_vit.data.feeding import check_cache
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.loader import FixedBatches
-from mae_vit.data.opening import check_labels, check_pad, open_training_index
+from mae_vit.data.opening import check_labels, check_pad, find_split, open_training_index
 from mae_vit.data.order import permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.remote.folder import locate
@@ -209,14 +209,14 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
 
 
 def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
-    wanted, own, splits = config.finetune.test_split, config.data.split, index.dataset.splits
-    others = [name for name in splits if name != own]
-    if wanted == own:
-        raise InputError(
-            f'finetune.test_split="{wanted}" is what data.split trains on: give another split '
-            f"({', '.join(others) or 'there is none'})"
-        )
-    found = wanted or next((name for name in TEST_SPLITS if name in others), None)
+    splits = index.dataset.splits
+    found = find_split(
+        splits,
+        wanted=config.finetune.test_split,
+        own=config.data.split,
+        known=TEST_SPLITS,
+        key="finetune.test_split",
+    )
     if found is None:
         raise InputError(
             f'{shown(config.data.path)} has no split "test" or "val" to measure on ({", ".join(splits)}): '

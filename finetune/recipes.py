@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
-from mae_vit.config_file import parse_yaml
+from mae_vit.config_file import parse_yaml, read_run_config
 from mae_vit.data.dataset import read_dataset
 from mae_vit.data.remote.folder import locate
 from mae_vit.errors import InputError
@@ -96,14 +94,18 @@ def _augmentation(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.yaml"
     try:
-        raw = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        if isinstance(raw["model"], dict) and isinstance(raw["data"]["augment"], dict):
-            return dict(raw)
-    except Exception as error:  # missing, or not a config of ours
-        raise InputError(f"{folder} has no readable config.yaml ({type(error).__name__}): {_PASS}") from None
-    raise InputError(f"{path} is no config of a run: {_PASS}")
+        raw = read_run_config(folder)
+    except InputError as error:
+        raise InputError(f"{error}: {_PASS}") from None
+    data = raw.get("data")
+    if (
+        isinstance(raw.get("model"), dict)
+        and isinstance(data, dict)
+        and isinstance(data.get("augment"), dict)
+    ):
+        return raw
+    raise InputError(f"{folder / 'config.yaml'} is no config of a run: {_PASS}")
 
 
 def _inline(value: Any) -> str:

@@ -149,6 +149,24 @@ def parse_yaml(text: str, where: str) -> Any:
         raise InputError(f"{where}: not valid YAML: {reason_of(error)}") from None
 
 
+def read_run_config(run: Path) -> dict[str, Any]:
+    """Reads the config that a run has left in its folder, as plain data.
+
+    Raises:
+        InputError: if there is none.
+    """
+    path = run / "config.yaml"
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        raise InputError(f"{run} is no run folder: it has no config.yaml") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {reason_of(error)}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is no config of a run")
+    return content
+
+
 def drop_alternatives(raw: dict[str, Any], overridden: set[str]) -> None:
     """Takes out of the file what an override gives in another way.
 

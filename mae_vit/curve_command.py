@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mae_vit.commandline import EXIT_FAILED, OneLineParser
-from mae_vit.config_file import parse_yaml
+from mae_vit.config_file import read_run_config
 from mae_vit.errors import InputError, counted, nearest, reason_of
 from mae_vit.files import read_json_lines
 
@@ -76,9 +76,8 @@ def run_curve(arguments: argparse.Namespace) -> int:
 
 
 def _lines_of(run: Path) -> list[dict[str, Any]]:
-    for name in ("metrics.jsonl", "config.yaml"):
-        if not (run / name).is_file():
-            raise InputError(f"{run} is no run folder: it has no {name}")
+    if not (run / "metrics.jsonl").is_file():
+        raise InputError(f"{run} is no run folder: it has no metrics.jsonl")
     lines = read_json_lines(run / "metrics.jsonl")
     if not lines:
         raise InputError(f"{run} has logged nothing yet")
@@ -96,8 +95,7 @@ def _choose(run: Path, preset: str | None) -> tuple[Reference, list[str]]:
         references = [reference for reference in references if reference.name == preset]
         if not references:
             raise InputError(f"--preset {preset}: {nearest(preset, names)}")
-    config = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), str(run / "config.yaml"))
-    found = nearest_reference(recipe_of(config), references)
+    found = nearest_reference(recipe_of(read_run_config(run)), references)
     assert found is not None
     # Another rate shows in the curve what it does; another task has another curve.
     others = [text for text in found[1] if text.startswith(_TASK)]

@@ -95,10 +95,10 @@ def _own_data(run: Path, *, is_run: bool) -> str:
     """The data that a run was trained on."""
     if not is_run:
         raise InputError(f"--data is needed: {run} does not say which images it was trained on")
-    from mae_vit.config_file import parse_yaml
+    from mae_vit.config_file import read_run_config
 
-    content = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), str(run / "config.yaml"))
-    path = content.get("data", {}).get("path") if isinstance(content, dict) else None
+    data = read_run_config(run).get("data")
+    path = data.get("path") if isinstance(data, dict) else None
     if not path or not (is_url(str(path)) or Path(path).is_dir()):
         raise InputError(f"the data of {run} are not at {path} any more: give --data")
     return str(path)

@@ -14,7 +14,7 @@ from mae_vit.data.feeding import check_cache
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.index_rows import NO_LABEL
 from mae_vit.data.loader import FixedBatches
-from mae_vit.data.opening import check_labels, check_pad, open_training_index
+from mae_vit.data.opening import check_labels, check_pad, find_split, open_training_index
 from mae_vit.data.order import permute
 from mae_vit.data.reading import Source, open_source
 from mae_vit.data.remote.folder import locate
@@ -167,16 +167,11 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
 
 def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
     """Opens the split that is measured but not trained on."""
-    path, wanted = index.folder, config.monitor.evaluate_split
-    if wanted is not None:
-        if wanted == config.data.split:
-            others = sorted(set(index.dataset.splits) - {wanted})
-            raise InputError(
-                f'monitor.evaluate_split="{wanted}" is what data.split trains on: '
-                f"give another split ({', '.join(others) or 'there is none'})"
-            )
-        return open_index(path, wanted, remote=index.remote)
-    present = [
-        name for name in _HELD_OUT_SPLITS if name in index.dataset.splits and name != config.data.split
-    ]
-    return open_index(path, present[0], remote=index.remote) if present else None
+    found = find_split(
+        index.dataset.splits,
+        wanted=config.monitor.evaluate_split,
+        own=config.data.split,
+        known=_HELD_OUT_SPLITS,
+        key="monitor.evaluate_split",
+    )
+    return open_index(index.folder, found, remote=index.remote) if found else None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mae_vit.batch import Batch
 from mae_vit.checkpoint_files import BrokenCheckpoint, list_checkpoints, step_of
-from mae_vit.config_file import load_config
+from mae_vit.config_file import load_config, read_run_config
 from mae_vit.data.loader import load_batches
 from mae_vit.data.order import Share
 from mae_vit.errors import InputError
@@ -145,12 +145,9 @@ def _filled(row: Picture, count: int) -> Picture:
 
 
 def _config_of(run: Path) -> Path:
-    path = run / "config.yaml"
-    if not path.is_file():
-        raise InputError(f"{run} is no run folder: it has no config.yaml")
-    if "\nfinetune:" in path.read_text(encoding="utf-8"):
+    if "finetune" in read_run_config(run):
         raise InputError(f"{run} is a fine-tuning run: only pretraining is replayed")
-    return path
+    return run / "config.yaml"
 
 
 def _world_size(run: Path) -> int:

@@ -113,6 +113,7 @@ ALLOWED = {
     "mae_vit.prepare_command": ("commandline", "data", "errors", "machine"),
     "mae_vit.export": (
         *(
+            "config_file",
             "decoder",
             "encoder",
             "errors",

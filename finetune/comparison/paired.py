@@ -53,7 +53,7 @@ class Gap:
         return abs(self.points) > self.half_width
 
 
-def compare(rows: Sequence[Row], others: Sequence[Row]) -> Gap | None:
+def gap_between(rows: Sequence[Row], others: Sequence[Row]) -> Gap | None:
     """Compares two entries seed by seed, image by image; None where no seed is in both.
 
     The interval adds two independent sources: which images are tested (normal, from the

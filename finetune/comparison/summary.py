@@ -9,7 +9,7 @@ import numpy as np
 
 from finetune.comparison.config import CompareConfig
 from finetune.comparison.matrix import Labels
-from finetune.comparison.paired import Gap, compare
+from finetune.comparison.paired import Gap, gap_between
 from finetune.comparison.rows import Row, group
 
 # By what a run's summary says of its start's labels.
@@ -74,7 +74,7 @@ def lines_of(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
     lines = []
     for (entry, labels, mode), several in found.items():
         others = found.get((config.reference, labels, mode))
-        gap = compare(several, others) if others and entry != config.reference else None
+        gap = gap_between(several, others) if others and entry != config.reference else None
         lines.append(Line(entry, notes[entry], labels, mode, tuple(several), gap))
     return lines
 
@@ -92,7 +92,7 @@ def each_against_each(lines: Sequence[Line]) -> list[tuple[Line, list[Gap | None
         (
             line,
             [
-                compare(line.rows, other.rows) if other is not line and other.mode == line.mode else None
+                gap_between(line.rows, other.rows) if other is not line and other.mode == line.mode else None
                 for other in lines
             ],
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,33 @@ def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool
 def auto_workers(cores: int, *, on_gpu: bool) -> int:
     """Processes that decode: all cores but one, at least one beside a GPU, at most 16."""
     return min(_MAX_AUTO_WORKERS, max(1 if on_gpu else 0, cores - 1))
+
+
+def find_split(
+    splits: Iterable[str], *, wanted: str | None, own: str, known: Sequence[str], key: str
+) -> str | None:
+    """Names the split that is measured and not trained on.
+
+    Args:
+        splits: that there are.
+        wanted: the one that is asked for, there or not.
+        own: the one that is trained on.
+        known: those looked for otherwise, best first.
+        key: by which it is asked for.
+
+    Returns:
+        None where none is asked for, and none of the known ones is there.
+
+    Raises:
+        InputError: if it is the one that is trained on.
+    """
+    others = [name for name in splits if name != own]
+    if wanted == own:
+        raise InputError(
+            f'{key}="{wanted}" is what data.split trains on: give another split '
+            f"({', '.join(sorted(others)) or 'there is none'})"
+        )
+    return wanted or next((name for name in known if name in others), None)
 
 
 def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:

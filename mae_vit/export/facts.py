@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ruamel.yaml import YAML, YAMLError
-
-from mae_vit.errors import counted
+from mae_vit.config_file import read_run_config
+from mae_vit.errors import InputError, counted
 from mae_vit.export.network import Handed, metadata_of
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.starts import name_of
@@ -61,7 +61,7 @@ _WITHOUT_LABELS = {name for name, section in OBJECTIVES.items() if not section.u
 def collect(handed: Handed) -> Facts:
     """Gathers what files tell; what they do not tell is said to be unknown."""
     folder = _run_folder(handed)
-    config = _yaml(folder / "config.yaml") if folder else {}
+    config = _config(folder) if folder else {}
     summary = _json(folder / "summary.json") if folder else {}
     environment = _json(folder / "environment.json") if folder else {}
     history = [
@@ -90,12 +90,10 @@ def _run_folder(handed: Handed) -> Path | None:
     return None
 
 
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        found = YAML(typ="safe", pure=True).load(path.read_text())
-    except (OSError, UnicodeDecodeError, YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _config(folder: Path) -> dict[str, Any]:
+    with suppress(InputError):
+        return read_run_config(folder)
+    return {}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from finetune.comparison.config import CompareConfig
 from finetune.comparison.jobs import Job
 from finetune.comparison.matrix import Matrix
 from finetune.comparison.page import crossings_told, write_page, write_text
-from finetune.comparison.paired import compare
+from finetune.comparison.paired import gap_between
 from finetune.comparison.summary import Line
 from mae_vit.data.dataset import read_dataset
 
@@ -74,7 +74,7 @@ def lines_crossing(spread: float) -> list[Line]:
                 values = one.values | {"train_size": labels, "val_size": 0}
                 rows.append(replace(one, values=values))
             found[name] = tuple(rows)
-        gap = compare(found["other"], found["scratch"])
+        gap = gap_between(found["other"], found["scratch"])
         lines.append(Line("scratch", "", labels, "finetune", found["scratch"], None))
         lines.append(Line("other", "", labels, "finetune", found["other"], gap))
     return lines

@@ -7,7 +7,7 @@ import pytest
 from comparing import row
 
 from finetune.comparison.charts import crossings
-from finetune.comparison.paired import compare, mcnemar
+from finetune.comparison.paired import gap_between, mcnemar
 from finetune.comparison.rows import choose_subset
 from finetune.comparison.summary import Line, each_against_each
 
@@ -26,7 +26,7 @@ def test_a_gap_is_paired_by_seed_and_image():
     truth = generator.random((3, 400))
     ours = [row("ours", seed, truth[seed] < 0.7) for seed in range(3)]
     theirs = [row("theirs", seed, truth[seed] < 0.6) for seed in (2, 0, 1)]
-    gap = compare(ours, theirs)
+    gap = gap_between(ours, theirs)
     differences = np.stack([(truth[s] < 0.7) * 1.0 - (truth[s] < 0.6) for s in range(3)])
     assert gap.seeds == 3
     assert gap.points == pytest.approx(100 * differences.mean())
@@ -35,7 +35,7 @@ def test_a_gap_is_paired_by_seed_and_image():
     over_images = 1.959964 * differences.mean(axis=0).std(ddof=1) / 400**0.5
     assert gap.half_width == pytest.approx(100 * (over_seeds**2 + over_images**2) ** 0.5, rel=1e-5)
     assert gap.is_clear
-    back = compare(theirs, ours)
+    back = gap_between(theirs, ours)
     assert back.points == pytest.approx(-gap.points)
     assert back.half_width == pytest.approx(gap.half_width)
 
@@ -48,7 +48,7 @@ def test_the_interval_holds_what_it_says():
         rows = [
             [row(name, seed, generator.random(200) < 0.6) for seed in range(3)] for name in ("one", "other")
         ]
-        gap = compare(*rows)
+        gap = gap_between(*rows)
         clear += gap.is_clear
     assert 0 < clear < 0.08 * 400
 
@@ -67,7 +67,7 @@ def test_each_is_set_against_each():
     assert [gaps[n][n] for n in range(4)] == [None] * 4
     assert gaps[0][3] is gaps[3][0] is None, "another mode"
     assert gaps[0][1].points == pytest.approx(-gaps[1][0].points)
-    assert gaps[1][0].points == compare(lines[1].rows, lines[0].rows).points
+    assert gaps[1][0].points == gap_between(lines[1].rows, lines[0].rows).points
     assert gaps[1][0].in_brackets().startswith("+")
     assert gaps[1][2].in_brackets() == "(+0.0 [0.0, 0.0])"
 
@@ -77,23 +77,23 @@ def test_an_interval_is_within_what_a_gap_can_be():
         [row(name, seed, np.arange(40) < right[seed]) for seed in (0, 1)]
         for name, right in (("a", (39, 30)), ("b", (0, 10)))
     ]
-    gap = compare(*rows)
+    gap = gap_between(*rows)
     assert gap.half_width > 100
     assert gap.describe() == "+73.8 points (95 %: -100.0 to 100.0)"
     assert gap.in_brackets() == "(+73.8 [-100.0, 100.0])"
 
 
 def test_a_gap_of_one_seed_says_so():
-    gap = compare([row("a", 0, np.arange(400) < 300)], [row("b", 0, np.arange(400) < 200)])
+    gap = gap_between([row("a", 0, np.arange(400) < 300)], [row("b", 0, np.arange(400) < 200)])
     assert gap.describe() == "+25.0 points (95 %, one seed, test images alone: 20.8 to 29.2)"
     assert gap.in_brackets() == "+25.0 [20.8, 29.2]*"
 
 
 def test_no_gap_of_other_images_or_seeds():
     ours, theirs = row("ours", 0, np.ones(4, bool)), row("theirs", 1, np.ones(4, bool))
-    assert compare([ours], [theirs]) is None
+    assert gap_between([ours], [theirs]) is None
     other = replace(theirs, cell=replace(theirs.cell, seed=0), keys=("a", "b", "c", "e"))
-    assert compare([ours], [other]) is None
+    assert gap_between([ours], [other]) is None
 
 
 def test_lines_cross_between_two_sizes():

@@ -197,7 +197,7 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     config.write_text("model: 3\n")
     refused("is no config of a run")
     config.unlink()
-    refused("no readable config.yaml")
+    refused("it has no config.yaml")
     encoder = alone.folder / "encoder.safetensors"
     assert main(["--ckpt", str(encoder)]) == 2
     assert "does not say which data to fine-tune on" in capsys.readouterr().err
