@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from finetune.features import read_features
 from finetune.frozen_options import unused_options
 from finetune.linear_probe import describe_probe, describe_results, plan_probe, score_by_probe
 from finetune.measuring import Measuring, predictions_of
-from finetune.model import describe_encoder, labels_seen, warn_of_seen_labels
+from finetune.model import all_labels, describe_encoder, labels_seen, warn_of_seen_labels
 from finetune.results import Outputs, sizes_of
 from mae_vit.config_file import dump_config
 from mae_vit.coverage import Coverage, load_start, warn_of_normalization
@@ -27,10 +28,10 @@ from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.plan import Plan
-from mae_vit.signals import end_at_once
+from mae_vit.signals import ending_at_once
 from mae_vit.starts import Start
 from mae_vit.training.beginning import begin, hold
-from mae_vit.training.distributed import Ranks, barrier
+from mae_vit.training.distributed import Ranks, barrier, from_rank_zero
 from mae_vit.training.entry import Arguments
 from mae_vit.training.estimate import estimate
 from mae_vit.training.precision import Autocast
@@ -64,11 +65,10 @@ def score_frozen(
     plan = plan_probe(config, data) if mode == "linear_probe" else None
     text = dump_config(config)
     digest = start.digest if start else None
-    if arguments.resume != "never" and _is_done(
-        folder, text, {"start_digest": digest, "data": data.identity}
-    ):
+    inputs = {"start_digest": digest, "data": data.identity}
+    results = folder.path / "results.json" if config.finetune.test else folder.summary
+    if arguments.resume != "never" and _is_done(folder, text, inputs):
         if ranks.rank == 0:
-            results = folder.path / "results.json" if config.finetune.test else folder.summary
             print(f"{folder.path} is finished; results: {results}")
         return 0
     model = build()
@@ -77,6 +77,10 @@ def score_frozen(
     if coverage is not None and start is not None and ranks.rank == 0:
         print(coverage.describe(start.source))
         warn_of_normalization(start, data.mean, data.std)
+        if "fc_norm.weight" in start.tensors and model.pool == "cls":
+            print(
+                "note: the start was fine-tuned on the mean of the patch tokens: finetune.pool=mean reads that"
+            )
     seen = labels_seen(start, None, config, data)
     if seen == "held-out" and start is not None and ranks.rank == 0:
         warn_of_seen_labels(start.source)
@@ -94,15 +98,15 @@ def score_frozen(
             print("all checks passed; nothing was scored")
         return 0
     identity = run_identity(config, derived={**data.identity, "finetune.start_digest": digest})
-    begin(config, arguments, folder, identity, ranks, device)
+    begin(config, arguments, folder, identity, ranks, device, saves=False)
     hold(folder, ranks, new=True)
-    end_at_once()
-    told = {
-        **sizes_of(config, data),
-        "start_digest": digest,
-        "data": data.identity,
-        "labels_seen_by_start": seen,
-    }
+    # Meanwhile another process may have ended it; asked for anew, it was moved aside.
+    if from_rank_zero(folder.read_status() if ranks.rank == 0 else None, ranks) == "done":
+        folder.unlock()
+        if ranks.rank == 0:
+            print(f"{folder.path} is finished; results: {results}")
+        return 0
+    told = {**sizes_of(config, data), **inputs, "labels_seen_by_start": seen}
     if ranks.rank == 0:
         folder.create(text, describe_environment(sys.argv, ranks.world_size))
         folder.write_summary("running", told)
@@ -110,10 +114,12 @@ def score_frozen(
             print(f"note: {mode} trains nothing, so that these have no effect: {', '.join(unused)}")
     barrier(ranks)
     try:
-        lines = _score_and_write(config, data, model, plan, told, folder, ranks, device)
-    except BaseException:
+        with ending_at_once():
+            lines = _score_and_write(config, data, model, plan, told, folder, ranks, device)
+    except Exception:
         if ranks.rank == 0:
-            folder.write_summary("failed", told)
+            with suppress(OSError):
+                folder.write_summary("failed", told)
         raise
     finally:
         folder.unlock()
@@ -137,7 +143,9 @@ def _score_and_write(
     """Scores, and leaves the results; says what was found and where it is."""
     batch_size = _batch_size(config)
     measuring = Measuring(ranks, device, Autocast(model, device, config.train.precision).context, batch_size)
-    outputs = Outputs(config, data, folder, measuring, describe_encoder(config, data))
+    outputs = Outputs(
+        config, data, folder, measuring, describe_encoder(config, data), all_labels(config, data, None)
+    )
     model.to(device)
     guesses: Predictions | None
     if plan is not None:
@@ -164,17 +172,20 @@ def load_frozen(model: ViTClassifier, start: Start | None) -> Coverage | None:
     Raises:
         InputError: if it does not fit, naming the difference.
     """
-    width = model.encoder.embed_dim
-    model.encoder.norm, model.fc_norm = torch.nn.LayerNorm(width, eps=1e-6), torch.nn.Identity()
+    norm = torch.nn.LayerNorm(model.encoder.embed_dim, eps=1e-6)
+    model.encoder.norm, model.fc_norm = norm, torch.nn.Identity()
     if start is None:
         return None
     own = [name for name in ("fc_norm.weight", "fc_norm.bias") if name in start.tensors]
     if own:
-        model.encoder.norm, model.fc_norm = model.fc_norm, model.encoder.norm
-        model.fc_norm.load_state_dict({name.removeprefix("fc_norm."): start.tensors[name] for name in own})
+        model.encoder.norm, model.fc_norm = model.fc_norm, norm
     coverage = load_start(start, model.encoder)
-    coverage.skipped = [name for name in coverage.skipped if name not in own]
-    coverage.loaded += own
+    if own:
+        if len(own) == 1:
+            raise InputError(f"{start.source} has half of its norm behind the mean: {own[0]} alone")
+        norm.load_state_dict({name.removeprefix("fc_norm."): start.tensors[name] for name in own})
+        coverage.skipped = [name for name in coverage.skipped if name not in own]
+        coverage.loaded += own
     return coverage
 
 
@@ -223,7 +234,9 @@ def _is_done(folder: RunFolder, text: str, inputs: dict[str, Any]) -> bool:
     if folder.read_status() is None or not config.exists():
         return False
     told = json.loads(folder.summary.read_text())
-    if config.read_text() != text or any(told.get(name) != value for name, value in inputs.items()):
+    if config.read_text() != text or any(
+        name in told and told[name] != value for name, value in inputs.items()
+    ):
         raise InputError(
             f"{folder.path} holds another run: give this one another run.name, or --resume never to move that aside"
         )

@@ -14,6 +14,7 @@ from finetune.data import FinetuneData, open_data
 from finetune.frozen import score_frozen
 from finetune.measuring import Measuring
 from finetune.model import (
+    all_labels,
     build_classifier,
     describe_encoder,
     draws_noise,
@@ -21,7 +22,6 @@ from finetune.model import (
     labels_seen,
     load_into,
     optimizer_of,
-    own_labels,
     warn_of_seen_labels,
 )
 from finetune.plan_text import describe_plan, describe_rates, rates_of
@@ -37,6 +37,7 @@ from mae_vit.data.feeding import bring
 from mae_vit.errors import InputError
 from mae_vit.files import write_json
 from mae_vit.plan import Plan, check_pairs, make_plan
+from mae_vit.seen_labels import SeenLabels
 from mae_vit.skipping import Skipped
 from mae_vit.starts import Start
 from mae_vit.training.beginning import begin, check_engine, is_finished, open_run_folder
@@ -138,7 +139,8 @@ def finetune(arguments: Arguments) -> int:
     if len(data.held_out):
         # When held-out images are measured decides which weights can be chosen.
         derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
-    identity = run_identity(config, derived=derived).noting(own_labels(config, data).model_dump())
+    labels = all_labels(config, data, start)
+    identity = run_identity(config, derived=derived).noting(labels.model_dump())
     seen = labels_seen(start, teacher, config, data)
     if seen == "held-out" and ranks.rank == 0:
         warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
@@ -184,7 +186,7 @@ def finetune(arguments: Arguments) -> int:
         config.finetune.start or "scratch",
     )
     facts = {"labels_seen_by_start": seen}
-    return run.go(Job(config, plan, data, info, engine, folder, build(), facts), found)
+    return run.go(Job(config, plan, data, info, labels, engine, folder, build(), facts), found)
 
 
 def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Classifier]) -> Estimate:
@@ -225,6 +227,7 @@ class Job:
     plan: Plan
     data: FinetuneData
     info: EncoderInfo | None
+    labels: SeenLabels
     engine: Engine
     folder: RunFolder
     measured: Classifier
@@ -266,7 +269,7 @@ class Job:
             self.engine.module.context,
             self.plan.batch_size_per_device,
         )
-        outputs = Outputs(self.config, self.data, self.folder, measuring, self.info)
+        outputs = Outputs(self.config, self.data, self.folder, measuring, self.info, self.labels)
         self._summary.update({**self.facts, **outputs.measure(self.measured, best)})
         return self._summary
 

@@ -62,7 +62,7 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
     height, width = config.model.image_hw
     facts = {
         "start": config.finetune.start or "random weights",
-        "model": f"{config.model.name}, {height}x{width} px, frozen; {config.finetune.pool} behind the final norm",
+        "model": f"{config.model.name}, {height}x{width} px, frozen; {config.finetune.pool} normed",
         "compute": f"{forward_flops / 1e9:.3f} GFLOP per image, which is encoded once; one linear layer on it",
         "data": f'{shown(config.data.path)}, split "{config.data.split}": {len(data.train):,} images of '
         f"{len(data.classes)} classes, without augmentation",

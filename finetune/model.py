@@ -146,13 +146,14 @@ def optimizer_of(config: FinetuneConfig) -> OptimizerOptions:
     )
 
 
-def own_labels(config: FinetuneConfig, data: FinetuneData) -> SeenLabels:
-    """The labels that a run is trained on."""
-    return SeenLabels(
+def all_labels(config: FinetuneConfig, data: FinetuneData, start: Start | None) -> SeenLabels:
+    """The labels that a run's weights will have seen, its start's too."""
+    own = SeenLabels(
         fingerprint=data.index.fingerprint,
         per_class=config.data.labels_per_class,
         holdout=config.finetune.holdout,
     )
+    return own.joined(start.labels if start else None)
 
 
 def labels_seen(

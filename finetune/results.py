@@ -14,10 +14,10 @@ from finetune.classifiers import Classifier, ViTClassifier
 from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
 from finetune.measuring import Measuring
-from finetune.model import own_labels
 from mae_vit.encoder import choose_attention
 from mae_vit.evaluation.metrics import Predictions, read_gap
 from mae_vit.files import write_atomically, write_json
+from mae_vit.seen_labels import SeenLabels
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.training.state import Best
 from mae_vit.weights import EncoderInfo, to_metadata
@@ -33,6 +33,7 @@ class Outputs:
         folder: of the run.
         measuring: where images are measured.
         info: geometry of the encoder; None for a network of another kind.
+        labels: that the weights have seen.
     """
 
     config: FinetuneConfig
@@ -40,6 +41,7 @@ class Outputs:
     folder: RunFolder
     measuring: Measuring
     info: EncoderInfo | None
+    labels: SeenLabels
 
     def measure(self, model: Classifier, best: Best) -> dict[str, Any]:
         """Measures chosen weights on training and on test images, and writes it all.
@@ -122,7 +124,7 @@ class Outputs:
             told |= {**asdict(self.info), "step": best.step, "pool": self.config.finetune.pool}
         else:
             told |= {"network": self.config.model.name, "img_size": list(self.config.model.image_hw)}
-        told["labels"] = own_labels(self.config, self.data).model_dump()
+        told["labels"] = self.labels.model_dump()
         return save_tensors(tensors, metadata=to_metadata(told))
 
 

@@ -104,8 +104,8 @@ def closest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Returns what is said of a failure, to stand behind a colon: `no such file or directory`; of others a line."""
-    if isinstance(error, OSError):
-        return (error.strerror or str(error) or type(error).__name__).lower()
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 

@@ -29,6 +29,19 @@ class SeenLabels(BaseModel):
     per_class: int | None = Field(default=None, gt=0)
     holdout: float = Field(default=0.0, ge=0, le=1)
 
+    def joined(self, before: SeenLabels | None) -> SeenLabels:
+        """Adds labels that weights had seen before these; of another split these alone are told."""
+        if before is None or before.fingerprint != self.fingerprint:
+            return self
+        sizes = (self.per_class, before.per_class)
+        return SeenLabels(
+            fingerprint=self.fingerprint,
+            left_out=min(self.left_out, before.left_out),
+            per_class=None if None in sizes else max(filter(None, sizes)),
+            # The same images are held out of the same labels alone.
+            holdout=min(self.holdout, before.holdout) if sizes[0] == sizes[1] else 0.0,
+        )
+
     def overlap(self, fingerprint: str, per_class: int | None, holdout: float) -> Overlap:
         """Tells whether labels by which a run chooses its epoch were among them.
 

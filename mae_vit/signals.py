@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
@@ -32,13 +35,40 @@ def hear_early() -> None:
         signal.signal(signal.SIGINT, lambda number, frame: _end_now(INTERRUPTED))
 
 
-def end_at_once() -> None:
-    """Makes signals end this process without more ado: for what has nothing to save before it is done."""
-    if heard_early():
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Lets signals, or the loss of a launcher, end this process without more ado: it has nothing to save yet."""
+
+    def end() -> NoReturn:
         _end_now(INTERRUPTED, EXIT_REQUEUE)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: _end_now(INTERRUPTED, EXIT_REQUEUE))
+
+    if heard_early():
+        end()
+    over = threading.Event()
+    if launchers := find_launchers():
+        watch = partial(_watch, launchers, lambda reason: end(), over.is_set)
+        threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: end())
+    try:
+        yield
+    finally:
+        over.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(launchers: list[psutil.Process], then: Callable[[str], object], over: Callable[[], bool]) -> None:
+    """Calls `then` with a reason once a launcher is gone, until it is `over`."""
+    # is_running() compares creation times, so a reused pid does not deceive it.
+    while not over():
+        for launcher in launchers:
+            if not _alive(launcher):
+                then(f"launcher {launcher.pid} ended")
+                return
+        threading.Event().wait(_POLL_S)
 
 
 def _end_now(line: str, code: int = EXIT_INTERRUPTED) -> NoReturn:
@@ -83,9 +113,8 @@ class StopRequest:
                 signal.signal(number, self._on_signal)
         launchers = find_launchers()
         if launchers:
-            threading.Thread(
-                target=self._watch, args=(launchers,), daemon=True, name="launcher-watch"
-            ).start()
+            watch = partial(_watch, launchers, self._stop_for, lambda: self.reason is not None)
+            threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
 
     def __bool__(self) -> bool:
         """True once a stop was requested."""
@@ -108,14 +137,8 @@ class StopRequest:
             _say("stopping after this step, and saving; Ctrl-C once more ends without that")
         self.reason = self.reason or signal.Signals(number).name
 
-    def _watch(self, launchers: list[psutil.Process]) -> None:
-        # is_running() compares creation times, so a reused pid does not deceive it.
-        while self.reason is None:
-            for launcher in launchers:
-                if not _alive(launcher):
-                    self.reason = self.reason or f"launcher {launcher.pid} ended"
-                    return
-            threading.Event().wait(_POLL_S)
+    def _stop_for(self, reason: str) -> None:
+        self.reason = self.reason or reason
 
 
 def find_launchers() -> list[psutil.Process]:

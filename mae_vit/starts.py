@@ -189,7 +189,21 @@ def _read_checkpoint(path: Path) -> Start:
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
         geometry=geometry,
-        labels=SeenLabels.model_validate(identity[LABELS_SEEN]) if identity.get(LABELS_SEEN) else None,
+        labels=_labels_seen(identity),
+    )
+
+
+def _labels_seen(identity: dict[str, Any]) -> SeenLabels | None:
+    """The labels that a run has seen, as it says; of older checkpoints, as follows from their options."""
+    if LABELS_SEEN in identity:
+        return None if identity[LABELS_SEEN] is None else SeenLabels.model_validate(identity[LABELS_SEEN])
+    if "finetune.mode" not in identity and identity.get("objective.name") != "supervised":
+        return None
+    return SeenLabels(
+        fingerprint=identity["data.fingerprint"],
+        left_out=identity.get("data.leave_out_per_class") or 0,
+        per_class=identity.get("data.labels_per_class"),
+        holdout=float(identity.get("finetune.holdout") or 0.0),
     )
 
 

@@ -53,7 +53,7 @@ def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool =
         tries_batches: train a few steps with micro-batches of growing size.
 
     Returns:
-        0, 1 if a check fails, 2 if the config is none, or if what needs one comes without.
+        0, 1 if a check fails, 2 if the config is none, or if what needs one comes without; else as jobs end.
     """
     # As jobs end: ranks that fail alike say it once for each node.
     return run_to_exit_code(lambda: _examine_all(path, overrides, tries_batches=tries_batches))

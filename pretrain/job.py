@@ -34,7 +34,7 @@ from mae_vit.training.state import Best
 from mae_vit.weights import EncoderInfo, encoder_bytes
 from pretrain.data import Data
 from pretrain.plan_text import describe_plan
-from pretrain.setup import set_up
+from pretrain.setup import seen_labels, set_up
 
 EXAMPLES = """examples:
   python pretrain/run.py --config configs/mae_digits.yaml
@@ -98,11 +98,12 @@ def pretrain(arguments: Arguments) -> int:
         return 0
     objective = setup.build()
     # Labels reach the weights through what they begin from, too.
-    labels = found.identity.get(LABELS_SEEN) if found else None
     if found is None:
         start = initialize(objective, config, setup.info, say=ranks.rank == 0)
-        labels = start.labels.model_dump() if start and start.labels else None
-    info = replace(setup.info, labels=setup.info.labels or labels)
+        labels = seen_labels(config, setup.data, start.labels if start else None)
+        info = replace(setup.info, labels=labels.model_dump() if labels else None)
+    else:
+        info = replace(setup.info, labels=found.identity.get(LABELS_SEEN, setup.info.labels))
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
     begins_from = config.model.init or "scratch"

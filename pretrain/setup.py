@@ -107,12 +107,16 @@ def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
         InputError: if width and heads do not fit.
     """
     info = resolve_encoder(config.model, mean=data.mean, std=data.std, objective=config.objective.name)
+    labels = seen_labels(config, data, None)
+    return replace(info, labels=labels.model_dump() if labels else None)
+
+
+def seen_labels(config: PretrainConfig, data: Data, before: SeenLabels | None) -> SeenLabels | None:
+    """The labels that a run's weights will have seen, after those that they had seen `before` it."""
     if not config.objective.uses_labels:
-        return info
-    left_out = config.data.leave_out_per_class or 0
-    return replace(
-        info, labels=SeenLabels(fingerprint=data.index.fingerprint, left_out=left_out).model_dump()
-    )
+        return before
+    own = SeenLabels(fingerprint=data.index.fingerprint, left_out=config.data.leave_out_per_class or 0)
+    return own.joined(before)
 
 
 def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: int) -> Objective:

@@ -71,7 +71,6 @@ ALLOWED = {
         "data",
         "machine",
         "plan",
-        "signals",
         "skipping",
         "training.distributed",
     ),

@@ -1,5 +1,7 @@
 """Which labels a start brings with it."""
 
+import json
+
 import pytest
 from commands import ROOT
 from pydantic import ValidationError
@@ -59,3 +61,36 @@ def test_labels_are_known_through_what_a_run_began_from(digits, tmp_path):
     pretrain_some(digits, tmp_path / "none", "train.steps=2")
     for name, expected in (("second", known), ("second/encoder.safetensors", known), ("none", None)):
         assert read_start(str(tmp_path / name)).labels == expected
+
+
+def test_a_checkpoint_that_does_not_say_is_known_by_its_options(digits, tmp_path):
+    pretrain_some(digits, tmp_path / "old", "objective={name: supervised}", "train.steps=2")
+    path = tmp_path / "old"
+    expected = read_start(str(path)).labels
+    states = sorted(path.glob("checkpoints/step-*/state.json"))
+    for state in states:
+        described = json.loads(state.read_text())
+        assert described["identity"].pop("labels_seen")
+        state.write_text(json.dumps(described))
+    assert read_start(str(path)).labels == expected == SeenLabels(fingerprint=expected.fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("own", "before", "together"),
+    [
+        (REST, None, REST),
+        (REST, ALL, ALL),
+        (TUNED, ALL, ALL),
+        (ALL, TUNED, ALL),
+        (TUNED, TUNED, TUNED),
+        (TUNED, SeenLabels(fingerprint="a", per_class=500, holdout=0.2), TUNED),
+        (
+            TUNED,
+            SeenLabels(fingerprint="a", per_class=900, holdout=0.2),
+            SeenLabels(fingerprint="a", per_class=900),
+        ),
+        (REST, SeenLabels(fingerprint="b"), REST),
+    ],
+)
+def test_labels_of_two_stages(own, before, together):
+    assert own.joined(before) == together

@@ -129,6 +129,11 @@ class MAE(Objective):
                 module.apply(init_transformer)
         nn.init.normal_(self.mask_token, std=0.02)
 
+    @property
+    def hidden_ratio(self) -> float:
+        """The share of patches that it hides."""
+        return self.mask_ratio
+
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the reconstruction loss with the masks of the batch's keys."""
         masking = random_masking(patch_ranks(batch.keys, self.encoder.num_patches), self.mask_ratio)

@@ -47,8 +47,19 @@ def begin(
     identity: Identity,
     ranks: Ranks,
     device: torch.device,
+    *,
+    saves: bool = True,
 ) -> Checkpoint | None:
     """Joins the ranks and finds the checkpoint that the run goes on from; None for a fresh start.
+
+    Args:
+        config: of the run.
+        arguments: of the command line.
+        folder: of the run.
+        identity: what must not have changed since it was begun.
+        ranks: of the run.
+        device: of this rank.
+        saves: whether such a run leaves checkpoints.
 
     Raises:
         InputError: if it cannot go on.
@@ -69,7 +80,7 @@ def begin(
         folder.unlock()
     barrier(ranks)
     found = find_checkpoint(folder, resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
-    if found is None and folder.read_status() == "done":
+    if saves and found is None and folder.read_status() == "done":
         raise InputError(
             f"{folder.path} holds a finished run that left no checkpoints to go on from: give this one another "
             "run.name, or --resume never to move that aside"

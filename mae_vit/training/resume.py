@@ -56,7 +56,7 @@ class Identity:
     new: frozenset[str]
 
     def noting(self, labels: dict[str, Any] | None) -> Identity:
-        """Adds which labels its weights are trained on, those of its start too: told on, and compared with nothing."""
+        """Adds which labels its weights have seen, by way of its start too: told on, and compared with nothing."""
         return replace(self, values={**self.values, LABELS_SEEN: labels})
 
 

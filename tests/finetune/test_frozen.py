@@ -10,9 +10,11 @@ import sys
 import numpy as np
 import pytest
 import torch
-from commands import ROOT
+from commands import ROOT, one_line
 from finetune_helpers import SMALL
+from safetensors.torch import load_file
 
+from finetune import frozen
 from finetune.classifiers import ViTClassifier
 from finetune.frozen import load_frozen
 from mae_vit.encoder import ViTEncoder, pooled
@@ -112,3 +114,51 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrai
         first.kill()
         first.communicate()
     assert np.all([not (tmp_path / "run" / name).exists() for name in ("results.json", "predictions.csv")])
+
+
+def test_a_norm_that_does_not_fit_is_one_line(call, pretrained, tmp_path, capsys):
+    assert call("finetune.pool=mean", ckpt=pretrained, name="tuned") == 0
+    tensors = load_file(tmp_path / "tuned" / "model.safetensors")
+    # Official files tell no geometry.
+    torch.save({"model": tensors}, tmp_path / "whole.pth")
+    del tensors["fc_norm.bias"]
+    torch.save({"model": tensors}, tmp_path / "half.pth")
+    knn = [
+        "finetune.mode=knn",
+        "finetune.pool=mean",
+        "model.patch_size=2",
+        "model.in_chans=1",
+        "model.depth=2",
+    ]
+    capsys.readouterr()
+    for file, width, said in (("whole", 32, "does not fit the model"), ("half", 16, "fc_norm.weight alone")):
+        sizes = [f"model.embed_dim={width}", "model.num_heads=2"]
+        assert call(*knn, *sizes, ckpt=tmp_path / f"{file}.pth", name=file) == 2
+        assert said in one_line(capsys)
+
+
+def test_a_run_that_ends_while_it_is_waited_for_is_finished(call, pretrained, tmp_path, monkeypatch, capsys):
+    assert call("finetune.mode=knn", ckpt=pretrained) == 0
+    done = (tmp_path / "run" / "summary.json").read_bytes()
+    (tmp_path / "run" / "summary.json").write_bytes(done.replace(b'"done"', b'"running"'))
+    before = frozen.begin
+
+    def end_meanwhile(*arguments, **options):
+        (tmp_path / "run" / "summary.json").write_bytes(done)
+        return before(*arguments, **options)
+
+    monkeypatch.setattr(frozen, "begin", end_meanwhile)
+    capsys.readouterr()
+    assert call("finetune.mode=knn", ckpt=pretrained) == 0
+    assert "is finished" in capsys.readouterr().out
+
+
+def test_a_run_of_an_older_version_is_finished(call, pretrained, tmp_path, capsys):
+    assert call("finetune.mode=knn", ckpt=pretrained) == 0
+    summary = tmp_path / "run" / "summary.json"
+    told = json.loads(summary.read_text())
+    del told["data"]
+    summary.write_text(json.dumps(told))
+    capsys.readouterr()
+    assert call("finetune.mode=knn", ckpt=pretrained) == 0
+    assert "is finished" in capsys.readouterr().out
