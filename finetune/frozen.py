@@ -21,7 +21,7 @@ from finetune.linear_probe import describe_probe, describe_results, plan_probe, 
 from finetune.measuring import Measuring, predictions_of
 from finetune.model import all_labels, describe_encoder, labels_seen, warn_of_seen_labels
 from finetune.results import Outputs, sizes_of
-from mae_vit.config_file import dump_config
+from mae_vit.config_file import dump_config, parse_yaml, read_run_config
 from mae_vit.coverage import Coverage, load_start, warn_of_normalization
 from mae_vit.errors import InputError
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
@@ -36,8 +36,11 @@ from mae_vit.training.entry import Arguments
 from mae_vit.training.estimate import estimate
 from mae_vit.training.precision import Autocast
 from mae_vit.training.restarts import note_progress
-from mae_vit.training.resume import run_identity
+from mae_vit.training.resume import differing_keys, run_identity
 from mae_vit.training.run_folder import RunFolder, describe_environment
+
+_NAMED = 4
+_OTHERS = {"start_digest": "the start has other weights", "data": "the data are others"}
 
 
 def score_frozen(
@@ -199,7 +202,11 @@ def _results(
     """Names the outcome and the files, for people."""
     path, mode = outputs.folder.path, config.finetune.mode
     if config.finetune.test:
-        lines = [f"done: test {summary['test_top1']:.2%} of {len(data.test):,} images ({mode})"]
+        most = float(np.bincount(np.asarray(data.test_index.labels)[data.test]).max()) / len(data.test)
+        lines = [
+            f"done: test {summary['test_top1']:.2%} of {len(data.test):,} images ({mode}; always the most "
+            f"frequent class: {most:.2%})"
+        ]
     else:
         lines = [
             f"done: held-out {summary['val_top1']:.2%} of {len(data.held_out):,} images ({mode}); the test split "
@@ -234,11 +241,13 @@ def _is_done(folder: RunFolder, text: str, inputs: dict[str, Any]) -> bool:
     if folder.read_status() is None or not config.exists():
         return False
     told = json.loads(folder.summary.read_text())
-    if config.read_text() != text or any(
-        name in told and told[name] != value for name, value in inputs.items()
-    ):
+    differing = [_OTHERS[name] for name, value in inputs.items() if name in told and told[name] != value]
+    if config.read_text() != text:
+        differing += differing_keys(read_run_config(folder.path), parse_yaml(text, "config"))
+    if differing:
         raise InputError(
-            f"{folder.path} holds another run: give this one another run.name, or --resume never to move that aside"
+            f"{folder.path} holds another run: {'; '.join(differing[:_NAMED])}. Take those back, give this one "
+            "another run.name, or --resume never to move that aside"
         )
     return folder.read_status() == "done"
 

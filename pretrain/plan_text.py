@@ -60,7 +60,7 @@ def describe_probe(data: Data, plan: Plan) -> str:
     return (
         f"fitted on {counted(len(probe.support), 'image')} (up to {probe.shots} of each of "
         f"{counted(len(index.dataset.classes), 'class', 'classes')}), scored on {counted(len(probe.queries), 'other')} "
-        f'of split "{index.split}", {every(plan.probe_every_steps)}'
+        f'of split "{index.split}", {every(plan.probe_every_steps)} and at the end'
     )
 
 

@@ -247,11 +247,11 @@ def test_held_out_images_without_labels_of_a_supervised_run(flat_test, tmp_path,
 def test_the_plan_tells_what_the_probe_does(digits, tmp_path, capsys):
     assert call(digits, tmp_path / "run", "--dry-run") == 0
     probe = "fitted on 149 images (up to 15 of each of 10 classes), scored on 151 others of split"
-    assert f'probe       {probe} "test", every 352 steps\n' in capsys.readouterr().out
+    assert f'probe       {probe} "test", every 352 steps and at the end\n' in capsys.readouterr().out
     small = ("monitor.probe_shots=1", "monitor.probe_queries=1", "monitor.probe_every_steps=7")
     assert call(digits, tmp_path / "run", "--dry-run", *small) == 0
     probe = 'fitted on 10 images (up to 1 of each of 10 classes), scored on 1 other of split "test", every 7 steps'
-    assert f"probe       {probe}\n" in capsys.readouterr().out
+    assert f"probe       {probe} and at the end\n" in capsys.readouterr().out
     assert call(digits, tmp_path / "run", "--dry-run", "monitor.probe_queries=0") == 0
     assert "probe       none: monitor.probe_queries=0\n" in capsys.readouterr().out
 

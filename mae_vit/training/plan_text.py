@@ -28,7 +28,7 @@ def describe_training(
         "batch": f"{plan.effective_batch_size:,} = {counted(ranks.world_size, 'rank')} x "
         f"{counted(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
         "length": f"{counted(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
-        f"{plan.steps_per_epoch:,} ({plan.num_samples % plan.effective_batch_size:,} images of each dropped)",
+        f"{plan.steps_per_epoch:,} ({plan.num_samples % plan.effective_batch_size:,} images left out of each)",
         "rate": f"{plan.lr:.3e} peak after {counted(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
         f"{optim.min_lr:g}; {optim.name}",
         "engine": f"{train.engine}, ZeRO {train.zero_stage}, {train.precision}, {device}",

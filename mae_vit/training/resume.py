@@ -106,6 +106,19 @@ def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
     return [(prefix, value)]
 
 
+def differing_keys(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names what differs between two configs as plain data: `key was VALUE, now VALUE`."""
+    before, after = (
+        {key: value for name, section in config.items() for key, value in _flatten(name, section)}
+        for config in (saved, now)
+    )
+    return [
+        f"{key} was {before.get(key)!r}, now {after.get(key)!r}"
+        for key in {**before, **after}
+        if before.get(key) != after.get(key)
+    ]
+
+
 def check_identity(checkpoint: Checkpoint, identity: Identity, *, extend: bool = False) -> None:
     """Refuses, by name, to go on with something else than what was begun.
 

@@ -55,7 +55,7 @@ CASES = {
     "token beside the mean": (["finetune.teacher=x"], 'teacher needs pool="cls"'),
     "missing teacher": (
         ["finetune.teacher=nowhere", "finetune.pool=cls"],
-        "finetune.teacher=nowhere: cannot read nowhere: no such file",
+        "finetune.teacher=nowhere: cannot read nowhere: No such file",
     ),
     "ranks": (["train.engine=torch", "train.zero_stage=1"], 'zero_stage=1 needs engine="deepspeed"'),
 }

@@ -64,7 +64,14 @@ def test_new_data_are_another_run(call, digits, pretrained, tmp_path, capsys):
     described["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
     (copy / "dataset.json").write_text(json.dumps(described))
     assert call(*arguments, ckpt=pretrained) == 2
-    assert "holds another run" in capsys.readouterr().err
+    assert "holds another run: the data are others" in capsys.readouterr().err
+
+
+def test_another_setting_is_named(call, pretrained, capsys):
+    assert call("finetune.mode=knn", ckpt=pretrained) == 0
+    capsys.readouterr()
+    assert call("finetune.mode=knn", "finetune.neighbors=7", ckpt=pretrained) == 2
+    assert "holds another run: finetune.neighbors was 20, now 7. Take those back" in one_line(capsys)
 
 
 def test_a_checkpoint_to_go_on_from_is_refused(call, pretrained, tmp_path, capsys):
