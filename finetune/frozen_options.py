@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from mae_vit.starts import GEOMETRY
+
 # Lists of what is obeyed rather than of what is not: an option that is new elsewhere is told of here.
-_ENCODER = {
-    "name",
-    "img_size",
-    "patch_size",
-    "in_chans",
-    "embed_dim",
-    "depth",
-    "num_heads",
-    "mlp_ratio",
-    "pos_embed",
-}
 _IMAGES = {"path", "cache_dir", "cache_gib", "split", "source", "memory_limit_gib", "workers", "normalize"}
 _OBEYED_BY_ALL: dict[str, set[str]] = {
-    "model": _ENCODER,
+    "model": {"name", *GEOMETRY},
     "data": _IMAGES | {"labels_per_class", "augment"},
     # Features are of images as they are; `flip` is the one option that is on by default.
     "data.augment": set(),

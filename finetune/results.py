@@ -132,7 +132,7 @@ def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:
     """What test images say, alone and beside training images, for a run's summary."""
     return {
         "test_top1": test.top1,
-        "test_most_frequent": float(np.bincount(test.labels).max()) / len(test.labels),
+        "test_most_frequent": test.most_frequent,
         "test_top5": test.top5,
         "train_test_gap": train.top1 - test.top1,
         "reading": read_gap(train.top1, test.top1),

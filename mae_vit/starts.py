@@ -37,7 +37,8 @@ from mae_vit.seen_labels import SeenLabels
 from mae_vit.weights import read_metadata
 
 ENCODER_PREFIX = "encoder."
-_GEOMETRY = (
+# Of an encoder, by the keys of a config's `model` section.
+GEOMETRY = (
     "img_size",
     "patch_size",
     "in_chans",
@@ -231,7 +232,7 @@ def _read_safetensors(path: Path) -> Start:
     if metadata.get("network"):
         raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")
     mean, std = metadata.get("mean"), metadata.get("std")
-    geometry = {"name": metadata.get("size"), **{key: metadata.get(key) for key in _GEOMETRY}}
+    geometry = {"name": metadata.get("size"), **{key: metadata.get(key) for key in GEOMETRY}}
     return Start(
         source=str(path),
         tensors=_without_prefix(load_file(path)),

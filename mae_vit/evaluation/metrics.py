@@ -43,6 +43,11 @@ class Predictions:
         """Share of images whose class is among the five most probable."""
         return float(self.in_top5.mean())
 
+    @property
+    def most_frequent(self) -> float:
+        """Share of the most frequent true class: what always naming it gives."""
+        return float(np.bincount(self.labels).max()) / len(self.labels)
+
     def confusion(self, num_classes: int) -> np.ndarray:
         """Counts images by true class (row) and predicted class (column): int64 (K, K)."""
         flat = self.labels * num_classes + self.classes

@@ -112,11 +112,11 @@ def differing_keys(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
         {key: value for name, section in config.items() for key, value in _flatten(name, section)}
         for config in (saved, now)
     )
-    return [
-        f"{key} was {before.get(key)!r}, now {after.get(key)!r}"
-        for key in {**before, **after}
-        if before.get(key) != after.get(key)
-    ]
+    return [_change(key, before, after) for key in {**before, **after} if before.get(key) != after.get(key)]
+
+
+def _change(key: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    return f"{key} was {saved.get(key)!r}, now {now.get(key)!r}"
 
 
 def check_identity(checkpoint: Checkpoint, identity: Identity, *, extend: bool = False) -> None:
@@ -140,7 +140,7 @@ def check_identity(checkpoint: Checkpoint, identity: Identity, *, extend: bool =
         and not (extend and key in _LENGTH_KEYS)
     ]
     if differing:
-        shown = [f"{key} was {saved.get(key)!r}, now {now.get(key)!r}" for key in differing[:4]]
+        shown = [_change(key, saved, now) for key in differing[:4]]
         longer = ", --extend goes on to another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
             f"{checkpoint.path} belongs to another run: {'; '.join(shown)}. "
