@@ -28,7 +28,7 @@ WARMUP_EPOCHS = {"vit": 5, "cnn": 3, "resnet": 3}
 
 
 class ViT(nn.Module):
-    """32 px, patch 4, width 128, 6 blocks, 4 heads, [CLS], learnable positions."""
+    """32 px, patch 4, width 128, 6 blocks, 4 heads, [CLS], learnable positions; MAE's initialization."""
 
     def __init__(self):  # noqa: D107
         super().__init__()
@@ -42,8 +42,10 @@ class ViT(nn.Module):
         for parameter in (self.cls, self.positions):
             nn.init.trunc_normal_(parameter, std=0.02)
         for name, parameter in self.named_parameters():
-            if parameter.ndim == 2 and "patches" not in name:
-                nn.init.xavier_uniform_(parameter)
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.ndim in (2, 4):  # The patches' weights as the matrix that they are (MAE's code).
+                nn.init.xavier_uniform_(parameter.view(len(parameter), -1))
         nn.init.zeros_(self.head.weight)
 
     def forward(self, x):
