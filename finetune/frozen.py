@@ -23,7 +23,7 @@ from finetune.model import all_labels, describe_encoder, labels_seen, warn_of_se
 from finetune.results import Outputs, sizes_of
 from mae_vit.config_file import dump_config, parse_yaml, read_run_config
 from mae_vit.coverage import Coverage, load_start, warn_of_normalization
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, counted
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
@@ -64,7 +64,7 @@ def score_frozen(
             f'--resume PATH has no effect with finetune.mode="{mode}": there are no steps to go on from'
         )
     if mode == "few_shot":
-        _check_shots(config, data)
+        config = _fitting_shots(config, data, say=ranks.rank == 0)
     plan = plan_probe(config, data) if mode == "linear_probe" else None
     text = dump_config(config)
     digest = start.digest if start else None
@@ -113,8 +113,8 @@ def score_frozen(
     if ranks.rank == 0:
         folder.create(text, describe_environment(sys.argv, ranks.world_size))
         folder.write_summary("running", told)
-        if plan is None and (unused := unused_options(config, mode)):
-            print(f"note: {mode} trains nothing, so that these have no effect: {', '.join(unused)}")
+        if plan is None and (note := _note_unused(config, arguments)):
+            print(note)
     barrier(ranks)
     try:
         with ending_at_once():
@@ -222,17 +222,34 @@ def _results(
     return lines
 
 
-def _check_shots(config: FinetuneConfig, data: FinetuneData) -> None:
-    """Refuses more shots than a class has labeled images."""
+def _note_unused(config: FinetuneConfig, arguments: Arguments) -> str:
+    """A line that names what a mode without training does not do of the command line, and of a config that it names."""
+    mode, typed = config.finetune.mode, {override.partition("=")[0] for override in arguments.overrides}
+    unused = unused_options(config, mode)
+    asked = [option for option in unused if option.partition("=")[0] in typed]
+    of_file = [option for option in unused if option not in asked] if arguments.config else []
+    if not asked and not of_file:
+        return ""
+    told = [", ".join(asked)] if asked else []
+    if of_file:
+        told.append(f"of {arguments.config} {', '.join(of_file)}")
+    return f"note: {mode} trains nothing, so that these have no effect: {'; '.join(told)}"
+
+
+def _fitting_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> FinetuneConfig:
+    """Leaves out shots that a class has too few labeled images for; those that were asked for are refused."""
     counts = np.bincount(np.asarray(data.index.labels)[data.train], minlength=len(data.classes))
     fewest = int(counts[counts > 0].min())
-    if max(config.finetune.shots) > fewest:
-        name = data.classes[int(np.flatnonzero(counts == fewest)[0])]
-        fitting = [shots for shots in config.finetune.shots if shots <= fewest]
-        raise InputError(
-            f'finetune.shots={config.finetune.shots}: class "{name}" has {fewest} labeled images: give '
-            f"finetune.shots={fitting or [fewest]}"
-        )
+    if max(config.finetune.shots) <= fewest:
+        return config
+    name = data.classes[int(np.flatnonzero(counts == fewest)[0])]
+    fitting = [shots for shots in config.finetune.shots if shots <= fewest] or [fewest]
+    has = f'class "{name}" has {counted(fewest, "labeled image")}'
+    if "shots" in config.finetune.model_fields_set:
+        raise InputError(f"finetune.shots={config.finetune.shots}: {has}: give finetune.shots={fitting}")
+    if say:
+        print(f"note: {has}: finetune.shots={fitting}, not the default {config.finetune.shots}")
+    return config.model_copy(update={"finetune": config.finetune.model_copy(update={"shots": fitting})})
 
 
 def _is_done(folder: RunFolder, text: str, inputs: dict[str, Any]) -> bool:

@@ -7,7 +7,6 @@ built. Command-line overrides `key.path=value` go through the same check.
 
 from __future__ import annotations
 
-import difflib
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 from mae_vit.config import CHOICES, Config
 from mae_vit.config_errors import Document, explain
 from mae_vit.config_keys import fields_at
-from mae_vit.errors import InputError, reason_of
+from mae_vit.errors import InputError, closest_path, reason_of
 
 # A config is a page of text; a larger one is a wrong file.
 MAX_CONFIG_BYTES = 1 << 20
@@ -223,8 +222,6 @@ def _apply_override(
 
 def _like(path: Path) -> str:
     """A hint at a config that is there, where `path` is not: in its folder, or among the shipped ones."""
-    there = {
-        found.stem: found for folder in (Path("configs"), path.parent) for found in folder.glob("*.yaml")
-    }
-    near = difflib.get_close_matches(path.stem, there, n=1)
-    return f'; did you mean "{there[near[0]]}"?' if near else ""
+    folders = Path("configs"), path.parent
+    hint = closest_path(path, [found for folder in folders for found in folder.glob("*.yaml")])
+    return f"; {hint}" if hint else ""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 # A path may be long; no name is.
 _LONGEST_WORD = 1000
+# How alike a name of a file must be to be proposed, 0..1 (difflib's ratio).
+_ALIKE = 0.6
 
 
 class InputError(ValueError):
@@ -98,8 +101,38 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def closest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     """Returns a hint such as `did you mean "img_size"?`; empty where nothing is as alike as `cutoff` (0..1)."""
+    found = _most_alike(name, known, cutoff)
+    return "" if found is None else f'did you mean "{found}"?'
+
+
+def closest_path(path: Path, among: Iterable[Path] | None = None) -> str:
+    """Returns a hint such as `did you mean "runs/photos"?` where there is no `path`; empty without one like it.
+
+    Args:
+        path: that is not there. Folders on the way to it may be misspelled too.
+        among: what may be meant, by its name without extension; None for what lies there.
+    """
+    if among is not None:
+        stems = {candidate.stem: candidate for candidate in among}
+        stem = _most_alike(path.stem, stems, _ALIKE)
+        return "" if stem is None else f'did you mean "{stems[stem]}"?'
+    there = Path(path.anchor)
+    for part in path.parts[1:] if path.anchor else path.parts:
+        if part != ".." and not os.path.lexists(there / part):
+            try:
+                named = _most_alike(part, os.listdir(there), _ALIKE)
+            except OSError:
+                named = None
+            if named is None:
+                return ""
+            part = named
+        there /= part
+    return f'did you mean "{there}"?'
+
+
+def _most_alike(name: str, known: Iterable[str], cutoff: float) -> str | None:
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
-    return f'did you mean "{close[0]}"?' if close else ""
+    return close[0] if close else None
 
 
 def reason_of(error: BaseException) -> str:

@@ -32,11 +32,12 @@ from mae_vit.checkpoint_files import (
     step_of,
 )
 from mae_vit.encoder import SIZES, ViTEncoder
-from mae_vit.errors import InputError, closest, reason_of
+from mae_vit.errors import InputError, closest, closest_path, reason_of
 from mae_vit.seen_labels import SeenLabels
 from mae_vit.weights import read_metadata
 
 ENCODER_PREFIX = "encoder."
+_STARTS = f'a run folder, an encoder.safetensors, an official MAE file (.pth) or "{TIMM_PREFIX}NAME"'
 # Of an encoder, by the keys of a config's `model` section.
 GEOMETRY = (
     "img_size",
@@ -102,10 +103,8 @@ def check_there(start: str) -> None:
         InputError: if there is not.
     """
     if not start.startswith(TIMM_PREFIX) and not Path(start).exists():
-        raise InputError(
-            f"start {start} does not exist: give a run folder, an encoder.safetensors, "
-            f'an official MAE file (.pth) or "{TIMM_PREFIX}NAME"'
-        )
+        hint = closest_path(Path(start)) or f"give {_STARTS}"
+        raise InputError(f"start {start} does not exist: {hint}")
 
 
 def name_of(asked: str) -> str:
@@ -253,12 +252,12 @@ def _read_pickled(path: Path) -> Start:
     except pickle.UnpicklingError as error:
         named = [line.strip() for line in str(error).splitlines() if "GLOBAL" in line]
         if not named:
-            raise InputError(f"{path} is no file of weights: PyTorch cannot read it") from None
+            raise InputError(f"{path} is no file of weights: give {_STARTS}") from None
         raise InputError(f"{path} is refused: it holds more than weights ({named[0][:120]})") from None
     except OSError:
         raise
     except Exception:  # an archive of another kind, text
-        raise InputError(f"{path} is no file of weights: PyTorch cannot read it") from None
+        raise InputError(f"{path} is no file of weights: give {_STARTS}") from None
     tensors = content.get("model", content) if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise InputError(f'{path} holds no weights: expected tensors by name, or those under "model"')

@@ -150,7 +150,37 @@ def test_incomplete_launcher_environment(digits, tmp_path, capsys, monkeypatch):
 def test_empty_folder(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert call(tmp_path / "empty", tmp_path / "run") == EXIT_INPUT
-    assert "holds no shards" in one_line(capsys)
+    assert (
+        f"holds no shards (dataset.json is missing): make it with `mae-vit prepare SRC {tmp_path}"
+        in one_line(capsys)
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "hint"),
+    [
+        (
+            "photos/cats/1.jpg",
+            "photos",
+            "make it with `mae-vit prepare photos data/photos`, then data.path=data/photos",
+        ),
+        (
+            "data/x/1.jpg",
+            "data/x",
+            "make it with `mae-vit prepare data/x data/x_shards`, then data.path=data/x_shards",
+        ),
+        ("data/photos/1", "data/photoz", '`mae-vit prepare SRC data/photoz` (did you mean "data/photos"?)'),
+        ("data/photos/1", "dta/photoz", '(did you mean "data/photos"?)'),
+        ("data/photos/1", "nowhere/photos", "`mae-vit prepare SRC nowhere/photos`"),
+    ],
+)
+def test_a_folder_that_is_not_prepared(tmp_path, capsys, monkeypatch, there, asked, hint):
+    """Photographs themselves, or another name than that of what lies there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / there).parent.mkdir(parents=True)
+    (tmp_path / there).touch()
+    assert call(asked, tmp_path / "run") == EXIT_INPUT
+    assert one_line(capsys).endswith(hint)
 
 
 def test_missing_shard(damaged, tmp_path, capsys):

@@ -163,10 +163,14 @@ def test_half_a_file_is_another_models(tmp_path):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("nowhere", "does not exist"),
+        ("nowhere", "nowhere does not exist: give a run folder"),
+        ("emtpy", 'emtpy does not exist: did you mean ".*/empty"'),
         ("empty", "neither checkpoints nor an encoder.safetensors"),
-        ("text.pth", "text.pth is no file of weights: PyTorch cannot read it"),
-        ("hello.pth", "hello.pth is no file of weights: PyTorch cannot read it"),
+        (
+            "text.pth",
+            "text.pth is no file of weights: give a run folder, an encoder.safetensors, an official",
+        ),
+        ("hello.pth", "hello.pth is no file of weights: give a run folder"),
         ("list.pth", "expected tensors by name"),
         ("text.safetensors", "holds no weights"),
     ],

@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mae_vit.errors import InputError
+from mae_vit.data.layout import is_image
+from mae_vit.errors import InputError, closest_path
 
 FORMAT = 1
 FILE_NAME = "dataset.json"
@@ -153,7 +154,11 @@ def read_dataset(folder: Path) -> Dataset:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"data folder {folder} is a file: give the folder that holds {FILE_NAME}")
     if not folder.is_dir():
-        raise InputError(f"data folder {folder} does not exist: make it with `mae-vit prepare SRC {folder}`")
+        hint = closest_path(folder)
+        raise InputError(
+            f"data folder {folder} does not exist: make it with `mae-vit prepare SRC {folder}`"
+            + (f" ({hint})" if hint else "")
+        )
     path = folder / FILE_NAME
     if not path.exists():
         tars = len(list(folder.glob("*.tar")))
@@ -162,13 +167,29 @@ def read_dataset(folder: Path) -> Dataset:
             if tars
             else f"holds no shards ({FILE_NAME} is missing)"
         )
-        command = f"mae-vit prepare --in-place {folder}" if tars else f"mae-vit prepare SRC {folder}"
-        raise InputError(f"data folder {folder} {what}: make it with `{command}`")
+        if tars:
+            command = f"`mae-vit prepare --in-place {folder}`"
+        elif _may_hold_images(folder):
+            out = Path("data", folder.resolve().name)
+            if out.exists():
+                out = out.with_name(f"{out.name}_shards")
+            command = f"`mae-vit prepare {folder} {out}`, then data.path={out}"
+        else:
+            command = f"`mae-vit prepare SRC {folder}`"
+        raise InputError(f"data folder {folder} {what}: make it with {command}")
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} is damaged: {error}") from None
     return parse_dataset(data, str(path))
+
+
+def _may_hold_images(folder: Path) -> bool:
+    """Whether a folder is what shards are written from: images, or folders of them."""
+    return any(
+        not found.name.startswith(".") and (is_image(found.name) or found.is_dir())
+        for found in folder.iterdir()
+    )
 
 
 def parse_dataset(data: bytes, name: str) -> Dataset:

@@ -13,7 +13,7 @@ from mae_vit.data.folders import open_folder
 from mae_vit.data.foreign import find_shards, holds_labels, open_shards
 from mae_vit.data.layout import ImageSource, arrange
 from mae_vit.data.samples import IMAGE_EXTENSIONS
-from mae_vit.errors import InputError, closest, nearest
+from mae_vit.errors import InputError, closest, closest_path, nearest
 
 _TARS = (".tar", ".tar.gz", ".tgz")
 _ARCHIVES = (*_TARS, ".zip")
@@ -63,7 +63,7 @@ def find_images(
     elif path.exists():
         raise InputError(f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)})")
     else:
-        meant = closest(path.name, [*_NAMES, *_beside(path)], cutoff=0.6) or nearest(spec, _NAMES)
+        meant = closest(spec, _NAMES, cutoff=0.6) or closest_path(path) or nearest(spec, _NAMES)
         raise InputError(f"source {spec} does not exist; {meant}")
     if not source.entries:
         raise InputError(f"source {spec} holds no images ({', '.join(IMAGE_EXTENSIONS)})")
@@ -81,11 +81,3 @@ def _downloaded(spec: str, out: Path) -> ImageSource:
             with suppress(OSError):
                 out.rmdir()
         raise
-
-
-def _beside(path: Path) -> list[str]:
-    """The names where `path` is looked for."""
-    try:
-        return [found.name for found in path.parent.iterdir()]
-    except OSError:
-        return []

@@ -152,7 +152,8 @@ def test_a_later_call_adds_a_split_with_the_same_classes(tree, tmp_path, capsys)
 
 BAD = {
     "missing source": (["nowhere"], "source nowhere does not exist; known: cifar10"),
-    "misspelled source": (["{tmp}/mixd"], '/mixd does not exist; did you mean "mixed"?'),
+    "misspelled source": (["{tmp}/mixd"], '/mixed"?'),
+    "misspelled folder": (["{tmp}/mixd/train"], "mixd/train does not exist; known: cifar10"),
     "misspelled name": (["digit"], 'did you mean "digits"?'),
     "a file": (["{src}/README.txt"], "neither a folder nor an archive"),
     "no images": (["{tmp}/empty"], "holds no images"),

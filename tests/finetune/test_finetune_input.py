@@ -23,8 +23,8 @@ CASES = {
     "holdout of nothing": (["data.labels_per_class=1"], "leaves 0 to choose the epoch by"),
     "too many labels": (["data.labels_per_class=9999"], "more than any class has"),
     "shots beyond labels": (
-        ["data.labels_per_class=20", "finetune.mode=few_shot"],
-        'class "0" has 20 labeled images',
+        ["data.labels_per_class=20", "finetune.mode=few_shot", "finetune.shots=[5,25]"],
+        'class "0" has 20 labeled images: give finetune.shots=[5]',
     ),
     "test split that is trained on": (["finetune.test_split=train"], "give another split (test)"),
     "unknown test split": (["finetune.test_split=tst"], 'no split "tst"'),

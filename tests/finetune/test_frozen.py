@@ -54,6 +54,18 @@ def test_options_that_do_nothing_are_named(call, pretrained, capsys):
         assert key not in note
 
 
+def test_the_default_shots_are_those_that_there_are_labels_for(call, pretrained, tmp_path, capsys):
+    for _ in range(2):
+        assert call("finetune.mode=few_shot", "data.labels_per_class=20", ckpt=pretrained) == 0
+        out = capsys.readouterr().out
+        assert (
+            'class "0" has 20 labeled images: finetune.shots=[1, 5, 10], not the default [1, 5, 10, 25]'
+            in out
+        )
+    assert "is finished" in out
+    assert list(json.loads((tmp_path / "run" / "summary.json").read_text())["few_shot"]) == ["1", "5", "10"]
+
+
 def test_new_data_are_another_run(call, digits, pretrained, tmp_path, capsys):
     copy = shutil.copytree(digits, tmp_path / "data")
     arguments = ["finetune.mode=knn", f"data.path={copy}"]
