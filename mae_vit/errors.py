@@ -145,3 +145,10 @@ def reason_of(error: BaseException) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Returns a number with its noun: `1 shard`, `1,200 shards`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def clock(seconds: float) -> str:
+    """Returns a time as `h:mm:ss`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

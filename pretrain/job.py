@@ -185,7 +185,7 @@ class Job:
         return draw_views
 
     def finish(self, step: int, best: Best | None) -> dict[str, Any]:
-        """Writes `encoder.safetensors`; collective."""
+        """Writes `encoder.safetensors`; collective. Says which images the probe's scores are of."""
         with self.engine.whole():
             if self.engine.ranks.rank == 0:
                 images = step * self.plan.effective_batch_size
@@ -193,7 +193,11 @@ class Job:
                 objective = self.engine.objective
                 assert isinstance(objective, Objective)
                 write_atomically(self.folder.encoder, encoder_bytes(objective.encoder, info))
-        return {}
+        probe, index = self.data.probe_split, self.data.held_out_index
+        if index is None or probe.why_none:
+            return {}
+        sizes = {"images": len(probe.queries), "fitted_on": len(probe.support)}
+        return {"probed": {**sizes, "classes": len(index.dataset.classes)}}
 
     def results(self) -> list[str]:
         """Names the encoder."""

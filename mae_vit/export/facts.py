@@ -34,6 +34,7 @@ _MEASURED = {
     "few_shot_top1": ("few-shot top-1 of frozen features (online probe)", "{:.2%}"),
     "knn_top1": ("nearest-neighbor top-1 of frozen features (online probe)", "{:.2%}"),
 }
+_PROBED = ("few_shot_top1", "knn_top1")
 
 
 @dataclass(frozen=True)
@@ -207,8 +208,17 @@ def _results(folder: Path | None, summary: dict[str, Any]) -> list[tuple[str, st
         for prefix in ("", "mae_", "masked_patch_"):
             value = found.get(prefix + key)
             if isinstance(value, int | float):
-                rows.append((f"{prefix.rstrip('_')}: {name}" if prefix else name, form.format(value)))
+                told = form.format(value) + (_probed(summary) if key in _PROBED else "")
+                rows.append((f"{prefix.rstrip('_')}: {name}" if prefix else name, told))
     return rows
+
+
+def _probed(summary: dict[str, Any]) -> str:
+    """Of how many images and classes the probe's scores are; without that they cannot be read."""
+    sizes = _section(summary, "probed")
+    if not all(isinstance(sizes.get(name), int) for name in ("images", "fitted_on", "classes")):
+        return ""
+    return f" of {sizes['images']:,} images of {sizes['classes']:,} classes, fitted on {sizes['fitted_on']:,} others"
 
 
 def _limits(handed: Handed, summary: dict[str, Any]) -> list[str]:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import colormaps
-from PIL import Image
+from PIL import Image, ImageDraw
 
 TILE_PX = 96
 _GAP_PX = 4
 _GAP_GRAY = 128
+_HEADING_PX = 14
 
 
 def image_tile(pixels: np.ndarray) -> np.ndarray:
@@ -33,10 +34,13 @@ def overlay_tile(pixels: np.ndarray, values: np.ndarray) -> np.ndarray:
     return image_tile((pixels * (mask[None] / 255)).astype(np.uint8))
 
 
-def rows_of_tiles(rows: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-    """Puts tiles of one size into rows: uint8 (height, width, 3); shorter rows end in gray."""
+def rows_of_tiles(rows: Sequence[Sequence[np.ndarray]], heads: Sequence[str] = ()) -> np.ndarray:
+    """Puts tiles of one size into rows: uint8 (height, width, 3); shorter rows end in gray.
+
+    `heads` stand over the columns, in a line of their own: pictures are looked at without their page, too.
+    """
     width = max(map(len, rows))
-    lines = []
+    lines = [_heading(heads, rows[0][0].shape[1])] if heads else []
     for row in rows:
         tiles = [
             np.pad(tile, ((_GAP_PX, 0), (_GAP_PX, 0), (0, 0)), constant_values=_GAP_GRAY) for tile in row
@@ -44,6 +48,13 @@ def rows_of_tiles(rows: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
         tiles += [np.full_like(tiles[0], _GAP_GRAY)] * (width - len(tiles))
         lines.append(np.concatenate(tiles, axis=1))
     return np.concatenate(lines, axis=0)
+
+
+def _heading(words: Sequence[str], tile_width: int) -> np.ndarray:
+    line = Image.new("RGB", (len(words) * (tile_width + _GAP_PX), _HEADING_PX), "white")
+    for column, word in enumerate(words):
+        ImageDraw.Draw(line).text((column * (tile_width + _GAP_PX) + _GAP_PX, 1), word, fill="black")
+    return np.asarray(line)
 
 
 def _sized(pixels: np.ndarray) -> np.ndarray:

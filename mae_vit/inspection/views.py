@@ -155,7 +155,8 @@ def block_view(model: Looked, images: Tensor, weights: Tensor, block: int) -> Vi
             [
                 [image_tile(image), *map(map_tile, heads)]
                 for image, heads in zip(images.numpy(), maps, strict=True)
-            ]
+            ],
+            ["image", *(f"head {head + 1}" for head in range(maps.shape[1]))],
         ),
         arrays={"maps": maps},
     )
@@ -175,7 +176,8 @@ def rollout_view(model: Looked, images: Tensor, weights: Sequence[Tensor]) -> Vi
             [
                 [image_tile(image), map_tile(values), overlay_tile(image, values)]
                 for image, values in zip(images.cpu().numpy(), rolled, strict=True)
-            ]
+            ],
+            ["image", "rollout", "both"],
         ),
         arrays={"rollout": rolled},
     )
@@ -299,7 +301,8 @@ def feature_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
                 [
                     [image_tile(images[query]), *(image_tile(images[place]) for place in row.tolist())]
                     for query, row in enumerate(places)
-                ]
+                ],
+                ["image", "most alike", *(f"{place + 1}." for place in range(1, places.shape[1]))],
             ),
             (
                 ["image", "class", "neighbor", "neighbor_class", "cosine"],

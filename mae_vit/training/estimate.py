@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,8 +14,11 @@ from mae_vit.batch import Batch
 from mae_vit.encoder import set_fused_attention
 from mae_vit.keyed import SampleKeys
 from mae_vit.objectives.base import Task
+from mae_vit.training.precision import AUTOCAST_DTYPES, Precision
 
 # Dense bf16 peaks in FLOP/s, from the vendors' datasheets (without sparsity).
+# Side of the square matrices whose product is timed, on a CPU and on a GPU; and for how long.
+_MEASURED_SIDE, _MEASURED_S = (512, 8192), 0.2
 _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}
 
 
@@ -151,6 +155,26 @@ class _Activations:
         assert self._inside is not None
         self._largest_block = max(self._largest_block, sum(self._inside.values()))
         self._inside = None
+
+
+def matrix_rate(device: torch.device, precision: Precision) -> float:
+    """FLOP/s of a square matrix product on this device as it is now, by the fastest of some."""
+    side = _MEASURED_SIDE[device.type == "cuda"]
+    a, b = (torch.rand(side, side, device=device).to(AUTOCAST_DTYPES.get(precision)) for _ in range(2))
+    fastest, spent = float("inf"), 0.0
+    while spent < _MEASURED_S:
+        _wait_for(device)
+        start = time.perf_counter()
+        a @ b
+        _wait_for(device)
+        seconds = time.perf_counter() - start
+        fastest, spent = min(fastest, seconds), spent + seconds
+    return 2 * side**3 / fastest
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from mae_vit.errors import reason_of
+from mae_vit.errors import clock, reason_of
 from mae_vit.objectives.base import Picture
 from mae_vit.pictures import draw_rows
 from mae_vit.training.run_folder import RunFolder
@@ -105,7 +105,7 @@ class Monitor:
         since, first = self._first
         if step == first:
             return ""
-        return f" eta {_clock((now - since) / (step - first) * (self._total_steps - step))}"
+        return f" eta {clock((now - since) / (step - first) * (self._total_steps - step))}"
 
     def show(self, rows: Sequence[Picture], step: int) -> None:
         """Writes labeled rows of images as a PNG and to TensorBoard."""
@@ -194,9 +194,3 @@ def _open_writer(path: Path, purge_step: int | None) -> Any:
 
 def _shown(loss: float | None) -> str:
     return "overflow" if loss is None else f"{loss:.4f}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"

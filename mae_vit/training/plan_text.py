@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from mae_vit.config import Config
-from mae_vit.errors import counted
+from mae_vit.errors import clock, counted
 from mae_vit.files import existing
 from mae_vit.plan import Plan
 from mae_vit.training.distributed import Ranks
-from mae_vit.training.estimate import Estimate
+from mae_vit.training.estimate import Estimate, matrix_rate
 
 
 def describe_training(
@@ -31,12 +31,23 @@ def describe_training(
         f"{plan.steps_per_epoch:,} ({plan.num_samples % plan.effective_batch_size:,} images left out of each)",
         "rate": f"{plan.lr:.3e} peak after {counted(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
         f"{optim.min_lr:g}; {optim.name}",
+        "time": describe_time(plan, costs, ranks, matrix_rate(device, train.precision)),
         "engine": f"{train.engine}, ZeRO {train.zero_stage}, {train.precision}, {device}",
         "memory": f"{memory:.2f} GiB for each rank, about (states and float32 activations)",
         "disk": f"{disk / 2**20:,.0f} MiB for {counted(kept, 'checkpoint')} of "
         f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
         f"{every(plan.checkpoint_every_steps)}; free: {free / 2**30:,.0f} GiB",
     }
+
+
+def describe_time(plan: Plan, costs: Estimate, ranks: Ranks, rate: float) -> str:
+    """Says how long the matrix products of all steps take at FLOP/s of `rate` on each rank."""
+    # The ranks of a machine without GPUs share its cores as they train; this one has its part of them.
+    seconds = costs.flops_per_image * plan.total_steps * plan.effective_batch_size / (rate * ranks.world_size)
+    return (
+        f"{clock(seconds)} at least, two to three times that for small networks: at the {rate / 1e9:,.0f} GFLOP/s "
+        "that a rank's matrix products reach here now"
+    )
 
 
 def retention(config: Config, plan: Plan, costs: Estimate) -> tuple[int, int]:

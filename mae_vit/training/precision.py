@@ -13,7 +13,7 @@ from mae_vit.objectives.base import ObjectiveOutput, Task
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Autocast(nn.Module):
@@ -24,7 +24,7 @@ class Autocast(nn.Module):
         super().__init__()
         self.objective = objective
         self._device_type = device.type
-        self._dtype = _AUTOCAST.get(precision)
+        self._dtype = AUTOCAST_DTYPES.get(precision)
         # What `Module.compile` leaves, where it was called.
         self._compiled = objective._compiled_call_impl is not None
 

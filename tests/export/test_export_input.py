@@ -170,6 +170,7 @@ def test_a_card_tells_what_the_run_says(tmp_path, monkeypatch, capsys):
     (run / "environment.json").write_text(json.dumps({"packages": {"torch": "9.9"}, "git_commit": "abc123"}))
     heldout = {"psnr_db": 20.125, "masked_patch_accuracy_on_mask": 0.466, "accuracy": 0.714}
     summary = {"status": "interrupted", "steps": 7, "flops_per_step": 1e9, "heldout": heldout}
+    summary |= {"probe": {"knn_top1": 0.5}, "probed": {"images": 500, "fitted_on": 250, "classes": 10}}
     (run / "summary.json").write_text(json.dumps(summary))
     monkeypatch.chdir(tmp_path)
     assert export(run, "--to", "timm") == 0
@@ -186,6 +187,7 @@ def test_a_card_tells_what_the_run_says(tmp_path, monkeypatch, capsys):
         "| held-out PSNR on masked patches | 20.12 dB |",
         "| masked_patch: held-out accuracy on [mask] positions | 46.60% |",
         "| held-out accuracy | 71.40% |",
+        "| 50.00% of 500 images of 10 classes, fitted on 250 others |",
         "not finished (interrupted)",
         "mean [0.4, 0.5, 0.6]",
         "# license: to be stated",

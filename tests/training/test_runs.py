@@ -110,6 +110,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(call, tmp_path, capsys):
         "6 steps",
         "1,497 images",
         "rate",
+        "GFLOP/s that a rank's matrix products reach here now",
         "memory",
         "disk",
     ):
@@ -273,7 +274,11 @@ def test_the_online_probe_scores_and_changes_nothing(call, tmp_path):
         # Even random features tell digits apart far above the 10 % of chance.
         assert 0.2 < line["probe"]["few_shot_top1"] <= 1
     assert not any("probe" in line for line in lines_of(tmp_path / "without"))
-    assert summary_of(tmp_path / "with")["probe"] == lines[-1]["probe"]
+    summary = summary_of(tmp_path / "with")
+    assert summary["probe"] == lines[-1]["probe"]
+    # 5 of each digit, and the others of its 150 or fewer held-out images.
+    assert summary["probed"] == {"images": 250, "fitted_on": 50, "classes": 10}
+    assert "probed" not in summary_of(tmp_path / "without")
     one, other = ((tmp_path / name / "encoder.safetensors").read_bytes() for name in ("with", "without"))
     assert one == other
 
