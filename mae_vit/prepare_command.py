@@ -176,7 +176,7 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("holdout", "fraction"):
         share = getattr(arguments, name)
         if share is not None and not 0 < share <= 1:
-            raise InputError(f"--{name} {share}: over 0, at most 1")
+            raise InputError(f"--{name} {share}: over 0, {'below' if name == 'holdout' else 'at most'} 1")
     if arguments.holdout == 1:
         raise InputError("--holdout 1: below 1, or no training images would be left")
     if not arguments.split.replace("_", "").isalnum():
