@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
 from finetune.classifiers import Classifier, ViTClassifier
 from finetune.config import FinetuneConfig
@@ -21,7 +22,7 @@ from finetune.linear_probe import describe_probe, describe_results, plan_probe, 
 from finetune.measuring import Measuring, predictions_of
 from finetune.model import all_labels, describe_encoder, labels_seen, warn_of_seen_labels
 from finetune.results import Outputs, sizes_of
-from mae_vit.config_file import dump_config, parse_yaml, read_run_config
+from mae_vit.config_file import dump_config, read_run_config
 from mae_vit.coverage import Coverage, load_start, warn_of_normalization
 from mae_vit.errors import InputError, counted
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
@@ -36,11 +37,8 @@ from mae_vit.training.entry import Arguments
 from mae_vit.training.estimate import estimate
 from mae_vit.training.precision import Autocast
 from mae_vit.training.restarts import note_progress
-from mae_vit.training.resume import differing_keys, run_identity
+from mae_vit.training.resume import Identity, check_identity, run_identity
 from mae_vit.training.run_folder import RunFolder, describe_environment
-
-_NAMED = 4
-_OTHERS = {"start_digest": "the start has other weights", "data": "the data are others"}
 
 
 def score_frozen(
@@ -66,11 +64,10 @@ def score_frozen(
     if mode == "few_shot":
         config = _fitting_shots(config, data, say=ranks.rank == 0)
     plan = plan_probe(config, data) if mode == "linear_probe" else None
-    text = dump_config(config)
-    digest = start.digest if start else None
-    inputs = {"start_digest": digest, "data": data.identity}
+    derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
+    identity = run_identity(config, derived=derived)
     results = folder.path / "results.json" if config.finetune.test else folder.summary
-    if arguments.resume != "never" and _is_done(folder, text, inputs):
+    if arguments.resume != "never" and _is_done(folder, identity):
         if ranks.rank == 0:
             print(f"{folder.path} is finished; results: {results}")
         return 0
@@ -100,7 +97,6 @@ def score_frozen(
                 )
             print("all checks passed; nothing was scored")
         return 0
-    identity = run_identity(config, derived={**data.identity, "finetune.start_digest": digest})
     begin(config, arguments, folder, identity, ranks, device, saves=False)
     hold(folder, ranks, new=True)
     # Meanwhile another process may have ended it; asked for anew, it was moved aside.
@@ -109,9 +105,9 @@ def score_frozen(
         if ranks.rank == 0:
             print(f"{folder.path} is finished; results: {results}")
         return 0
-    told = {**sizes_of(config, data), **inputs, "labels_seen_by_start": seen}
+    told = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": seen}
     if ranks.rank == 0:
-        folder.create(text, describe_environment(sys.argv, ranks.world_size))
+        folder.create(dump_config(config), describe_environment(sys.argv, ranks.world_size))
         folder.write_summary("running", told)
         if plan is None and (note := _note_unused(config, arguments)):
             print(note)
@@ -252,20 +248,19 @@ def _fitting_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> 
     return config.model_copy(update={"finetune": config.finetune.model_copy(update={"shots": fitting})})
 
 
-def _is_done(folder: RunFolder, text: str, inputs: dict[str, Any]) -> bool:
+def _is_done(folder: RunFolder, identity: Identity) -> bool:
     """Whether this very run, of these weights and data, is finished; another run in the folder is refused."""
-    config = folder.path / "config.yaml"
-    if folder.read_status() is None or not config.exists():
+    if folder.read_status() is None or not (folder.path / "config.yaml").exists():
         return False
-    told = json.loads(folder.summary.read_text())
-    differing = [_OTHERS[name] for name, value in inputs.items() if name in told and told[name] != value]
-    if config.read_text() != text:
-        differing += differing_keys(read_run_config(folder.path), parse_yaml(text, "config"))
-    if differing:
+    derived = json.loads(folder.summary.read_text()).get("derived", {})
+    try:
+        begun = FinetuneConfig.model_validate(read_run_config(folder.path))
+    except ValidationError:
         raise InputError(
-            f"{folder.path} holds another run: {'; '.join(differing[:_NAMED])}. Take those back, give this one "
-            "another run.name, or --resume never to move that aside"
-        )
+            f"{folder.path} holds a run that is none of fine-tuning: give this one another run.name, or --resume "
+            "never to move that aside"
+        ) from None
+    check_identity(run_identity(begun, derived=derived).values, identity, folder.path)
     return folder.read_status() == "done"
 
 

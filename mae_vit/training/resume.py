@@ -106,31 +106,21 @@ def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
     return [(prefix, value)]
 
 
-def differing_keys(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Names what differs between two configs as plain data: `key was VALUE, now VALUE`."""
-    before, after = (
-        {key: value for name, section in config.items() for key, value in _flatten(name, section)}
-        for config in (saved, now)
-    )
-    return [_change(key, before, after) for key in {**before, **after} if before.get(key) != after.get(key)]
-
-
-def _change(key: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    return f"{key} was {saved.get(key)!r}, now {now.get(key)!r}"
-
-
-def check_identity(checkpoint: Checkpoint, identity: Identity, *, extend: bool = False) -> None:
+def check_identity(
+    saved: Mapping[str, Any], identity: Identity, place: Path, *, extend: bool = False
+) -> None:
     """Refuses, by name, to go on with something else than what was begun.
 
     Args:
-        checkpoint: to go on from.
+        saved: values of the identity of what was begun.
         identity: of the run that is to go on.
+        place: of what was begun, a checkpoint or the folder of a run.
         extend: its length may be another.
 
     Raises:
         InputError: naming each key that differs, with both values.
     """
-    saved, now = checkpoint.identity, identity.values
+    now = identity.values
     differing = [
         key
         for key in {**saved, **now}
@@ -140,10 +130,10 @@ def check_identity(checkpoint: Checkpoint, identity: Identity, *, extend: bool =
         and not (extend and key in _LENGTH_KEYS)
     ]
     if differing:
-        shown = [_change(key, saved, now) for key in differing[:4]]
+        shown = [f"{key} was {saved.get(key)!r}, now {now.get(key)!r}" for key in differing[:4]]
         longer = ", --extend goes on to another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
-            f"{checkpoint.path} belongs to another run: {'; '.join(shown)}. "
+            f"{place} belongs to another run: {'; '.join(shown)}. "
             f"Take those back{longer}, or give this run another run.name"
         )
 
@@ -176,7 +166,7 @@ def find_checkpoint(
     if found is None:
         return None
     try:
-        check_identity(found, identity, extend=extend)
+        check_identity(found.identity, identity, found.path, extend=extend)
     except InputError:
         # Nothing was done yet that another config could spoil.
         if own is None or own.step:

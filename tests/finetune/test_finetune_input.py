@@ -125,7 +125,7 @@ def test_a_frozen_run_does_not_replace_another(call, pretrained, tmp_path, capsy
     before = (tmp_path / "run" / "results.json").read_bytes()
     capsys.readouterr()
     assert call("finetune.mode=few_shot", ckpt=pretrained) == 2
-    assert "holds another run" in one_line(capsys)
+    assert "belongs to another run" in one_line(capsys)
     assert (tmp_path / "run" / "results.json").read_bytes() == before
 
 

@@ -306,7 +306,7 @@ def test_another_run_in_the_folder_is_refused(probe, tmp_path, capsys):
     assert probe() == 0
     before = (tmp_path / "run" / "results.json").read_bytes()
     assert probe("train.epochs=9") == 2
-    assert "holds another run" in capsys.readouterr().err
+    assert "belongs to another run" in capsys.readouterr().err
     assert (tmp_path / "run" / "results.json").read_bytes() == before
 
 

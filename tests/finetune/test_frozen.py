@@ -12,7 +12,8 @@ import pytest
 import torch
 from commands import ROOT, one_line
 from finetune_helpers import SMALL
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from finetune import frozen
 from finetune.classifiers import ViTClassifier
@@ -76,14 +77,45 @@ def test_new_data_are_another_run(call, digits, pretrained, tmp_path, capsys):
     described["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
     (copy / "dataset.json").write_text(json.dumps(described))
     assert call(*arguments, ckpt=pretrained) == 2
-    assert "holds another run: the data are others" in capsys.readouterr().err
+    assert "belongs to another run: data.fingerprint was" in capsys.readouterr().err
 
 
 def test_another_setting_is_named(call, pretrained, capsys):
     assert call("finetune.mode=knn", ckpt=pretrained) == 0
     capsys.readouterr()
     assert call("finetune.mode=knn", "finetune.neighbors=7", ckpt=pretrained) == 2
-    assert "holds another run: finetune.neighbors was 20, now 7. Take those back" in one_line(capsys)
+    assert "belongs to another run: finetune.neighbors was 20, now 7. Take those back" in one_line(capsys)
+
+
+def test_moved_data_and_weights_and_another_monitor_are_the_same_run(
+    call, digits, pretrained, tmp_path, capsys
+):
+    assert call("finetune.mode=knn", ckpt=pretrained) == 0
+    data, start = tmp_path / "elsewhere", tmp_path / "start"
+    shutil.copytree(digits, data)
+    shutil.copytree(pretrained, start)
+    changes = [f"data.path={data}", "monitor.log_every_steps=7", "train.batch_size_per_device=32"]
+    capsys.readouterr()
+    assert call("finetune.mode=knn", *changes, ckpt=start) == 0
+    assert "is finished" in capsys.readouterr().out
+    tensors = load_file(start / "encoder.safetensors")
+    other = tmp_path / "other.safetensors"
+    save_file({name: value + 1 for name, value in tensors.items()}, other, read_header(start))
+    assert call("finetune.mode=knn", ckpt=other) == 2
+    assert "belongs to another run: finetune.start_digest was" in one_line(capsys)
+
+
+def test_a_pretraining_run_in_the_folder_is_refused(call, pretrained, tmp_path, capsys):
+    shutil.copytree(pretrained, tmp_path / "run")
+    capsys.readouterr()
+    assert call("finetune.mode=knn", ckpt=pretrained) == 2
+    assert "holds a run that is none of fine-tuning" in one_line(capsys)
+
+
+def read_header(run):
+    """The metadata of a run's encoder."""
+    with safe_open(run / "encoder.safetensors", "pt") as file:
+        return file.metadata()
 
 
 def test_a_checkpoint_to_go_on_from_is_refused(call, pretrained, tmp_path, capsys):
@@ -167,17 +199,6 @@ def test_a_run_that_ends_while_it_is_waited_for_is_finished(call, pretrained, tm
         return before(*arguments, **options)
 
     monkeypatch.setattr(frozen, "begin", end_meanwhile)
-    capsys.readouterr()
-    assert call("finetune.mode=knn", ckpt=pretrained) == 0
-    assert "is finished" in capsys.readouterr().out
-
-
-def test_a_run_of_an_older_version_is_finished(call, pretrained, tmp_path, capsys):
-    assert call("finetune.mode=knn", ckpt=pretrained) == 0
-    summary = tmp_path / "run" / "summary.json"
-    told = json.loads(summary.read_text())
-    del told["data"]
-    summary.write_text(json.dumps(told))
     capsys.readouterr()
     assert call("finetune.mode=knn", ckpt=pretrained) == 0
     assert "is finished" in capsys.readouterr().out
