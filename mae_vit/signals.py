@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -20,8 +21,10 @@ from mae_vit.commandline import EXIT_INTERRUPTED, EXIT_REQUEUE
 _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd", "mpirun")
 _POLL_S = 1.0
 INTERRUPTED = "interrupted; the same command goes on"
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _heard_early: list[str] = []
+
+Handler = Callable[[int, FrameType | None], object] | int
 
 
 def hear_early() -> None:
@@ -33,6 +36,42 @@ def hear_early() -> None:
     signal.signal(signal.SIGUSR1, lambda number, frame: _heard_early.append(signal.Signals(number).name))
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda number, frame: _end_now(INTERRUPTED))
+
+
+@contextmanager
+def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
+    """Handles signals by `handler` for a while; what is ignored stays so, as `nohup` wants it.
+
+    Only in the main thread, where Python lets it; elsewhere nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, held in before.items():
+        if held != signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, held in before.items():
+            signal.signal(number, held)
+
+
+def leave_with_parent() -> None:
+    """Ends this process of multiprocessing's when the one that started it is gone, however that went.
+
+    Not by the parent's process id: a forked worker's parent is the server that it was forked from,
+    which lives as long as the worker does, and one that waits at a queue holds both of its ends.
+    """
+    threading.Thread(target=_end_after_parent, daemon=True, name="parent-watch").start()
+
+
+def _end_after_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @contextmanager
@@ -48,16 +87,11 @@ def ending_at_once() -> Iterator[None]:
     if launchers := find_launchers():
         watch = partial(_watch, launchers, lambda reason: end(), over.is_set)
         threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: end())
     try:
-        yield
+        with handling((signal.SIGTERM, signal.SIGUSR1), lambda number, frame: end()):
+            yield
     finally:
         over.set()
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _watch(launchers: list[psutil.Process], then: Callable[[str], object], over: Callable[[], bool]) -> None:
@@ -107,7 +141,7 @@ class StopRequest:
     def __init__(self) -> None:
         """Installs the handlers and starts the watch."""
         self.reason = heard_early()
-        for number in _STOP_SIGNALS:
+        for number in STOP_SIGNALS:
             # What is ignored stays so: nohup means that a closed terminal stops nothing.
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._on_signal)

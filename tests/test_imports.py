@@ -43,7 +43,10 @@ ALLOWED = {
         *("batch", "config_base", "encoder", "keyed", "masking", "patches", "objectives"),
     ),
     "mae_vit.pretrain_config": ("config", "objectives"),
-    "mae_vit.data": ("batch", "keyed", "errors", "files", "locks", "skipping", "data", "urls", "__version__"),
+    "mae_vit.data": (
+        *("batch", "keyed", "errors", "files", "locks", "signals", "skipping", "data", "urls"),
+        "__version__",
+    ),
     "mae_vit.training": (
         "batch",
         "checkpoint_files",

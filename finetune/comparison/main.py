@@ -24,7 +24,7 @@ from mae_vit.config_keys import describe_keys
 from mae_vit.errors import InputError, counted, reason_of
 from mae_vit.files import write_atomically
 from mae_vit.locks import locked
-from mae_vit.signals import heard_early
+from mae_vit.signals import STOP_SIGNALS, handling, heard_early
 from mae_vit.training.entry import run_to_exit_code
 from mae_vit.training.monitor import write_hparams
 from mae_vit.urls import allow_pipe
@@ -226,15 +226,7 @@ def _stopping(runner: Runner) -> Iterator[None]:
             raise KeyboardInterrupt
         runner.stop(signal.Signals(number).name)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, stop)
-    if early := heard_early():
-        runner.stop(early)
-    try:
+    with handling(STOP_SIGNALS, stop):
+        if early := heard_early():
+            runner.stop(early)
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

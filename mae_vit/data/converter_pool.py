@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from typing import TypeVar
 
 from mae_vit.data.convert import Conversion, Converted, convert_chunk
 from mae_vit.errors import InputError
+from mae_vit.signals import handling, leave_with_parent
 
 Item = TypeVar("Item")
 Pair = tuple[Item, bytes, str]
@@ -79,9 +77,9 @@ class ConverterPool:
             # Not forkserver: a Python process has one such server, with what it imported first,
             # and that of training imports torch. What these need is imported in 0.2 s.
             context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(self._workers, context, initializer=_leave_with_parent)
+            self._executor = ProcessPoolExecutor(self._workers, context, initializer=leave_with_parent)
             # The processes inherit this: Ctrl-C is for the one that starts them.
-            with _ctrl_c_ignored():
+            with handling([signal.SIGINT], signal.SIG_IGN):
                 for _ in range(self._workers):  # a task each starts them all
                     self._executor.submit(convert_chunk, [], self.options)
         return self._executor
@@ -105,31 +103,3 @@ def _results(
 ) -> Iterator[tuple[Item, bytes, Converted | str]]:
     for (item, data, _), result in zip(chunk, future.result(), strict=True):
         yield item, data, result
-
-
-@contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may
-        return
-    held = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, held)
-
-
-def _leave_with_parent() -> None:
-    """Ends this process when the one that started it is gone, however that went.
-
-    Workers of a ProcessPoolExecutor hold both ends of their queue, so that they
-    would wait in it for ever.
-    """
-    threading.Thread(target=_watch, daemon=True).start()
-
-
-def _watch() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

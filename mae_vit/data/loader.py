@@ -6,9 +6,7 @@ import atexit
 import math
 import multiprocessing
 import multiprocessing.forkserver
-import os
 import signal
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,12 +21,12 @@ from mae_vit.data.reading import Source
 from mae_vit.data.replacing import Replacing
 from mae_vit.errors import Damage, DamagedSample, Unreachable
 from mae_vit.keyed import SampleKeys
+from mae_vit.signals import STOP_SIGNALS, handling, leave_with_parent
 from mae_vit.skipping import Skipped
 
 # What workers need, imported once in the server they are forked from.
 _PRELOAD = ["mae_vit.data.loader"]
 _PRELOAD_POLICIES = ["mae_vit.data.policies"]
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 def start_worker_server(*, policies: bool = False) -> None:
@@ -46,12 +44,8 @@ def start_worker_server(*, policies: bool = False) -> None:
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)
     multiprocessing.set_forkserver_preload([*_PRELOAD, *(_PRELOAD_POLICIES if policies else ())])
-    held = {number: signal.signal(number, signal.SIG_IGN) for number in _STOP_SIGNALS}
-    try:
+    with handling(STOP_SIGNALS, signal.SIG_IGN):
         multiprocessing.forkserver.ensure_running()
-    finally:
-        for number, handler in held.items():
-            signal.signal(number, handler)
 
 
 def _kill_workers() -> None:
@@ -66,22 +60,10 @@ def _kill_workers() -> None:
 def _set_up_worker(worker: int) -> None:
     """Makes a worker deaf to stop signals, and mortal."""
     # Once more: torch's worker loop sets SIGTERM back to deadly.
-    for number in _STOP_SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_die_with_trainer, daemon=True, name="trainer-watch").start()
-
-
-def _die_with_trainer() -> None:
-    """Ends this worker when the trainer is gone, killed outright too.
-
-    torch's own watch compares parent process ids, but a worker's parent is the server
-    that it was forked from, which in turn lives as long as a worker does: both would
-    stay for ever, and hold their memory.
-    """
-    trainer = multiprocessing.parent_process()
-    if trainer is not None:
-        trainer.join()
-        os._exit(1)
+    # torch's own watch compares parent process ids; left over, workers would hold their memory for ever.
+    leave_with_parent()
 
 
 class _Batches(Dataset[Any]):
