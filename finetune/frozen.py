@@ -107,7 +107,10 @@ def score_frozen(
         return 0
     told = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": seen}
     if ranks.rank == 0:
-        folder.create(dump_config(config), describe_environment(sys.argv, ranks.world_size))
+        # The engine only joins the ranks here, and follows from their number: given, it would be refused.
+        train = config.train.model_copy(update={"engine": "auto"})
+        text = dump_config(config.model_copy(update={"train": train}))
+        folder.create(text, describe_environment(sys.argv, ranks.world_size))
         folder.write_summary("running", told)
         if plan is None and (note := _note_unused(config, arguments)):
             print(note)

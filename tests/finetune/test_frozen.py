@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from finetune import frozen
 from finetune.classifiers import ViTClassifier
 from finetune.frozen import load_frozen
+from finetune.job import main
 from mae_vit.encoder import ViTEncoder, pooled
 from mae_vit.objectives.labels import LabelLoss
 from mae_vit.pretrained import load_encoder
@@ -103,6 +104,21 @@ def test_moved_data_and_weights_and_another_monitor_are_the_same_run(
     save_file({name: value + 1 for name, value in tensors.items()}, other, read_header(start))
     assert call("finetune.mode=knn", ckpt=other) == 2
     assert "belongs to another run: finetune.start_digest was" in one_line(capsys)
+
+
+@pytest.mark.parametrize("mode", ["knn", "few_shot", "linear_probe"])
+def test_the_config_that_a_run_leaves_is_that_run(call, digits, pretrained, tmp_path, capsys, mode):
+    run = tmp_path / "run"
+    if mode == "linear_probe":
+        short = ["train.epochs=1", "train.warmup_epochs=0.5", "train.effective_batch_size=64"]
+        place = [f"data.path={digits}", f"run.dir={run}", "model.img_size=8"]
+        config = str(ROOT / "configs" / "linear_probe_cifar_tiny.yaml")
+        assert main(["--config", config, "--ckpt", str(pretrained), *short, *place]) == 0
+    else:
+        assert call(f"finetune.mode={mode}", ckpt=pretrained) == 0
+    capsys.readouterr()
+    assert main(["--config", str(run / "config.yaml")]) == 0
+    assert "is finished" in capsys.readouterr().out
 
 
 def test_a_pretraining_run_in_the_folder_is_refused(call, pretrained, tmp_path, capsys):
