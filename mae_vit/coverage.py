@@ -108,7 +108,7 @@ def load_start(
     used = set(state)
     if parts is not None:
         used |= _load_parts(start, parts, objective, coverage)
-    coverage.skipped = [name for name in start.tensors if name not in used]
+    coverage.skipped = sorted(name for name in start.tensors if name not in used)
     return coverage
 
 

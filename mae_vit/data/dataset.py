@@ -171,6 +171,8 @@ def read_dataset(folder: Path) -> Dataset:
             command = f"`mae-vit prepare --in-place {folder}`"
         elif _may_hold_images(folder):
             out = Path("data", folder.resolve().name)
+            if (out / FILE_NAME).exists():
+                raise InputError(f"data folder {folder} {what}: give data.path={out}, which does")
             if out.exists():
                 out = out.with_name(f"{out.name}_shards")
             command = f"`mae-vit prepare {folder} {out}`, then data.path={out}"
