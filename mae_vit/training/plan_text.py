@@ -28,7 +28,8 @@ def describe_training(
         "batch": f"{plan.effective_batch_size:,} = {counted(ranks.world_size, 'rank')} x "
         f"{counted(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
         "length": f"{counted(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
-        f"{plan.steps_per_epoch:,} ({plan.num_samples % plan.effective_batch_size:,} images left out of each)",
+        f"{counted(plan.steps_per_epoch, 'step')} ({plan.num_samples % plan.effective_batch_size:,} images left out "
+        "of each)",
         "rate": f"{plan.lr:.3e} peak after {counted(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
         f"{optim.min_lr:g}; {optim.name}",
         "time": describe_time(plan, costs, ranks, matrix_rate(device, train.precision)),

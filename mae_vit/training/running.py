@@ -169,7 +169,8 @@ class Run:
                     f"stopped at step {outcome.step}/{self.plan.total_steps} after saving; the same command goes on"
                 )
             else:
-                print(f"done: {outcome.step} steps in {time.monotonic() - begun:.0f} s here")
+                here = f", {outcome.step - start_step} of them here" if found else ""
+                print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
                 print("\n".join(self._results(work.results())))
         return 0 if outcome.finished else EXIT_REQUEUE
 
