@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def job() -> int:
         arguments = parse_arguments(
             argv,
-            description="Fine-tune an encoder, or train a network from scratch, on labeled images.",
+            description="Fine-tune an encoder, or train a network from scratch, on labeled images;\n"
+            "or measure a frozen encoder (finetune.mode=linear_probe, few_shot or knn).",
             keys=describe_keys(FinetuneConfig, without=NOT_HERE),
             examples=EXAMPLES,
             takes_ckpt=True,

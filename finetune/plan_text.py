@@ -17,7 +17,7 @@ from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
 from mae_vit.training.estimate import Estimate
 from mae_vit.training.param_groups import LayerRate, layer_rates
-from mae_vit.training.plan_text import describe_training, every
+from mae_vit.training.plan_text import describe_training, times
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.urls import shown
 
@@ -41,7 +41,7 @@ def describe_plan(
         f"goes on from {found.path} (step {found.step})" if found else f"from {finetune.start or 'scratch'}"
     )
     chosen = (
-        f"{len(data.held_out):,} images of the same split, {every(plan.evaluate_every_steps)}"
+        f"{len(data.held_out):,} images of the same split, {times(plan.evaluate_every_steps, plan)}"
         if len(data.held_out)
         else "none: the last weights are tested"
     )

@@ -11,6 +11,7 @@ from mae_vit.config_file import parse_yaml, read_run_config
 from mae_vit.data.dataset import read_dataset
 from mae_vit.data.remote.folder import locate
 from mae_vit.errors import InputError
+from mae_vit.starts import TIMM_PREFIX, read_start
 
 _CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # What a run says of its data, and that others of it need.
@@ -46,6 +47,9 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     if ckpt is None:
         raise InputError(f"nothing to do: give --ckpt START, --config FILE or both (see --help); or {_PASS}")
     folder = Path(ckpt)
+    if not ckpt.startswith(TIMM_PREFIX) and not (folder / "config.yaml").is_file():
+        # What holds no weights is not mended by a config.
+        read_start(ckpt)
     if not folder.is_dir():
         raise InputError(f"--ckpt {ckpt} alone does not say which data to fine-tune on: {_PASS}")
     run = _read_config(folder)

@@ -12,6 +12,12 @@ from mae_vit.config_keys import branches, fields_at, suggest, written_path
 from mae_vit.errors import closest, nearest
 
 _MAX_SHOWN = 80  # characters of a value
+# By what only its configs have: the command that takes them.
+_COMMANDS = {
+    "objective": "pretrain/run.py",
+    "finetune": "finetune/run.py",
+    "entries": "finetune/compare.py",
+}
 
 
 class Document(NamedTuple):
@@ -40,6 +46,10 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
         else:
             begin, message = _explain(schema, path, problem)
             messages.setdefault(begin, []).append(message)
+    typed = {key.partition(".")[0] for key in document.overridden}
+    for key, command in _COMMANDS.items():
+        if key in unknown and key not in typed:
+            return [f'a config of another command (it has "{key}"): give it to {command}']
     found = [f"{begin}{' or '.join(dict.fromkeys(several))}" for begin, several in messages.items()]
     return _explain_unknown(schema, document, unknown) + found
 

@@ -8,7 +8,7 @@ from mae_vit.errors import counted
 from mae_vit.plan import Plan, describe_views
 from mae_vit.training.checkpoint import Checkpoint
 from mae_vit.training.distributed import Ranks
-from mae_vit.training.plan_text import describe_training, every
+from mae_vit.training.plan_text import describe_training, times
 from mae_vit.training.run_folder import RunFolder
 from mae_vit.urls import shown
 from pretrain.data import Data
@@ -29,7 +29,7 @@ def describe_plan(setup: Setup, folder: RunFolder, found: Checkpoint | None) -> 
     )
     held_out = (
         f'split "{data.held_out_index.split}", {min(config.monitor.evaluate_images, len(data.held_out_index)):,} '
-        f"of {len(data.held_out_index):,} images, {every(plan.evaluate_every_steps)}"
+        f"of {len(data.held_out_index):,} images, {times(plan.evaluate_every_steps, plan)}"
         if data.held_out_index
         else f"none: {data.why_none}"
     )
@@ -60,7 +60,7 @@ def describe_probe(data: Data, plan: Plan) -> str:
     return (
         f"fitted on {counted(len(probe.support), 'image')} (up to {probe.shots} of each of "
         f"{counted(len(index.dataset.classes), 'class', 'classes')}), scored on {counted(len(probe.queries), 'other')} "
-        f'of split "{index.split}", {every(plan.probe_every_steps)} and at the end'
+        f'of split "{index.split}", {times(plan.probe_every_steps, plan)}'
     )
 
 

@@ -283,13 +283,30 @@ def test_held_out_images_without_labels_of_a_supervised_run(flat_test, tmp_path,
 def test_the_plan_tells_what_the_probe_does(digits, tmp_path, capsys):
     assert call(digits, tmp_path / "run", "--dry-run") == 0
     probe = "fitted on 149 images (up to 15 of each of 10 classes), scored on 151 others of split"
-    assert f'probe       {probe} "test", every 352 steps and at the end\n' in capsys.readouterr().out
+    assert f'probe       {probe} "test", at the end\n' in capsys.readouterr().out
     small = ("monitor.probe_shots=1", "monitor.probe_queries=1", "monitor.probe_every_steps=7")
     assert call(digits, tmp_path / "run", "--dry-run", *small) == 0
     probe = 'fitted on 10 images (up to 1 of each of 10 classes), scored on 1 other of split "test", every 7 steps'
     assert f"probe       {probe} and at the end\n" in capsys.readouterr().out
     assert call(digits, tmp_path / "run", "--dry-run", "monitor.probe_queries=0") == 0
     assert "probe       none: monitor.probe_queries=0\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "command"),
+    [
+        ("finetune_cifar_tiny", "finetune", "finetune/run.py"),
+        ("compare_demo", "entries", "finetune/compare.py"),
+    ],
+)
+def test_a_config_of_another_command(capsys, config, key, command):
+    path = str(ROOT / "configs" / f"{config}.yaml")
+    assert main(["--config", path]) == EXIT_INPUT
+    told = f'{path}: a config of another command (it has "{key}"): give it to {command}'
+    assert one_line(capsys).endswith(told)
+    # What was typed is not taken for the file's.
+    assert main(["--config", str(ROOT / "configs/mae_digits.yaml"), f"{key}.mode=knn"]) == EXIT_INPUT
+    assert f'unknown key "{key}"' in one_line(capsys)
 
 
 def test_run_folder_that_cannot_be_written(digits, tmp_path, capsys):

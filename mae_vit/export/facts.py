@@ -33,6 +33,7 @@ _MEASURED = {
     "top1": ("held-out top-1", "{:.2%}"),
     "few_shot_top1": ("few-shot top-1 of frozen features (online probe)", "{:.2%}"),
     "knn_top1": ("nearest-neighbor top-1 of frozen features (online probe)", "{:.2%}"),
+    "chance_top1": ("the same by naming the most frequent class", "{:.2%}"),
 }
 _PROBED = ("few_shot_top1", "knn_top1")
 

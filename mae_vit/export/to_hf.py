@@ -63,10 +63,11 @@ def write(handed: Handed, folder: Path) -> Verified:
         difference = _check_encoder(transformers, handed, folder)
     mae = _representable(handed, notes)
     height, width = handed.encoder.info.img_size
-    if height != width:
-        notes.append(
-            "its preprocessor resizes images whole: cut them to the shape before, as our transform does"
-        )
+    notes.append(
+        "its preprocessor resizes before it crops: its box may lie half a pixel off, that of the card's code does not"
+        if height == width
+        else "its preprocessor resizes images whole: cut them to the shape before, as the code in the card does"
+    )
     if mae is not None:
         _write_mae(handed, folder / MAE_FOLDER)
         with _quiet(transformers):

@@ -65,6 +65,7 @@ def write(handed: Handed, folder: Path) -> Verified:
     with torch.no_grad():
         difference = largest_difference(expected(handed), model(random_images(handed)), f"timm's {what}")
     line = create_model_line(handed)
+    summary = f'model = {line}; model.load_state_dict(safetensors.torch.load_file("{WEIGHTS}"))'
     code = f"""import timm
 from safetensors.torch import load_file
 
@@ -77,4 +78,4 @@ model.load_state_dict(load_file("{WEIGHTS}"), strict=True)
         if handed.network.head
         else ()
     )
-    return Verified(f"timm {timm.__version__}", what, difference, code, line, notes)
+    return Verified(f"timm {timm.__version__}", what, difference, code, summary, notes)

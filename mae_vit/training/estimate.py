@@ -16,9 +16,9 @@ from mae_vit.keyed import SampleKeys
 from mae_vit.objectives.base import Task
 from mae_vit.training.precision import AUTOCAST_DTYPES, Precision
 
-# Dense bf16 peaks in FLOP/s, from the vendors' datasheets (without sparsity).
 # Side of the square matrices whose product is timed, on a CPU and on a GPU; and for how long.
 _MEASURED_SIDE, _MEASURED_S = (512, 8192), 0.2
+# Dense bf16 peaks in FLOP/s, from the vendors' datasheets (without sparsity).
 _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}
 
 

@@ -37,7 +37,7 @@ def describe_training(
         "memory": f"{memory:.2f} GiB for each rank, about (states and float32 activations)",
         "disk": f"{disk / 2**20:,.0f} MiB for {counted(kept, 'checkpoint')} of "
         f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
-        f"{every(plan.checkpoint_every_steps)}; free: {free / 2**30:,.0f} GiB",
+        f"{times(plan.checkpoint_every_steps, plan)}; free: {free / 2**30:,.0f} GiB",
     }
 
 
@@ -46,19 +46,22 @@ def describe_time(plan: Plan, costs: Estimate, ranks: Ranks, rate: float) -> str
     # The ranks of a machine without GPUs share its cores as they train; this one has its part of them.
     seconds = costs.flops_per_image * plan.total_steps * plan.effective_batch_size / (rate * ranks.world_size)
     return (
-        f"{clock(seconds)} at least, two to three times that for small networks: at the {rate / 1e9:,.0f} GFLOP/s "
-        "that a rank's matrix products reach here now"
+        f"{clock(seconds)} at least, two to three times that for small networks, beside start and evaluation: at the "
+        f"{rate / 1e9:,.0f} GFLOP/s that a rank's matrix products reach here now"
     )
 
 
 def retention(config: Config, plan: Plan, costs: Estimate) -> tuple[int, int]:
     """Returns how many checkpoints lie on the disk at most, and the bytes of all that the run leaves, about."""
-    kept = config.checkpoint.keep_last + 1
+    written = 1 + -(-plan.total_steps // plan.checkpoint_every_steps)  # with that of step 0
+    kept = min(config.checkpoint.keep_last + 1, written)
     if config.checkpoint.keep_every:
         kept += plan.total_steps // (plan.checkpoint_every_steps * config.checkpoint.keep_every)
     return kept, kept * costs.checkpoint_bytes + 4 * costs.encoder_parameters
 
 
-def every(steps: int) -> str:
-    """How often something is done."""
-    return "every step" if steps == 1 else f"every {steps:,} steps"
+def times(every_steps: int, plan: Plan) -> str:
+    """When something is done that is done at the end of a run in any case."""
+    if every_steps >= plan.total_steps:
+        return "at the end"
+    return "every step" if every_steps == 1 else f"every {every_steps:,} steps and at the end"

@@ -43,7 +43,8 @@ class OnlineProbe:
         """Scores mean-pooled features of the final norm; collective.
 
         Returns:
-            few_shot_top1 (least squares), knn_top1, and the seconds it took.
+            few_shot_top1 (least squares), knn_top1, chance_top1 (what it takes to name the class that
+            most of the scored images have), and the seconds it took.
         """
         begun = time.monotonic()
         objective = engine.objective
@@ -68,4 +69,5 @@ class OnlineProbe:
         for name, score in (("few_shot_top1", least_squares_scores), ("knn_top1", knn_scores)):
             guess = score(support, fitted, query, num_classes=self.num_classes).argmax(dim=-1)
             found[name] = (guess == asked).double().mean().item()
-        return {**found, "seconds": time.monotonic() - begun}
+        chance = self.labels[self.num_support :].bincount().max().item() / len(asked)
+        return {**found, "chance_top1": chance, "seconds": time.monotonic() - begun}

@@ -34,11 +34,11 @@ def run_program(out: Path, pixels: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(session.run(None, {"images": pixels.numpy()})[0])
 
 
-def run_card(out: Path, monkeypatch) -> dict:
+def run_card(out: Path, monkeypatch, *, sides: tuple[int, int] = (62, 43)) -> dict:
     """Runs the card's code as it stands, in its folder, on something as smooth as a photograph."""
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 3), dtype=np.uint8)
     # Without loss, whatever its name: decoders of JPEG differ.
-    Image.fromarray(pixels).resize((60, 40), Image.Resampling.BICUBIC).save(out / "image.jpg", "PNG")
+    Image.fromarray(pixels).resize(sides, Image.Resampling.BICUBIC).save(out / "image.jpg", "PNG")
     (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(out)
     found: dict = {}
@@ -73,7 +73,7 @@ def test_timm_builds_it_by_the_cards_line(tmp_path, monkeypatch, capsys, changes
     assert found["features"].shape == (1, ours.embed_dim)
     # The card's pixels are those of `transform`, but for rounding of another resampling.
     expected = ours.transform("image.jpg")[None]
-    assert (found["images"] - expected).abs().max() < 3 / 255 / min(ours.info.std)
+    assert (found["images"] - expected).abs().max() < 2.5 / 255 / min(ours.info.std)
     # It is a start of ours as well, with all that it told before.
     again = mae_vit.load_encoder(tmp_path / "out" / "model.safetensors")
     assert (again.info.mean, again.info.num_heads) == (ours.info.mean, ours.info.num_heads)
@@ -154,7 +154,8 @@ def test_transformers_loads_it(tmp_path, monkeypatch, changes):
     # Too little to be seen in features of such small networks.
     assert model.config.layer_norm_eps == 1e-6
     assert not (out / "mae").exists()
-    found = run_card(out, monkeypatch)
+    # With sides by which its box is the same.
+    found = run_card(out, monkeypatch, sides=(60, 40))
     if ours.info.img_size[0] == ours.info.img_size[1]:
         picture = Image.open("image.jpg").convert("L" if ours.info.in_chans == 1 else "RGB")
         pixels = AutoImageProcessor.from_pretrained(out)(images=picture, return_tensors="pt").pixel_values

@@ -199,6 +199,15 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     config.unlink()
     refused("it has no config.yaml")
     encoder = alone.folder / "encoder.safetensors"
+    # What holds no weights is said before how to use some.
+    pictures = encoder.parent / "cats"
+    pictures.mkdir()
+    for start, told in (
+        (ROOT / "README.md", "is no file of weights"),
+        (pictures, "has neither checkpoints nor"),
+    ):
+        assert main(["--ckpt", str(start)]) == 2
+        assert told in capsys.readouterr().err
     assert main(["--ckpt", str(encoder)]) == 2
     assert "does not say which data to fine-tune on" in capsys.readouterr().err
     assert main([]) == 2

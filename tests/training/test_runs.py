@@ -153,7 +153,8 @@ def test_the_plan_reads_well(call, capsys):
     output = capsys.readouterr().out
     assert not re.findall(r"\b1 (?:steps|ranks|shards|workers|micro-batches|images|checkpoints)\b", output)
     assert "300 images in 1 shard, " in output
-    assert output.count("every step") == 1  # the split that is held out otherwise is trained on
+    assert "0.1 MiB at the end;" in output
+    assert output.count("at the end") == 1  # the split that is held out otherwise is trained on
     assert "128 = 1 rank x 1 micro-batch x 128" in output
     assert call("--dry-run", "checkpoint.every_steps=1", "monitor.evaluate_every_steps=1") == 0
     output = capsys.readouterr().out
@@ -270,7 +271,7 @@ def test_the_online_probe_scores_and_changes_nothing(call, tmp_path):
     lines = lines_of(tmp_path / "with")
     assert [line["step"] for line in lines if "probe" in line] == [2, 4, 6]
     for line in lines[1::2]:
-        assert set(line["probe"]) == {"few_shot_top1", "knn_top1", "seconds"}
+        assert set(line["probe"]) == {"few_shot_top1", "knn_top1", "chance_top1", "seconds"}
         # Even random features tell digits apart far above the 10 % of chance.
         assert 0.2 < line["probe"]["few_shot_top1"] <= 1
     assert not any("probe" in line for line in lines_of(tmp_path / "without"))
