@@ -40,7 +40,7 @@ from mae_vit.plan import Plan, check_pairs, make_plan
 from mae_vit.seen_labels import SeenLabels
 from mae_vit.skipping import Skipped
 from mae_vit.starts import Start
-from mae_vit.training.beginning import begin, check_engine, is_finished, open_run_folder
+from mae_vit.training.beginning import begin, check_engine, check_length, is_finished, open_run_folder
 from mae_vit.training.distributed import find_device, find_ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
@@ -149,7 +149,7 @@ def finetune(arguments: Arguments) -> int:
         found = find_checkpoint(
             folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0
         )
-        is_finished(folder, found, plan)
+        check_length(folder, found, plan)
         model = build()
         coverage = load_into(model, start) if start else None
         if ranks.rank == 0:
@@ -157,7 +157,7 @@ def finetune(arguments: Arguments) -> int:
         return 0
     bring(data.index, data.source, data.order, say=ranks.local_rank == 0)
     found = begin(config, arguments, folder, identity, ranks, device)
-    if found is not None and is_finished(folder, found, plan):
+    if found is not None and is_finished(folder, found, plan, ranks):
         if ranks.rank == 0:
             told = folder.path / "results.json" if config.finetune.test else folder.summary
             print(f"{folder.path} is finished ({found.step} steps); results: {told}")

@@ -29,6 +29,10 @@ class Size:
     depth: int
     num_heads: int
 
+    def with_changes(self, embed_dim: int | None, depth: int | None, num_heads: int | None) -> Size:
+        """Returns the same, but for what is given."""
+        return Size(embed_dim or self.embed_dim, depth or self.depth, num_heads or self.num_heads)
+
 
 # ViT Table 1 (B, L, H); DeiT Table 1 (Ti, S); "tiny-cifar" is the 1.2 M parameter
 # network of small-data CIFAR experiments (32 px, patch 4).

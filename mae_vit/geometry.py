@@ -18,20 +18,21 @@ def resolve_encoder(
     Raises:
         InputError: if width and heads do not fit.
     """
-    size = SIZES[model.name]
-    embed_dim, num_heads = model.embed_dim or size.embed_dim, model.num_heads or size.num_heads
-    if embed_dim % num_heads:
-        raise InputError(f"model.embed_dim={embed_dim} is not divisible by model.num_heads={num_heads}")
-    if model.pos_embed == "sincos" and embed_dim % 4:
-        raise InputError(f'model.embed_dim={embed_dim} must be divisible by 4 for pos_embed="sincos"')
+    size = SIZES[model.name].with_changes(model.embed_dim, model.depth, model.num_heads)
+    if size.embed_dim % size.num_heads:
+        raise InputError(
+            f"model.embed_dim={size.embed_dim} is not divisible by model.num_heads={size.num_heads}"
+        )
+    if model.pos_embed == "sincos" and size.embed_dim % 4:
+        raise InputError(f'model.embed_dim={size.embed_dim} must be divisible by 4 for pos_embed="sincos"')
     return EncoderInfo(
         size=model.name,
         img_size=model.image_hw,
         patch_size=model.patch_size,
         in_chans=model.in_chans,
-        embed_dim=embed_dim,
-        depth=model.depth or size.depth,
-        num_heads=num_heads,
+        embed_dim=size.embed_dim,
+        depth=size.depth,
+        num_heads=size.num_heads,
         mlp_ratio=model.mlp_ratio,
         pos_embed=model.pos_embed,
         mean=mean,

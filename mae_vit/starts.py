@@ -212,15 +212,18 @@ def _geometry_of(identity: dict[str, Any], source: str) -> dict[str, Any]:
     name = identity["model.name"]
     if name not in SIZES:
         raise InputError(f"start {source} is a run of {name}: it has no Vision Transformer to begin from")
-    size, img_size = SIZES[name], identity["model.img_size"]
+    img_size = identity["model.img_size"]
+    size = SIZES[name].with_changes(
+        identity.get("model.embed_dim"), identity.get("model.depth"), identity.get("model.num_heads")
+    )
     return {
         "name": name,
         "img_size": img_size if isinstance(img_size, list) else [img_size, img_size],
         "patch_size": identity["model.patch_size"],
         "in_chans": identity["model.in_chans"],
-        "embed_dim": identity.get("model.embed_dim") or size.embed_dim,
-        "depth": identity.get("model.depth") or size.depth,
-        "num_heads": identity.get("model.num_heads") or size.num_heads,
+        "embed_dim": size.embed_dim,
+        "depth": size.depth,
+        "num_heads": size.num_heads,
         "mlp_ratio": identity["model.mlp_ratio"],
         "pos_embed": identity["model.pos_embed"],
     }

@@ -19,7 +19,7 @@ from mae_vit.pretrain_config import PretrainConfig
 from mae_vit.reference_curves import watch_of
 from mae_vit.skipping import Skipped
 from mae_vit.starts import Start, read_start
-from mae_vit.training.beginning import begin, is_finished, open_run_folder
+from mae_vit.training.beginning import begin, check_length, is_finished, open_run_folder
 from mae_vit.training.distributed import find_ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
@@ -82,7 +82,7 @@ def pretrain(arguments: Arguments) -> int:
             folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0
         )
         # Whatever does not fit is said before all is said to be well.
-        is_finished(folder, found, setup.plan)
+        check_length(folder, found, setup.plan)
         if found is None and config.model.init is not None:
             initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
         if ranks.rank == 0:
@@ -92,7 +92,7 @@ def pretrain(arguments: Arguments) -> int:
 
     bring(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)
     found = begin(config, arguments, folder, identity, ranks, setup.device)
-    if found is not None and is_finished(folder, found, setup.plan):
+    if found is not None and is_finished(folder, found, setup.plan, ranks):
         if ranks.rank == 0:
             print(f"{folder.path} is finished ({found.step} steps); encoder: {folder.encoder}")
         return 0

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from mae_vit.checkpoint_files import BrokenCheckpoint
 from mae_vit.config import Config
 from mae_vit.errors import InputError
 from mae_vit.plan import Plan
-from mae_vit.training.checkpoint import Checkpoint
-from mae_vit.training.distributed import Ranks, barrier, from_rank_zero, gather_objects
+from mae_vit.training.checkpoint import Checkpoint, load_checkpoint
+from mae_vit.training.distributed import Ranks, from_rank_zero, gather_objects
 from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import Arguments
 from mae_vit.training.restarts import begun_by_this_job
@@ -74,18 +76,45 @@ def begin(
     own = ranks.rank == 0 and begun_by_this_job(folder.path)
     if resume == "never" and from_rank_zero("own" if own else None, ranks):
         resume = "auto"
-    # Rank 0 moves an old run aside before any other looks for its checkpoints.
     if resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
         print(f"moved the earlier run {folder.path} to {moved}")
         folder.unlock()
-    barrier(ranks)
-    found = find_checkpoint(folder, resume, identity, extend=arguments.extend, warn=ranks.rank == 0)
-    if saves and found is None and folder.read_status() == "done":
+
+    def choose() -> Checkpoint | None:
+        found = find_checkpoint(folder, resume, identity, extend=arguments.extend)
+        if saves and found is None and folder.read_status() == "done":
+            raise InputError(
+                f"{folder.path} holds a finished run that left no checkpoints to go on from: give this one another "
+                "run.name, or --resume never to move that aside"
+            )
+        return found
+
+    return _chosen_by_rank_zero(choose, ranks)
+
+
+def _chosen_by_rank_zero(choose: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
+    """Lets rank 0 choose, for another node may see the run folder a moment late; collective.
+
+    Raises:
+        InputError: on all ranks, as rank 0's choice does; on one that cannot read what is chosen.
+    """
+    found, refusal = None, None
+    if ranks.rank == 0:
+        try:
+            found = choose()
+        except InputError as error:
+            refusal = str(error)
+    if refusal := from_rank_zero(refusal, ranks):
+        raise InputError(refusal)
+    path = from_rank_zero(str(found.path) if found else None, ranks)
+    if ranks.rank == 0 or path is None:
+        return found
+    try:
+        return load_checkpoint(Path(path))
+    except BrokenCheckpoint as error:
         raise InputError(
-            f"{folder.path} holds a finished run that left no checkpoints to go on from: give this one another "
-            "run.name, or --resume never to move that aside"
-        )
-    return found
+            f"rank {ranks.rank} ({socket.gethostname()}) cannot read what rank 0 can: {error}"
+        ) from None
 
 
 def agree(identity: Identity, ranks: Ranks) -> None:
@@ -122,15 +151,26 @@ def hold(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:
         raise InputError(refusal)
 
 
-def is_finished(folder: RunFolder, found: Checkpoint | None, plan: Plan) -> bool:
-    """Whether a run has nothing left to do.
+def check_length(folder: RunFolder, found: Checkpoint | None, plan: Plan) -> None:
+    """Refuses to go on with a run that has done more than it is to do.
 
     Raises:
-        InputError: if it has done more than it is to do.
+        InputError: naming both lengths.
     """
     if found is not None and found.step > plan.total_steps:
         raise InputError(
             f"{folder.path} is at step {found.step}, beyond the {plan.total_steps} that it is to have: "
             "a run is only extended to a greater length"
         )
-    return found is not None and found.step >= plan.total_steps and folder.read_status() == "done"
+
+
+def is_finished(folder: RunFolder, found: Checkpoint | None, plan: Plan, ranks: Ranks) -> bool:
+    """Whether a run has nothing left to do; collective.
+
+    Raises:
+        InputError: if it has done more than it is to do.
+    """
+    check_length(folder, found, plan)
+    if found is None or found.step < plan.total_steps:
+        return False
+    return from_rank_zero(folder.read_status(), ranks) == "done"

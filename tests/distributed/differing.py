@@ -1,4 +1,7 @@
-"""pretrain/run.py, but that each rank has its own data: differing.py data.path=OF_RANK_0:OF_RANK_1 ...arguments"""
+"""pretrain/run.py, but that rank 1 has a folder of its own: differing.py data.path=OF_RANK_0:OF_RANK_1 ...arguments
+
+With late=FOLDER, its run.dir is that one.
+"""
 
 import os
 import sys
@@ -8,10 +11,14 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from pretrain.job import main
 
-    words = []
+    rank = int(os.environ["RANK"])
+    words, late = [], []
     for word in sys.argv[1:]:
         key, _, value = word.partition("=")
-        if key == "data.path":
-            word = f"{key}={value.split(':')[int(os.environ['RANK'])]}"
-        words.append(word)
-    sys.exit(main(words))
+        if key == "late":
+            late = [f"run.dir={value}"] if rank else []
+        elif key == "data.path" and ":" in value:
+            words.append(f"{key}={value.split(':')[rank]}")
+        else:
+            words.append(word)
+    sys.exit(main([*words, *late]))
