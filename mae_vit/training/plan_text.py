@@ -45,8 +45,9 @@ def describe_time(plan: Plan, costs: Estimate, ranks: Ranks, rate: float) -> str
     """Says how long the matrix products of all steps take at FLOP/s of `rate` on each rank."""
     # The ranks of a machine without GPUs share its cores as they train; this one has its part of them.
     seconds = costs.flops_per_image * plan.total_steps * plan.effective_batch_size / (rate * ranks.world_size)
+    least = clock(seconds) if seconds >= 1 else "a moment"
     return (
-        f"{clock(seconds)} at least, two to three times that for small networks, beside start and evaluation: at the "
+        f"{least} at least, two to three times that for small networks, beside start and evaluation: at the "
         f"{rate / 1e9:,.0f} GFLOP/s that a rank's matrix products reach here now"
     )
 
