@@ -82,15 +82,14 @@ def _check_size(found: tuple[int, ...], expected: tuple[int, ...] | None) -> Non
         raise DecodeError(f"{found[1]}x{found[0]} px, where all images are {expected[1]}x{expected[0]}")
 
 
-class TarSource:
-    """Reads, decodes and crops each sample when it is asked for (large images)."""
+class _IndexedSource:
+    """What sources of the samples of one index share."""
 
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
         """Reads the samples of `index` in `channels` channels."""
         self._index = index
         self._channels = channels
         self._augment = augment
-        self._size = index.one_size
 
     @property
     def labels(self) -> np.ndarray:
@@ -105,6 +104,15 @@ class TarSource:
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of the augmented images."""
         return (self._channels, *self._augment.img_size)
+
+
+class TarSource(_IndexedSource):
+    """Reads, decodes and crops each sample when it is asked for (large images)."""
+
+    def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
+        """Reads the samples of `index` in `channels` channels."""
+        super().__init__(index, channels=channels, augment=augment)
+        self._size = index.one_size
 
     def images(
         self,
@@ -165,7 +173,7 @@ class TarSource:
         return pixels, (pixels.shape[1], pixels.shape[2])
 
 
-class MemorySource:
+class MemorySource(_IndexedSource):
     """Gathers from one uint8 array of equal-size images, decoded once (small images).
 
     The array is a file beside the index, mapped into memory, so that all ranks and
@@ -174,25 +182,9 @@ class MemorySource:
 
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
         """Decodes all samples of `index` on first use."""
-        self._index = index
-        self._channels = channels
-        self._augment = augment
+        super().__init__(index, channels=channels, augment=augment)
         self._path, self._damaged = _decoded_array(index, channels)
         self._array: np.ndarray | None = None
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Int (N,), -1 where there is none."""
-        return self._index.labels
-
-    def labels_of(self, index: np.ndarray) -> np.ndarray:
-        """Int (B,), the labels of samples `index` (B,)."""
-        return self._index.labels_of(index)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of the augmented images."""
-        return (self._channels, *self._augment.img_size)
 
     def images(
         self,
