@@ -65,7 +65,7 @@ def build_full(name: str) -> TorchEngine:
         accumulation=1,
     )
     engine = TorchEngine(objective, options, Ranks(), find_device(Ranks()))
-    for parameter in engine.trainable().values():
+    for parameter in engine.trainable.values():
         parameter.grad = torch.full_like(parameter, 1e-3)
     engine.step(1e-4)
     return engine

@@ -58,7 +58,7 @@ class DeepSpeedEngine(Engine):
         if self._shell is not None:
             choose_attention(self._shell.to(device), device)
         self._optimizer = make_optimizer(self.objective, options.optimizer)
-        trainable = sum(p.numel() for p in self.trainable().values())
+        trainable = sum(p.numel() for p in self.trainable.values())
         self._engine, self._wrapped, _, _ = deepspeed.initialize(
             model=self.module,
             optimizer=self._optimizer,
@@ -108,7 +108,7 @@ class DeepSpeedEngine(Engine):
         slots = {
             slot: {
                 name: to_host(safe_get_full_optimizer_state(parameter, slot))
-                for name, parameter in self.trainable().items()
+                for name, parameter in self.trainable.items()
             }
             for slot in self.options.optimizer.slots
         }

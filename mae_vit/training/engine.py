@@ -84,6 +84,7 @@ class Engine(ABC):
 
     Attributes:
         objective: what is trained.
+        trainable: parameters that are trained, by name.
         loss_scale: of fp16; None in other precisions.
         updates: optimizer updates made in the whole run.
         average: of the weights; None where they are measured themselves.
@@ -97,6 +98,8 @@ class Engine(ABC):
         self.device = device
         self.loss_scale = LossScale() if options.precision == "fp16" else None
         self.updates = 0
+        # Once: to walk through the modules in each step takes as long as its clipping.
+        self.trainable = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
         self.average = None if options.ema_decay is None else Average(self.objective, options.ema_decay)
         choose_attention(objective, device)
         if options.activation_checkpointing:
@@ -153,17 +156,13 @@ class Engine(ABC):
         for buffer, part in zip(kept, mean.split([b.numel() for b in kept]), strict=True):
             buffer.copy_(part.view_as(buffer))
 
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name."""
-        return {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
-
     def scaled(self, loss: Tensor) -> Tensor:
         """Applies the loss scale, if there is one."""
         return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
     def clip_local(self) -> StepResult:
         """Unscales and clips gradients that this process holds whole."""
-        parameters = list(self.trainable().values())
+        parameters = list(self.trainable.values())
         if self.loss_scale is not None:
             gradients = [p.grad for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, 1 / self.loss_scale.scale)
@@ -185,8 +184,7 @@ class Engine(ABC):
 
     def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:
         """Collects the state where this process's optimizer holds all of it."""
-        trainable = self.trainable()
-        slots = {slot: gather_slot(optimizer, trainable, slot) for slot in self.options.optimizer.slots}
+        slots = {slot: gather_slot(optimizer, self.trainable, slot) for slot in self.options.optimizer.slots}
         parameters = {name: to_host(p) for name, p in self.objective.named_parameters()}
         return self.describe(parameters, slots)
 
@@ -205,7 +203,7 @@ class Engine(ABC):
             for name, parameter in self.objective.named_parameters():
                 parameter.copy_(state.parameters[name])
         counts_updates = self.options.optimizer.counts_updates
-        restore_slots(optimizer, self.trainable(), state, counts_updates=counts_updates)
+        restore_slots(optimizer, self.trainable, state, counts_updates=counts_updates)
 
     def restore_counters(self, state: TrainState) -> None:
         """Puts the counters back, and what layers keep beside parameters."""

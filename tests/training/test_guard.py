@@ -109,7 +109,7 @@ def test_weights_that_are_not_finite_are_never_saved(call, tmp_path, capsys, mon
     def poisoned(self, lr):
         result = step(self, lr)
         if self.updates == 4:  # as an update that overflows; this step's loss and norm are finite
-            next(iter(self.trainable().values())).data.fill_(float("inf"))
+            next(iter(self.trainable.values())).data.fill_(float("inf"))
         return result
 
     monkeypatch.setattr(TorchEngine, "step", poisoned)
