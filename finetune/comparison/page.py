@@ -257,7 +257,7 @@ def _left_out(matrix: Matrix) -> str:
         except InputError:  # as below
             continue
         told += [
-            f"{name} was pretrained on images without {excluded.samples:,} that {excluded.source} has too "
+            f"Left out of the pretraining images of {name}: {excluded.samples:,} that {excluded.source} has too "
             f"({excluded.hash}, at most {excluded.distance} apart)."
             for info in splits.values()
             for excluded in info.processing.excluded or ()

@@ -27,7 +27,7 @@ def matrix_on(data, tmp_path) -> Matrix:
 def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):
     data = shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
     matrix = matrix_on(data, tmp_path)
-    assert "was pretrained on images without" not in write_text(matrix, [], []) + write_page(matrix, [], [])
+    assert "Left out of" not in write_text(matrix, [], []) + write_page(matrix, [], [])
     described = json.loads((data / "dataset.json").read_text())
     told = {"source": "cifar10:test", "hash": "pHash of 64 bits", "distance": 4, "samples": 1234}
     described["splits"]["train"]["processing"] = {"excluded": [told]}
@@ -35,7 +35,8 @@ def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):
     assert read_dataset(data).splits["train"].processing.excluded
     for text in (write_text(matrix, [], []), write_page(matrix, [], [])):
         assert (
-            "MAE was pretrained on images without 1,234 that cifar10:test has too (pHash of 64 bits," in text
+            "Left out of the pretraining images of MAE: 1,234 that cifar10:test has too (pHash of 64 bits,"
+            in text
         )
     shutil.rmtree(data)
     assert "# x" in write_text(matrix, [], [])
