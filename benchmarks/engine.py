@@ -3,9 +3,10 @@
 The whole path of `pretrain/run.py` (run folder, hooks, guard, watchdog, log, TensorBoard) on
 ready-made batches, on the torch engine and on DeepSpeed at ZeRO 0 and 1, one process each,
 in turns with a plain loop of the same objective, optimizer and precision. The batch is
-small, so that the cost shows: it does not depend on it. Prints JSON.
+small, so that the cost shows: it does not depend on it. Turns are of one step, for steps here vary by
+more than what is measured, and slowly. Prints JSON.
 
-    python benchmarks/engine.py [--batch 8] [--precision bf16] [--rounds 9] [--steps 40]
+    python benchmarks/engine.py [--batch 8] [--precision bf16] [--rounds 400] [--steps 1]
         [--threads 1] [--device cpu] [--only torch ...] [--out FILE]
 """
 
@@ -126,7 +127,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=ENGINES, default=list(ENGINES), help="some engines (all of them)"
     )
-    add_options(parser, rounds=9, steps=40, threads=1)
+    add_options(parser, rounds=400, steps=1, threads=1)
     add_out(parser)
     arguments = parser.parse_args()
     choose_device(arguments.device)
