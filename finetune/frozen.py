@@ -18,21 +18,22 @@ from finetune.config import FinetuneConfig
 from finetune.data import FinetuneData
 from finetune.features import read_features
 from finetune.frozen_options import unused_options
-from finetune.linear_probe import describe_probe, describe_results, plan_probe, score_by_probe
+from finetune.linear_probe import WEIGHTS, describe_probe, describe_results, plan_probe, score_by_probe
 from finetune.measuring import Measuring, predictions_of
 from finetune.model import all_labels, describe_encoder, labels_seen, warn_of_seen_labels
 from finetune.results import Outputs, sizes_of
 from mae_vit.config_file import dump_config, read_run_config
 from mae_vit.coverage import Coverage, load_start, warn_of_normalization
-from mae_vit.errors import InputError, counted
+from mae_vit.errors import InputError, counted, reason_of
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
+from mae_vit.files import write_atomically
 from mae_vit.plan import Plan
 from mae_vit.signals import ending_at_once
 from mae_vit.starts import Start
 from mae_vit.training.beginning import begin, hold
-from mae_vit.training.distributed import Ranks, barrier, from_rank_zero
+from mae_vit.training.distributed import Ranks, barrier, decided_by_rank_zero
 from mae_vit.training.entry import Arguments
 from mae_vit.training.estimate import estimate
 from mae_vit.training.precision import Autocast
@@ -67,7 +68,9 @@ def score_frozen(
     derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
     identity = run_identity(config, derived=derived)
     results = folder.path / "results.json" if config.finetune.test else folder.summary
-    if arguments.resume != "never" and _is_done(folder, identity):
+    # Several ranks ask together, once they are joined.
+    alone = ranks.world_size == 1 or arguments.dry_run
+    if alone and arguments.resume != "never" and _is_done(folder, identity):
         if ranks.rank == 0:
             print(f"{folder.path} is finished; results: {results}")
         return 0
@@ -100,7 +103,12 @@ def score_frozen(
     begin(config, arguments, folder, identity, ranks, device, saves=False)
     hold(folder, ranks, new=True)
     # Meanwhile another process may have ended it; asked for anew, it was moved aside.
-    if from_rank_zero(folder.read_status() if ranks.rank == 0 else None, ranks) == "done":
+    try:
+        done = decided_by_rank_zero(lambda: _is_done(folder, identity), ranks)
+    except InputError:
+        folder.unlock()
+        raise
+    if done:
         folder.unlock()
         if ranks.rank == 0:
             print(f"{folder.path} is finished; results: {results}")
@@ -146,20 +154,32 @@ def _score_and_write(
     batch_size = _batch_size(config)
     measuring = Measuring(ranks, device, Autocast(model, device, config.train.precision).context, batch_size)
     outputs = Outputs(
-        config, data, folder, measuring, describe_encoder(config, data), all_labels(config, data, None)
+        config, data, folder, measuring, describe_encoder(config, data), all_labels(config, data)
     )
     model.to(device)
     guesses: Predictions | None
     if plan is not None:
-        found, guesses = score_by_probe(config, data, model, plan, outputs)
+        found, guesses, weights = score_by_probe(config, data, model, plan, outputs)
     else:
         found, guesses = _score(config, data, model, measuring)
         found["test_most_frequent"] = guesses.most_frequent
+        weights = None
     summary = {**told, "train_top1": None, "val_top1": None, **found}
-    if ranks.rank == 0:
-        if guesses is not None:
-            outputs.write(guesses, summary, {})
-        folder.write_summary("done", summary)
+
+    def write() -> None:
+        try:
+            if weights is not None:
+                write_atomically(folder.path / WEIGHTS, weights)
+            if guesses is not None:
+                outputs.write(guesses, summary, {})
+            folder.write_summary("done", summary)
+        except OSError as error:
+            raise InputError(
+                f"results cannot be written to {folder.path}: {reason_of(error)}; make room, then give the same "
+                "command again"
+            ) from None
+
+    decided_by_rank_zero(write, ranks)
     return _results(config, data, summary, outputs)
 
 

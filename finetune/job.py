@@ -140,7 +140,7 @@ def finetune(arguments: Arguments) -> int:
     if len(data.held_out):
         # When held-out images are measured decides which weights can be chosen.
         derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
-    labels = all_labels(config, data, start)
+    labels = all_labels(config, data, start, teacher)
     identity = run_identity(config, derived=derived).noting(labels.model_dump())
     seen = labels_seen(start, teacher, config, data)
     if seen == "held-out" and ranks.rank == 0:

@@ -23,7 +23,6 @@ from finetune.results import Outputs, measured_on_test
 from mae_vit.errors import InputError
 from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
 from mae_vit.evaluation.metrics import Predictions
-from mae_vit.files import write_atomically
 from mae_vit.plan import Plan, make_plan
 from mae_vit.training.optimizers import make_optimizer
 from mae_vit.training.schedule import rate_at
@@ -78,13 +77,14 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
 
 def score_by_probe(
     config: FinetuneConfig, data: FinetuneData, model: ViTClassifier, plan: Plan, outputs: Outputs
-) -> tuple[dict[str, Any], Predictions | None]:
+) -> tuple[dict[str, Any], Predictions | None, bytes]:
     """Trains a probe at each rate, chooses by held-out images, and reads the test split once; collective.
 
     All ranks train alike, so that none waits for another longer than an all-reduce takes.
 
     Returns:
-        What goes into the summary, and predictions; None where the test split is not read.
+        What goes into the summary, predictions (None where the test split is not read), and
+        what `WEIGHTS` is to hold.
 
     Raises:
         InputError: if every rate is too large.
@@ -117,14 +117,13 @@ def score_by_probe(
         "probe_epochs": plan.total_steps / plan.steps_per_epoch,
         "train_images_measured": len(known),
     }
-    if measuring.ranks.rank == 0:
-        write_atomically(outputs.folder.path / WEIGHTS, _bytes_of(chosen, config, data, outputs))
+    weights = _bytes_of(chosen, config, data, outputs)
     if not config.finetune.test:
-        return summary, None
+        return summary, None, weights
     query = read_features(model, data, data.open_test(), data.test, measuring).to(measuring.device)
     asked = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
     test = predictions_of(asked, _chances(chosen, query))
-    return summary | measured_on_test(train, test), test
+    return summary | measured_on_test(train, test), test, weights
 
 
 def describe_results(summary: dict[str, Any], outputs: Outputs) -> list[str]:

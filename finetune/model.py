@@ -19,7 +19,7 @@ from mae_vit.coverage import Coverage, load_start
 from mae_vit.errors import InputError
 from mae_vit.geometry import resolve_encoder
 from mae_vit.objectives.labels import LabelLoss
-from mae_vit.seen_labels import Overlap, SeenLabels
+from mae_vit.seen_labels import Overlap, SeenLabels, most_flattering
 from mae_vit.starts import Start
 from mae_vit.training.optimizers import OptimizerOptions
 from mae_vit.training.param_groups import EMBEDDINGS
@@ -146,28 +146,33 @@ def optimizer_of(config: FinetuneConfig) -> OptimizerOptions:
     )
 
 
-def all_labels(config: FinetuneConfig, data: FinetuneData, start: Start | None) -> SeenLabels:
-    """The labels that a run's weights will have seen, its start's too."""
+def all_labels(
+    config: FinetuneConfig, data: FinetuneData, start: Start | None = None, teacher: Teacher | None = None
+) -> SeenLabels:
+    """The labels that a run's weights will have seen, by way of its start and its teacher too."""
     own = SeenLabels(
         fingerprint=data.index.fingerprint,
         per_class=config.data.labels_per_class,
         holdout=config.finetune.holdout,
     )
-    return own.joined(start.labels if start else None)
+    return own.joined(*_labels_before(start, teacher))
+
+
+def _labels_before(start: Start | None, teacher: Teacher | None) -> list[SeenLabels | None]:
+    return [start.labels if start else None, teacher.told.labels if teacher else None]
 
 
 def labels_seen(
     start: Start | None, teacher: Teacher | None, config: FinetuneConfig, data: FinetuneData
 ) -> Overlap | None:
     """Tells of which labels a start, or a teacher, passes something on; of both the one that flatters most."""
-    seen = [start.labels if start else None, teacher.told.labels if teacher else None]
     holdout = config.finetune.holdout if len(data.held_out) else 0.0
     found = {
         labels.overlap(data.index.fingerprint, config.data.labels_per_class, holdout)
-        for labels in seen
+        for labels in _labels_before(start, teacher)
         if labels is not None
     }
-    return next((overlap for overlap in ("held-out", "other data", "others") if overlap in found), None)
+    return most_flattering(found)
 
 
 def warn_of_seen_labels(source: str) -> None:

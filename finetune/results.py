@@ -70,18 +70,19 @@ class Outputs:
             "train_top1": train.top1,
             "val_top1": held_out,
         }
+        test = None
+        if self.config.finetune.test:
+            test = self.measuring.predict(
+                model,
+                data.fixed(data.open_test(), data.test, ranks, size),
+                np.asarray(data.test_index.labels)[data.test],
+            )
+            summary |= measured_on_test(train, test)
+        # Ranks need each other no more: a disk that is full for rank 0 leaves none of them waiting.
         if ranks.rank == 0:
             write_atomically(self.folder.path / "model.safetensors", self._model_bytes(model, best))
-        if not self.config.finetune.test:
-            return summary
-        test = self.measuring.predict(
-            model,
-            data.fixed(data.open_test(), data.test, ranks, size),
-            np.asarray(data.test_index.labels)[data.test],
-        )
-        summary |= measured_on_test(train, test)
-        if ranks.rank == 0:
-            self.write(test, summary, {"train_images_measured": len(train.labels)})
+            if test is not None:
+                self.write(test, summary, {"train_images_measured": len(train.labels)})
         return summary
 
     def write(self, test: Predictions, summary: dict[str, Any], more: dict[str, Any]) -> None:

@@ -45,6 +45,7 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     amend: Callable[[dict[str, Any]], None] | None = None,
+    overrides_from: str = "command line",
 ) -> ConfigType:
     """Reads, overrides and checks a config.
 
@@ -56,10 +57,11 @@ def load_config(
             value, of other ways of giving the same thing, and of the options of what is no longer
             chosen (`optim.name=sgd` those of AdamW); `null` unsets a key.
         amend: changes what the file says, before the overrides.
+        overrides_from: who gave the overrides, for messages.
 
     Raises:
         InputError: naming the key, the value and the nearest valid choice, and whether
-            the file or the command line is to be changed.
+            the file or the overrides are to be changed.
     """
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
@@ -77,7 +79,7 @@ def load_config(
     of_file = _check(schema, _assemble(schema, path, text, (), amend))[1] if overrides else problems
     sources: dict[str, list[str]] = {}
     for problem in problems[:_MAX_PROBLEMS]:
-        sources.setdefault(str(path) if problem in of_file else "command line", []).append(problem)
+        sources.setdefault(str(path) if problem in of_file else overrides_from, []).append(problem)
     raise InputError("; ".join(f"{source}: {'; '.join(found)}" for source, found in sources.items()))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mae_vit.checkpoint_files import STATE, step_of
 from mae_vit.coverage import load_start
 from mae_vit.data.augment import center_crop
-from mae_vit.data.decode import DecodeError, decode
+from mae_vit.data.decode import DecodeError, decode, pixels_of
 from mae_vit.data.statistics import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.encoder import SIZES, Pool, ViTEncoder, pooled, sincos_position_table
 from mae_vit.errors import InputError, reason_of
@@ -227,18 +227,16 @@ def _size(img_size: int | Sequence[int], patch_size: int) -> tuple[int, int]:
 
 def _pixels_of(image: str | Path | bytes | Image.Image | np.ndarray, channels: int) -> np.ndarray:
     """Returns uint8 (C, H, W)."""
-    if isinstance(image, Image.Image):
-        pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
-    elif isinstance(image, np.ndarray):
+    if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3):
             raise InputError(f"images are uint8 (H, W, 3) or (H, W), not {image.dtype} {image.shape}")
-        pixels = np.array(Image.fromarray(image).convert("L" if channels == 1 else "RGB"))
-    else:
-        try:
-            return decode(image if isinstance(image, bytes) else Path(image).read_bytes(), channels)
-        except OSError as error:
-            raise InputError(f"cannot read {image!s}: {reason_of(error)}") from None
-        except DecodeError as error:
-            named = "the image" if isinstance(image, bytes) else str(image)
-            raise InputError(f"{named} cannot be decoded: {error}") from None
-    return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
+        image = Image.fromarray(image)
+    try:
+        if isinstance(image, Image.Image):
+            return np.ascontiguousarray(pixels_of(image, channels))
+        return decode(image if isinstance(image, bytes) else Path(image).read_bytes(), channels)
+    except OSError as error:
+        raise InputError(f"cannot read {image!s}: {reason_of(error)}") from None
+    except DecodeError as error:
+        named = str(image) if isinstance(image, str | Path) else "the image"
+        raise InputError(f"{named} cannot be decoded: {error}") from None

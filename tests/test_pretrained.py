@@ -64,6 +64,18 @@ def test_an_image_is_the_same_as_path_bytes_pil_and_array(path, tmp_path):
     )
 
 
+def test_sixteen_bits_are_the_same_as_path_and_pil(path, tmp_path):
+    """Pillow's own conversion makes nearly all of them white."""
+    ramp = np.linspace(0, 65535, 32 * 32).astype(np.uint16).reshape(32, 32)
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    image = Image.open(tmp_path / "deep.png")
+    assert image.mode.startswith("I")
+    encoder = mae_vit.load_encoder(path)
+    assert torch.equal(encoder.transform(image), encoder.transform(tmp_path / "deep.png"))
+    expected = np.repeat((ramp >> 8).astype(np.uint8)[..., None], 3, axis=2)
+    assert torch.equal(encoder.transform(image), encoder.transform(expected))
+
+
 def test_another_size_interpolates_positions(path):
     encoder = mae_vit.load_encoder(path, img_size=(48, 32))
     assert encoder.encoder.grid_size == (12, 8)

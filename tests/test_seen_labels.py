@@ -6,13 +6,14 @@ import pytest
 from commands import ROOT
 from pydantic import ValidationError
 
-from mae_vit.seen_labels import SeenLabels
+from mae_vit.seen_labels import SeenLabels, SplitLabels
 from mae_vit.starts import read_start
 from pretrain.job import main
 
 ALL = SeenLabels(fingerprint="a")
 REST = SeenLabels(fingerprint="a", left_out=500)
 TUNED = SeenLabels(fingerprint="a", per_class=500, holdout=0.1)
+OTHER = SeenLabels(fingerprint="b")
 CASES = [
     (ALL, ("a", None, 0.1), "held-out"),
     (ALL, ("a", 500, 0.1), "held-out"),
@@ -89,8 +90,19 @@ def test_a_checkpoint_that_does_not_say_is_known_by_its_options(digits, tmp_path
             SeenLabels(fingerprint="a", per_class=900, holdout=0.2),
             SeenLabels(fingerprint="a", per_class=900),
         ),
-        (REST, SeenLabels(fingerprint="b"), REST),
+        (REST, OTHER, SeenLabels(fingerprint="a", left_out=500, elsewhere=[SplitLabels(fingerprint="b")])),
     ],
 )
 def test_labels_of_two_stages(own, before, together):
     assert own.joined(before) == together
+
+
+def test_labels_of_three_stages_on_two_splits():
+    """Else those of the first would be forgotten with the second."""
+    seen = REST.joined(OTHER.joined(TUNED))
+    assert seen == SeenLabels(fingerprint="a", elsewhere=[SplitLabels(fingerprint="b")])
+    assert OTHER.joined(TUNED).overlap("a", 500, 0.2) == "held-out"
+    assert OTHER.joined(TUNED).overlap("a", 500, 0.1) == "other data"
+    assert REST.joined(OTHER).overlap("a", 500, 0.1) == "other data"
+    assert REST.joined(OTHER, TUNED) == seen
+    assert SeenLabels.model_validate(json.loads(seen.model_dump_json())) == seen

@@ -135,7 +135,10 @@ class CompareConfig(Section):
             _check_own_keys(point, "tune")
         if self.parallel != "auto" and self.parallel < 1:
             raise ValueError(f"parallel={self.parallel}: at least 1")
-        if set(self.tune_seeds) & set(self.seeds):
+        if set(self.tune_seeds) & {
+            *self.seeds,
+            *(seed for entry in self.entries for seed in entry.seeds or ()),
+        }:
             raise ValueError(
                 "tune_seeds: give seeds that the table does not use, so that no run chooses itself"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from mae_vit.data.remote.folder import locate
 from mae_vit.errors import InputError
 from mae_vit.urls import is_url, shown
 
+# Options of a run that name weights: what lies there counts, not the path alone.
+WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")
 _WEIGHTS = ("model.safetensors", "encoder.safetensors")
 
 
@@ -36,7 +38,16 @@ def describe_inputs(arguments: tuple[str, ...], config: Path, start: str | None,
         "config": _digest_of_config(config),
         "start": None if start is None else _digest_of_start(start),
         "data": _fingerprints(data),
+        **{key: _digest_of_start(path) for key, path in _weights_among(arguments)},
     }
+
+
+def _weights_among(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The options that name files with weights, and their values."""
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key in WEIGHTS_OPTIONS and isinstance(path := json.loads(value), str):
+            yield key, path
 
 
 def difference(told: object, now: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune.comparison.inputs import changed_settings, describe_inputs, difference
+from finetune.comparison.inputs import WEIGHTS_OPTIONS, changed_settings, describe_inputs, difference
 from mae_vit.errors import InputError, reason_of
 from mae_vit.files import write_json
 from mae_vit.locks import Lock, try_lock
@@ -22,6 +22,7 @@ _WHAT = {
     "config": "content of its config file",
     "start": "start (its weights are others)",
     "data": "content of its data folder",
+    **{option: f"{option} (its weights are others)" for option in WEIGHTS_OPTIONS},
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,7 +47,7 @@ def best_attention(rows: Sequence[Row], data: str) -> tuple[str, bytes] | None:
         count=_IMAGES,
         channels=model.info.in_chans,
         img_size=model.info.img_size,
-        split=_test_split(best),
+        split=best.values["test_split"],
     )
     images = samples.images
     (weights,) = attention_weights(model.encoder, model.normalize(images), blocks=[-1])
@@ -74,7 +73,7 @@ def write_inspection(config: CompareConfig, rows: Sequence[Row], folder: Path) -
         config.data.path,
         folder / INSPECTION,
         images=_INSPECTED,
-        split=_test_split(after),
+        split=after.values["test_split"],
         names=[_name(row) for row in (before, after)],
     )
 
@@ -90,11 +89,6 @@ def _best_vit(rows: Sequence[Row]) -> Row | None:
         if "patch_size" in read_metadata(path) and "dist_token" not in names:
             return row
     return None
-
-
-def _test_split(row: Row) -> str:
-    split: str = json.loads((row.cell.job.folder / "results.json").read_text())["test_split"]
-    return split
 
 
 def _name(row: Row) -> str:

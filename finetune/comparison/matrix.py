@@ -64,26 +64,33 @@ class Matrix:
         for name, section in self.config.pretrain.items():
             with_name = self._file(section.config)
             try:
-                load_config(PretrainConfig, with_name, _lines(section.set))
+                load_config(PretrainConfig, with_name, _lines(section.set), overrides_from="set")
             except InputError as error:
                 raise InputError(f"pretrain.{name}: {error}") from None
         for entry in self.config.entries:
-            path = self._file(entry.config)
-            # A start that is not there yet will have its say when it is.
-            start = None if entry.start in self.config.pretrain else entry.start
             try:
                 if entry.compute_of is not None:
                     self._check_twins(entry)
                 for mode in self.modes_of(entry):
-                    # Other modes are not tuned.
-                    points = self.config.points_of(entry) if mode == "finetune" else []
-                    for point in points or [{}]:
-                        lines = _lines(self._settings(entry, mode, point))
-                        load_config(
-                            FinetuneConfig, path, lines, amend=StartAmendment(start, path.stem, lines)
-                        )
+                    self._check_mode(entry, mode)
             except InputError as error:
                 raise InputError(f'entry "{entry.name}": {error}') from None
+
+    def _check_mode(self, entry: EntrySection, mode: Mode) -> None:
+        path = self._file(entry.config)
+        # A start that is not there yet will have its say when it is.
+        start = None if entry.start in self.config.pretrain else entry.start
+        # Other modes are not tuned.
+        points = self.config.points_of(entry) if mode == "finetune" else []
+        for point in points or [{}]:
+            lines = _lines(self._settings(entry, mode, point))
+            amend = StartAmendment(start, path.stem, lines)
+            try:
+                load_config(FinetuneConfig, path, lines, amend=amend, overrides_from="set")
+            except InputError as error:
+                own = mode != "finetune" and entry.modes is None
+                hint = " (or give this entry modes of its own: modes: [finetune])" if own else ""
+                raise InputError(f"{error}{hint}") from None
 
     def modes_of(self, entry: EntrySection) -> list[Mode]:
         """How an entry is measured."""
@@ -131,7 +138,18 @@ class Matrix:
 
     def count_cells(self) -> int:
         """How many cells the table has."""
-        return sum(len(entry.seeds or self.config.seeds) for entry, _, _ in self.rows())
+        return sum(len(self.seeds_of(*row)) for row in self.rows())
+
+    def seeds_of(self, entry: EntrySection, labels: Labels, mode: Mode) -> list[int]:
+        """The seeds that an entry is measured with; one, where none makes a difference.
+
+        With a start's weights a nearest-neighbor search draws nothing, nor does few_shot of as many
+        shots as there are labels: equal rows would pass for evidence.
+        """
+        seeds = entry.seeds or self.config.seeds
+        drawn = mode == "finetune" or mode == "linear_probe" or (mode == "few_shot" and labels == "all")
+        own_shots = mode == "few_shot" and "finetune.shots" in {**self.config.set, **entry.set}
+        return seeds if entry.start is None or drawn or own_shots else seeds[:1]
 
     def cells(self, *, compute_of: bool) -> list[Cell]:
         """Lists cells: those with (or without) another one's compute.
@@ -144,7 +162,7 @@ class Matrix:
             if (entry.compute_of is not None) != compute_of:
                 continue
             point = self.chosen(entry, labels)[0] if mode == "finetune" else {}
-            for seed in entry.seeds or self.config.seeds:
+            for seed in self.seeds_of(entry, labels, mode):
                 more = self._steps_for(entry, labels, mode) if compute_of else {}
                 job = self._cell_job(entry, labels, mode, seed, point | more)
                 found.append(Cell(entry, labels, mode, seed, point | more, job))

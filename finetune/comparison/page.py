@@ -18,11 +18,11 @@ from mae_vit.data.dataset import read_dataset
 from mae_vit.data.remote.folder import locate
 from mae_vit.errors import InputError
 
-_READING = """Accuracy is top-1 on test images, which each run reads once, after its epoch was chosen on images held out
-of its own labels; mean and standard deviation over seeds. The gap is to the reference, seed by seed and image by image,
-in parentheses if chance may explain it; its interval covers the choice of test images and of seeds, not another subset
-of labels or another pretraining run. p is McNemar's exact test on the test images (of all seeds the one that speaks
-least for a difference), then the paired t-test over seeds."""
+_READING = """Accuracy is top-1 on the test images ({size:,}, split {split}), which each run reads once, after its epoch
+was chosen on images held out of its own labels; mean and standard deviation over seeds. The gap is to the reference,
+seed by seed and image by image, in parentheses if chance may explain it; its interval covers the choice of test images
+and of seeds, not another subset of labels or another pretraining run. p is McNemar's exact test on the test images (of
+all seeds the one that speaks least for a difference), then the paired t-test over seeds."""
 _TUNED = "Settings were chosen on held-out images alone, each entry from as many."
 _ONE_SEED = "* One seed is paired: the interval covers test images alone."
 _MONITORED = """Pretraining shows its progress on the data's val split, or where there is none on test images: that
@@ -107,7 +107,10 @@ def write_page(
 
 def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
     """What the numbers mean, and only what holds of these."""
-    told = [_READING]
+    if not lines:
+        return []
+    values = lines[0].rows[0].values
+    told = [_READING.format(size=values["test_size"], split=values["test_split"])]
     told += [_TUNED] if any(len(config.points_of(entry)) > 1 for entry in config.entries) else []
     told += [_ONE_SEED] if any(line.gap and line.gap.seeds == 1 for line in lines) else []
     told += [_MONITORED] if config.pretrain else []

@@ -73,7 +73,9 @@ def gap_between(rows: Sequence[Row], others: Sequence[Row]) -> Gap | None:
     if count > 1:
         spread = by_run.std(ddof=1) / np.sqrt(count)
         from_seeds = stats.t.ppf(0.975, count - 1) * spread
-        p_seeds = float(2 * stats.t.sf(abs(by_run.mean()) / spread, count - 1)) if spread else None
+        # Equal ones leave a spread of rounding.
+        clear = np.ptp(by_run) > 0
+        p_seeds = float(2 * stats.t.sf(abs(by_run.mean()) / spread, count - 1)) if clear else None
     p_images = max(mcnemar(one.correct, other.correct) for one, other in pairs)
     half = 100 * float(np.hypot(from_images, from_seeds))
     return Gap(100 * float(by_run.mean()), half, count, p_images, p_seeds)

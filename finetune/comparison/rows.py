@@ -75,6 +75,7 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         "parameters": summary.get("parameters"),
         "train_size": summary.get("train_size"),
         "val_size": summary.get("val_size"),
+        "test_split": details["test_split"],
         "test_size": summary.get("test_size"),
         "best_step": summary.get("best_step"),
         "train_top1": summary.get("train_top1"),

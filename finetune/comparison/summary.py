@@ -15,7 +15,7 @@ from finetune.comparison.rows import Row, group
 # By what a run's summary says of its start's labels.
 _SEEN = {
     "held-out": "its start has seen the held-out labels, which flatter it",
-    "others": "its start has learned from other labels of these data",
+    "others": "its start, or its teacher, has learned from labels of these data that choose nothing here",
     "other data": "its start has learned from labels of other data",
 }
 
@@ -108,7 +108,9 @@ def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
     reference = next((line for line in told if line.entry == config.reference), None)
     if reference is None:
         return f"{config.reference}, which all is compared with, is not finished yet."
-    begin = f"On {reference.size:,} labeled images, {config.reference} reaches {_percent(reference)} of test images"
+    tested = reference.rows[0].values["test_size"]
+    found = f"{config.reference} reaches {_percent(reference)} of {tested:,} test images"
+    begin = f"On {reference.size:,} labeled images, {found}"
     gaps = sorted((line for line in told if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
     if not gaps:
         return begin + "."

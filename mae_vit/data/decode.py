@@ -191,14 +191,24 @@ def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
         if image.width * image.height > bound:
             raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {bound}")
         image.load()
-        if image.mode == "F":
-            raise DecodeError("floating-point pixels have no known range")
-        if image.mode.startswith("I"):
-            deep = np.asarray(image).astype(np.int64)
-            if deep.size and not 0 <= deep.min() <= deep.max() <= 0xFFFF:
-                raise DecodeError("pixels of more than 16 bits")
-            return np.repeat((deep >> 8).astype(np.uint8)[..., None], channels, axis=2).transpose(2, 0, 1)
-        pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+        return pixels_of(image, channels)
+
+
+def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
+    """Returns uint8 (C, H, W) of an opened image; 16 bits become 8 by their upper half.
+
+    Raises:
+        DecodeError: for pixels of which the range is not known.
+    """
+    if image.mode == "F":
+        raise DecodeError("floating-point pixels have no known range")
+    if image.mode.startswith("I"):
+        # Pillow's own conversion clips at 255.
+        deep = np.asarray(image).astype(np.int64)
+        if deep.size and not 0 <= deep.min() <= deep.max() <= 0xFFFF:
+            raise DecodeError("pixels of more than 16 bits")
+        return np.repeat((deep >> 8).astype(np.uint8)[..., None], channels, axis=2).transpose(2, 0, 1)
+    pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 

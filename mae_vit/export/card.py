@@ -52,7 +52,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-image = Image.open("image.jpg").convert("{"L" if info.in_chans == 1 else "RGB"}")
+image = Image.open("image.jpg")
+if image.mode.startswith("I"):  # 16 bits: Pillow would clip them at 255
+    image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+image = image.convert("{"L" if info.in_chans == 1 else "RGB"}")
 scale = min(image.width / {width}, image.height / {height})
 box_width, box_height = round(scale * {width}), round(scale * {height})
 left, top = (image.width - box_width) // 2, (image.height - box_height) // 2

@@ -5,7 +5,6 @@ Shapes: B batch, C channels, H W pixels, D width, K classes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from mae_vit.encoder import Pool, set_fused_attention
 from mae_vit.errors import InputError
 from mae_vit.pretrained import PretrainedEncoder, from_start
 from mae_vit.starts import Start, read_start
-from mae_vit.weights import read_metadata
+from mae_vit.weights import read_metadata, to_metadata
 
 
 class Network(nn.Module):
@@ -102,10 +101,10 @@ class Handed:
         info = self.encoder.info
         return (info.in_chans, *info.img_size)
 
-    def told(self) -> str:
-        """Geometry, normalization, history and classes as JSON: what travels in a file's metadata."""
+    def metadata(self) -> dict[str, str]:
+        """Geometry, normalization, history and classes: what travels in a file's metadata."""
         more = {"pool": self.encoder.pool, **({"classes": self.classes} if self.classes else {})}
-        return json.dumps({**asdict(self.encoder.info), **more}, sort_keys=True)
+        return to_metadata({**asdict(self.encoder.info), **more})
 
 
 def read_handed(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -> Handed:

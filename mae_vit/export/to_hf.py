@@ -197,7 +197,7 @@ def _write_mae(handed: Handed, folder: Path) -> None:
 
 
 def _write_folder(handed: Handed, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    metadata = {"format": "pt", "mae_vit": handed.told()}
+    metadata = {"format": "pt", **handed.metadata()}
     (folder / _WEIGHTS).write_bytes(save_tensors(tensors, metadata=metadata))
     (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     (folder / _PREPROCESSOR).write_text(json.dumps(_preprocessor(handed), indent=2) + "\n")

@@ -35,7 +35,7 @@ def write(handed: Handed, folder: Path) -> Verified:
     for node in program.model.graph:
         # Where each was traced, which names files of this machine.
         node.metadata_props.clear()
-    program.model.metadata_props["mae_vit"] = handed.told()
+    program.model.metadata_props.update(handed.metadata())
     weights = sum(value.nbytes for value in handed.network.state_dict().values())
     program.save(folder / PROGRAM, external_data=weights > _MAX_BYTES_INSIDE)
     onnx.checker.check_model(folder / PROGRAM)

@@ -57,7 +57,7 @@ def create_model_line(handed: Handed) -> str:
 def write(handed: Handed, folder: Path) -> Verified:
     """Writes the weights, and loads them with timm."""
     name, arguments = create_model_arguments(handed)
-    metadata = {"format": "pt", "mae_vit": handed.told()}
+    metadata = {"format": "pt", **handed.metadata()}
     (folder / WEIGHTS).write_bytes(save_tensors(handed.network.timm_state(), metadata=metadata))
     model = timm.create_model(name, **arguments).eval()
     model.load_state_dict(load_file(folder / WEIGHTS), strict=True)

@@ -12,7 +12,6 @@ from mae_vit.export.checking import Verified, expected, largest_difference, rand
 from mae_vit.export.network import Handed
 
 PROGRAM = "model.pt2"
-_TOLD = "mae_vit.json"
 
 
 def trace(handed: Handed) -> ExportedProgram:
@@ -31,10 +30,10 @@ def trace(handed: Handed) -> ExportedProgram:
 def write(handed: Handed, folder: Path) -> Verified:
     """Writes the program, and loads it again."""
     content = io.BytesIO()
-    torch.export.save(trace(handed), content, extra_files={_TOLD: handed.told()})
+    told = {f"{name}.json": value for name, value in handed.metadata().items()}
+    torch.export.save(trace(handed), content, extra_files=told)
     (folder / PROGRAM).write_bytes(content.getbuffer())
-    told = {_TOLD: ""}
-    program = torch.export.load(folder / PROGRAM, extra_files=told).module()
+    program = torch.export.load(folder / PROGRAM).module()
     what = handed.network.output_name
     with torch.no_grad():
         theirs = program(random_images(handed))
@@ -46,7 +45,7 @@ model = torch.export.load("{PROGRAM}").module()
 """
     notes = (
         f"images are {handed.image_shape()}, their number is free; geometry and normalization are in the program's "
-        f"extra file {_TOLD}",
+        f"extra file {', '.join(told)}",
     )
     line = f'torch.export.load("{PROGRAM}").module()(images)'
     return Verified(f"torch {torch.__version__}", what, difference, code, line, notes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,8 +11,8 @@ from mae_vit.checkpoint_files import BrokenCheckpoint
 from mae_vit.config import Config
 from mae_vit.errors import InputError
 from mae_vit.plan import Plan
-from mae_vit.training.checkpoint import Checkpoint, load_checkpoint
-from mae_vit.training.distributed import Ranks, from_rank_zero, gather_objects
+from mae_vit.training.checkpoint import Checkpoint, load_together
+from mae_vit.training.distributed import Ranks, decided_by_rank_zero, from_rank_zero, gather_objects
 from mae_vit.training.engines import be_deterministic, connect
 from mae_vit.training.entry import Arguments
 from mae_vit.training.restarts import begun_by_this_job
@@ -89,32 +88,15 @@ def begin(
             )
         return found
 
-    return _chosen_by_rank_zero(choose, ranks)
-
-
-def _chosen_by_rank_zero(choose: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
-    """Lets rank 0 choose, for another node may see the run folder a moment late; collective.
-
-    Raises:
-        InputError: on all ranks, as rank 0's choice does; on one that cannot read what is chosen.
-    """
-    found, refusal = None, None
-    if ranks.rank == 0:
-        try:
-            found = choose()
-        except InputError as error:
-            refusal = str(error)
-    if refusal := from_rank_zero(refusal, ranks):
-        raise InputError(refusal)
-    path = from_rank_zero(str(found.path) if found else None, ranks)
-    if ranks.rank == 0 or path is None:
-        return found
+    if ranks.world_size == 1:
+        return choose()
+    path = decided_by_rank_zero(lambda: found.path if (found := choose()) else None, ranks)
+    if path is None:
+        return None
     try:
-        return load_checkpoint(Path(path))
+        return load_together(path, ranks)
     except BrokenCheckpoint as error:
-        raise InputError(
-            f"rank {ranks.rank} ({socket.gethostname()}) cannot read what rank 0 can: {error}"
-        ) from None
+        raise InputError(str(error)) from None
 
 
 def agree(identity: Identity, ranks: Ranks) -> None:
@@ -140,15 +122,7 @@ def hold(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:
     Raises:
         InputError: on all ranks, if another process keeps it.
     """
-    refusal = None
-    if ranks.rank == 0:
-        try:
-            if new or folder.path.exists():
-                folder.lock()
-        except InputError as error:
-            refusal = str(error)
-    if refusal := from_rank_zero(refusal, ranks):
-        raise InputError(refusal)
+    decided_by_rank_zero(lambda: folder.lock() if new or folder.path.exists() else None, ranks)
 
 
 def check_length(folder: RunFolder, found: Checkpoint | None, plan: Plan) -> None:

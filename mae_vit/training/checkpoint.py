@@ -14,7 +14,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from mae_vit.checkpoint_files import (
 )
 from mae_vit.errors import InputError
 from mae_vit.files import sync, write_atomically
+from mae_vit.training.distributed import Ranks, gather_objects
 from mae_vit.training.guard import Course
 from mae_vit.training.precision import LossScale
 from mae_vit.training.state import Best, TrainState
@@ -39,6 +42,8 @@ from mae_vit.training.tensor_files import write_tensors
 
 # What state.json does not say was so before it did.
 _SLOTS_BEFORE = ("exp_avg", "exp_avg_sq")
+# How late another node's files are seen at worst.
+LATE_S = 60
 _SLOT = re.compile(r"[a-z_]+")
 
 
@@ -136,6 +141,30 @@ def load_checkpoint(path: Path) -> Checkpoint:
             course=_read_course(described.get("course", {})),
         )
         return Checkpoint(path, int(described["step"]), dict(described["identity"]), state)
+
+
+def load_together(path: Path, ranks: Ranks) -> Checkpoint:
+    """Reads on every rank a checkpoint that rank 0 has found whole; collective.
+
+    Network file systems show another node's files some seconds late: ranks wait for them.
+
+    Raises:
+        BrokenCheckpoint: on all ranks, if one still cannot read it after `LATE_S`, naming that.
+    """
+    found, problem, until = None, None, time.monotonic() + LATE_S
+    while found is None:
+        try:
+            found = load_checkpoint(path)
+        except BrokenCheckpoint as error:
+            problem = f"rank {ranks.rank} ({socket.gethostname()}) cannot read what rank 0 can: {error}"
+            if time.monotonic() > until:
+                break
+            time.sleep(1)
+    problems = filter(None, gather_objects(None if found else problem, ranks))
+    if (first := next(problems, None)) is not None:
+        raise BrokenCheckpoint(first)
+    assert found is not None
+    return found
 
 
 def _read_course(told: dict[str, Any]) -> Course:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from mae_vit.errors import InputError
 from mae_vit.machine import available_cores
 from mae_vit.training.allocator import keep_freed_memory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,28 @@ def from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
     box = [text]
     torch.distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def decided_by_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
+    """Lets rank 0 find or do something, and tells all ranks what came of it; collective.
+
+    What lies on a disk is for one rank to say: another node may see it a moment late.
+
+    Raises:
+        InputError: on all ranks, if `decide` does.
+    """
+    told: list[Any] = [None, None]
+    if ranks.rank == 0:
+        try:
+            told[0] = decide()
+        except InputError as error:
+            told[1] = str(error)
+    if ranks.world_size > 1:
+        torch.distributed.broadcast_object_list(told, src=0)
+    if told[1] is not None:
+        raise InputError(told[1])
+    found: T = told[0]
+    return found
 
 
 def gather_objects(value: Any, ranks: Ranks) -> list[Any]:

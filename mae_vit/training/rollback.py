@@ -12,7 +12,7 @@ from mae_vit.checkpoint_files import BrokenCheckpoint, list_checkpoints, step_of
 from mae_vit.config import GuardSection
 from mae_vit.files import write_json
 from mae_vit.skipping import data_step, skip
-from mae_vit.training.checkpoint import Checkpoint, load_checkpoint
+from mae_vit.training.checkpoint import Checkpoint, load_checkpoint, load_together
 from mae_vit.training.distributed import Ranks, from_rank_zero
 from mae_vit.training.failures import TrainingFailed
 from mae_vit.training.guard import BadStep, Course
@@ -55,7 +55,10 @@ class Rollbacks:
         path = self._newest_before(bad.step)
         if path is None:
             raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
-        found = load_checkpoint(path)
+        try:
+            found = load_together(path, self.ranks)
+        except BrokenCheckpoint as error:
+            raise TrainingFailed(f"{bad}; {error}") from None
         tried = self._tries[found.step] = self._tries.get(found.step, 0) + 1
         culprit = data_step(bad.step - 1, course.skipped)
         width = self.options.skip_steps * 2 ** (tried - 1)

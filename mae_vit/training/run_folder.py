@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from mae_vit.errors import InputError, reason_of
-from mae_vit.files import existing, read_json_lines, to_json, write_atomically, write_json
+from mae_vit.files import existing, to_json, write_atomically, write_json
 from mae_vit.locks import Lock
 from mae_vit.training.run_lock import lock_run
 
@@ -105,10 +105,20 @@ class RunFolder:
         """
         if not self.metrics.exists():
             return None
-        kept = [values for values in read_json_lines(self.metrics) if values["step"] <= step]
-        text = "".join(to_json(values) + "\n" for values in kept)
-        write_atomically(self.metrics, text.encode())
-        return kept[-1] if kept else None
+        last, end, read = None, 0, 0
+        # In place: a full disk must not keep a run from going back.
+        with self.metrics.open("rb+") as file:
+            for line in file:
+                read += len(line)
+                try:
+                    values = json.loads(line)
+                except ValueError:  # cut short
+                    continue
+                if values["step"] > step:
+                    break
+                last, end = values, read
+            file.truncate(end)
+        return last
 
 
 def describe_environment(command: list[str], world_size: int) -> dict[str, Any]:

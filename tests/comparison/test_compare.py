@@ -138,7 +138,8 @@ def test_the_page_needs_nothing_beside_it(compared):
     assert not re.search(r'(src|href)="(?!data:|#)', page.replace('xlink:href="#', 'href="#'))
     assert "ViT from MAE" in page
     assert page.count("<svg") >= 2
-    assert "On 250 labeled images, ViT from scratch reaches" in page
+    assert re.search(r"On 250 labeled images, ViT from scratch reaches [0-9.]+ % of 300 test images", page)
+    assert "on the test images (300, split test)" in page
     # In the table, and set against each of the others.
     assert (folder / "report.md").read_text().count("\n| ViT from scratch | ") == 2
     assert "Each against each" in page
@@ -232,8 +233,14 @@ WRONG = {
         "compute_of: ViT from MAE, modes: [finetune, few_shot]",
         'compute_of: "as long as MAE" trains as long as another: not in mode few_shot',
     ),
+    "a way of measuring that one entry has not": (
+        "test_subset: 50",
+        "modes: [finetune, knn]",
+        'set: finetune.mode="knn" needs a Vision Transformer, not "SimpleCNN" (or give this entry modes of its own',
+    ),
     "missing file": ("simple_cnn_cifar.yaml", "simple_cnn.yaml", "cannot read config"),
     "seed of tuning": ("seeds: [0]", "seeds: [1000]", "tune_seeds"),
+    "seed of tuning, of one entry": ("modes: [finetune, few_shot]}", "seeds: [1000]}", "tune_seeds"),
     "two of a name": ("name: SimpleCNN", "name: ViT-from scratch", "two are called"),
 }
 

@@ -23,7 +23,9 @@ def job(digits, tmp_path) -> Job:
     folder.mkdir()
     (folder / "summary.json").write_text('{"status": "done"}')
     start = str(tmp_path / "start")
-    job = Job("x", folder, "x.py", tmp_path / "x.yaml", ("--ckpt", start, "a=1"), str(data), start)
+    teacher = shutil.copytree(tmp_path / "start", tmp_path / "teacher")
+    words = ("--ckpt", start, "a=1", f"finetune.teacher={json.dumps(str(teacher))}")
+    job = Job("x", folder, "x.py", tmp_path / "x.yaml", words, str(data), start)
     job.remember()
     return job
 
@@ -36,6 +38,10 @@ def change_weights(job: Job) -> None:
     (Path(job.start) / "encoder.safetensors").write_bytes(b"others!")
 
 
+def change_teacher(job: Job) -> None:
+    (Path(job.start).with_name("teacher") / "encoder.safetensors").write_bytes(b"others!")
+
+
 def change_data(job: Job) -> None:
     path = Path(job.data) / "dataset.json"
     described = json.loads(path.read_text())
@@ -45,7 +51,12 @@ def change_data(job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(change_config, "content of its config"), (change_weights, "start"), (change_data, "of its data")],
+    [
+        (change_config, "content of its config"),
+        (change_weights, "start"),
+        (change_teacher, "finetune.teacher"),
+        (change_data, "of its data"),
+    ],
 )
 def test_a_run_of_something_else_is_not_taken_for_this_one(job, change, said):
     assert job.is_done()

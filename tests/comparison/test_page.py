@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from comparing import row
 
 from finetune.comparison.bar import Bar
@@ -60,6 +61,34 @@ def test_few_shot_cells_take_all_their_labels_in_one_draw(tmp_path):
     assert few_shot_of(tmp_path, 100) == ["finetune.draws=1", "finetune.shots=[100]"]
     assert few_shot_of(tmp_path, "all") == ["finetune.draws=1"]
     assert few_shot_of(tmp_path, 100, **{"finetune.shots": [5]}) == ["finetune.draws=1", "finetune.shots=[5]"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "labels", "seeds"),
+    [
+        ("finetune", 100, 3),
+        ("linear_probe", 100, 3),
+        ("few_shot", "all", 3),
+        ("few_shot", 100, 1),
+        ("knn", 100, 1),
+    ],
+)
+def test_what_no_seed_changes_is_measured_once(tmp_path, mode, labels, seeds):
+    entries = [
+        {"name": name, "config": "x.yaml", **({"start": "x.safetensors"} if name == "start" else {})}
+        for name in ("scratch", "start")
+    ]
+    raw = {"run": {"name": "x"}, "data": {"path": "data"}, "entries": entries, "reference": "scratch"}
+    config = CompareConfig.model_validate(
+        {**raw, "modes": [mode], "labels_per_class": [labels], "seeds": [3, 4, 5]}
+    )
+    matrix = Matrix(config, tmp_path, tmp_path / "out")
+    found = {name: [] for name in ("scratch", "start")}
+    for cell in matrix.cells(compute_of=False):
+        found[cell.entry.name].append(cell.seed)
+    # Weights from scratch are drawn.
+    assert found == {"scratch": [3, 4, 5], "start": [3, 4, 5][:seeds]}
+    assert matrix.count_cells() == 3 + seeds
 
 
 def lines_crossing(spread: float) -> list[Line]:

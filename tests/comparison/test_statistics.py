@@ -40,6 +40,14 @@ def test_a_gap_is_paired_by_seed_and_image():
     assert back.half_width == pytest.approx(gap.half_width)
 
 
+def test_equal_seeds_are_no_evidence():
+    """Means of equal differences may differ by rounding, whose spread is next to nothing."""
+    truth = np.random.default_rng(3).random(43)
+    ours = [row("ours", seed, truth < 0.7) for seed in range(3)]
+    theirs = [row("theirs", seed, truth < 0.6) for seed in range(3)]
+    assert gap_between(ours, theirs).p_seeds is None
+
+
 def test_the_interval_holds_what_it_says():
     """Of many pairs of equal classifiers about one in twenty is called different."""
     generator = np.random.default_rng(1)

@@ -83,14 +83,22 @@ def test_the_cache_stays_within_its_bound(source, server, tmp_path):
     near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
     largest, ended = [0], threading.Event()
 
+    def sizes():
+        # By inode: one that gets its name meanwhile may be listed twice.
+        found = {}
+        for entry in os.scandir(tmp_path / "cache" / "mae-vit-shards"):
+            with suppress(FileNotFoundError):
+                found[entry.inode()] = entry.stat().st_size
+        return found
+
     def watch():
+        before = {}
         while not ended.is_set():
-            # By inode: one that gets its name meanwhile may be listed twice.
-            sizes = {}
-            for entry in os.scandir(tmp_path / "cache" / "mae-vit-shards"):
-                with suppress(FileNotFoundError):
-                    sizes[entry.inode()] = entry.stat().st_size
-            largest[0] = max(largest[0], sum(sizes.values()))
+            now = sizes()
+            # Files grow until they go: if none went since the last look, all that was seen then was there at once.
+            if all(now.get(inode, -1) >= size for inode, size in before.items()):
+                largest[0] = max(largest[0], sum(before.values()))
+            before = now
             time.sleep(0.002)
 
     thread = threading.Thread(target=watch)

@@ -1,6 +1,7 @@
 """Fine-tuning under launchers: layer-wise rates, held-out choice and test are those of one process."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "finetune"))
 from finetune_helpers import SMALL, TINY
 
 OPTIONS = [*SMALL, *TINY, "optim.layer_decay=0.6", "finetune.pool=mean", "run.name=same"]
+FEW = ["data.labels_per_class=40", "train.effective_batch_size=64", "train.epochs=4", "train.warmup_epochs=1"]
 
 
 @pytest.mark.distributed
@@ -51,13 +53,7 @@ def test_two_ranks_do_what_one_process_does(digits, tmp_path, launcher, stage, n
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_two_ranks_share_the_encoding_of_a_linear_probe(digits, tmp_path):
-    few = [
-        "data.labels_per_class=40",
-        "train.effective_batch_size=64",
-        "train.epochs=4",
-        "train.warmup_epochs=1",
-    ]
-    arguments = ["--config", "configs/linear_probe_cifar_tiny.yaml", *TINY, *few, f"data.path={digits}"]
+    arguments = ["--config", "configs/linear_probe_cifar_tiny.yaml", *TINY, *FEW, f"data.path={digits}"]
     script = "finetune/run.py"
     alone = Run(tmp_path / "alone", "python", 1, arguments, script=script)
     ranks = Run(tmp_path / "ranks", "torchrun", 2, arguments, script=script)
@@ -70,3 +66,42 @@ def test_two_ranks_share_the_encoding_of_a_linear_probe(digits, tmp_path):
     told = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("alone", "ranks")]
     assert told[0]["probe_rates"] == told[1]["probe_rates"]
     assert told[0]["test_top1"] == pytest.approx(told[1]["test_top1"], abs=0.01)
+
+
+FAULTS = "tests/distributed/finetuning.py"
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "file"), [("finetune", "model.safetensors"), ("linear_probe", "linear.safetensors")]
+)
+def test_a_disk_that_is_full_at_the_end_ends_all_ranks(digits, tmp_path, mode, file):
+    """One rank writes; the others must not wait for it."""
+    config = {"finetune": "finetune_cifar_tiny", "linear_probe": "linear_probe_cifar_tiny"}[mode]
+    own = OPTIONS if mode == "finetune" else [*TINY, *FEW, "run.name=same"]
+    arguments = ["--config", f"configs/{config}.yaml", *own, f"data.path={digits}"]
+    run = Run(tmp_path / "run", "torchrun", 2, [f"full={file}", *arguments], script=FAULTS)
+    assert run.wait(90) != 0
+    assert "results cannot be written to" in run.output()
+    assert "OSError" not in run.output()
+    run.wait_until_gone()
+    again = Run(tmp_path / "run", "torchrun", 2, arguments, script=FAULTS)
+    assert again.wait(90) == 0, again.output()
+    assert (tmp_path / "run" / file).exists()
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_a_node_that_sees_late_that_all_is_done_does_not_wait(digits, tmp_path):
+    arguments = ["--config", "configs/linear_probe_cifar_tiny.yaml", *TINY, *FEW, f"data.path={digits}"]
+    arguments += ["run.name=same"]
+    folder, late = tmp_path / "run", tmp_path / "late"
+    begun = Run(folder, "torchrun", 2, arguments, script=FAULTS)
+    assert begun.wait(90) == 0, begun.output()
+    shutil.copytree(folder, late)
+    told = json.loads((late / "summary.json").read_text())
+    (late / "summary.json").write_text(json.dumps({**told, "status": "running"}))
+    again = Run(folder, "torchrun", 2, [f"late={late}", *arguments], script=FAULTS)
+    assert again.wait(90) == 0, again.output()
+    assert "is finished" in again.output()

@@ -3,6 +3,7 @@
 import json
 import re
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from transformers import AutoImageProcessor, ViTForImageClassification, ViTMAEFo
 
 import mae_vit
 from mae_vit.starts import read_start
+from mae_vit.weights import read_info
 
 PROGRAMS = ["onnx", "torch"]
 
@@ -34,11 +36,14 @@ def run_program(out: Path, pixels: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(session.run(None, {"images": pixels.numpy()})[0])
 
 
-def run_card(out: Path, monkeypatch, *, sides: tuple[int, int] = (62, 43)) -> dict:
+def run_card(
+    out: Path, monkeypatch, *, sides: tuple[int, int] = (62, 43), image: Image.Image | None = None
+) -> dict:
     """Runs the card's code as it stands, in its folder, on something as smooth as a photograph."""
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 3), dtype=np.uint8)
     # Without loss, whatever its name: decoders of JPEG differ.
-    Image.fromarray(pixels).resize(sides, Image.Resampling.BICUBIC).save(out / "image.jpg", "PNG")
+    smooth = Image.fromarray(pixels).resize(sides, Image.Resampling.BICUBIC)
+    (image or smooth).save(out / "image.jpg", "PNG")
     (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(out)
     found: dict = {}
@@ -112,6 +117,17 @@ def test_a_classifier_keeps_its_head(tmp_path, pool, to):
     assert "cat, dog" in (out / "README.md").read_text()
 
 
+def test_the_card_takes_sixteen_bits_as_transform_does(tmp_path, monkeypatch):
+    path = encoder_file(tmp_path / "encoder.safetensors", **GEOMETRIES[1])
+    assert export(path, "--to", "timm", "--out", tmp_path / "out") == 0
+    ramp = np.linspace(0, 65535, 16 * 24).astype(np.uint16).reshape(16, 24)
+    found = run_card(tmp_path / "out", monkeypatch, image=Image.fromarray(ramp))
+    encoder = mae_vit.load_encoder(path)
+    expected = encoder.transform(tmp_path / "out" / "image.jpg")
+    torch.testing.assert_close(found["images"][0], expected, atol=1e-5, rtol=0)
+    assert expected.std() > 1
+
+
 @pytest.mark.parametrize(
     ("to", "changes"),
     [
@@ -131,6 +147,21 @@ def test_programs_take_any_number_of_images(tmp_path, monkeypatch, to, changes):
     found = run_card(out, monkeypatch)
     close(torch.as_tensor(found["features"]), ours(found["images"]).detach())
     names_no_files(out / ("model.pt2" if to == "torch" else "model.onnx"))
+    told = json.loads(metadata_of_program(out))
+    assert told["pool"] == "mean"
+    info = json.loads(json.dumps(asdict(read_info(path))))
+    assert {name: told[name] for name in info} == info
+
+
+def metadata_of_program(out: Path) -> str:
+    """What a program says of itself, as its own library reads it."""
+    if (out / "model.pt2").exists():
+        extra = {"mae_vit.json": ""}
+        torch.export.load(out / "model.pt2", extra_files=extra)
+        return extra["mae_vit.json"]
+    import onnx
+
+    return {prop.key: prop.value for prop in onnx.load(out / "model.onnx").metadata_props}["mae_vit"]
 
 
 def names_no_files(program: Path) -> None:

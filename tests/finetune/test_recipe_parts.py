@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save, save_file
 
 from finetune.job import main
 from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.weights import read_metadata
 
 CNN = {"config": "simple_cnn_cifar", "model": ["model.img_size=8", "model.in_chans=1"]}
 CLS = "finetune.pool=cls"
@@ -94,8 +95,10 @@ def teacher(trained_teacher, tmp_path):
 def test_a_student_learns_from_a_network(call, pretrained, teacher, tmp_path, capsys, kind):
     before = {path: path.read_bytes() for path in teacher.rglob("*") if path.is_file()}
     options = [CLS, f"finetune.teacher={teacher}", f"finetune.distillation={kind}", "train.steps=12"]
-    assert call(*options, ckpt=pretrained) == 0
+    assert call(*options, "data.labels_per_class=100", ckpt=pretrained) == 0
     assert "dist_token + head_dist (fresh: the teacher's)" in capsys.readouterr().out
+    # By way of the teacher it has seen all labels.
+    assert read_metadata(tmp_path / "run" / "model.safetensors")["labels"]["per_class"] is None
     model = load_file(tmp_path / "run" / "model.safetensors")
     assert {"dist_token", "head_dist.weight", "head.weight"} <= model.keys()
     # No weight of the teacher's is the student's.
