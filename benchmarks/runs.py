@@ -70,9 +70,9 @@ class InTurns:
     def views(self) -> None:
         """Draws nothing."""
 
-    def finish(self, step: int, best: Best | None) -> dict[str, Any]:
+    def finish(self, step: int, best: Best | None) -> tuple[dict[str, Any], Callable[[], None]]:
         """Leaves nothing."""
-        return {}
+        return {}, lambda: None
 
     def results(self) -> list[str]:
         """Names nothing."""

@@ -32,7 +32,7 @@ from mae_vit.files import write_atomically
 from mae_vit.plan import Plan
 from mae_vit.signals import ending_at_once
 from mae_vit.starts import Start
-from mae_vit.training.beginning import begin, hold
+from mae_vit.training.beginning import begin, held
 from mae_vit.training.distributed import Ranks, barrier, decided_by_rank_zero
 from mae_vit.training.entry import Arguments
 from mae_vit.training.estimate import estimate
@@ -101,38 +101,32 @@ def score_frozen(
             print("all checks passed; nothing was scored")
         return 0
     begin(config, arguments, folder, identity, ranks, device, saves=False)
-    hold(folder, ranks, new=True)
-    # Meanwhile another process may have ended it; asked for anew, it was moved aside.
-    try:
-        done = decided_by_rank_zero(lambda: _is_done(folder, identity), ranks)
-    except InputError:
-        folder.unlock()
-        raise
-    if done:
-        folder.unlock()
-        if ranks.rank == 0:
-            print(f"{folder.path} is finished; results: {results}")
-        return 0
     told = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": seen}
-    if ranks.rank == 0:
-        # The engine only joins the ranks here, and follows from their number: given, it would be refused.
-        train = config.train.model_copy(update={"engine": "auto"})
-        text = dump_config(config.model_copy(update={"train": train}))
+    # The engine only joins the ranks here, and follows from their number: given, it would be refused.
+    train = config.train.model_copy(update={"engine": "auto"})
+    text = dump_config(config.model_copy(update={"train": train}))
+
+    def create() -> None:
         folder.create(text, describe_environment(sys.argv, ranks.world_size))
         folder.write_summary("running", told)
         if plan is None and (note := _note_unused(config, arguments)):
             print(note)
-    barrier(ranks)
-    try:
-        with ending_at_once():
-            lines = _score_and_write(config, data, model, plan, told, folder, ranks, device)
-    except Exception:
-        if ranks.rank == 0:
-            with suppress(OSError):
-                folder.write_summary("failed", told)
-        raise
-    finally:
-        folder.unlock()
+
+    with held(folder, ranks):
+        # Meanwhile another process may have ended it; asked for anew, it was moved aside.
+        if decided_by_rank_zero(lambda: _is_done(folder, identity), ranks):
+            if ranks.rank == 0:
+                print(f"{folder.path} is finished; results: {results}")
+            return 0
+        decided_by_rank_zero(create, ranks)
+        try:
+            with ending_at_once():
+                lines = _score_and_write(config, data, model, plan, told, folder, ranks, device)
+        except Exception:
+            if ranks.rank == 0:
+                with suppress(OSError):
+                    folder.write_summary("failed", told)
+            raise
     if ranks.rank == 0:
         note_progress()
         print("\n".join(lines))

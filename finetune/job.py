@@ -41,12 +41,13 @@ from mae_vit.seen_labels import SeenLabels
 from mae_vit.skipping import Skipped
 from mae_vit.starts import Start
 from mae_vit.training.beginning import begin, check_engine, check_length, is_finished, open_run_folder
-from mae_vit.training.distributed import find_device, find_ranks
+from mae_vit.training.distributed import decided_by_rank_zero, find_device, find_ranks
 from mae_vit.training.engine import Engine
 from mae_vit.training.engines import build_engine
 from mae_vit.training.entry import Arguments, parse_arguments, run_to_exit_code
 from mae_vit.training.estimate import Estimate, estimate
 from mae_vit.training.evaluate import HeldOut
+from mae_vit.training.param_groups import LayerRate
 from mae_vit.training.probe import OnlineProbe
 from mae_vit.training.resume import find_checkpoint, run_identity
 from mae_vit.training.run_folder import RunFolder
@@ -169,10 +170,10 @@ def finetune(arguments: Arguments) -> int:
             print(coverage.describe(start.source))
             warn_of_normalization(start, data.mean, data.std)
     rates = rates_of(config, model, plan)
-    if ranks.rank == 0 and rates:
-        print(describe_rates(rates))
-        folder.path.mkdir(parents=True, exist_ok=True)
-        write_json(folder.path / "rates.json", [asdict(row) for row in rates])
+    if rates:
+        if ranks.rank == 0:
+            print(describe_rates(rates))
+        decided_by_rank_zero(lambda: _write_rates(folder, rates), ranks)
     engine = build_engine(config, plan, model, ranks, device, optimizer=optimizer_of(config))
     selects = "top1" if len(data.held_out) else None
     run = Run(
@@ -188,6 +189,11 @@ def finetune(arguments: Arguments) -> int:
     )
     facts = {"labels_seen_by_start": seen}
     return run.go(Job(config, plan, data, info, labels, engine, folder, build(), facts), found)
+
+
+def _write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_json(folder.path / "rates.json", [asdict(row) for row in rates])
 
 
 def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Classifier]) -> Estimate:
@@ -259,7 +265,7 @@ class Job:
         """None: `mae-vit inspect` looks at what came of it."""
         return None
 
-    def finish(self, step: int, best: Best | None) -> dict[str, Any]:
+    def finish(self, step: int, best: Best | None) -> tuple[dict[str, Any], Callable[[], None]]:
         """Tests the chosen weights, the last ones where none were chosen; collective."""
         if best is None:
             with self.engine.whole():
@@ -271,8 +277,9 @@ class Job:
             self.plan.batch_size_per_device,
         )
         outputs = Outputs(self.config, self.data, self.folder, measuring, self.info, self.labels)
-        self._summary.update({**self.facts, **outputs.measure(self.measured, best)})
-        return self._summary
+        found, write = outputs.measure(self.measured, best)
+        self._summary.update({**self.facts, **found})
+        return self._summary, write
 
     def results(self) -> list[str]:
         """Names the outcome and the files."""

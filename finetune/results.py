@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,15 +44,15 @@ class Outputs:
     info: EncoderInfo | None
     labels: SeenLabels
 
-    def measure(self, model: Classifier, best: Best) -> dict[str, Any]:
-        """Measures chosen weights on training and on test images, and writes it all.
+    def measure(self, model: Classifier, best: Best) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Measures chosen weights on training and on test images; collective.
 
         Args:
             model: takes the weights.
             best: weights, and when and by what they were chosen.
 
         Returns:
-            What belongs into `summary.json`.
+            What belongs into `summary.json`, and what writes the weights and the rest.
         """
         model.load_state_dict(best.tensors, strict=True)
         model.to(self.measuring.device)
@@ -78,12 +79,13 @@ class Outputs:
                 np.asarray(data.test_index.labels)[data.test],
             )
             summary |= measured_on_test(train, test)
-        # Ranks need each other no more: a disk that is full for rank 0 leaves none of them waiting.
-        if ranks.rank == 0:
+
+        def write() -> None:
             write_atomically(self.folder.path / "model.safetensors", self._model_bytes(model, best))
             if test is not None:
                 self.write(test, summary, {"train_images_measured": len(train.labels)})
-        return summary
+
+        return summary, write
 
     def write(self, test: Predictions, summary: dict[str, Any], more: dict[str, Any]) -> None:
         """Writes `results.json` and `predictions.csv`."""

@@ -233,6 +233,9 @@ def _pixels_of(image: str | Path | bytes | Image.Image | np.ndarray, channels: i
         image = Image.fromarray(image)
     try:
         if isinstance(image, Image.Image):
+            if image.mode == "I" and image.format is None:
+                # Of files it is known to be 16 bits.
+                raise DecodeError('pixels of mode "I" that come of no file have no known range: convert them')
             return np.ascontiguousarray(pixels_of(image, channels))
         return decode(image if isinstance(image, bytes) else Path(image).read_bytes(), channels)
     except OSError as error:

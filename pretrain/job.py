@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from mae_vit.batch import Batch
@@ -184,20 +185,22 @@ class Job:
 
         return draw_views
 
-    def finish(self, step: int, best: Best | None) -> dict[str, Any]:
-        """Writes `encoder.safetensors`; collective. Says which images the probe's scores are of."""
+    def finish(self, step: int, best: Best | None) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Says which images the probe's scores are of, and gives what writes `encoder.safetensors`; collective."""
+        content = b""
         with self.engine.whole():
             if self.engine.ranks.rank == 0:
                 images = step * self.plan.effective_batch_size
                 info = replace(self.info, step=step, images_seen=images, flops=images * self.flops_per_image)
                 objective = self.engine.objective
                 assert isinstance(objective, Objective)
-                write_atomically(self.folder.encoder, encoder_bytes(objective.encoder, info))
+                content = encoder_bytes(objective.encoder, info)
+        results = {}
         probe, index = self.data.probe_split, self.data.held_out_index
-        if index is None or probe.why_none:
-            return {}
-        sizes = {"images": len(probe.queries), "fitted_on": len(probe.support)}
-        return {"probed": {**sizes, "classes": len(index.dataset.classes)}}
+        if index is not None and not probe.why_none:
+            sizes = {"images": len(probe.queries), "fitted_on": len(probe.support)}
+            results = {"probed": {**sizes, "classes": len(index.dataset.classes)}}
+        return results, partial(write_atomically, self.folder.encoder, content)
 
     def results(self) -> list[str]:
         """Names the encoder."""

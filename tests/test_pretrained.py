@@ -76,6 +76,12 @@ def test_sixteen_bits_are_the_same_as_path_and_pil(path, tmp_path):
     assert torch.equal(encoder.transform(image), encoder.transform(expected))
 
 
+def test_pixels_of_no_known_range_are_refused(path):
+    encoder = mae_vit.load_encoder(path)
+    with pytest.raises(InputError, match='mode "I"'):
+        encoder.transform(Image.new("L", (32, 32), 200).convert("I"))
+
+
 def test_another_size_interpolates_positions(path):
     encoder = mae_vit.load_encoder(path, img_size=(48, 32))
     assert encoder.encoder.grid_size == (12, 8)

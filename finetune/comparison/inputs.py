@@ -38,16 +38,22 @@ def describe_inputs(arguments: tuple[str, ...], config: Path, start: str | None,
         "config": _digest_of_config(config),
         "start": None if start is None else _digest_of_start(start),
         "data": _fingerprints(data),
-        **{key: _digest_of_start(path) for key, path in _weights_among(arguments)},
+        **{key: _digest_of_start(path) for key, path in _weights_among(arguments, config)},
     }
 
 
-def _weights_among(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The options that name files with weights, and their values."""
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key in WEIGHTS_OPTIONS and isinstance(path := json.loads(value), str):
-            yield key, path
+def _weights_among(arguments: Sequence[str], config: Path) -> Iterator[tuple[str, str]]:
+    """The options that name files with weights, and their values: a config's, unless an argument says otherwise."""
+    content = _content_of_config(config)
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    for option in WEIGHTS_OPTIONS:
+        section, _, key = option.partition(".")
+        values = content.get(section) if isinstance(content, dict) else None
+        value = values.get(key) if isinstance(values, dict) else None
+        if option in given:
+            value = json.loads(given[option])
+        if isinstance(value, str):
+            yield option, value
 
 
 def difference(told: object, now: Mapping[str, Any]) -> str | None:
@@ -91,10 +97,17 @@ def _without_secrets(setting: str) -> str:
     return f"{key}={shown(url)}" if is_url(url) else setting
 
 
-def _digest_of_config(path: Path) -> str | None:
+def _content_of_config(path: Path) -> Any:
+    """A config's values; None where it is not there."""
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        return parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except OSError:
+        return None
+
+
+def _digest_of_config(path: Path) -> str | None:
+    content = _content_of_config(path)
+    if content is None:
         return None
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -210,7 +210,7 @@ def _describe(matrix: Matrix, folder: Path) -> str:
         lines += [f"  {job.name}" for job in several if what == "pretraining"]
     lines.append(f"{'cells':<12}{counted(matrix.count_cells(), 'run')}")
     for entry, labels, mode in matrix.rows():
-        seeds = entry.seeds or matrix.config.seeds
+        seeds = matrix.seeds_of(entry, labels, mode)
         lines.append(
             f"  {entry.name}, {labels} labels for each class, {mode}, seeds {', '.join(map(str, seeds))}"
         )

@@ -31,6 +31,7 @@ class Cell:
         seed: of the run.
         point: the settings chosen for it.
         job: its run.
+        fixed: whether another seed would give the same; one such cell stands for all.
     """
 
     entry: EntrySection
@@ -39,6 +40,7 @@ class Cell:
     seed: int
     point: Overrides
     job: Job
+    fixed: bool = False
 
 
 class Matrix:
@@ -141,15 +143,19 @@ class Matrix:
         return sum(len(self.seeds_of(*row)) for row in self.rows())
 
     def seeds_of(self, entry: EntrySection, labels: Labels, mode: Mode) -> list[int]:
-        """The seeds that an entry is measured with; one, where none makes a difference.
+        """The seeds that an entry is measured with; one, where none makes a difference."""
+        seeds = entry.seeds or self.config.seeds
+        return seeds[:1] if self.is_fixed(entry, labels, mode) else seeds
+
+    def is_fixed(self, entry: EntrySection, labels: Labels, mode: Mode) -> bool:
+        """Whether seeds make no difference: equal rows would pass for evidence.
 
         With a start's weights a nearest-neighbor search draws nothing, nor does few_shot of as many
-        shots as there are labels: equal rows would pass for evidence.
+        shots as there are labels.
         """
-        seeds = entry.seeds or self.config.seeds
         drawn = mode == "finetune" or mode == "linear_probe" or (mode == "few_shot" and labels == "all")
         own_shots = mode == "few_shot" and "finetune.shots" in {**self.config.set, **entry.set}
-        return seeds if entry.start is None or drawn or own_shots else seeds[:1]
+        return not (entry.start is None or drawn or own_shots)
 
     def cells(self, *, compute_of: bool) -> list[Cell]:
         """Lists cells: those with (or without) another one's compute.
@@ -165,7 +171,8 @@ class Matrix:
             for seed in self.seeds_of(entry, labels, mode):
                 more = self._steps_for(entry, labels, mode) if compute_of else {}
                 job = self._cell_job(entry, labels, mode, seed, point | more)
-                found.append(Cell(entry, labels, mode, seed, point | more, job))
+                fixed = self.is_fixed(entry, labels, mode)
+                found.append(Cell(entry, labels, mode, seed, point | more, job, fixed))
         return found
 
     def told_of(self, entry: EntrySection, point: Overrides) -> Overrides:

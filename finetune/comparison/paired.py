@@ -56,13 +56,14 @@ class Gap:
 def gap_between(rows: Sequence[Row], others: Sequence[Row]) -> Gap | None:
     """Compares two entries seed by seed, image by image; None where no seed is in both.
 
+    A row that is the same for all seeds is compared with each of the other entry's.
+
     The interval adds two independent sources: which images are tested (normal, from the
     differences by image, averaged over seeds) and which seed trained (t distribution over
     the paired seeds; unknown, and left out, with one). It says nothing of another subset
     of labels, another pretraining run or other data.
     """
-    by_seed = {row.cell.seed: row for row in others}
-    pairs = [(row, by_seed[row.cell.seed]) for row in rows if row.cell.seed in by_seed]
+    pairs = _pairs(rows, others)
     if not pairs or any(one.keys != other.keys for one, other in pairs):
         return None
     differences = np.array([one.correct.astype(float) - other.correct for one, other in pairs])
@@ -79,6 +80,15 @@ def gap_between(rows: Sequence[Row], others: Sequence[Row]) -> Gap | None:
     p_images = max(mcnemar(one.correct, other.correct) for one, other in pairs)
     half = 100 * float(np.hypot(from_images, from_seeds))
     return Gap(100 * float(by_run.mean()), half, count, p_images, p_seeds)
+
+
+def _pairs(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
+    if rows[0].cell.fixed:
+        return [(rows[0], other) for other in (others[:1] if others[0].cell.fixed else others)]
+    if others[0].cell.fixed:
+        return [(row, others[0]) for row in rows]
+    by_seed = {row.cell.seed: row for row in others}
+    return [(row, by_seed[row.cell.seed]) for row in rows if row.cell.seed in by_seed]
 
 
 def mcnemar(correct: np.ndarray, others: np.ndarray) -> float:

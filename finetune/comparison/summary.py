@@ -14,9 +14,9 @@ from finetune.comparison.rows import Row, group
 
 # By what a run's summary says of its start's labels.
 _SEEN = {
-    "held-out": "its start has seen the held-out labels, which flatter it",
+    "held-out": "its start, or its teacher, has seen the held-out labels, which flatter it",
     "others": "its start, or its teacher, has learned from labels of these data that choose nothing here",
-    "other data": "its start has learned from labels of other data",
+    "other data": "its start, or its teacher, has learned from labels of other data",
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -75,9 +77,14 @@ def begin(
     own = ranks.rank == 0 and begun_by_this_job(folder.path)
     if resume == "never" and from_rank_zero("own" if own else None, ranks):
         resume = "auto"
-    if resume == "never" and ranks.rank == 0 and (moved := set_aside(folder)):
-        print(f"moved the earlier run {folder.path} to {moved}")
-        folder.unlock()
+
+    def make_room() -> None:
+        if moved := set_aside(folder):
+            print(f"moved the earlier run {folder.path} to {moved}")
+            folder.unlock()
+
+    if resume == "never":
+        decided_by_rank_zero(make_room, ranks)
 
     def choose() -> Checkpoint | None:
         found = find_checkpoint(folder, resume, identity, extend=arguments.extend)
@@ -123,6 +130,20 @@ def hold(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:
         InputError: on all ranks, if another process keeps it.
     """
     decided_by_rank_zero(lambda: folder.lock() if new or folder.path.exists() else None, ranks)
+
+
+@contextmanager
+def held(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
+    """Keeps the run folder, which is made if need be, for this run; collective at its beginning.
+
+    Raises:
+        InputError: on all ranks, if another process keeps it.
+    """
+    hold(folder, ranks, new=True)
+    try:
+        yield
+    finally:
+        folder.unlock()
 
 
 def check_length(folder: RunFolder, found: Checkpoint | None, plan: Plan) -> None:

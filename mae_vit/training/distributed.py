@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mae_vit.errors import InputError
+from mae_vit.errors import InputError, reason_of
 from mae_vit.machine import available_cores
 from mae_vit.training.allocator import keep_freed_memory
 
@@ -136,7 +136,7 @@ def decided_by_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
     What lies on a disk is for one rank to say: another node may see it a moment late.
 
     Raises:
-        InputError: on all ranks, if `decide` does.
+        InputError: on all ranks, if `decide` does, or if a file is not to be had.
     """
     told: list[Any] = [None, None]
     if ranks.rank == 0:
@@ -144,6 +144,8 @@ def decided_by_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
             told[0] = decide()
         except InputError as error:
             told[1] = str(error)
+        except OSError as error:
+            told[1] = ": ".join(filter(None, (error.filename and str(error.filename), reason_of(error))))
     if ranks.world_size > 1:
         torch.distributed.broadcast_object_list(told, src=0)
     if told[1] is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from mae_vit.objectives.base import Task
 from mae_vit.plan import Plan
 from mae_vit.signals import StopRequest
 from mae_vit.training.checkpoint import Checkpoint
-from mae_vit.training.distributed import barrier
+from mae_vit.training.distributed import barrier, decided_by_rank_zero
 from mae_vit.training.engine import Engine
 from mae_vit.training.evaluate import HeldOut
 from mae_vit.training.failures import TrainingFailed
@@ -94,20 +94,24 @@ class RunHooks:
             every_steps=plan.checkpoint_every_steps,
             say=self._say,
         )
-        if engine.ranks.rank:
+
+        def open_outputs() -> None:
+            if start_step:
+                self._last_line = folder.cut_metrics(start_step) or {}
+                self._wall_s_before = self._last_line.get("wall_s", 0.0)
+            else:
+                folder.metrics.unlink(missing_ok=True)
+            self._monitor = Monitor(
+                folder,
+                start_step=start_step,
+                total_steps=plan.total_steps,
+                tensorboard=tensorboard,
+                config_yaml=config_yaml,
+            )
+
+        decided_by_rank_zero(open_outputs, engine.ranks)
+        if self._monitor is None:
             return
-        if start_step:
-            self._last_line = folder.cut_metrics(start_step) or {}
-            self._wall_s_before = self._last_line.get("wall_s", 0.0)
-        else:
-            folder.metrics.unlink(missing_ok=True)
-        self._monitor = Monitor(
-            folder,
-            start_step=start_step,
-            total_steps=plan.total_steps,
-            tensorboard=tensorboard,
-            config_yaml=config_yaml,
-        )
         self._summarize("running", start_step)
         going_on = resumed_from is not None and start_step > 0
         source = f"going on from {resumed_from}" if going_on else f"starting from {begins_from}"
@@ -118,6 +122,10 @@ class RunHooks:
     def beat(self, doing: str) -> None:
         """Tells the watchdog that this rank goes on."""
         self._watchdog.beat(doing)
+
+    def patient(self, doing: str) -> AbstractContextManager[None]:
+        """While it is open this rank does one long thing."""
+        return self._watchdog.patient(doing)
 
     def stop_requested(self) -> bool:
         """True once this rank was asked to stop."""

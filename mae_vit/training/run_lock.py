@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from mae_vit.errors import InputError, reason_of
@@ -27,16 +28,20 @@ def lock_run(folder: Path) -> Lock:
     """
     path, begun, said = folder / ".lock", time.monotonic(), False
     while True:
+        lock = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = try_lock(path)
+            if lock is not None:
+                holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
+                lock.note(json.dumps(holder) + "\n")
+                return lock
         except OSError as error:
+            if lock is not None:
+                with suppress(OSError):
+                    lock.release()
             reason = reason_of(error)
             raise InputError(f"run folder {folder} cannot be written: {reason}") from None
-        if lock is not None:
-            holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
-            lock.note(json.dumps(holder) + "\n")
-            return lock
         who, patience = _read_holder(path)
         if time.monotonic() - begun > patience:
             raise InputError(

@@ -18,9 +18,9 @@ from mae_vit.keyed import noise_seed
 from mae_vit.plan import Plan
 from mae_vit.signals import StopRequest
 from mae_vit.skipping import Skipped
-from mae_vit.training.beginning import hold
+from mae_vit.training.beginning import held
 from mae_vit.training.checkpoint import Checkpoint
-from mae_vit.training.distributed import barrier, from_rank_zero
+from mae_vit.training.distributed import barrier, decided_by_rank_zero, from_rank_zero
 from mae_vit.training.engine import Engine
 from mae_vit.training.estimate import Estimate, peak_flops
 from mae_vit.training.evaluate import HeldOut
@@ -58,8 +58,11 @@ class Work(Protocol):
     def views(self) -> Views | None:
         """What draws views of the encoder, None where none are asked for."""
 
-    def finish(self, step: int, best: Best | None) -> dict[str, Any]:
-        """Writes what a finished run leaves; returns what goes into its summary."""
+    def finish(self, step: int, best: Best | None) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Finds what a finished run leaves; returns what goes into its summary, and what writes the rest on rank 0.
+
+        That write calls nothing collective: a full disk on one node leaves no rank waiting.
+        """
 
     def results(self) -> list[str]:
         """Names what was written, for people, on rank 0."""
@@ -103,14 +106,20 @@ class Run:
             InputError: if more samples are known to be damaged than are allowed now.
             TrainingFailed: if it cannot go on.
         """
-        begun = time.monotonic()
         outlive_terminal()
-        start_step = found.step if found else 0
-        quarantine = self._quarantine(start_step)
-        config_yaml = dump_config(self.config)
-        hold(self.folder, self.engine.ranks, new=True)
-        if self.engine.ranks.rank == 0:
-            self.folder.create(config_yaml, describe_environment(sys.argv, self.engine.ranks.world_size))
+        quarantine = self._quarantine(found.step if found else 0)
+        with held(self.folder, self.engine.ranks):
+            return self._go(work, found, quarantine)
+
+    def _go(self, work: Work, found: Checkpoint | None, quarantine: Quarantine) -> int:
+        """In a folder that is this run's alone."""
+        begun, start_step = time.monotonic(), found.step if found else 0
+        ranks, config_yaml = self.engine.ranks, dump_config(self.config)
+
+        def create() -> None:
+            self.folder.create(config_yaml, describe_environment(sys.argv, ranks.world_size))
+
+        decided_by_rank_zero(create, ranks)
         if found:
             self.engine.restore(found.state)
         stop = StopRequest()
@@ -153,17 +162,15 @@ class Run:
             hooks.end("failed", None)
             if is_lost_rank(error):
                 raise LostRank(
-                    f"rank {self.engine.ranks.rank} has lost the connection to another rank, which was killed or has "
+                    f"rank {ranks.rank} has lost the connection to another rank, which was killed or has "
                     "failed: its own message says why; the last checkpoint is good"
                 ) from None
             raise
-        finally:
-            self.folder.unlock()
         # All ranks leave together: a launcher that sees one exit would kill the
         # others in whatever they still write.
         stop.dismiss()
-        barrier(self.engine.ranks)
-        if self.engine.ranks.rank == 0:
+        barrier(ranks)
+        if ranks.rank == 0:
             if not outcome.finished:
                 print(
                     f"stopped at step {outcome.step}/{self.plan.total_steps} after saving; the same command goes on"
@@ -194,17 +201,20 @@ class Run:
                 )
             except BadStep as bad:
                 hooks.settle()
-                found, course = rollbacks.find(bad, hooks.guard.course)
+                with hooks.patient("going back"):
+                    found, course = rollbacks.find(bad, hooks.guard.course)
                 self.engine.restore(found.state)
                 hooks.go_back(bad, found, Guard(self.config.guard, course))
                 step = found.step
 
     def _end(self, work: Work, hooks: RunHooks, outcome: Outcome) -> None:
         """Leaves the results; a disk that does not take them fails all ranks together."""
-        problem, results = None, dict[str, Any]()
+        problem, results, write = None, dict[str, Any](), None
+        if outcome.finished:
+            results, write = work.finish(outcome.step, hooks.best)
         try:
-            if outcome.finished:
-                results = work.finish(outcome.step, hooks.best)
+            if write is not None and self.engine.ranks.rank == 0:
+                write()
             hooks.end("done" if outcome.finished else "interrupted", outcome.step, results)
         except OSError as error:
             problem = f"results cannot be written to {self.folder.path}: {reason_of(error)}"

@@ -10,7 +10,7 @@ from finetune.comparison.matrix import Cell
 from finetune.comparison.rows import Row
 
 
-def row(name: str, seed: int, correct: np.ndarray) -> Row:
+def row(name: str, seed: int, correct: np.ndarray, *, fixed: bool = False) -> Row:
     """A finished cell with nothing in it but which test images are found."""
     cell = Cell(
         EntrySection(name=name, config="x"),
@@ -19,6 +19,7 @@ def row(name: str, seed: int, correct: np.ndarray) -> Row:
         seed,
         {},
         Job(name, Path(name), "x", Path("x"), (), "x"),
+        fixed,
     )
     keys = tuple("abcdefghij"[: len(correct)]) if len(correct) <= 10 else tuple(map(str, range(len(correct))))
     return Row(cell, {"test_top1": float(correct.mean())}, correct, keys, (), {})

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,16 @@ from mae_vit.data.dataset import read_dataset
 from mae_vit.errors import InputError
 
 
+def content_of_config(folder: Path) -> dict[str, Any]:
+    return {"model": {"init": str(folder / "init")}, "train": {"epochs": 3}}
+
+
 @pytest.fixture
 def job(digits, tmp_path) -> Job:
-    (tmp_path / "x.yaml").write_text("# before\ntrain: {epochs: 3}\n")
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "encoder.safetensors").write_bytes(b"weights")
+    shutil.copytree(tmp_path / "start", tmp_path / "init")
+    (tmp_path / "x.yaml").write_text("# before\n" + json.dumps(content_of_config(tmp_path)))
     data = shutil.copytree(digits, tmp_path / "data")
     folder = tmp_path / "run"
     folder.mkdir()
@@ -42,6 +48,10 @@ def change_teacher(job: Job) -> None:
     (Path(job.start).with_name("teacher") / "encoder.safetensors").write_bytes(b"others!")
 
 
+def change_init(job: Job) -> None:
+    (Path(job.start).with_name("init") / "encoder.safetensors").write_bytes(b"others!")
+
+
 def change_data(job: Job) -> None:
     path = Path(job.data) / "dataset.json"
     described = json.loads(path.read_text())
@@ -55,6 +65,7 @@ def change_data(job: Job) -> None:
         (change_config, "content of its config"),
         (change_weights, "start"),
         (change_teacher, "finetune.teacher"),
+        (change_init, "model.init"),
         (change_data, "of its data"),
     ],
 )
@@ -79,7 +90,7 @@ def test_all_runs_of_something_else_are_named_at_once(job):
 def test_what_makes_no_difference(job):
     # Comments, another place for the file, a further split, and what is gone: unknown.
     moved = job.config.with_name("moved.yaml")
-    moved.write_text("# after\ntrain:\n  epochs: 3\n")
+    moved.write_text("# after\n" + json.dumps(content_of_config(job.config.parent), indent=2))
     path = Path(job.data) / "dataset.json"
     described = json.loads(path.read_text())
     described["splits"]["val"] = described["splits"]["test"]

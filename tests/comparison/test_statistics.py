@@ -42,10 +42,29 @@ def test_a_gap_is_paired_by_seed_and_image():
 
 def test_equal_seeds_are_no_evidence():
     """Means of equal differences may differ by rounding, whose spread is next to nothing."""
-    truth = np.random.default_rng(3).random(43)
-    ours = [row("ours", seed, truth < 0.7) for seed in range(3)]
-    theirs = [row("theirs", seed, truth < 0.6) for seed in range(3)]
+    right = np.arange(10) < 7
+    ours = [row("ours", seed, right) for seed in range(3)]
+    theirs = [row("theirs", seed, right & (np.arange(10) > 0)) for seed in range(3)]
+    assert np.std([0.1] * 3, ddof=1) > 0
     assert gap_between(ours, theirs).p_seeds is None
+
+
+def test_a_row_that_no_seed_changes_is_compared_with_all_seeds_of_another():
+    generator = np.random.default_rng(4)
+    truth = generator.random((3, 400))
+    several = [row("several", seed, truth[seed] < 0.6 + 0.02 * seed) for seed in range(3)]
+    once = truth.mean(axis=0) < 0.5
+    (fixed,) = ones = [row("fixed", 0, once, fixed=True)]
+    gap = gap_between(ones, several)
+    same = gap_between([row("fixed", seed, once) for seed in range(3)], several)
+    assert gap == same
+    assert gap.seeds == 3
+    assert gap.points == pytest.approx(100 * (once.mean() - np.mean([one.correct.mean() for one in several])))
+    back = gap_between(several, ones)
+    assert (back.points, back.half_width) == pytest.approx((-gap.points, gap.half_width))
+    # Two such, of whatever seeds, are one pair.
+    other = row("other", 7, truth[0] < 0.6, fixed=True)
+    assert gap_between([fixed], [other]).seeds == 1
 
 
 def test_the_interval_holds_what_it_says():

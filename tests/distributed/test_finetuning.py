@@ -105,3 +105,41 @@ def test_a_node_that_sees_late_that_all_is_done_does_not_wait(digits, tmp_path):
     again = Run(folder, "torchrun", 2, [f"late={late}", *arguments], script=FAULTS)
     assert again.wait(90) == 0, again.output()
     assert "is finished" in again.output()
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["finetune", "linear_probe"])
+def test_a_disk_that_is_full_at_the_beginning_is_an_input_error_on_all_ranks(digits, tmp_path, mode):
+    config = {"finetune": "finetune_cifar_tiny", "linear_probe": "linear_probe_cifar_tiny"}[mode]
+    arguments = ["--config", f"configs/{config}.yaml", *TINY, *FEW, "run.name=same", f"data.path={digits}"]
+    run = Run(tmp_path / "run", "torchrun", 2, ["full=config.yaml", *arguments], script=FAULTS)
+    assert run.wait(90) != 0
+    assert "config.yaml: no space left on device" in run.output()
+    assert "OSError" not in run.output()
+    run.wait_until_gone()
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_a_rank_that_cannot_read_the_test_split_leaves_none_waiting(digits, tmp_path):
+    """It dies, which the others see; what is written alone may be taken for a full disk."""
+    arguments = ["--config", "configs/finetune_cifar_tiny.yaml", *OPTIONS, f"data.path={digits}"]
+    run = Run(tmp_path / "run", "torchrun", 2, ["unread=1", *arguments], script=FAULTS)
+    assert run.wait(90) != 0
+    assert "Too many open files" in run.output()
+    assert "results cannot be written" not in run.output()
+    run.wait_until_gone()
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_a_checkpoint_that_one_rank_cannot_read_fails_all(digits, tmp_path):
+    arguments = ["--config", "configs/finetune_cifar_tiny.yaml", *OPTIONS, f"data.path={digits}"]
+    folder = tmp_path / "run"
+    begun = Run(folder, "torchrun", 2, arguments, script=FAULTS)
+    assert begun.wait(90) == 0, begun.output()
+    again = Run(folder, "torchrun", 2, ["torn=1", *arguments], script=FAULTS)
+    assert again.wait(90) != 0
+    assert "cannot read what rank 0 can: " in again.output()
+    again.wait_until_gone()

@@ -1,5 +1,6 @@
 """One process writes a run folder."""
 
+import errno
 import subprocess
 import sys
 import threading
@@ -8,6 +9,8 @@ import time
 import pytest
 from commands import summary_of
 
+from mae_vit.errors import InputError
+from mae_vit.locks import Lock
 from mae_vit.training import run_lock
 from mae_vit.training.run_lock import lock_run
 
@@ -47,6 +50,18 @@ def test_a_second_process_is_refused_and_harms_nothing(call, holder, tmp_path, c
     assert said[0].endswith(": waiting 1 s for it to leave")
     assert f"is in use by process {holder.pid} on " in said[1]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock"]
+
+
+def test_a_disk_without_room_for_the_holders_name_is_an_input_error(tmp_path, monkeypatch):
+    def note(lock, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lock, "note", note)
+        with pytest.raises(InputError, match=r"run cannot be written: no space left on device"):
+            lock_run(tmp_path / "run")
+    # Nobody keeps it.
+    lock_run(tmp_path / "run").release()
 
 
 def test_an_old_run_that_goes_on_is_not_moved_aside(call, holder, tmp_path, capsys):
