@@ -87,6 +87,8 @@ def score_frozen(
     seen = labels_seen(start, None, config, data)
     if seen == "held-out" and start is not None and ranks.rank == 0:
         warn_of_seen_labels(start.source)
+    if start is None and ranks.rank == 0:
+        print("note: no start (--ckpt): these are the features of random weights")
     if arguments.dry_run:
         if ranks.rank == 0:
             if plan is not None:

@@ -136,7 +136,8 @@ def describe_results(summary: dict[str, Any], outputs: Outputs) -> list[str]:
         if len(summary["probe_rates"]) > 1
     ]
     lines += [f"  reading   {summary['reading']}"] if "reading" in summary else []
-    return [*lines, f"  weights   {outputs.folder.path / WEIGHTS} (onto the start's encoder)"]
+    onto = "the start's encoder" if outputs.config.finetune.start else "random weights, which are not kept"
+    return [*lines, f"  weights   {outputs.folder.path / WEIGHTS} (onto {onto})"]
 
 
 def _labeled(

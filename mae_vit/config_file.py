@@ -18,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 
 from mae_vit.config import CHOICES, Config
 from mae_vit.config_errors import Document, explain
-from mae_vit.config_keys import fields_at
+from mae_vit.config_keys import fields_at, options_from
 from mae_vit.errors import InputError, closest_path, reason_of
 
 # A config is a page of text; a larger one is a wrong file.
@@ -92,6 +92,8 @@ def _assemble(
 ) -> Document:
     """Reads the file's text and changes it as the command line says."""
     raw = parse_yaml(text, str(path))
+    if raw is None:
+        raise InputError(f"{path} is empty: a config is a mapping of sections")
     if not isinstance(raw, dict):
         raise InputError(f"{path}: a config is a mapping of sections, not {type(raw).__name__}")
     if amend is not None:
@@ -207,10 +209,16 @@ def _apply_override(
     schema: type[BaseModel], raw: dict[str, Any], override: str, path: Sequence[str], value: Any
 ) -> None:
     node: Any = raw
+    if (first := options_from(schema, path)) is not None and first < len(path):
+        path = [*path[:first], ".".join(path[first:])]
     for depth, name in enumerate(path[:-1]):
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             raise InputError(f'override "{override}": {".".join(path[: depth + 1])} is not a section')
+    for group in _ALTERNATIVES:
+        if path[-1] in group:
+            for key in group:
+                node.pop(key, None)
     fields = fields_at(schema, path)
     keeps_null = any(type(None) in getattr(field.annotation, "__args__", ()) for field in fields)
     # A key that cannot be null goes back to its default. Not by an empty value, which is

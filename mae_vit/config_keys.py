@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, Tag
 from pydantic.fields import FieldInfo
@@ -62,6 +62,25 @@ def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
         found = [model.model_fields[part] for model in models if part in model.model_fields]
         models = [model for field in found for model in _models_in(field.annotation)]
     return found
+
+
+def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
+    """Where on a path the keys of a mapping of options begin, which are dotted words themselves; None if nowhere.
+
+    `set.train.epochs` of a comparison: 1.
+    """
+    models = [schema]
+    place = 0
+    while place < len(path) and models:
+        fields = [model.model_fields[path[place]] for model in models if path[place] in model.model_fields]
+        place += 1
+        mappings = [field.annotation for field in fields if get_origin(field.annotation) is dict]
+        if any(get_args(mapping)[1] is Any for mapping in mappings):
+            return place
+        # Names that people give lead to sections.
+        place += bool(mappings)
+        models = [model for field in fields for model in _models_in(field.annotation)]
+    return None
 
 
 def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:

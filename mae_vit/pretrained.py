@@ -128,6 +128,8 @@ def from_start(
     Raises:
         InputError: if they are none of ours, or the size does not fit.
     """
+    if pool not in (None, "cls", "mean"):
+        raise InputError(f'pool="{pool}": give "cls" or "mean"')
     info = describe_start(start)
     if img_size is not None:
         info = replace(info, img_size=_size(img_size, info.patch_size))

@@ -76,6 +76,11 @@ def test_sixteen_bits_are_the_same_as_path_and_pil(path, tmp_path):
     assert torch.equal(encoder.transform(image), encoder.transform(expected))
 
 
+def test_an_unknown_pool_is_refused(path):
+    with pytest.raises(InputError, match='pool="max": give "cls" or "mean"'):
+        mae_vit.load_encoder(path, pool="max")
+
+
 def test_pixels_of_no_known_range_are_refused(path):
     encoder = mae_vit.load_encoder(path)
     with pytest.raises(InputError, match='mode "I"'):

@@ -37,8 +37,8 @@ class Bar:
         self._jobs = self._jobs + added
         self._more = max(0, self._more - len(added))
 
-    def show(self, running: list[Job]) -> None:
-        """Reads how far all are."""
+    def show(self, running: list[Job], *, waits: bool = False) -> None:
+        """Reads how far all are; `waits` tells whether there is more to run."""
         works = [self._work(job) for job in self._jobs]
         known = [work for work in works if work is not None]
         unknown = len(works) - len(known) + self._more
@@ -52,7 +52,7 @@ class Bar:
         done = sum(work is not None and work[0] == work[1] for work in works)
         self._bar.set_description_str(f"{done}/{len(works) + self._more} runs", refresh=False)
         names = ", ".join(job.name for job in running)
-        self._bar.set_postfix_str(names or "waiting for other processes", refresh=False)
+        self._bar.set_postfix_str(names or ("waiting for other processes" if waits else ""), refresh=False)
         self._bar.update(max(0.0, min(share, 1.0)) - self._bar.n)
 
     def _work(self, job: Job) -> tuple[float, float] | None:

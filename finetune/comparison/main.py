@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         matrix = Matrix(config, parsed.config.resolve().parent, folder)
         if not parsed.report:
             matrix.check()
+            matrix.check_data()
         if parsed.dry_run:
             print(_describe(matrix, folder))
             return 0

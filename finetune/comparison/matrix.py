@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from finetune.amendment import StartAmendment
 from finetune.comparison.config import CompareConfig, EntrySection, Labels, Mode, Overrides, slug
@@ -14,8 +17,11 @@ from finetune.comparison.costs import Cost, cost_of_run, cost_of_start
 from finetune.comparison.jobs import Job
 from finetune.config import FinetuneConfig
 from mae_vit.config_file import load_config
+from mae_vit.data.dataset import read_dataset
+from mae_vit.data.index import open_index
 from mae_vit.errors import InputError
 from mae_vit.pretrain_config import PretrainConfig
+from mae_vit.urls import is_url
 
 _TUNED_BY = "val_top1"
 
@@ -77,6 +83,29 @@ class Matrix:
                     self._check_mode(entry, mode)
             except InputError as error:
                 raise InputError(f'entry "{entry.name}": {error}') from None
+
+    def check_data(self) -> None:
+        """Checks that data are there, with as many labels as are asked for; remote ones are looked at by the runs.
+
+        Raises:
+            InputError: naming what is missing.
+        """
+        path = self.config.data.path
+        for data in {
+            path,
+            *(section.set.get("data.path", path) for section in self.config.pretrain.values()),
+        }:
+            if not is_url(data):
+                read_dataset(Path(data))
+        if is_url(path):
+            return
+        index = open_index(Path(path), self.config.set.get("data.split", "train"), tolerant=True)
+        labels = np.asarray(index.labels)
+        most = int(np.bincount(labels[labels >= 0], minlength=1).max())
+        for number in {number for _, number, _ in self.rows() if number != "all" and number > most}:
+            raise InputError(
+                f"labels_per_class: {number} is more than any class of {path} has (most: {most:,})"
+            )
 
     def _check_mode(self, entry: EntrySection, mode: Mode) -> None:
         path = self._file(entry.config)
@@ -295,8 +324,18 @@ class Matrix:
         return {**shared, "data.path": self.config.data.path, "finetune.mode": mode}
 
     def _file(self, name: str) -> Path:
-        path = Path(name)
-        return path if path.is_absolute() else self._base / path
+        """A config beside the comparison's own.
+
+        Raises:
+            InputError: if it lies where the command was given, not there.
+        """
+        path = Path(name) if Path(name).is_absolute() else self._base / name
+        if not path.exists() and Path(name).exists():
+            beside = os.path.relpath(name, self._base)
+            raise InputError(
+                f'config "{name}" is looked for beside the comparison, in {self._base}: give "{beside}"'
+            )
+        return path
 
 
 def _lines(overrides: Overrides) -> list[str]:

@@ -75,7 +75,7 @@ class Runner:
                     running.remove(one)
                     self._settle(one)
                     look_at = 0.0
-                bar.show([one.job for one in running])
+                bar.show([one.job for one in running], waits=bool(waiting) and not self.stopped)
                 time.sleep(_POLL_S)
         finally:
             for one in running:
@@ -97,7 +97,7 @@ class Runner:
         # Nothing begins from what failed, even if there is something: that would be another experiment.
         for job in [job for job in waiting if job.start in self._lost]:
             waiting.remove(job)
-            self.failed[job.name] = f"its start {job.start} is not there"
+            self.failed[job.name] = f"its start {job.start} was not made"
         for job in list(waiting):
             coming = {str(other.folder) for other in (*waiting, *(one.job for one in running))}
             claim = None if job.start in coming else job.claim()
@@ -131,7 +131,8 @@ class Runner:
     def _settle(self, one: _Running) -> None:
         one.claim.release()
         code = one.process.returncode
-        if code == 0 or (code == EXIT_REQUEUE and self.stopped):
+        # Told to stop before it listens, it just ends.
+        if code == 0 or (code in (EXIT_REQUEUE, -signal.SIGTERM) and self.stopped):
             return
         lines = [line for line in one.job.log.read_text(errors="replace").splitlines() if line.strip()]
         said = lines[-1] if lines else "no output"

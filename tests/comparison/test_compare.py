@@ -238,11 +238,35 @@ WRONG = {
         "modes: [finetune, knn]",
         'set: finetune.mode="knn" needs a Vision Transformer, not "SimpleCNN" (or give this entry modes of its own',
     ),
+    "missing data": ("data: {path: ", "data: {path: no", "does not exist"),
+    "more labels than there are": (
+        "labels_per_class: [25]",
+        "labels_per_class: [100000]",
+        "labels_per_class: 100000 is more than any class",
+    ),
+    "config named from elsewhere": (
+        f"{ROOT}/configs/simple_cnn_cifar.yaml",
+        "configs/simple_cnn_cifar.yaml",
+        'config "configs/simple_cnn_cifar.yaml" is looked for beside the comparison',
+    ),
     "missing file": ("simple_cnn_cifar.yaml", "simple_cnn.yaml", "cannot read config"),
     "seed of tuning": ("seeds: [0]", "seeds: [1000]", "tune_seeds"),
     "seed of tuning, of one entry": ("modes: [finetune, few_shot]}", "seeds: [1000]}", "tune_seeds"),
     "two of a name": ("name: SimpleCNN", "name: ViT-from scratch", "two are called"),
 }
+
+
+def test_one_option_of_a_comparison_is_changed_by_its_dotted_name(digits, tmp_path):
+    path = write_config(tmp_path, digits, steps=2)
+    before = load_config(CompareConfig, path)
+    words = ["set.train.epochs=3", "set.data.augment.flip=true", "pretrain.MAE.set.train.steps=5"]
+    changed = load_config(CompareConfig, path, [*words, "pretrain.MAE.set.train.engine=null"])
+    expected = {**before.set, "train.epochs": 3, "data.augment.flip": True}
+    del expected["train.steps"]  # another way of giving the same
+    assert changed.set == expected
+    told = {**before.pretrain["MAE"].set, "train.steps": 5}
+    del told["train.engine"]
+    assert changed.pretrain["MAE"].set == told
 
 
 @pytest.mark.parametrize("name", WRONG)

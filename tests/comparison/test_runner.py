@@ -56,7 +56,7 @@ def test_a_run_waits_for_its_start_and_for_nothing_else(tmp_path, code):
         assert not runner.failed
     else:
         assert "begin tuned" not in order
-        assert runner.failed["tuned"] == f"its start {tmp_path / 'pretrain'} is not there"
+        assert runner.failed["tuned"] == f"its start {tmp_path / 'pretrain'} was not made"
 
 
 def test_several_processes_share_the_runs(tmp_path):
