@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from finetune.classifiers import ViTClassifier
 from finetune.data import FinetuneData
 from finetune.measuring import Measuring
 from mae_vit.data.reading import Source
 from mae_vit.encoder import choose_attention, pooled
+from mae_vit.progress import progress
 from mae_vit.training.distributed import sum_over_ranks
 
 
@@ -35,7 +35,7 @@ def read_features(
     ranks, total = measuring.ranks, len(samples)
     features = torch.zeros(total, model.encoder.embed_dim, device=measuring.device)
     rows = []
-    bar = tqdm(
+    bar = progress(
         total=len(range(ranks.rank, total, ranks.world_size)),
         desc="encoding",
         unit=" images",

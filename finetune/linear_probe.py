@@ -24,6 +24,7 @@ from mae_vit.errors import InputError
 from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.plan import Plan, make_plan
+from mae_vit.progress import progress
 from mae_vit.training.optimizers import make_optimizer
 from mae_vit.training.schedule import rate_at
 from mae_vit.urls import shown
@@ -159,7 +160,7 @@ def _train_all(
 ) -> list[LinearProbe]:
     """Trains a probe at each rate, from the same head and on the same images at every step."""
     factors, probes = config.finetune.lr_factors, list[LinearProbe]()
-    bar = tqdm(
+    bar = progress(
         total=plan.total_steps * len(factors),
         desc="linear probe",
         unit=" steps",

@@ -51,7 +51,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         # What holds no weights is not mended by a config.
         read_start(ckpt)
     if not folder.is_dir():
-        raise InputError(f"--ckpt {ckpt} alone does not say which data to fine-tune on: {_PASS}")
+        raise InputError(f"--ckpt {ckpt} is no run folder, which would say how to fine-tune: {_PASS}")
     run = _read_config(folder)
     model, data = run["model"], run["data"]
     path, split = data["path"], data["split"]

@@ -60,8 +60,10 @@ class PretrainedEncoder(nn.Module):
         """Encodes images as `transform` makes them: float32 (B, C, H, W) -> (B, D).
 
         Raises:
-            ValueError: for images of another shape.
+            ValueError: for images of another shape, or not normalized.
         """
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            raise ValueError("images are float32 (B, C, H, W), as this encoder's transform makes them")
         wanted = (self.info.in_chans, *self.info.img_size)
         if images.shape[1:] != wanted:
             raise ValueError(

@@ -15,6 +15,7 @@ ALLOWED = {
     "mae_vit.keyed": (),
     "mae_vit.locks": (),
     "mae_vit.machine": (),
+    "mae_vit.progress": (),
     "mae_vit.signals": ("commandline",),
     "mae_vit.skipping": (),
     "mae_vit.batch": ("errors", "keyed"),
@@ -45,7 +46,7 @@ ALLOWED = {
     "mae_vit.pretrain_config": ("config", "objectives"),
     "mae_vit.data": (
         *("batch", "keyed", "errors", "files", "locks", "signals", "skipping", "data", "urls"),
-        "__version__",
+        *("progress", "__version__"),
     ),
     "mae_vit.training": (
         "batch",
@@ -102,7 +103,7 @@ ALLOWED = {
     ),
     "mae_vit.embedding": (
         *("data", "embedding", "errors", "files", "locks", "pretrained", "signals", "urls"),
-        "__version__",
+        *("progress", "__version__"),
     ),
     "mae_vit.curve_command": ("commandline", "config_file", "errors", "files", "reference_curves"),
     "mae_vit.embed_command": (

@@ -76,6 +76,12 @@ def test_sixteen_bits_are_the_same_as_path_and_pil(path, tmp_path):
     assert torch.equal(encoder.transform(image), encoder.transform(expected))
 
 
+@pytest.mark.parametrize("images", ["a.png", torch.zeros(1, 3, 32, 32, dtype=torch.uint8)])
+def test_what_no_transform_has_made_is_refused(path, images):
+    with pytest.raises(ValueError, match="as this encoder's transform makes them"):
+        mae_vit.load_encoder(path)(images)
+
+
 def test_an_unknown_pool_is_refused(path):
     with pytest.raises(InputError, match='pool="max": give "cls" or "mean"'):
         mae_vit.load_encoder(path, pool="max")

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tqdm import tqdm
-
 from mae_vit.data.convert import Conversion
 from mae_vit.data.converter_pool import ConverterPool
 from mae_vit.data.dataset import FILE_NAME, describe_shard
@@ -19,6 +17,7 @@ from mae_vit.data.samples import Sample, class_number, images_of, read_samples
 from mae_vit.data.statistics import Statistics
 from mae_vit.data.tarwalk import DamagedTar
 from mae_vit.errors import InputError
+from mae_vit.progress import progress
 
 _NAMED = 3
 
@@ -96,7 +95,7 @@ def _measure(
 ) -> Statistics:
     statistics, failed = Statistics(), list[str]()
     count = sum(len(samples) for _, samples in shards)
-    bar = tqdm(total=count, desc=f"reading {split}", unit=" images", mininterval=0.5)
+    bar = progress(total=count, desc=f"reading {split}", unit=" images")
     with bar:
         for (path, sample, label), _, image in pool.run(_read_all(shards), count):
             bar.update()

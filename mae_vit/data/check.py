@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tqdm import tqdm
-
 from mae_vit.data.dataset import FILE_NAME, Shard, file_digest, read_dataset
 from mae_vit.data.decode import DecodeError, decode
 from mae_vit.data.index_rows import index_shard
 from mae_vit.data.samples import images_of, read_samples
 from mae_vit.data.tarwalk import DamagedTar
 from mae_vit.errors import reason_of
+from mae_vit.progress import progress
 
 _NAMED = 5
 
@@ -36,7 +35,7 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
         for name, split in dataset.splits.items()
         if split.samples != (described := sum(shard.samples for shard in split.shards))
     ]
-    with tqdm(total=sum(s.bytes for s in shards), desc="checking", unit="B", unit_scale=True) as bar:
+    with progress(total=sum(s.bytes for s in shards), desc="checking", unit="B", unit_scale=True) as bar:
         for shard in shards:
             problems += _check_shard(folder / shard.file, shard, len(dataset.classes), decode_all)
             bar.update(shard.bytes)

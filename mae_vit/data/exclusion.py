@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from mae_vit.data.convert import Conversion, Converted
 from mae_vit.data.converter_pool import ConverterPool
@@ -17,6 +16,7 @@ from mae_vit.data.phash import HASH_NAME
 from mae_vit.data.samples import images_of, read_samples
 from mae_vit.data.tarwalk import DamagedTar
 from mae_vit.errors import InputError, nearest, reason_of
+from mae_vit.progress import progress
 
 # Of 64 bits. Of CIFAR-10's 50,000 training images 134 lie within 4 of one of its 10,000
 # test images or of their mirror images: all but 3 to 5 are the same shot, seen one by one.
@@ -132,7 +132,7 @@ def _hash(folder: Path, splits: Sequence[str], pool: ConverterPool) -> KnownImag
     count = sum(info[split].samples for split in splits)
     paths = [(split, folder / shard.file) for split in splits for shard in info[split].shards]
     keys, values = list[str](), list[int]()
-    bar = tqdm(total=count, desc=f"hashing {name}", unit=" images", mininterval=0.5)
+    bar = progress(total=count, desc=f"hashing {name}", unit=" images")
     try:
         with bar:
             for key, _, image in pool.run(_read(paths), count):

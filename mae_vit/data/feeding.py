@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from tqdm import tqdm
-
 from mae_vit.batch import Batch
 from mae_vit.data.blocks import BlockOrder
 from mae_vit.data.index import ShardIndex
@@ -17,6 +15,7 @@ from mae_vit.data.remote.folder import check_room
 from mae_vit.data.remote.prefetch import ShardPrefetcher, with_prefetch
 from mae_vit.data.shard_files import ReadError
 from mae_vit.data.subset import SubsetSource
+from mae_vit.progress import progress
 from mae_vit.skipping import Skipped
 
 
@@ -54,7 +53,7 @@ def bring(index: ShardIndex, source: Source, order: Order, *, say: bool) -> None
     if index.remote is None or _in_memory(source) or isinstance(unrepeated(order), BlockOrder):
         return
     shards = index.split_info.shards
-    with tqdm(
+    with progress(
         total=sum(shard.bytes for shard in shards),
         desc="fetching shards",
         unit="B",

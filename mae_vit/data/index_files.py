@@ -16,12 +16,12 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from mae_vit.data.dataset import Split
 from mae_vit.data.index_rows import ROW, ShardState, read_rows, state_of
 from mae_vit.errors import InputError
 from mae_vit.files import replacing
+from mae_vit.progress import progress
 
 _MAX_STATTED_SHARDS = 64
 _NOTES = "-notes.json"
@@ -193,7 +193,9 @@ def _read_shards(
     """
     parts, notes, start, newest = [], Notes(), 0, 0
     asked = set(suspects)
-    for number, shard in enumerate(tqdm(info.shards, desc="indexing", unit=" shards", delay=2, leave=False)):
+    for number, shard in enumerate(
+        progress(info.shards, desc="indexing", unit=" shards", delay=2, leave=False)
+    ):
         path, before = folder / shard.file, None
         if known is not None:
             before = known[start : start + shard.samples]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from mae_vit.data.convert import Conversion
 from mae_vit.data.converter_pool import ConverterPool
@@ -24,6 +23,7 @@ from mae_vit.data.shard_writer import ShardWriter
 from mae_vit.data.statistics import Statistics
 from mae_vit.errors import InputError
 from mae_vit.keyed import Stream, derive_key
+from mae_vit.progress import progress
 
 # A constant: equal sources give equal shards.
 _SEED = 0
@@ -213,7 +213,7 @@ def _write_split(
     order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, Stream.PREPARE, 0))
     try:
         partial.mkdir(parents=True)
-        bar = tqdm(total=len(entries), desc=f"writing {split}", unit=" images", mininterval=0.5)
+        bar = progress(total=len(entries), desc=f"writing {split}", unit=" images")
         with bar, ShardWriter(partial, split, shard_bytes, shard_samples) as writer:
             readable = _read_all((entries[number] for number in order), failed)
             for entry, data, image in pool.run(readable, len(entries)):

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from mae_vit import __version__
 from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, IndexFile, Shard, Split
@@ -17,6 +16,7 @@ from mae_vit.data.index_rows import index_shard
 from mae_vit.data.statistics import Statistics
 from mae_vit.errors import InputError
 from mae_vit.files import replacing
+from mae_vit.progress import progress
 
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
 
@@ -92,7 +92,7 @@ def publish(
 def write_index(out: Path, shards: Sequence[Shard], split: str) -> IndexFile:
     """Writes the index of a split beside its shards."""
     path, buffer = index_path(out, split), io.BytesIO()
-    bar = tqdm(shards, desc="indexing", unit=" shards", delay=2, leave=False)
+    bar = progress(shards, desc="indexing", unit=" shards", delay=2, leave=False)
     np.save(buffer, np.concatenate([index_shard(out / s.file, number) for number, s in enumerate(bar)]))
     data = buffer.getvalue()
     with replacing(path) as partial:

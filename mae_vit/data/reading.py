@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
-from tqdm import tqdm
 
 from mae_vit.data.augment import Augment
 from mae_vit.data.decode import DecodeError, decode, jpeg_size
@@ -22,6 +21,7 @@ from mae_vit.data.order import view_numbers
 from mae_vit.data.shard_files import ReadError
 from mae_vit.errors import Damage, DamagedSample, InputError
 from mae_vit.files import replacing
+from mae_vit.progress import progress
 
 
 class Source(Protocol):
@@ -304,7 +304,7 @@ def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: 
     _damaged_path(path).unlink(missing_ok=True)
     with replacing(path) as partial:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
-        for sample in tqdm(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
+        for sample in progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
             try:
                 array[sample] = decode_sample(index, sample, channels)
             except (ReadError, DecodeError) as error:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from mae_vit.data.layout import plain_text
 from mae_vit.embedding.compute import Features, Settings, compute_features
@@ -27,6 +26,7 @@ from mae_vit.embedding.table import Stopped, Table
 from mae_vit.errors import InputError
 from mae_vit.files import sync, write_atomically
 from mae_vit.pretrained import PretrainedEncoder
+from mae_vit.progress import progress
 from mae_vit.signals import StopRequest
 
 SUFFIXES = (".npz", ".parquet")
@@ -164,7 +164,7 @@ def _compute(
     if begun == len(images):
         return
     with (
-        tqdm(total=len(images), initial=begun, desc="embedding", unit=" images", mininterval=0.5) as bar,
+        progress(total=len(images), initial=begun, desc="embedding", unit=" images") as bar,
         closing(compute_features(encoder, images, settings, first=begun)) as batches,
     ):
         for batch in batches:
