@@ -4,7 +4,7 @@
 set -euo pipefail
 runs=${1:-runs}
 
-echo "Two pretrainings and a comparison of six entries: some seven minutes on two cores."
+echo "Two pretrainings and a comparison of six entries: four to nine minutes on two cores."
 for objective in mae masked_patch; do
   echo "== $objective on the digits"
   # Its own port: two launches on one machine collide on DeepSpeed's default.
