@@ -116,10 +116,14 @@ def main() -> None:
             arguments.parts, arguments.data.resolve(), Path(scratch), arguments.rounds, arguments.steps
         )
     environment = describe_environment(["benchmarks/scale.py", *sys.argv[1:]], 1)
-    report = {"benchmark": "scale", "rounds": arguments.rounds, "results": results}
+    # Parts may be measured at several places.
+    results = {
+        part: {"rounds": arguments.rounds, **told, "environment": environment}
+        for part, told in results.items()
+    }
+    report = {"benchmark": "scale", "results": results}
     if arguments.out and arguments.out.exists():
         report["results"] = json.loads(arguments.out.read_text())["results"] | results
-    report["environment"] = environment
     text = json.dumps(report, indent=2)
     print(text)
     if arguments.out:
