@@ -209,7 +209,7 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
         assert main(["--ckpt", str(start)]) == 2
         assert told in capsys.readouterr().err
     assert main(["--ckpt", str(encoder)]) == 2
-    assert "does not say which data to fine-tune on" in capsys.readouterr().err
+    assert "is no run folder, which would say how to fine-tune" in capsys.readouterr().err
     assert main([]) == 2
     assert "give --ckpt START, --config FILE or both" in capsys.readouterr().err
 
