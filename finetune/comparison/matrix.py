@@ -102,9 +102,10 @@ class Matrix:
         index = open_index(Path(path), self.config.set.get("data.split", "train"), tolerant=True)
         labels = np.asarray(index.labels)
         most = int(np.bincount(labels[labels >= 0], minlength=1).max())
-        for number in {number for _, number, _ in self.rows() if number != "all" and number > most}:
+        asked = max((number for _, number, _ in self.rows() if number != "all"), default=0)
+        if asked > most:
             raise InputError(
-                f"labels_per_class: {number} is more than any class of {path} has (most: {most:,})"
+                f"labels_per_class: {asked} is more than any class of {path} has (most: {most:,})"
             )
 
     def _check_mode(self, entry: EntrySection, mode: Mode) -> None:
