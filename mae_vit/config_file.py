@@ -216,7 +216,7 @@ def _apply_override(
         if not isinstance(node, dict):
             raise InputError(f'override "{override}": {".".join(path[: depth + 1])} is not a section')
     for group in _ALTERNATIVES:
-        if path[-1] in group:
+        if value is not None and path[-1] in group:
             for key in group:
                 node.pop(key, None)
     fields = fields_at(schema, path)

@@ -259,9 +259,16 @@ WRONG = {
 def test_one_option_of_a_comparison_is_changed_by_its_dotted_name(digits, tmp_path):
     path = write_config(tmp_path, digits, steps=2)
     before = load_config(CompareConfig, path)
-    words = ["set.train.epochs=3", "set.data.augment.flip=true", "pretrain.MAE.set.train.steps=5"]
+    words = [
+        "set.train.epochs=3",
+        "set.data.augment.flip=true",
+        "set.train.warmup_epochs=null",
+        "pretrain.MAE.set.train.steps=5",
+    ]
     changed = load_config(CompareConfig, path, [*words, "pretrain.MAE.set.train.engine=null"])
-    expected = {**before.set, "train.epochs": 3, "data.augment.flip": True}
+    # null unsets it in the runs too, and takes nothing with it.
+    more = {"train.epochs": 3, "data.augment.flip": True, "train.warmup_epochs": None}
+    expected = {**before.set, **more}
     del expected["train.steps"]  # another way of giving the same
     assert changed.set == expected
     told = {**before.pretrain["MAE"].set, "train.steps": 5}
