@@ -7,6 +7,7 @@
 #   make lint       format, lint and type checks
 #   make bench      the benchmarks that fit a laptop (PHOTOS=DIR: photographs in class folders, to load;
 #                   SMALL=DIR: small images in place of CIFAR-10, which is fetched)
+#   make bench-gpu  what only a GPU can show, into docs/results/gpu (PARTS="waits rates": some of it)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +17,7 @@ STAMP := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-all test-slurm docs lint bench clean
+.PHONY: setup demo test test-all test-slurm docs lint bench bench-gpu clean
 
 setup: $(STAMP)
 
@@ -49,7 +50,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck demo.sh benchmarks/gpu.sh slurm/*.sh tests/slurm/cluster.sh .ci/run
+	$(BIN)/shellcheck demo.sh slurm/*.sh tests/slurm/cluster.sh .ci/run
 
 bench: setup
 	$(BIN)/python benchmarks/step.py
@@ -58,6 +59,12 @@ bench: setup
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/profile_step.py
 	$(BIN)/python benchmarks/loader.py $(if $(PHOTOS),--photos $(PHOTOS)) $(if $(SMALL),--small $(SMALL))
+
+# Resumable: what is there for these sources and this GPU is not measured again.
+PARTS ?= parity waits rates engines feed save tests
+
+bench-gpu: setup
+	$(BIN)/python -m benchmarks.gpu $(PARTS) --out docs/results/gpu
 
 clean:
 	rm -rf $(VENV) build *.egg-info

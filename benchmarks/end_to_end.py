@@ -32,12 +32,12 @@ from benchmarks.reports import add_out, publish
 from benchmarks.runs import lengths, live
 from benchmarks.turns import Life, add_options, choose_device, paired, summarize, take_turns
 from benchmarks.workloads import TINY, Workload, load
-from mae_vit.batch import Batch
-from mae_vit.errors import InputError
-from mae_vit.files import read_json_lines
-from mae_vit.training.distributed import find_ranks
-from mae_vit.training.engines import build_engine, connect
-from pretrain.setup import set_up
+from mae_vit.core.batch import Batch
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import read_json_lines
+from mae_vit.pretraining.setup import set_up
+from mae_vit.runtime.ranks import find_ranks
+from mae_vit.training.engines.build import build_engine, connect
 
 SHARDS, READY = "shards", "ready-made"
 AT_MOST = 1.03

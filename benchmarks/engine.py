@@ -3,11 +3,12 @@
 The whole path of `pretrain/run.py` (run folder, hooks, guard, watchdog, log, TensorBoard) on
 ready-made batches, on the torch engine and on DeepSpeed at ZeRO 0 and 1, one process each,
 in turns with a plain loop of the same objective, optimizer and precision. The batch is
-small, so that the cost shows: it does not depend on it. Turns are of one step, for steps here vary by
-more than what is measured, and slowly. Prints JSON.
+small, so that the cost shows: it does not depend on it. On a CPU turns are of one step, for steps vary
+by more than what is measured, and slowly. On a GPU they are of 20: the host runs ahead of the
+device, and a turn of one step, which ends with a wait, would not show an engine that waits. Prints JSON.
 
-    python benchmarks/engine.py [--batch 8] [--precision bf16] [--rounds 400] [--steps 1]
-        [--threads 1] [--device cpu] [--only torch ...] [--out FILE]
+    python benchmarks/engine.py [--config configs/mae_cifar_tiny.yaml] [--batch 8] [--precision bf16]
+        [--rounds 400] [--steps 1] [--threads 1] [--device cpu] [--only torch ...] [--out FILE]
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,12 +31,13 @@ from benchmarks.reports import add_out, publish
 from benchmarks.runs import lengths, live
 from benchmarks.turns import Life, add_options, choose_device, paired, serve, summarize, take_turns
 from benchmarks.workloads import TINY, Workload, load
-from mae_vit.batch import Batch
-from mae_vit.encoder import choose_attention
-from mae_vit.plan import make_plan
-from mae_vit.training.distributed import find_ranks
-from mae_vit.training.engines import build_engine, connect, optimizer_options
-from mae_vit.training.optimizers import make_optimizer
+from mae_vit.config.plan import make_plan
+from mae_vit.core.batch import Batch
+from mae_vit.models.attention import choose_attention
+from mae_vit.runtime.ranks import find_ranks
+from mae_vit.training.engines.build import build_engine, connect, optimizer_options
+from mae_vit.training.engines.precision import Precision
+from mae_vit.training.optim.optimizers import make_optimizer
 
 BARE = "bare"
 # What each may cost over the bare step, in ms, and the options that choose it.
@@ -44,6 +46,8 @@ ENGINES = {
     "ZeRO-0": (6.0, ["train.engine=deepspeed", "train.zero_stage=0"]),
     "ZeRO-1": (20.0, ["train.engine=deepspeed", "train.zero_stage=1"]),
 }
+
+STEPS_ON_GPU = 20
 
 
 def bare_life(workload: Workload, pipe: Connection) -> None:
@@ -84,21 +88,53 @@ def engine_life(workload: Workload, pipe: Connection) -> None:
         live(config, plan, workload.info, engine, source, pipe, folder=Path(folder) / "run")
 
 
+def run_contenders(
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    engines: Sequence[str],
+    batch_size: int,
+    precision: Precision,
+    threads: int,
+    turns: int,
+    steps: int,
+) -> dict[str, Life]:
+    """Runs of a config, one for each engine, whose lengths are those of turns; one micro-batch is a step."""
+    common = [
+        *overrides,
+        *lengths(turns=turns, steps=steps, batch_size=batch_size),
+        *("train.batch_size_per_device=null", f"train.precision={precision}"),
+    ]
+    return {
+        name: partial(
+            engine_life,
+            load(
+                config,
+                [*common, *ENGINES[name][1]],
+                batch_size=batch_size,
+                precision=precision,
+                threads=threads,
+            ),
+        )
+        for name in engines
+    }
+
+
 def contenders(arguments: argparse.Namespace) -> dict[str, Life]:
     """The bare loop, and runs."""
-    common = [
-        *lengths(turns=arguments.rounds + 1, steps=arguments.steps, batch_size=arguments.batch),
-        f"train.precision={arguments.precision}",
-    ]
-    setting = {
-        "batch_size": arguments.batch,
-        "precision": arguments.precision,
-        "threads": arguments.threads,
-    }
-    lives: dict[str, Life] = {BARE: partial(bare_life, load(TINY, common, **setting))}
-    for name in arguments.only:
-        lives[name] = partial(engine_life, load(TINY, [*common, *ENGINES[name][1]], **setting))
-    return lives
+    batch_size, precision, threads = arguments.batch, arguments.precision, arguments.threads
+    bare = load(arguments.config, [], batch_size=batch_size, precision=precision, threads=threads)
+    runs = run_contenders(
+        arguments.config,
+        [],
+        engines=arguments.only,
+        batch_size=batch_size,
+        precision=precision,
+        threads=threads,
+        turns=arguments.rounds + 1,
+        steps=arguments.steps,
+    )
+    return {BARE: partial(bare_life, bare), **runs}
 
 
 def compare(times: dict[str, list[float]]) -> dict[str, Any]:
@@ -122,22 +158,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--config", type=Path, default=TINY, metavar="FILE", help="whose step (mae_cifar_tiny)"
+    )
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="images per step (8)")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of steps (bf16)")
     parser.add_argument(
         "--only", nargs="+", choices=ENGINES, default=list(ENGINES), help="some engines (all of them)"
     )
     add_options(parser, rounds=400, steps=1, threads=1)
+    parser.set_defaults(steps=None)
     add_out(parser)
     arguments = parser.parse_args()
-    choose_device(arguments.device)
+    on_gpu = choose_device(arguments.device).type == "cuda"
+    arguments.steps = arguments.steps or (STEPS_ON_GPU if on_gpu else 1)
     times = take_turns(
         contenders(arguments), rounds=arguments.rounds, steps=arguments.steps, clock=arguments.clock
     )
     names = ("batch", "precision", "rounds", "steps", "threads", "device", "clock")
     report = {
         "benchmark": "engine",
-        "config": TINY.stem,
+        "config": arguments.config.stem,
         **{name: getattr(arguments, name) for name in names},
         "results": compare(times),
     }

@@ -48,8 +48,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.loader_fidelity import fidelity
 from benchmarks.loader_rows import ROWS, Row, prepare_data
 from benchmarks.loader_sides import Turn, contenders
-from mae_vit.errors import InputError
-from mae_vit.training.run_folder import describe_environment
+from mae_vit.core.errors import InputError
+from mae_vit.training.outputs.environment import describe_environment
 
 
 def contend(make: Callable[[], Turn], core: int, pipe: Connection) -> None:

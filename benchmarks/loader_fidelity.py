@@ -12,9 +12,9 @@ from PIL import Image
 
 from benchmarks.loader_rows import Row, augment_of
 from benchmarks.loader_sides import stream
-from mae_vit.data.augment import Augment
+from mae_vit.data.batches.sources import open_source
+from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
-from mae_vit.data.reading import open_source
 
 FIDELITY_IMAGES = 200
 

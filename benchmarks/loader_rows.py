@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mae_vit.data.adopt import adopt
-from mae_vit.data.augment import Augment
-from mae_vit.data.convert import Conversion
+from mae_vit.core.errors import InputError
+from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.data.prepare import prepare
-from mae_vit.data.selection import Selection
-from mae_vit.data.sources import find_images
-from mae_vit.errors import InputError
+from mae_vit.data.prepare.convert import Conversion
+from mae_vit.data.prepare.in_place import adopt
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.selection import Selection
+from mae_vit.data.prepare.sources.find import find_images
 
 # MAE Sec. A.1, and the normalization of its code.
 BOX: dict[str, Any] = {"scale": (0.2, 1.0), "ratio": (3 / 4, 4 / 3)}

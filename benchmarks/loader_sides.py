@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.loader_rows import BOX, PAD_PX, PHOTO_PX, Row, augment_of
+from mae_vit.data.batches.loader import load_batches, start_worker_server
+from mae_vit.data.batches.sources import open_source
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.data.loader import load_batches, start_worker_server
-from mae_vit.data.order import GlobalOrder, RepeatedOrder, Share
-from mae_vit.data.reading import open_source
-from mae_vit.data.samples import read_samples
+from mae_vit.data.order.order import GlobalOrder, RepeatedOrder, Share
+from mae_vit.data.shards.samples import read_samples
 
 Turn = Callable[[], float]  # seconds for one image
 # The normalization of the official MAE code.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.reports import add_out, publish
 from benchmarks.turns import add_options, choose_device, paired, serve, summarize, take_turns
 from benchmarks.workloads import TINY, Workload, load
-from mae_vit.errors import InputError
+from mae_vit.core.errors import InputError
 from mae_vit.objectives import ObjectiveSection
 from mae_vit.objectives.mae import MAEConfig
 from mae_vit.objectives.masked_patch import MaskedPatchConfig
@@ -46,10 +45,7 @@ def variants(workload: Workload) -> dict[str, Workload]:
         "mae decode_ratio=0.25": mae.model_copy(update={"decode_ratio": 0.25}),
         "masked_patch": MaskedPatchConfig(name="masked_patch"),
     }
-    return {
-        name: replace(workload, config=workload.config.model_copy(update={"objective": section}))
-        for name, section in sections.items()
-    }
+    return {name: workload.with_objective(section) for name, section in sections.items()}
 
 
 def life(workload: Workload, pipe: Connection) -> None:

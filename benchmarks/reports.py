@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mae_vit.training.run_folder import describe_environment
+from mae_vit.training.outputs.environment import describe_environment
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:

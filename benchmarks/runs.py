@@ -13,22 +13,22 @@ from typing import Any
 import torch
 
 from benchmarks.turns import Stopwatch
-from mae_vit.batch import Batch
-from mae_vit.plan import Plan
-from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.skipping import Skipped
-from mae_vit.training.engine import Engine
-from mae_vit.training.resume import run_identity
-from mae_vit.training.run_folder import RunFolder
-from mae_vit.training.running import Run
-from mae_vit.training.state import Best
-from mae_vit.weights import EncoderInfo
-from pretrain.setup import estimate_costs
+from mae_vit.config.plan import Plan
+from mae_vit.core.batch import Batch
+from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import estimate_costs
+from mae_vit.training.checkpoints.resume import run_identity
+from mae_vit.training.engines.base import Engine
+from mae_vit.training.engines.state import Best
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.run import Run
 
 
 @dataclass(frozen=True)
 class InTurns:
-    """What a job brings to a run (`mae_vit.training.running.Work`): batches in turns, nothing beside.
+    """What a job brings to a run (`mae_vit.training.run.Work`): batches in turns, nothing beside.
 
     The time of a turn ends when the loop asks for the batch after its last.
 
@@ -84,8 +84,9 @@ def lengths(*, turns: int, steps: int, batch_size: int) -> list[str]:
     total = turns * steps + 1
     return [
         *(f"{key}=null" for key in ("train.epochs", "train.samples", "train.warmup_epochs")),
-        *(f"{key}=null" for key in ("checkpoint.every_epochs", "monitor.evaluate_every_epochs")),
+        *(f"checkpoint.every_{unit}=null" for unit in ("epochs", "minutes")),
         *(f"train.steps={total}", "train.warmup_steps=0", f"train.effective_batch_size={batch_size}"),
+        "monitor.evaluate_every_epochs=null",
         *(f"checkpoint.every_steps={total}", f"monitor.evaluate_every_steps={total}"),
         "monitor.probe_queries=0",
     ]
@@ -100,9 +101,12 @@ def live(
     pipe: Connection | None,
     *,
     folder: Path,
+    num_classes: int = 0,
 ) -> None:
     """Runs a job as `pretrain/run.py` does, in a run folder that all its ranks are given."""
-    costs = estimate_costs(config, info, num_classes=0, batch_size_per_device=1)
+    costs = estimate_costs(
+        config, info, num_classes=num_classes, batch_size_per_device=plan.batch_size_per_device
+    )
     identity = run_identity(config, derived={})
     run = Run(config, plan, engine, RunFolder(folder), identity, costs, noisy=False)
     # What a run says is no part of the report.

@@ -30,7 +30,7 @@ from benchmarks.scale_ranks import BATCH_PER_RANK, scale_ranks
 from benchmarks.scale_saving import disk_and_hash, save_states
 from benchmarks.scale_shards import write_many_shards
 from benchmarks.scale_stages import LOOKUP_BATCH, WORKERS
-from mae_vit.training.run_folder import describe_environment
+from mae_vit.training.outputs.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("start", "ranks", "saving")

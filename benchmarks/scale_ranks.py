@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mae_vit.files import read_json_lines
-from mae_vit.training.distributed import free_port
+from mae_vit.core.files import read_json_lines
+from mae_vit.runtime.ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH_PER_RANK = 128

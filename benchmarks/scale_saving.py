@@ -8,21 +8,24 @@ import shutil
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mae_vit.config import CheckpointSection
-from mae_vit.config_file import load_config
-from mae_vit.geometry import resolve_encoder
-from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.training.distributed import Ranks, find_device
-from mae_vit.training.engine import StepOptions, TorchEngine
-from mae_vit.training.engines import optimizer_options
-from mae_vit.training.guard import Course
-from mae_vit.training.saving import Saver
-from pretrain.setup import build_objective
+from mae_vit.config.geometry import resolve_encoder
+from mae_vit.config.load import load_config
+from mae_vit.config.schema import CheckpointSection
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import build_objective
+from mae_vit.runtime.device import find_device
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.saver import Saver
+from mae_vit.training.engines.base import StepOptions
+from mae_vit.training.engines.build import optimizer_options
+from mae_vit.training.engines.state import Course
+from mae_vit.training.engines.torch_engine import TorchEngine
 
 ROOT = Path(__file__).resolve().parents[1]
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -31,7 +34,7 @@ _HASHED_BYTES = 1 << 28
 
 def save_states(names: tuple[str, ...], scratch: Path, *, rounds: int) -> dict[str, Any]:
     """Saves the states of configs in `configs/`, `rounds` times each."""
-    return {name: _save(name, scratch / name, rounds) for name in names}
+    return {name: save_rounds(build_full(name), scratch / name, rounds=rounds) for name in names}
 
 
 def disk_and_hash(scratch: Path) -> dict[str, float]:
@@ -52,9 +55,9 @@ def disk_and_hash(scratch: Path) -> dict[str, float]:
     }
 
 
-def build_full(name: str) -> TorchEngine:
+def build_full(name: str, overrides: Sequence[str] = ()) -> TorchEngine:
     """An engine of a config's objective after one update: every slot of the optimizer is there."""
-    config = load_config(PretrainConfig, ROOT / "configs" / f"{name}.yaml", [])
+    config = load_config(PretrainConfig, ROOT / "configs" / f"{name}.yaml", list(overrides))
     info = resolve_encoder(config.model, mean=_IMAGENET[0], std=_IMAGENET[1], objective=config.objective.name)
     objective = build_objective(config, info, num_classes=0)
     options = StepOptions(
@@ -71,8 +74,8 @@ def build_full(name: str) -> TorchEngine:
     return engine
 
 
-def _save(name: str, folder: Path, rounds: int) -> dict[str, Any]:
-    engine = build_full(name)
+def save_rounds(engine: TorchEngine, folder: Path, *, rounds: int) -> dict[str, Any]:
+    """Saves an engine's state some times; each write is waited for, as a run with time between saves."""
     options = CheckpointSection(every_steps=1, keep_last=1)
     saver = Saver(engine, folder, options, identity={}, every_steps=1, say=print)
     stalls, writes, pauses = [], [], []
@@ -88,6 +91,8 @@ def _save(name: str, folder: Path, rounds: int) -> dict[str, Any]:
     shutil.rmtree(folder)
     return {
         "checkpoint_gb": round(size / 1e9, 3),
+        # On a GPU the first save allocates the pinned memory that the others use again.
+        "first_stall_s": round(stalls[0], 3),
         "stall_s": _spread(stalls),
         "write_s": _spread(writes),
         "longest_pause_while_written_s": _spread(pauses),

@@ -17,11 +17,11 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from mae_vit import __version__
-from mae_vit.data.dataset import FILE_NAME, FORMAT, Dataset, Shard, Split
+from mae_vit.core import __version__
 from mae_vit.data.index import fingerprint_of
-from mae_vit.data.index_rows import ROW, index_shard
-from mae_vit.data.shard_writer import ShardWriter
+from mae_vit.data.prepare.shard_writer import ShardWriter
+from mae_vit.data.shards.dataset_json import FILE_NAME, FORMAT, Dataset, Shard, Split
+from mae_vit.data.shards.index_rows import ROW, index_shard
 
 # A file has at most 65,000 names on ext4.
 _NAMES_PER_FILE = 20_000

@@ -12,14 +12,14 @@ from typing import Any
 
 import psutil
 
-from mae_vit.config_file import load_config
+from mae_vit.config.load import load_config
 from mae_vit.data.index import ShardIndex
-from mae_vit.data.opening import make_order
-from mae_vit.data.order import Order, Share, micro_batches
-from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.training.distributed import Ranks
-from mae_vit.training.engines import build_engine
-from pretrain.setup import set_up
+from mae_vit.data.order.order import Order, Share, micro_batches
+from mae_vit.data.training_data import make_order
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import set_up
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.engines.build import build_engine
 
 WORKERS = 2
 LOOKUP_BATCH = 4096  # MAE's batch, on one rank

@@ -8,22 +8,26 @@ from pathlib import Path
 
 import torch
 
-from mae_vit.batch import Batch
-from mae_vit.config_file import load_config
-from mae_vit.geometry import resolve_encoder
-from mae_vit.keyed import SampleKeys
-from mae_vit.objectives import Objective
-from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.training.distributed import Ranks, find_device
-from mae_vit.training.engine import Engine, StepOptions, TorchEngine
-from mae_vit.training.engines import optimizer_options
-from mae_vit.training.precision import Precision
-from mae_vit.weights import EncoderInfo
-from pretrain.setup import build_objective, estimate_costs
+from mae_vit.config.geometry import resolve_encoder
+from mae_vit.config.load import load_config
+from mae_vit.core.batch import Batch
+from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.objectives import Objective, ObjectiveSection
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import build_objective, estimate_costs
+from mae_vit.runtime.device import find_device
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.engines.base import Engine, StepOptions
+from mae_vit.training.engines.build import optimizer_options
+from mae_vit.training.engines.precision import Precision
+from mae_vit.training.engines.torch_engine import TorchEngine
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "configs" / "mae_cifar_tiny.yaml"
 BASE = ROOT / "configs" / "mae_base.yaml"
+# Of the labels, where an objective learns from them.
+_CLASSES = 10
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Workload:
         precision: of the forward and backward pass.
         threads: of each process on a CPU.
         compiled: by torch.compile.
+        cuda_graphs: what is compiled is recorded, and launched as one.
     """
 
     config: PretrainConfig
@@ -43,6 +48,7 @@ class Workload:
     precision: Precision
     threads: int
     compiled: bool = False
+    cuda_graphs: bool = False
 
     @property
     def info(self) -> EncoderInfo:
@@ -53,9 +59,15 @@ class Workload:
         )
 
     @property
+    def num_classes(self) -> int:
+        """Classes of the labels; 0 where they are of no use."""
+        return _CLASSES if self.config.objective.uses_labels else 0
+
+    @property
     def flops_per_image(self) -> float:
         """Model FLOPs of a training step: 3 x forward, no recomputation."""
-        return estimate_costs(self.config, self.info, num_classes=0, batch_size_per_device=1).flops_per_image
+        sizes = {"num_classes": self.num_classes, "batch_size_per_device": self.batch_size}
+        return estimate_costs(self.config, self.info, **sizes).flops_per_image
 
     def device(self) -> torch.device:
         """The device, as a run finds it, with this many threads."""
@@ -65,7 +77,7 @@ class Workload:
 
     def objective(self) -> Objective:
         """Builds encoder and objective."""
-        return build_objective(self.config, self.info, num_classes=0)
+        return build_objective(self.config, self.info, num_classes=self.num_classes)
 
     def options(self) -> StepOptions:
         """How an engine is to take the step."""
@@ -76,6 +88,7 @@ class Workload:
             batch_size_per_device=self.batch_size,
             accumulation=1,
             compile=self.compiled,
+            cuda_graphs=self.cuda_graphs,
         )
 
     def images(self, device: torch.device) -> torch.Tensor:
@@ -87,11 +100,16 @@ class Workload:
     def batches(self, device: torch.device, *, pinned: bool = False) -> Callable[[int], Batch]:
         """Returns the batch of a step: always the same images, keys of its own."""
         images = self.images(device)
-        if pinned:
-            images = images.pin_memory()
-        labels = torch.zeros(self.batch_size, dtype=torch.int64, device=device)
         first = torch.arange(self.batch_size, device=device)
-        return lambda step: Batch(images, labels, SampleKeys(0, 0, first + step * self.batch_size))
+        labels = first % _CLASSES
+        if pinned:
+            images, labels = images.pin_memory(), labels.pin_memory()
+
+        def batch_of(step: int) -> Batch:
+            index = first + step * self.batch_size
+            return Batch(images, labels, SampleKeys(0, 0, index.pin_memory() if pinned else index))
+
+        return batch_of
 
     def steps(self) -> Callable[[int], None]:
         """Builds the torch engine and returns its step."""
@@ -107,13 +125,17 @@ class Workload:
 
         return step
 
-    def compile(self) -> Workload:
+    def with_objective(self, section: ObjectiveSection) -> Workload:
+        """The same encoder under another objective."""
+        return replace(self, config=self.config.model_copy(update={"objective": section}))
+
+    def compile(self, *, cuda_graphs: bool = False) -> Workload:
         """The same under torch.compile."""
-        return replace(self, compiled=True)
+        return replace(self, compiled=True, cuda_graphs=cuda_graphs)
 
     def plain(self) -> Workload:
         """The same without torch.compile."""
-        return replace(self, compiled=False)
+        return replace(self, compiled=False, cuda_graphs=False)
 
 
 def load(

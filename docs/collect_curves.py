@@ -17,9 +17,9 @@ from typing import Any
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mae_vit.config_file import read_run_config
-from mae_vit.files import read_json_lines
-from mae_vit.reference_curves import FOLDER, curves_of, recipe_of
+from mae_vit.config.load import read_run_config
+from mae_vit.core.files import read_json_lines
+from mae_vit.pretraining.reference_curves import FOLDER, curves_of, recipe_of
 
 
 def read(run: Path) -> dict[str, Any]:

@@ -26,15 +26,16 @@ from safetensors.torch import save_file
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mae_vit.config_file import load_config
-from mae_vit.files import read_json_lines
-from mae_vit.plan import make_plan
-from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.training.checkpoint import newest_checkpoint
-from mae_vit.training.distributed import Ranks, find_device
-from mae_vit.training.engines import build_engine
-from pretrain.data import open_data
-from pretrain.setup import build_objective, describe_encoder
+from mae_vit.config.load import load_config
+from mae_vit.config.plan import make_plan
+from mae_vit.core.files import read_json_lines
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.data import open_data
+from mae_vit.pretraining.setup import build_objective, describe_encoder
+from mae_vit.runtime.device import find_device
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.checkpoint import load_checkpoint, newest_checkpoint
+from mae_vit.training.engines.build import build_engine
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -116,7 +117,7 @@ def evaluate(path: Path, overrides: list[str]) -> dict[str, Any]:
     engine = build_engine(config, plan, objective, ranks, device)
     checkpoint = newest_checkpoint(path / "checkpoints")
     assert checkpoint is not None
-    engine.restore(checkpoint.state)
+    engine.restore(load_checkpoint(checkpoint.path).state)
     assert data.held_out_index is not None
     images = len(data.held_out_index)
     held_out = data.held_out(ranks, images=images, picture_images=1, batch_size=250)

@@ -17,10 +17,10 @@ from pydantic_core import PydanticUndefined
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from finetune.comparison.config import CompareConfig
-from finetune.config import NOT_HERE, FinetuneConfig
-from mae_vit.config_keys import branches
-from mae_vit.pretrain_config import PretrainConfig
+from mae_vit.config.keys import branches
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.config.schema import NOT_HERE, FinetuneConfig
+from mae_vit.objectives.pretrain_config import PretrainConfig
 
 OUT = Path(__file__).resolve().parent / "config.md"
 _HEAD = """# All keys of a config

@@ -4,8 +4,8 @@
     python docs/scaling_plan.py --mfu 0.5 --cores-per-gpu 12 --full-size 700
     python docs/scaling_plan.py --write                  # puts them into docs/scaling.md
 
-Measured numbers are read from docs/results/scale.json (`benchmarks/scale.py`); FLOPs and states are those that
-`--dry-run` prints, counted on the meta device.
+Measured numbers are read from docs/results/scale.json (`benchmarks/scale.py`) and loader.json (`benchmarks/loader.py`);
+FLOPs and states are those that `--dry-run` prints, counted without computing anything.
 """
 
 from __future__ import annotations
@@ -24,22 +24,30 @@ from typing import Any
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mae_vit.config_file import load_config
-from mae_vit.data.index_rows import ROW
-from mae_vit.geometry import resolve_encoder
-from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.training.estimate import Estimate
-from pretrain.setup import estimate_costs
+from mae_vit.config.geometry import resolve_encoder
+from mae_vit.config.load import load_config
+from mae_vit.data.shards.index_rows import ROW
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import build_objective, estimate_costs
+from mae_vit.training.engines.cost import Estimate, kept_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scaling.md"
 MEASURED = ROOT / "docs" / "results" / "scale.json"
+_LOADER = json.loads((ROOT / "docs" / "results" / "loader.json").read_text())["results"]
 MODELS = {"ViT-L/16": "mae_large", "ViT-H/14": "mae_huge"}
 GPUS = (8, 64, 512)
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-# Bytes sent and received by each rank for every parameter of a step, in bf16 (DeepSpeed 0.19's source): gradients in
-# float32 at ZeRO 0, in bf16 above; ZeRO 1 and 2 gather float32 weights, ZeRO 3 bf16 ones, twice.
-_WIRE_BYTES = {0: 8.0, 1: 6.0, 2: 6.0, 3: 6.0}
+# Bytes that each rank sends around a ring for every parameter of a step, in bf16, by ZeRO stage: float32 gradients
+# twice around (ZeRO 0), and float32 weights once (1, 2); at ZeRO 3 weights once and gradients once, as long as it
+# keeps what it has gathered until the backward pass. Counted on two ranks (tests/training/test_traffic.py).
+_WIRE_BYTES = {0: 8.0, 1: 12.0, 2: 12.0, 3: 8.0}
+
+
+def _measured_rate(row: str) -> float:
+    rate: float = _LOADER[row]["images_per_s"]["ours"]
+    return rate
 
 
 @dataclass(frozen=True)
@@ -47,28 +55,28 @@ class Inputs:
     """What a reader puts own numbers in for; each is an option of the command line.
 
     Attributes:
-        mfu: share of `tflops` that the model's FLOPs (3 x forward) reach. Assumed.
-        tflops: dense bf16 of a GPU, as others measured it on an H200.
+        mfu: share of `tflops` that the model's FLOPs (3 x forward) reach. Assumed, from published training of Vision
+            Transformers: 29 % (NeMo, ViT-g/14, H100) to 38 % (stable-pretraining, ViT-L, H200).
+        tflops: dense bf16 of a GPU by its data sheet: H200.
         gpus_per_node: of a node.
         cores_per_gpu: of a node, for each of its GPUs. Assumed.
-        full_size: images/s of one core, decode and crop of 110 KB JPEGs.
-        small_384: the same, of shards prepared with --resize 384.
-        small_256: the same, of shards prepared with --resize 256.
-        repeated: crops/s of one core, full-size, four crops of each decoded image.
-        network_gb_s: of each GPU to other nodes. Assumed: 400 Gb/s, of which 80 %.
+        full_size: images/s of one core, decode and crop of full-size JPEGs. Measured (loader.json).
+        small_256: the same, of shards prepared with --resize 256 --quality 90. Measured (loader.json).
+        repeated: crops/s of one core, full-size, four crops of each decoded image. Measured (loader.json).
+        network_gb_s: of each GPU's network card. Assumed: 400 Gb/s, of which 80 %. A ring crosses the border of a node
+            once: its GPUs send through all cards of the node together.
         host_gb_s: from a GPU to its host, for a save. Assumed.
         disk_gb_s: at which rank 0 writes a checkpoint. Assumed: a parallel file system.
         gpu_hours_per_failure: 50,700; Llama 3's 419 unexpected interruptions of 16,384 GPUs in 54 days.
     """
 
-    mfu: float = 0.4
-    tflops: float = 790.0
+    mfu: float = 0.32
+    tflops: float = 989.0
     gpus_per_node: int = 8
     cores_per_gpu: int = 16
-    full_size: float = 533.0
-    small_384: float = 860.0
-    small_256: float = 1140.0
-    repeated: float = 1360.0
+    full_size: float = _measured_rate("full")
+    small_256: float = _measured_rate("short256")
+    repeated: float = _measured_rate("repeats4")
     network_gb_s: float = 40.0
     host_gb_s: float = 10.0
     disk_gb_s: float = 2.0
@@ -89,10 +97,10 @@ class Data:
 
 
 DATA = {"ImageNet-21k": Data(14.2e6, 100), "a billion images": Data(1e9, 1)}
-# Name, option, KB of an image.
+# Name, option that holds the rate of a core (None where it is not measured), KB of an image.
 SHARDS = (
     ("full-size", "full_size", 110),
-    ("384 px, quality 90", "small_384", 54),
+    ("384 px, quality 90", None, 54),
     ("256 px, quality 90", "small_256", 29),
 )
 
@@ -100,9 +108,32 @@ SHARDS = (
 @cache
 def costs_of(config_name: str) -> Estimate:
     """Parameters, FLOPs and activations of a config's objective, as `--dry-run` counts them."""
-    config = load_config(PretrainConfig, ROOT / "configs" / f"{config_name}.yaml", [])
-    info = resolve_encoder(config.model, mean=_IMAGENET[0], std=_IMAGENET[1], objective=config.objective.name)
+    config, info = _resolved(config_name)
     return estimate_costs(config, info, num_classes=0, batch_size_per_device=1)
+
+
+def _resolved(config_name: str) -> tuple[PretrainConfig, EncoderInfo]:
+    config = load_config(PretrainConfig, ROOT / "configs" / f"{config_name}.yaml", [])
+    mean, std = _IMAGENET
+    return config, resolve_encoder(config.model, mean=mean, std=std, objective=config.objective.name)
+
+
+@cache
+def kept_of(config_name: str, *, recomputed: bool) -> tuple[int, int]:
+    """Bytes that autograd keeps on a GPU in bf16: of each image, and of autocast's copies of the weights."""
+    config, info = _resolved(config_name)
+    one, two = (
+        kept_bytes(
+            lambda: build_objective(config, info, num_classes=0),
+            image_shape=(info.in_chans, *info.img_size),
+            batch_size_per_device=size,
+            precision="bf16",
+            fused_attention=True,
+            activation_checkpointing=recomputed,
+        )
+        for size in (1, 2)
+    )
+    return two - one, 2 * one - two
 
 
 def images_per_s(costs: Estimate, inputs: Inputs) -> float:
@@ -132,13 +163,15 @@ def rates(inputs: Inputs, _: Any) -> str:
                 f"{costs.encoder_parameters / 1e6:.0f} M, {costs.parameters / 1e6:.0f} M with the decoder",
                 f"{costs.flops_per_image / 1e9:.0f} GFLOP",
                 f"{images_per_s(costs, inputs):,.0f}",
-                f"{costs.activation_bytes / 1e6:.0f} MB",
+                *(
+                    f"{kept_of(config, recomputed=recomputed)[0] / 1e6:.0f} MB"
+                    for recomputed in (False, True)
+                ),
             ]
         )
     told = f"images/s per GPU at {inputs.mfu:.0%} of {inputs.tflops:g} TFLOP/s (assumed)"
-    return table(
-        ["model", "parameters", "an image, 3 x forward", told, "activations of an image, at most"], rows
-    )
+    head = ["model", "parameters", "an image, 3 x forward", told, "activations of an image", "recomputed"]
+    return table(head, rows)
 
 
 def runs(inputs: Inputs, _: Any) -> str:
@@ -158,7 +191,7 @@ def cores(inputs: Inputs, _: Any) -> str:
     """Cores that decode for one GPU."""
     rows = []
     for label, rate in (
-        *((name, getattr(inputs, of)) for name, of, _ in SHARDS),
+        *((name, getattr(inputs, of)) for name, of, _ in SHARDS if of),
         ("full-size, 4 crops of each", inputs.repeated),
     ):
         needed = [images_per_s(costs_of(config), inputs) / rate for config in MODELS.values()]
@@ -192,21 +225,18 @@ def steps(inputs: Inputs, _: Any) -> str:
             batch = batch_of(gpus)
             computing = batch / gpus / images_per_s(costs, inputs)
             sent = {stage: each * costs.parameters * (gpus - 1) / gpus for stage, each in _WIRE_BYTES.items()}
-            share = sent[1] / (inputs.network_gb_s * 1e9) / computing
+            # Each of a node's GPUs sends that much to its neighbor; over the border, through all of the node's cards.
+            bandwidth = inputs.network_gb_s * inputs.gpus_per_node * 1e9
+            shares = [f"{sent[stage] / bandwidth / computing:.0%}" for stage in (0, 1)]
             told = [f"{sent[stage] / 1e9:.1f}" for stage in (0, 1, 3)]
-            where = "within the node" if gpus <= inputs.gpus_per_node else f"{share:.0%}"
-            rows.append([name, gpus, f"{batch:,}", batch // gpus, f"{computing * 1e3:,.0f} ms", *told, where])
-    head = [
-        "model",
-        "GPUs",
-        "batch",
-        "per GPU",
-        "computing a step",
-        "GB sent per GPU and step, ZeRO 0",
-        "ZeRO 1, 2",
-        "ZeRO 3",
-    ]
-    return table([*head, f"sending at ZeRO 1 and {inputs.network_gb_s:g} GB/s, of computing"], rows)
+            where = ["within the node"] * 2 if gpus <= inputs.gpus_per_node else shares
+            rows.append(
+                [name, gpus, f"{batch:,}", batch // gpus, f"{computing * 1e3:,.0f} ms", *told, *where]
+            )
+    head = ["model", "GPUs", "batch", "per GPU", "computing a step"]
+    head += ["GB sent per GPU and step, ZeRO 0", "ZeRO 1, 2", "ZeRO 3"]
+    head += [f"sending at ZeRO 0 and {inputs.network_gb_s:g} GB/s a card, of computing", "at ZeRO 1, 2"]
+    return table(head, rows)
 
 
 def states(inputs: Inputs, _: Any) -> str:
@@ -214,10 +244,12 @@ def states(inputs: Inputs, _: Any) -> str:
     rows = []
     for name, config in MODELS.items():
         costs = replace(costs_of(config), activation_bytes=0)
+        copies = [f"{kept_of(config, recomputed=on)[1] / 2**30:.1f}" for on in (False, True)]
         for stage in _WIRE_BYTES:
             each = [f"{costs.memory_gib(world_size=gpus, zero_stage=stage):.1f}" for gpus in GPUS]
-            rows.append([name, stage, *each])
-    return table(["model", "ZeRO", *(f"GiB per GPU of {gpus}" for gpus in GPUS)], rows)
+            rows.append([name, stage, *each, *copies])
+    head = ["model", "ZeRO", *(f"GiB per GPU of {gpus}" for gpus in GPUS)]
+    return table([*head, "and bf16 copies of the weights, GiB", "recomputed"], rows)
 
 
 def saves(inputs: Inputs, _: Any) -> str:

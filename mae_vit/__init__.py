@@ -6,12 +6,14 @@ encoder = mae_vit.load_encoder("runs/mae_base")            # or an encoder.safet
 features = encoder(encoder.transform("cat.jpg")[None])     # (1, D)
 """
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from mae_vit.core import __version__
 
 if TYPE_CHECKING:
-    from mae_vit.pretrained import PretrainedEncoder, load_encoder
+    from mae_vit.weights.encoder import PretrainedEncoder, load_encoder
 
 __all__ = ["PretrainedEncoder", "__version__", "load_encoder"]
 
@@ -19,7 +21,7 @@ __all__ = ["PretrainedEncoder", "__version__", "load_encoder"]
 def __getattr__(name: str) -> Any:
     """Loads torch and timm, which take seconds, only for those who ask."""
     if name in ("PretrainedEncoder", "load_encoder"):
-        from mae_vit import pretrained
+        from mae_vit.weights import encoder as pretrained
 
         return getattr(pretrained, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,9 +12,9 @@ from pathlib import Path
 if __name__ == "__main__":
     # So that a checkout runs without being installed.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from mae_vit.signals import hear_early
+    from mae_vit.runtime.signals import hear_early
 
     hear_early()
-    from pretrain.job import main
+    from mae_vit.pretraining.job import main
 
     sys.exit(main())

@@ -38,7 +38,7 @@ restart=${SLURM_RESTART_COUNT:-0}
 # In the last task of an array SLURM_JOB_ID alone means the whole array.
 id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 id=${id:-$SLURM_JOB_ID}
-# At which restart something was last saved: mae_vit/training/restarts.py writes it.
+# At which restart something was last saved: mae_vit/runtime/slurm.py writes it.
 export MAE_VIT_SAVED=$notes/$SLURM_JOB_ID
 [[ $notes == /* ]] || MAE_VIT_SAVED=$PWD/$MAE_VIT_SAVED
 
@@ -102,7 +102,8 @@ end() {
     exit "$code"
   fi
   # 75: saved. Above 128: killed, for want of memory, by a fault, or by our signal while it started.
-  # 1 and 2 would come again.
+  # 1 and 2 would come again. Where one rank alone fails by them, others that wait for it are aborted (134) or
+  # killed (137), and srun tells the highest code: that is requeued too, until restarts in vain are too many.
   if ((code == 75 || code > 128)); then
     (($(count_vain) < max_restarts)) || give_up
     echo "exit code $code at restart $restart: requeueing"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a comparison on a Slurm cluster: tasks of an array, each on a node of its own choice, share its runs.
 #
-#   sbatch slurm/compare.sh CONFIG [key=value ...]
+#   sbatch --gpus-per-node=1 --cpus-per-task=8 slurm/compare.sh CONFIG [key=value ...]
 #   sbatch --array=0-7 --gpus-per-node=4 --cpus-per-task=32 slurm/compare.sh configs/compare_cifar10_5k.yaml
 #
 # In each array task one process starts a run on every GPU (or core) of its own, takes what no other has

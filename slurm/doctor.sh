@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks a config, its data and the machines of a job before a run: all ranks check, and the job's output tells.
 #
-#   sbatch slurm/doctor.sh CONFIG [key=value ...]
+#   sbatch --gpus-per-node=1 --cpus-per-task=12 slurm/doctor.sh CONFIG [key=value ...]
 #   sbatch --nodes=4 --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=12 \
 #       slurm/doctor.sh configs/mae_base.yaml
 #

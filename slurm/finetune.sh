@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Fine-tunes on a Slurm cluster; saves and requeues itself before the time limit.
 #
-#   sbatch slurm/finetune.sh --ckpt runs/mae_base --config configs/finetune_base.yaml [key=value ...]
-#   sbatch --gpus-per-node=8 --ntasks-per-node=8 slurm/finetune.sh --ckpt runs/mae_base
+#   sbatch --gpus-per-node=1 --cpus-per-task=12 slurm/finetune.sh --ckpt runs/mae_base \
+#       --config configs/finetune_base.yaml [key=value ...]
+#   sbatch --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=12 slurm/finetune.sh --ckpt runs/mae_base
 #
-# Takes what finetune/run.py takes. One task for each GPU; several train by DeepSpeed.
+# Takes what finetune/run.py takes. One task for each GPU, with cores for its data workers.
 # Settings of the cluster: slurm/site.sh. What happens when: docs/cluster.md.
 #SBATCH --job-name=mae-vit-finetune
 #SBATCH --nodes=1

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Pretrains on a Slurm cluster, on one node or several; saves and requeues itself before the time limit.
 #
-#   sbatch slurm/pretrain.sh CONFIG [key=value ...]
+#   sbatch --gpus-per-node=1 --cpus-per-task=12 slurm/pretrain.sh CONFIG [key=value ...]
 #   sbatch --nodes=4 --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=12 --time=12:00:00 \
 #       slurm/pretrain.sh configs/mae_base.yaml
 #
-# One task for each GPU. Settings of the cluster: slurm/site.sh. What happens when: docs/cluster.md.
+# One task for each GPU, with cores for its data workers.
+# Settings of the cluster: slurm/site.sh. What happens when: docs/cluster.md.
 #SBATCH --job-name=mae-vit
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1

@@ -15,12 +15,12 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from mae_vit.data.index import open_index
-from mae_vit.data.prepare import prepare
-from mae_vit.data.shard_writer import ShardWriter
-from mae_vit.data.sources import find_images
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.shard_writer import ShardWriter
+from mae_vit.data.prepare.sources.find import find_images
 
 # Whichever test first starts data workers: else each of them imports torch anew, in all later tests too.
-multiprocessing.set_forkserver_preload(["mae_vit.data.loader"])
+multiprocessing.set_forkserver_preload(["mae_vit.data.batches.loader"])
 
 
 def pytest_collection_modifyitems(items):

@@ -11,10 +11,10 @@ from commands import ROOT, one_line
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from mae_vit.commandline import EXIT_INPUT
-from mae_vit.data.prepare import prepare
-from mae_vit.data.sources import find_images
-from pretrain.job import main
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.pretraining.job import main
+from mae_vit.runtime.exit_codes import EXIT_INPUT
 
 # A config that is accepted by mistake would train on.
 pytestmark = pytest.mark.timeout(30)

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from finetune.classifiers import ViTClassifier
-from mae_vit.baselines import build_network, check_network
-from mae_vit.encoder import SIZES, ViTEncoder
-from mae_vit.objectives.labels import LabelLoss
+from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
+from mae_vit.models.baselines import build_network, check_network
+from mae_vit.models.vit import SIZES, ViTEncoder
+from mae_vit.objectives.label_loss import LabelLoss
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("SimpleCNN", 141_354), ("SmallResNet", 175_258)])
@@ -104,3 +105,29 @@ def test_stochastic_depth_is_what_the_config_says(name):
     assert rates(build_network(f"timm:{name}", **size)) == set()
     if name != "vgg11":
         assert max(rates(build_network(f"timm:{name}", drop_path_rate=0.2, **size))) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("name", ["SimpleCNN", "SmallResNet", "timm:resnet18"])
+def test_convolutions_run_channels_last_on_a_gpu_and_weights_keep_their_layout(name):
+    """By tensors that are on a GPU in name alone: shapes and strides are theirs, numbers they have none."""
+    network = build_network(name, num_classes=5, in_chans=3, img_size=(32, 32))
+    model = NetworkClassifier(network, mean=[0.5] * 3, std=[0.2] * 3, labels=LabelLoss(5))
+    layouts = {}
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for path, module in model.named_modules():
+            for key, value in module._parameters.items():
+                if value is not None:
+                    module._parameters[key] = torch.nn.Parameter(mode.from_tensor(value.data).to("cuda"))
+            for key, value in module._buffers.items():
+                module._buffers[key] = mode.from_tensor(value).to("cuda")
+            if isinstance(module, torch.nn.Conv2d):
+                module.register_forward_hook(
+                    lambda _, inputs, output, path=path: layouts.update({path: output})
+                )
+        images = torch.empty(4, 3, 32, 32, dtype=torch.uint8, device="cuda")
+        logits = model.logits(model.normalize(images))
+        assert logits.shape == (4, 5)
+        assert len(layouts) > 4
+        for path, output in layouts.items():
+            assert output.is_contiguous(memory_format=torch.channels_last), path
+    assert all(parameter.is_contiguous() for parameter in model.parameters())

@@ -11,8 +11,8 @@ import time
 import pytest
 from PIL import Image
 
-from mae_vit import __version__
-from mae_vit.cli import main
+from mae_vit.cli.main import main
+from mae_vit.core import __version__
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,16 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
     for number in range(600):
         (source / f"{number}.png").write_bytes(stream.getvalue())
     process = subprocess.Popen(
-        [sys.executable, "-m", "mae_vit.cli", "prepare", str(source.parent), str(out), "--workers", workers],
+        [
+            sys.executable,
+            "-m",
+            "mae_vit.cli.main",
+            "prepare",
+            str(source.parent),
+            str(out),
+            "--workers",
+            workers,
+        ],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

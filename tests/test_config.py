@@ -7,15 +7,15 @@ import pytest
 from commands import ROOT
 from ruamel.yaml import YAML
 
-from finetune.amendment import StartAmendment
-from finetune.comparison.config import CompareConfig
-from finetune.comparison.matrix import Matrix
-from finetune.config import FinetuneConfig
-from mae_vit.config_file import dump_config, load_config
-from mae_vit.config_keys import describe_keys, key_paths
-from mae_vit.errors import InputError
+from mae_vit.config.keys import describe_keys, key_paths
+from mae_vit.config.load import dump_config, load_config
+from mae_vit.core.errors import InputError
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.config.from_start import StartAmendment
+from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives import OBJECTIVES
-from mae_vit.pretrain_config import PretrainConfig
+from mae_vit.objectives.pretrain_config import PretrainConfig
 
 CONFIG = ROOT / "configs" / "mae_digits.yaml"
 
@@ -39,7 +39,7 @@ BAD = {
     'options of "mae": mask_ratio, decoder_embed_dim, ',
     "objective.mask_unit=4 objective.corrupt_ratio=0.5": "objective.mask_unit, objective.corrupt_ratio belong "
     'to objective "masked_patch" or "simmim"',
-    "objective.name=null": '"objective.name" is missing: one of joint, mae, ',
+    "objective.name=null": '"objective.name" is missing: one of contrastive_mae, joint, mae, ',
     "objective=mae": "objective='mae': this is a section: give its keys, e.g. objective.name=...",
     "train.epoks=null": 'unknown key "train.epoks": did you mean "train.epochs"?',
     "run.name=": "run.name=null: letters, digits, . _ - (a letter or digit first); a folder goes in run.dir",
@@ -89,6 +89,8 @@ BAD = {
     "optim.name=lars optim.betas= train.zero_stage=1": "needs whole parameters, train.zero_stage=1 shards",
     "train.zero_stage=4": "train.zero_stage=4",
     "train.zero_stage=3 train.compile=true": "compile=true does not go with zero_stage=3",
+    "train.engine=deepspeed train.compile=reduce-overhead": 'compile="reduce-overhead" needs engine="torch"',
+    "train.compile=yes": "train.compile",
     "train.zero_stage=2 train.engine=torch": 'zero_stage=2 needs engine="deepspeed"',
     "run.seed=-1": "run.seed=-1",
     "optim.lr=.inf": "optim.lr=inf",

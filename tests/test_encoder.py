@@ -4,10 +4,11 @@ import pytest
 import timm
 import torch
 
-from mae_vit.encoder import SIZES, PlainOrFusedAttention, ViTEncoder, set_fused_attention
-from mae_vit.masking import random_masking
-from mae_vit.pretrained import load_encoder
-from mae_vit.weights import EncoderInfo, encoder_bytes
+from mae_vit.models.attention import PlainOrFusedAttention, set_fused_attention
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.models.masking import random_masking
+from mae_vit.models.vit import SIZES, ViTEncoder
+from mae_vit.weights.encoder import load_encoder
 
 # REFERENCE 1: parameters at 224 px with num_classes=0.
 COUNTS = {

@@ -10,13 +10,13 @@ import pytest
 from commands import ROOT
 from ruamel.yaml import YAML
 
-from finetune.config import FinetuneConfig
-from mae_vit.config_file import dump_config, load_config
-from mae_vit.errors import InputError
-from mae_vit.geometry import resolve_encoder
-from mae_vit.plan import make_plan
-from mae_vit.pretrain_config import PretrainConfig
-from pretrain.setup import build_objective
+from mae_vit.config.geometry import resolve_encoder
+from mae_vit.config.load import dump_config, load_config
+from mae_vit.config.plan import make_plan
+from mae_vit.core.errors import InputError
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import build_objective
 
 SHIPPED = [*sorted((ROOT / "configs").glob("ma*.yaml")), *sorted((ROOT / "configs").glob("finetune_*.yaml"))]
 VALUES = [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mae_vit.keyed import SampleKeys, Stream, derive_key, noise_seed, threefry2x32, uniform, words
+from mae_vit.core.keyed_rng import SampleKeys, Stream, derive_key, noise_seed, threefry2x32, uniform, words
 
 # Random123's kat_vectors, threefry 2x32 with 20 rounds: counter, key, result.
 KNOWN = [
@@ -34,6 +34,31 @@ def test_cuda_agrees():
     key, index = derive_key(5, Stream.MASK, 1), torch.arange(1000)
     for host, device in zip(words(key, index, 64), words(key, index.cuda(), 64), strict=True):
         assert torch.equal(host, device.cpu())
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (2**40 + 3, 7), (2**64 - 1, 2**32 - 1)])
+def test_streams_drawn_at_once_are_those_drawn_alone(seed, epoch):
+    keys, streams = SampleKeys(seed, epoch, torch.tensor([0, 1, 2**32 - 1])), (Stream.MASK, Stream.MIX)
+    expected = torch.stack([keys.words(stream, 5) for stream in streams])
+    assert torch.equal(keys.words_of(streams, 5), expected)
+    in_numpy = [words(derive_key(seed, stream, epoch), keys.index.numpy(), 5)[0] for stream in streams]
+    np.testing.assert_array_equal(expected.numpy(), np.stack(in_numpy).astype(np.int64))
+
+
+def test_an_epoch_derives_its_key_once(monkeypatch):
+    derived = []
+
+    def watched(key, x0, x1):
+        if isinstance(x0, np.ndarray):
+            derived.append(x1)
+        return threefry2x32(key, x0, x1)
+
+    monkeypatch.setattr("mae_vit.core.keyed_rng.threefry2x32", watched)
+    derive_key.cache_clear()
+    drawn = [SampleKeys(11, 5, torch.arange(4) + 4 * step).words(Stream.MASK, 3) for step in range(3)]
+    assert len(derived) == 1
+    whole = SampleKeys(11, 5, torch.arange(12)).words(Stream.MASK, 3)
+    assert torch.equal(torch.cat(drawn), whole)
 
 
 def test_a_draw_depends_on_its_sample_alone():

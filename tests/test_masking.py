@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mae_vit.keyed import SampleKeys
-from mae_vit.masking import (
+from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.models.masking import (
     KIND_MASK,
     KIND_RANDOM,
     KIND_UNCHANGED,

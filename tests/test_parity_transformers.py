@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
-from mae_vit.encoder import ViTEncoder
-from mae_vit.keyed import SampleKeys
-from mae_vit.masking import patch_ranks
+from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.models.masking import patch_ranks
+from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives.mae import MAE, MAEConfig
 
 

@@ -2,9 +2,17 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from mae_vit.encoder import ViTEncoder
-from mae_vit.patches import class_colors, downsized_color_classes, mean_color_classes, patchify, unpatchify
+from mae_vit.models.patches import (
+    class_colors,
+    downsized_color_classes,
+    gather_patches,
+    mean_color_classes,
+    patchify,
+    unpatchify,
+)
+from mae_vit.models.vit import ViTEncoder
 
 
 @pytest.mark.parametrize(("shape", "patch"), [((2, 3, 8, 12), 4), ((1, 1, 6, 6), 2), ((2, 3, 14, 7), 7)])
@@ -17,6 +25,15 @@ def test_patchify_matches_slicing_and_inverts(shape, patch):
         cut = images[:, :, row * patch : (row + 1) * patch, column * patch : (column + 1) * patch]
         assert torch.equal(patches[:, number], cut.permute(0, 2, 3, 1).flatten(1))
     assert torch.equal(unpatchify(patches, patch, shape[2:]), images)
+
+
+@pytest.mark.parametrize(("shape", "patch"), [((2, 3, 8, 12), 4), ((3, 1, 6, 6), 2), ((2, 3, 14, 7), 7)])
+def test_gathered_patches_are_those_of_unfold(shape, patch):
+    images = torch.randn(shape)
+    patches = F.unfold(images, patch, stride=patch).transpose(1, 2)
+    ids = torch.rand(patches.shape[:2]).argsort(dim=1)[:, : max(1, patches.shape[1] // 2)]
+    expected = patches.gather(1, ids[..., None].expand(-1, -1, patches.shape[-1]))
+    assert torch.equal(gather_patches(images, patch, ids), expected)
 
 
 def test_patch_embedding_is_the_linear_projection_of_flattened_patches():

@@ -1,13 +1,16 @@
 """From a config to numbers: steps, batches and rates, and what cannot be."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from mae_vit.config_file import load_config
-from mae_vit.errors import InputError
-from mae_vit.plan import check_pairs, make_plan
-from mae_vit.pretrain_config import PretrainConfig
+from mae_vit.config.load import load_config
+from mae_vit.config.plan import check_grouping, make_plan
+from mae_vit.core.errors import InputError
+from mae_vit.objectives.contrastive_mae import ContrastiveMAEConfig
+from mae_vit.objectives.mixup import PAIRS
+from mae_vit.objectives.pretrain_config import PretrainConfig
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "mae_digits.yaml"
 
@@ -26,6 +29,10 @@ def test_durations_become_steps():
     assert plan("train.warmup_steps=5").warmup_steps == 5
     assert plan("train.warmup_samples=129").warmup_steps == 2
     assert plan("checkpoint.every_steps=7").checkpoint_every_steps == 7
+    assert plan("checkpoint.every_epochs=2", "checkpoint.every_minutes=9").checkpoint_every_steps == 22
+    assert plan().checkpoint_every_steps == 11
+    # Minutes alone have no steps but the last.
+    assert plan("train.steps=70", "checkpoint.every_minutes=9").checkpoint_every_steps == 70
     assert plan("monitor.evaluate_every_epochs=2").evaluate_every_steps == 22
 
 
@@ -45,9 +52,43 @@ def test_repeats_leave_epochs_as_they_are_and_fill_micro_batches():
 
 def test_views_of_one_image_are_not_mixed():
     pairs = plan("data.repeats=2")
-    check_pairs(pairs, world_size=1, repeats=1)
-    with pytest.raises(InputError, match="makes these views of one image"):
-        check_pairs(pairs, world_size=1, repeats=2)
+    check_grouping(pairs, world_size=1, repeats=1, **PAIRS._asdict())
+    with pytest.raises(InputError, match=r"each image comes once, and data.repeats=2 \(use data.repeats=1\)"):
+        check_grouping(pairs, world_size=1, repeats=2, **PAIRS._asdict())
+
+
+def test_micro_batches_hold_whole_groups():
+    grouping = ContrastiveMAEConfig(name="contrastive_mae", group_size=8).grouping._asdict()
+    whole = plan("data.repeats=2", "train.batch_size_per_device=16", world_size=2)
+    check_grouping(whole, world_size=2, repeats=2, **grouping)
+    with pytest.raises(InputError, match=r"in 2 views, and data.repeats=1 \(use data.repeats=2\)"):
+        check_grouping(plan(), world_size=1, repeats=1, **grouping)
+    parts = plan("data.repeats=2", "train.batch_size_per_device=8", world_size=2)
+    with pytest.raises(
+        InputError, match=r"no whole groups of 16 \(nearest: train.batch_size_per_device=16\)"
+    ):
+        check_grouping(parts, world_size=2, repeats=2, **grouping)
+
+
+@pytest.mark.parametrize("batch", [100, 128, 192, 250])
+@pytest.mark.parametrize("per_device", [None, 5, 10, 25, 48])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_sizes_that_a_message_asks_for_work(batch, per_device, world_size):
+    grouping = ContrastiveMAEConfig(name="contrastive_mae", group_size=8).grouping._asdict()
+    sizes = [f"train.effective_batch_size={batch}"]
+    sizes += [f"train.batch_size_per_device={per_device}"] if per_device else []
+    for _ in range(3):
+        try:
+            found = plan(*sizes, world_size=world_size, num_samples=5000)
+            check_grouping(found, world_size=world_size, repeats=2, **grouping)
+            return
+        except InputError as error:
+            asked = re.search(r"nearest: ([^),]*)", str(error))[1]
+            # A plain number is of the last option that was named before it.
+            named = asked if "=" in asked else f"train.batch_size_per_device={asked}"
+            keys = [part.split("=")[0] for part in named.split()]
+            sizes = [size for size in sizes if size.split("=")[0] not in keys] + named.split()
+    pytest.fail(str(sizes))
 
 
 def test_base_rate_is_per_256_samples():

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 import mae_vit
-from mae_vit.errors import InputError
-from mae_vit.weights import EncoderInfo, encoder_bytes
+from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 
 INFO = EncoderInfo(
     "tiny-cifar", (32, 32), 4, 3, 128, 2, 4, 4.0, "learnable", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "mae", 7

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from commands import ROOT, SMALL_MAE, run
 
-from mae_vit import reference_curves
-from mae_vit.cli import main
-from mae_vit.config_file import parse_yaml
-from mae_vit.reference_curves import (
+from mae_vit.cli.main import main
+from mae_vit.config.overrides import parse_yaml
+from mae_vit.pretraining import reference_curves
+from mae_vit.pretraining.job import main as pretrain
+from mae_vit.pretraining.reference_curves import (
     Watch,
     curves_of,
     departures,
@@ -17,7 +18,6 @@ from mae_vit.reference_curves import (
     read_references,
     recipe_of,
 )
-from pretrain.job import main as pretrain
 
 SMALL = [
     *SMALL_MAE,

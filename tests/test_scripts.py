@@ -14,7 +14,6 @@ SCRIPTS = [
     *sorted((ROOT / "slurm").glob("*.sh")),
     ROOT / "tests" / "slurm" / "cluster.sh",
     ROOT / "demo.sh",
-    ROOT / "benchmarks" / "gpu.sh",
     ROOT / ".ci" / "run",
 ]
 

@@ -6,9 +6,9 @@ import pytest
 from commands import ROOT
 from pydantic import ValidationError
 
-from mae_vit.seen_labels import SeenLabels, SplitLabels
-from mae_vit.starts import read_start
-from pretrain.job import main
+from mae_vit.pretraining.job import main
+from mae_vit.weights.read import read_start
+from mae_vit.weights.seen_labels import SeenLabels, SplitLabels
 
 ALL = SeenLabels(fingerprint="a")
 REST = SeenLabels(fingerprint="a", left_out=500)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from commands import ROOT
 
-from finetune.job import main as finetune
-from mae_vit.encoder import SIZES
-from mae_vit.weights import EncoderInfo, encoder_bytes
-from pretrain.job import main as pretrain
+from mae_vit.finetuning.job import main as finetune
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.models.vit import SIZES
+from mae_vit.pretraining.job import main as pretrain
 
 # A comparison checks its configs in tests/test_config.py.
 # A batch larger than all of the images here.

@@ -13,13 +13,13 @@ import torch
 from commands import ROOT
 from test_parity_transformers import convert, theirs
 
-from mae_vit.coverage import load_start
-from mae_vit.encoder import ViTEncoder
-from mae_vit.errors import InputError
+from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives.mae import MAEConfig
-from mae_vit.starts import read_start
-from mae_vit.weights import EncoderInfo, encoder_bytes
-from pretrain.job import main
+from mae_vit.pretraining.job import main
+from mae_vit.weights.load import load_start
+from mae_vit.weights.read import read_start
 
 
 def official(path: Path, *, decoder: bool, namespace: bool = False) -> dict[str, torch.Tensor]:

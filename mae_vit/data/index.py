@@ -15,19 +15,19 @@ from pathlib import Path
 
 import numpy as np
 
-from mae_vit.data.dataset import Dataset, Split, read_dataset
-from mae_vit.data.index_files import find_array, is_current, load_array, read_notes
-from mae_vit.data.index_rows import ROW, RowFile, key_check, rows_fit
-from mae_vit.data.remote.folder import RemoteFolder, fetch_index, user_cache
+from mae_vit.core.errors import Damage, InputError
+from mae_vit.core.files import replacing, user_cache
+from mae_vit.core.messages import nearest
+from mae_vit.core.urls import shown
+from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
-from mae_vit.data.samples import read_groups, split_key
-from mae_vit.data.shard_files import ReadError, ShardFiles
-from mae_vit.data.shard_table import ShardTable
-from mae_vit.data.tarwalk import BLOCK, DamagedTar, plain_name, walk_tar
-from mae_vit.errors import Damage, InputError, nearest
-from mae_vit.files import replacing
-from mae_vit.locks import locked
-from mae_vit.urls import shown
+from mae_vit.data.shards.dataset_json import Dataset, Split, read_dataset
+from mae_vit.data.shards.index_files import find_array, is_current, load_array, read_keys, read_notes
+from mae_vit.data.shards.index_rows import ROW, RowFile, key_check, rows_fit
+from mae_vit.data.shards.samples import read_groups, split_key
+from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable
+from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, plain_name, walk_tar
+from mae_vit.runtime.locks import locked
 
 _NPY_HEADER = 4096  # at most
 # Not taken along to another process.
@@ -158,11 +158,13 @@ class ShardIndex:
         """
         # Kept under the name of whole shards, they are those of damaged ones too.
         path = self.array_path.with_name(f"{self.split}-{self.fingerprint[:16]}-keys.json")
+        # Many ranks ask at once, and to parse a million names takes a moment: no lock where they are kept.
+        if (kept := read_keys(path, len(self))) is not None:
+            return kept
         with self.locked():
-            with suppress(OSError, ValueError):
-                found = json.loads(path.read_text(encoding="utf-8"))
-                if isinstance(found, list) and len(found) == len(self):
-                    return found
+            # Another process may have read them meanwhile.
+            if (kept := read_keys(path, len(self))) is not None:
+                return kept
             keys = self._read_keys()
             if not self.problems:
                 # Names in tars need not be Unicode; JSON's escapes hold any.

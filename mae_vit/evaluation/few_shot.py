@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mae_vit.keyed import Stream, derive_key, words
+from mae_vit.core.keyed_rng import Stream, derive_key, words
 
 # What the ViT authors' released code uses on standardized features.
 L2_DEFAULT = 2.0**10
+# Of float64 numbers held at a time: 512 MiB.
+_MAX_NUMBERS = 1 << 26
 
 
 def least_squares_scores(
@@ -22,7 +24,7 @@ def least_squares_scores(
     """Fits features to targets in {-1, 1}^K in closed form and scores queries.
 
     Features are standardized by the support's mean and standard deviation; the
-    intercept is not penalized.
+    intercept is not penalized. Computed where the features are, in parts.
 
     Args:
         support: (n, D) features.
@@ -35,21 +37,38 @@ def least_squares_scores(
     Returns:
         float64 (m, K); the largest is the predicted class.
     """
-    support, query = support.double(), query.double()
-    mean, std = support.mean(dim=0), support.std(dim=0, unbiased=False).clamp(min=1e-6)
-    x, q = (support - mean) / std, (query - mean) / std
-    targets = 2.0 * F.one_hot(labels, num_classes).double() - 1.0
-    intercept = targets.mean(dim=0)
-    y = targets - intercept
-    n, width = x.shape
+    n, width = support.shape
+    rows = max(1, _MAX_NUMBERS // max(width, num_classes))
+    parts, targets = support.split(rows), labels.split(rows)
+    mean = sum(part.double().sum(dim=0) for part in parts) / n
+    variance = sum((part.double() - mean).square().sum(dim=0) for part in parts) / n
+    std = variance.sqrt().clamp(min=1e-6)
+
+    def standardized(part: Tensor) -> Tensor:
+        return (part.double() - mean) / std
+
+    def signs(part: Tensor) -> Tensor:
+        return 2.0 * F.one_hot(part, num_classes).double() - 1.0
+
+    intercept = sum(signs(part).sum(dim=0) for part in targets) / n
     # The smaller of the two equivalent systems: D x D, or n x n.
     if n < width:
-        kernel = x @ x.T
-        weights = x.T @ torch.linalg.solve(kernel + l2 * torch.eye(n, dtype=x.dtype, device=x.device), y)
+        x = standardized(support)
+        weights = x.T @ torch.linalg.solve(_with_l2(x @ x.T, l2), signs(labels) - intercept)
     else:
-        gram = x.T @ x
-        weights = torch.linalg.solve(gram + l2 * torch.eye(width, dtype=x.dtype, device=x.device), x.T @ y)
-    return q @ weights + intercept
+        gram, moments = (
+            support.new_zeros(width, width).double(),
+            support.new_zeros(width, num_classes).double(),
+        )
+        for part, target in zip(parts, targets, strict=True):
+            x = standardized(part)
+            gram, moments = gram + x.T @ x, moments + x.T @ (signs(target) - intercept)
+        weights = torch.linalg.solve(_with_l2(gram, l2), moments)
+    return torch.cat([standardized(part) @ weights + intercept for part in query.split(rows)])
+
+
+def _with_l2(gram: Tensor, l2: float) -> Tensor:
+    return gram + l2 * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
 
 
 def draw_shots(

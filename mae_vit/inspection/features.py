@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
-from mae_vit.inspection.samples import Samples
-from mae_vit.pretrained import PretrainedEncoder
+from mae_vit.inspection.images import Samples
+from mae_vit.weights.encoder import PretrainedEncoder
 
 _BATCH = 128
 # t-SNE's perplexity (van der Maaten & Hinton 2008 advise 5 to 50).

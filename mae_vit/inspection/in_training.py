@@ -10,17 +10,11 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from mae_vit.encoder import Pool, ViTEncoder
 from mae_vit.inspection.attention import attention_weights
-from mae_vit.inspection.figures import to_png
-from mae_vit.inspection.views import (
-    View,
-    distance_view,
-    head_statistics,
-    parameter_views,
-    rollout_view,
-)
-from mae_vit.objectives.base import Objective, Task
+from mae_vit.inspection.drawing import to_png
+from mae_vit.inspection.views import View, distance_view, head_statistics, parameter_views, rollout_view
+from mae_vit.models.vit import Pool, ViTEncoder
+from mae_vit.objectives.objective import Objective, Task
 
 
 @dataclass(frozen=True)

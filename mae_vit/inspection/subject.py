@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mae_vit.checkpoint_files import STATE
-from mae_vit.config_file import load_config
-from mae_vit.coverage import load_start
-from mae_vit.decoder import read_decoder
-from mae_vit.objectives.base import Objective
-from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.pretrained import PretrainedEncoder, from_start
-from mae_vit.starts import Start, read_start
+from mae_vit.config.load import load_config
+from mae_vit.objectives.objective import Objective
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.training.checkpoints.format import STATE
+from mae_vit.weights.encoder import PretrainedEncoder, from_start
+from mae_vit.weights.load import load_start
+from mae_vit.weights.mae_decoder import read_decoder
+from mae_vit.weights.read import read_start
+from mae_vit.weights.start import Start
 
 
 @dataclass(frozen=True)

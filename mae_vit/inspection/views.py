@@ -11,18 +11,23 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from mae_vit.encoder import Pool, ViTEncoder
-from mae_vit.inspection import figures
-from mae_vit.inspection.attention import attention_weights, looks
+from mae_vit.core.image_rows import draw_rows
+from mae_vit.inspection import drawing as figures
+from mae_vit.inspection.attention import (
+    attention_weights,
+    head_entropy,
+    looks,
+    mean_attention_distance,
+    rollout,
+)
+from mae_vit.inspection.drawing import image_tile, map_tile, overlay_tile, rows_of_tiles
 from mae_vit.inspection.features import FEWEST_SCORED, layer_features, nearest_images, probe_by_layer, project
-from mae_vit.inspection.heads import head_entropy, mean_attention_distance, rollout
+from mae_vit.inspection.images import Samples
 from mae_vit.inspection.parameters import center_patch, filter_components, position_similarity
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.inspection.samples import Samples
 from mae_vit.inspection.subject import Subject
-from mae_vit.inspection.tiles import image_tile, map_tile, overlay_tile, rows_of_tiles
-from mae_vit.pictures import draw_rows
-from mae_vit.pretrained import PretrainedEncoder
+from mae_vit.models.vit import Pool, ViTEncoder
+from mae_vit.weights.encoder import PretrainedEncoder
 
 Table = tuple[list[str], list[list[object]]]
 

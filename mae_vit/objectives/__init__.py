@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Union
 
 from pydantic import Field
 
-from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
+from mae_vit.core.image_rows import Picture
+from mae_vit.objectives.contrastive_mae import ContrastiveMAEConfig
 from mae_vit.objectives.joint import JointConfig
 from mae_vit.objectives.mae import MAEConfig
 from mae_vit.objectives.masked_patch import MaskedPatchConfig
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
 from mae_vit.objectives.simmim import SimMIMConfig
 from mae_vit.objectives.supervised import SupervisedConfig
 
 OBJECTIVES: dict[str, type[ObjectiveSection]] = {
     "mae": MAEConfig,
+    "contrastive_mae": ContrastiveMAEConfig,
     "masked_patch": MaskedPatchConfig,
     "joint": JointConfig,
     "simmim": SimMIMConfig,

@@ -9,12 +9,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from mae_vit.batch import Batch
-from mae_vit.config_base import Section
-from mae_vit.encoder import ViTEncoder
-from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
+from mae_vit.config.section import Section
+from mae_vit.core.batch import Batch
+from mae_vit.core.image_rows import Picture
+from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives.mae import MAEConfig
 from mae_vit.objectives.masked_patch import MaskedPatchConfig
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
 
 
 class Weights(Section):

@@ -11,24 +11,15 @@ from pydantic import Field
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from mae_vit.batch import Batch
-from mae_vit.encoder import (
-    PlainOrFusedAttention,
-    ViTEncoder,
-    block_at,
-    init_transformer,
-    sincos_position_table,
-    take_tokens,
-)
-from mae_vit.masking import num_masked_patches, patch_ranks, random_masking
-from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
-from mae_vit.objectives.reconstruction import (
-    error_sums,
-    local_average,
-    psnr_metrics,
-    reconstruction_pictures,
-)
-from mae_vit.patches import patchify
+from mae_vit.core.batch import Batch
+from mae_vit.core.image_rows import Picture
+from mae_vit.models.attention import PlainOrFusedAttention
+from mae_vit.models.masking import num_masked_patches, patch_ranks, random_masking
+from mae_vit.models.patches import patchify, take_tokens
+from mae_vit.models.pos_embed import sincos_position_table
+from mae_vit.models.vit import ViTEncoder, block_at, init_transformer
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
+from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
 # LayerNorm epsilon of the official code, everywhere (timm's default as well).
 LAYER_NORM_EPS = 1e-6
@@ -136,6 +127,14 @@ class MAE(Objective):
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the reconstruction loss with the masks of the batch's keys."""
+        return ObjectiveOutput(self.encode_and_reconstruct(batch)[0])
+
+    def encode_and_reconstruct(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Masks by the batch's keys and predicts.
+
+        Returns:
+            The loss, scalar float32, and the encoded visible tokens (B, 1 + N_keep, D), [CLS] first.
+        """
         masking = random_masking(patch_ranks(batch.keys, self.encoder.num_patches), self.mask_ratio)
         images = self.normalize(batch.images)
         encoded = self.encoder.forward_visible(images, masking.ids_keep)
@@ -148,7 +147,7 @@ class MAE(Objective):
             # The same loss as `loss` of `reconstruct`, without predictions that it ignores.
             prediction = self.decode(encoded, masking.ids_restore, only=ids)
         target, _, _ = self.targets(images, only=ids)
-        return ObjectiveOutput((prediction.float() - target).square().mean())
+        return (prediction.float() - target).square().mean(), encoded
 
     def reconstruct(
         self, images: Tensor, ranks: Tensor, *, mask_ratio: float | None = None

@@ -9,11 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from mae_vit.batch import Batch
-from mae_vit.encoder import ViTEncoder, init_transformer, take_tokens
-from mae_vit.masking import KIND_MASK, KIND_RANDOM, Corruption, corrupt
-from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
-from mae_vit.objectives.patch_targets import COLOR_CELLS, make_target
+from mae_vit.core.batch import Batch
+from mae_vit.core.image_rows import Picture
+from mae_vit.models.masking import KIND_MASK, KIND_RANDOM, Corruption, corrupt
+from mae_vit.models.patches import take_tokens
+from mae_vit.models.vit import ViTEncoder, init_transformer
+from mae_vit.objectives.masked_patch_targets import COLOR_CELLS, make_target
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
 
 
 class MaskedPatchConfig(ObjectiveSection):

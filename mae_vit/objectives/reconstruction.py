@@ -11,10 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from mae_vit.encoder import ViTEncoder
-from mae_vit.masking import squared_distances
-from mae_vit.objectives.base import Objective, Picture
-from mae_vit.patches import patchify, unpatchify
+from mae_vit.core.image_rows import Picture
+from mae_vit.models.masking import squared_distances
+from mae_vit.models.patches import patchify, unpatchify
+from mae_vit.models.vit import ViTEncoder
+from mae_vit.objectives.objective import Objective
 
 
 def local_average(images: Tensor, mask: Tensor, encoder: ViTEncoder) -> Tensor:

@@ -9,17 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from mae_vit.batch import Batch
-from mae_vit.encoder import ViTEncoder, init_transformer
-from mae_vit.masking import num_masked_patches, patch_ranks, random_masking
-from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
-from mae_vit.objectives.reconstruction import (
-    error_sums,
-    local_average,
-    psnr_metrics,
-    reconstruction_pictures,
-)
-from mae_vit.patches import patchify
+from mae_vit.core.batch import Batch
+from mae_vit.core.image_rows import Picture
+from mae_vit.models.masking import num_masked_patches, patch_ranks, random_masking
+from mae_vit.models.patches import patchify
+from mae_vit.models.vit import ViTEncoder, init_transformer
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
+from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
 
 class SimMIMConfig(ObjectiveSection):

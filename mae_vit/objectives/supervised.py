@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from mae_vit.batch import Batch
-from mae_vit.encoder import Pool, ViTEncoder, init_transformer, pooled
-from mae_vit.objectives.base import Objective, ObjectiveOutput, ObjectiveSection, Picture
-from mae_vit.objectives.labels import LabelLoss
+from mae_vit.core.batch import Batch
+from mae_vit.core.image_rows import Picture
+from mae_vit.models.vit import Pool, ViTEncoder, init_transformer, pooled
+from mae_vit.objectives.label_loss import LabelLoss
+from mae_vit.objectives.mixup import PAIRS
+from mae_vit.objectives.objective import Grouping, Objective, ObjectiveOutput, ObjectiveSection
 
 
 class SupervisedConfig(ObjectiveSection):
@@ -23,14 +25,14 @@ class SupervisedConfig(ObjectiveSection):
     head: Literal["mlp", "linear"] = "mlp"
     pool: Pool = "cls"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    # Alpha of each, 0 for none (`mae_vit.objectives.mixing`).
+    # Alpha of each, 0 for none (`mae_vit.objectives.mixup`).
     mixup: float = Field(default=0.0, ge=0)
     cutmix: float = Field(default=0.0, ge=0)
 
     @property
-    def pairs_neighbors(self) -> bool:
-        """Mixup and cutmix do."""
-        return bool(self.mixup or self.cutmix)
+    def grouping(self) -> Grouping | None:
+        """Mixup and cutmix take pairs of different images."""
+        return PAIRS if self.mixup or self.cutmix else None
 
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
         """Raises ValueError, named by key, for what only shows together with the data."""

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.comparison.config import EntrySection
-from finetune.comparison.jobs import Job
-from finetune.comparison.matrix import Cell
-from finetune.comparison.rows import Row
+from mae_vit.finetuning.comparison.config import EntrySection
+from mae_vit.finetuning.comparison.jobs import Job
+from mae_vit.finetuning.comparison.matrix import Cell
+from mae_vit.finetuning.comparison.report.rows import Row
 
 
 def row(name: str, seed: int, correct: np.ndarray, *, fixed: bool = False) -> Row:

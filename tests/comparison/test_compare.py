@@ -15,11 +15,12 @@ import psutil
 import pytest
 from commands import ROOT, run
 
-from finetune.comparison.config import CompareConfig
-from finetune.comparison.main import main
-from finetune.comparison.matrix import Matrix
-from mae_vit.config_file import load_config, parse_yaml
-from pretrain.job import main as pretrain
+from mae_vit.config.load import load_config
+from mae_vit.config.overrides import parse_yaml
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.main import main
+from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.pretraining.job import main as pretrain
 
 # What differs from one machine, or one try, to the next.
 TIME_COLUMNS = ("finetune_s", "pretrain_s")

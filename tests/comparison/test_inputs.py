@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from finetune.comparison.inputs import changed_settings, describe_inputs, difference
-from finetune.comparison.jobs import Job, unfinished
-from mae_vit.data.dataset import read_dataset
-from mae_vit.errors import InputError
+from mae_vit.core.errors import InputError
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.finetuning.comparison.inputs import changed_settings, describe_inputs, difference
+from mae_vit.finetuning.comparison.jobs import Job, unfinished
 
 
 def content_of_config(folder: Path) -> dict[str, Any]:

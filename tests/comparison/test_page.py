@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from comparing import row
 
-from finetune.comparison.bar import Bar
-from finetune.comparison.config import CompareConfig
-from finetune.comparison.jobs import Job
-from finetune.comparison.matrix import Matrix
-from finetune.comparison.page import crossings_told, write_page, write_text
-from finetune.comparison.paired import gap_between
-from finetune.comparison.summary import Line
-from mae_vit.data.dataset import read_dataset
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.jobs import Job
+from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.finetuning.comparison.report.page import crossings_told, write_page, write_text
+from mae_vit.finetuning.comparison.report.significance import gap_between
+from mae_vit.finetuning.comparison.report.summary import Line
 
 
 def matrix_on(data, tmp_path) -> Matrix:

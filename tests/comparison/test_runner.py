@@ -4,10 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
-from finetune.comparison.bar import Bar
-from finetune.comparison.jobs import Job
-from finetune.comparison.runner import Runner
+from mae_vit.finetuning.comparison.jobs import Job
+from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.finetuning.comparison.runner import Runner, own_gpus, slots_of
 
 # Notes when it begins and ends; ends as its config says.
 _SCRIPT = """
@@ -67,3 +68,48 @@ def test_several_processes_share_the_runs(tmp_path):
     assert sorted(begun) == ["begin pretrain", "begin scratch", "begin tuned"]
     assert not any(runner.failed for runner in runners)
     assert all(job.is_done() for job in make_jobs(tmp_path, 0))
+
+
+@pytest.mark.parametrize(
+    ("visible", "counted", "expected"),
+    [
+        (None, 2, ["0", "1"]),
+        ("", 2, ["0", "1"]),
+        ("4,6", 2, ["4", "6"]),
+        ("GPU-a1, GPU-b2", 2, ["GPU-a1", "GPU-b2"]),
+        # CUDA reads up to the first that is none.
+        ("4,-1,6", 1, ["4"]),
+        # Of slices it counts one, however many there are.
+        ("MIG-a1,MIG-b2, MIG-c3", 1, ["MIG-a1", "MIG-b2", "MIG-c3"]),
+        ("MIG-a1,MIG-b2", 0, []),
+        (None, 0, []),
+    ],
+)
+def test_each_run_has_a_gpu_or_a_slice_of_one(monkeypatch, visible, counted, expected):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: counted)
+    assert own_gpus() == expected
+    if expected:
+        assert slots_of("auto") == len(expected)
+    assert slots_of(5) == 5
+
+
+def test_runs_side_by_side_see_one_slice_each(monkeypatch, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "folder = pathlib.Path(sys.argv[-2].partition('=')[2])\n"
+        "time.sleep(0.5)\n"
+        "folder.mkdir()\n"
+        "(folder / 'saw').write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "(folder / 'summary.json').write_text('{\"status\": \"done\"}')\n"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a1,MIG-b2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    config = tmp_path / "config.yaml"
+    config.write_text("")
+    jobs = [Job(name, tmp_path / name, str(script), config, (), str(tmp_path), None) for name in "xy"]
+    assert run_all(jobs, slots=slots_of("auto")).failed == {}
+    assert [(job.folder / "saw").read_text() for job in jobs] == ["MIG-a1", "MIG-b2"]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from comparing import row
 
-from finetune.comparison.charts import crossings
-from finetune.comparison.paired import gap_between, mcnemar
-from finetune.comparison.rows import choose_subset
-from finetune.comparison.summary import Line, each_against_each
+from mae_vit.finetuning.comparison.report.charts import crossings
+from mae_vit.finetuning.comparison.report.rows import choose_subset
+from mae_vit.finetuning.comparison.report.significance import gap_between, mcnemar
+from mae_vit.finetuning.comparison.report.summary import Line, each_against_each
 
 
 def test_mcnemar_by_hand():

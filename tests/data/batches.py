@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from mae_vit.data.augment import Augment
+from mae_vit.data.batches.loader import load_batches
+from mae_vit.data.batches.sources import Source, open_source
+from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.data.loader import load_batches
-from mae_vit.data.order import Order, Share
-from mae_vit.data.reading import Source, open_source
+from mae_vit.data.order.order import Order, Share
 from mae_vit.data.remote.folder import Located
-from mae_vit.masking import corrupt, patch_ranks, random_masking
+from mae_vit.models.masking import corrupt, patch_ranks, random_masking
 
 
 def open_digits(index: ShardIndex, source_name: str, img_size: int = 8) -> Source:

@@ -7,7 +7,7 @@ import pytest
 from http_server import Server
 from remote_shards import describe_indexes
 
-from mae_vit.data.remote import patience
+from mae_vit.data.remote import retry as patience
 
 
 @pytest.fixture(scope="session")

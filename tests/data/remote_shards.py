@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from mae_vit.data.blocks import BlockOrder
-from mae_vit.data.dataset import Shard, read_dataset
-from mae_vit.data.publish import write_description, write_index
+from mae_vit.core.urls import file_url
+from mae_vit.data.order.block_order import BlockOrder
+from mae_vit.data.prepare.publish import write_description, write_index
 from mae_vit.data.remote.cache import Cache, Wanted
-from mae_vit.urls import file_url
+from mae_vit.data.shards.dataset_json import Shard, read_dataset
 
 STEPS = range(0, 12)
 

@@ -5,7 +5,7 @@ import pytest
 from pictures import smooth
 from PIL import Image
 
-from mae_vit.data.augment import Augment
+from mae_vit.data.images.augment import Augment
 
 INDEX = np.arange(2000)
 BOX = {"scale": (0.2, 1.0), "ratio": (3 / 4, 4 / 3)}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from batches import digest_of_global_batches, open_digits
 
-import mae_vit.data.shard_files
-from mae_vit.data.blocks import BlockOrder
+import mae_vit.data.shards.shard_files
+from mae_vit.data.batches.loader import load_batches, start_worker_server
 from mae_vit.data.index import open_index
-from mae_vit.data.loader import load_batches, start_worker_server
-from mae_vit.data.order import Share, micro_batches
+from mae_vit.data.order.block_order import BlockOrder
+from mae_vit.data.order.order import Share, micro_batches
 
 BATCH, LANES, BLOCK = 96, 8, 2
 UNEVEN = [7, 1, 30, 12, 5, 40, 2, 2, 19, 64, 11]  # 193 samples
@@ -169,7 +169,7 @@ def opened_shards(data, order, share, *, epoch, workers):
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 @pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 0), (4, 0), (8, 0), (2, 2)])
 def test_a_rank_opens_only_the_shards_of_its_lanes(many_shards, world_size, workers):
-    assert mae_vit.data.shard_files._MAX_OPEN_SHARDS > 64  # so that all that were opened still are
+    assert mae_vit.data.shards.shard_files._MAX_OPEN_SHARDS > 64  # so that all that were opened still are
     start_worker_server()
     order = order_of(many_shards)
     for epoch in (0, 1):

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from mae_vit.cli import main
+from mae_vit.cli.main import main
 from mae_vit.data.index import open_index
 
 

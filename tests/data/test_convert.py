@@ -12,11 +12,11 @@ import pytest
 from pictures import encoded, picture, read_back, write_files
 from PIL import Image
 
-from mae_vit.cli import main
-from mae_vit.data.convert import Conversion, convert
-from mae_vit.data.converter_pool import ConverterPool
-from mae_vit.data.dataset import read_dataset
-from mae_vit.data.decode import DecodeError, decode, read_header
+from mae_vit.cli.main import main
+from mae_vit.data.images.decode import DecodeError, decode, read_header
+from mae_vit.data.prepare.convert import Conversion, convert
+from mae_vit.data.prepare.convert_pool import ConverterPool
+from mae_vit.data.shards.dataset_json import read_dataset
 
 # What a camera held this way stores, by EXIF orientation (the inverse of making it upright).
 STORED_AS = {
@@ -175,7 +175,7 @@ def test_an_image_that_memory_does_not_hold_is_left_out(tmp_path, capsys, monkey
             raise MemoryError
         return decode(data, channels, **options)
 
-    monkeypatch.setattr("mae_vit.data.convert.decode", short_of_memory)
+    monkeypatch.setattr("mae_vit.data.prepare.convert.decode", short_of_memory)
     files = {
         "c/1.jpg": encoded(picture(1, (40, 60))),
         "c/2.jpg": encoded(picture(2)),
@@ -230,7 +230,7 @@ def test_processes_go_when_their_parent_is_killed(many, tmp_path):
     command = [
         sys.executable,
         "-m",
-        "mae_vit.cli",
+        "mae_vit.cli.main",
         "prepare",
         str(many),
         str(tmp_path / "out"),

@@ -8,10 +8,10 @@ import pytest
 from damaging import WAYS, copy_of, damage
 from pictures import write_tar
 
+from mae_vit.core.errors import InputError
 from mae_vit.data.index import open_index
-from mae_vit.data.opening import check_labels, open_training_index
-from mae_vit.data.shard_files import ReadError
-from mae_vit.errors import InputError
+from mae_vit.data.shards.shard_files import ReadError
+from mae_vit.data.splits import check_labels, open_training_index
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_damage_is_not_searched_for_twice(digits, tmp_path, monkeypatch):
     os.truncate(copy / "train-000001.tar", 100_000)
     first = open_index(copy, "train", tolerant=True)
     with monkeypatch.context() as patch:
-        patch.setattr("mae_vit.data.index_files.read_rows", None)
+        patch.setattr("mae_vit.data.shards.index_files.read_rows", None)
         again = open_index(copy, "train", tolerant=True)
     assert (again.lost.tolist(), again.problems) == (first.lost.tolist(), first.problems)
     # But damage that has come since is found.

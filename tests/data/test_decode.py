@@ -9,8 +9,8 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from mae_vit.data import decode as module
-from mae_vit.data.decode import DecodeError, decode, jpeg_size, read_header
+from mae_vit.data.images import decode as module
+from mae_vit.data.images.decode import DecodeError, decode, jpeg_size, read_header
 
 
 def smooth(mode: str = "RGB") -> Image.Image:

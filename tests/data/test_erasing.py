@@ -9,7 +9,7 @@ import torch
 from pictures import assert_share, sizes
 from timm.data.random_erasing import RandomErasing
 
-from mae_vit.data.augment import Augment
+from mae_vit.data.images.augment import Augment
 
 MANY = np.arange(20_000)
 

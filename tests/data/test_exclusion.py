@@ -8,10 +8,10 @@ import scipy.fft
 from pictures import encoded, picture, read_back, write_files
 from PIL import Image
 
-from mae_vit.cli import main
-from mae_vit.data.dataset import read_dataset
-from mae_vit.data.exclusion import KnownImages
-from mae_vit.data.phash import phash
+from mae_vit.cli.main import main
+from mae_vit.data.prepare.convert import phash
+from mae_vit.data.prepare.near_duplicates import KnownImages
+from mae_vit.data.shards.dataset_json import read_dataset
 
 
 def pixels_of(image: Image.Image) -> np.ndarray:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from batches import open_digits
 
-from mae_vit.cli import main
+from mae_vit.cli.main import main
+from mae_vit.core.errors import DamagedSample, InputError
+from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.index import open_index
-from mae_vit.data.loader import load_batches
-from mae_vit.data.opening import open_training_index
-from mae_vit.data.order import GlobalOrder, Share
-from mae_vit.data.shard_writer import ShardWriter
-from mae_vit.errors import DamagedSample, InputError
+from mae_vit.data.order.order import GlobalOrder, Share
+from mae_vit.data.prepare.shard_writer import ShardWriter
+from mae_vit.data.splits import open_training_index
 
 pytestmark = pytest.mark.timeout(900)
 SAMPLES, SHARDS = 48, 3

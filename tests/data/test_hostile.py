@@ -13,11 +13,11 @@ import pytest
 from damaging import bomb_png
 from pictures import encoded, picture, read_back, write_files, write_tar, write_zip
 
-from mae_vit.cli import main
-from mae_vit.data import archives
-from mae_vit.data.decode import DecodeError, decode
-from mae_vit.data.layout import unique_key
-from mae_vit.data.tarwalk import DamagedTar, walk_tar
+from mae_vit.cli.main import main
+from mae_vit.data.images.decode import DecodeError, decode
+from mae_vit.data.prepare.entries import unique_key
+from mae_vit.data.prepare.sources import archives
+from mae_vit.data.shards.tar_headers import DamagedTar, walk_tar
 
 # What blocks fails.
 pytestmark = pytest.mark.timeout(60)
@@ -124,7 +124,7 @@ def test_pipes_devices_and_dead_links_in_a_folder_do_not_block(tmp_path, capsys)
 
 
 def test_a_file_that_becomes_a_pipe_does_not_block(tmp_path):
-    from mae_vit.data.folders import open_folder
+    from mae_vit.data.prepare.sources.folders import open_folder
 
     source = write_files(tmp_path / "src", {"cat/1.png": IMAGE})
     ((_, read),) = open_folder(source).images

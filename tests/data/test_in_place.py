@@ -3,8 +3,8 @@
 import pytest
 from pictures import encoded, img2dataset, labeled_shards, picture, write_tar
 
-from mae_vit.cli import main
-from mae_vit.data.dataset import read_dataset
+from mae_vit.cli.main import main
+from mae_vit.data.shards.dataset_json import read_dataset
 
 
 def prepare(*arguments: object) -> int:

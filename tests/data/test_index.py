@@ -13,13 +13,13 @@ import webdataset as wds
 from batches import open_digits
 from webdataset.tariterators import base_plus_ext
 
-from mae_vit.cli import main
-from mae_vit.data.dataset import read_dataset
-from mae_vit.data.index import open_index
-from mae_vit.data.index_rows import index_shard
-from mae_vit.data.samples import split_key
-from mae_vit.data.tarwalk import DamagedTar, walk_tar
-from mae_vit.errors import DamagedSample, InputError
+from mae_vit.cli.main import main
+from mae_vit.core.errors import DamagedSample, InputError
+from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.data.shards.index_rows import index_shard
+from mae_vit.data.shards.samples import split_key
+from mae_vit.data.shards.tar_headers import DamagedTar, walk_tar
 
 
 def write_tar(path, members, **options):
@@ -99,6 +99,25 @@ def test_links_have_no_bytes_and_global_records_hold(tmp_path):
         == expected
         == [("c/g.jpg", 2048, 3)]
     )
+
+
+def test_kept_keys_are_read_without_a_lock(digits, monkeypatch):
+    index, taken = open_index(digits, "train"), []
+    lock = ShardIndex.locked
+
+    def counted(self):
+        taken.append(self.split)
+        return lock(self)
+
+    monkeypatch.setattr(ShardIndex, "locked", counted)
+    first, *others = (index.keys() for _ in range(3))
+    assert all(keys == first for keys in others)
+    assert len(taken) <= 1
+    kept = index.array_path.with_name(f"{index.split}-{index.fingerprint[:16]}-keys.json")
+    kept.write_text("[]")
+    taken.clear()
+    assert index.keys() == first
+    assert taken == [index.split]
 
 
 def test_keys_split_as_webdataset_splits_them():
@@ -220,7 +239,7 @@ def test_a_description_that_contradicts_itself_is_named(digits, tmp_path, capsys
 
 
 def test_the_last_shard_is_among_those_looked_at(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr("mae_vit.data.index_files._MAX_STATTED_SHARDS", 2)
+    monkeypatch.setattr("mae_vit.data.shards.index_files._MAX_STATTED_SHARDS", 2)
     copy = tmp_path / "data"
     shutil.copytree(digits, copy)
     last = read_dataset(copy).splits["train"].shards[-1].file
@@ -239,7 +258,7 @@ def test_read_only_data_is_indexed_elsewhere(digits, tmp_path, monkeypatch):
 
 
 def test_descriptors_are_bounded(digits, monkeypatch):
-    monkeypatch.setattr("mae_vit.data.shard_files._MAX_OPEN_SHARDS", 2)
+    monkeypatch.setattr("mae_vit.data.shards.shard_files._MAX_OPEN_SHARDS", 2)
     index = open_index(digits, "train")
     for sample in range(0, len(index), 100):
         assert index.read(sample)

@@ -9,7 +9,7 @@ import pytest
 from commands import SMALL_MAE, lines_of, run
 
 from mae_vit.data.index import open_index
-from mae_vit.data.shard_writer import ShardWriter
+from mae_vit.data.prepare.shard_writer import ShardWriter
 
 SHARDS = 5000
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from batches import digest_of_global_batches
 
-from mae_vit.data.loader import start_worker_server
-from mae_vit.data.order import GlobalOrder, Share, micro_batches, permute
-from mae_vit.keyed import Stream, derive_key, threefry2x32
-from mae_vit.skipping import data_step
+from mae_vit.core.keyed_rng import Stream, derive_key, threefry2x32
+from mae_vit.data.batches.loader import start_worker_server
+from mae_vit.data.order.order import GlobalOrder, Share, micro_batches
+from mae_vit.data.order.permutation import permute
+from mae_vit.data.order.skipped_steps import data_step
 
 BATCH = 96
 DIGITS = 1497  # images in their train split

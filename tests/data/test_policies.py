@@ -12,7 +12,7 @@ from timm.data import auto_augment as timm_ops
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy, InterpolationMode
 from torchvision.transforms.autoaugment import _apply_op
 
-from mae_vit.data.policies import (
+from mae_vit.data.images.auto_augment import (
     AUTOAUGMENT,
     CIFAR10_POLICY,
     RANDAUGMENT,

@@ -16,9 +16,9 @@ import pytest
 import webdataset as wds
 from PIL import Image
 
-from mae_vit.cli import main
-from mae_vit.data.dataset import read_dataset
-from mae_vit.data.decode import decode
+from mae_vit.cli.main import main
+from mae_vit.data.images.decode import decode
+from mae_vit.data.shards.dataset_json import read_dataset
 
 
 def jpeg(seed: int, size: tuple[int, int] = (12, 10), mode: str = "RGB") -> bytes:
@@ -281,7 +281,7 @@ def test_a_kill_leaves_what_dataset_json_says(tmp_path):
         target = tmp_path / "src" / "val" / str(number % 10) / f"{number}.jpg"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(jpeg(number, (200, 200)))
-    command = [sys.executable, "-m", "mae_vit.cli", "prepare", str(tmp_path / "src"), str(out)]
+    command = [sys.executable, "-m", "mae_vit.cli.main", "prepare", str(tmp_path / "src"), str(out)]
     for killed in range(3):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 30

@@ -15,13 +15,13 @@ from batches import digest_of_global_batches, open_digits, open_located
 from commands import ROOT
 from remote_shards import STEPS, blocks, first_shard, open_cache, wanted
 
-from mae_vit.data.dataset import read_dataset
-from mae_vit.data.feeding import check_cache, training_batches
-from mae_vit.data.order import GlobalOrder, Share, micro_batches
+from mae_vit.core.errors import InputError
+from mae_vit.core.urls import file_url
+from mae_vit.data.batches.prefetch import check_cache, training_batches
+from mae_vit.data.order.order import GlobalOrder, Share, micro_batches
 from mae_vit.data.remote.cache import Cache, Wanted
 from mae_vit.data.remote.folder import locate
-from mae_vit.errors import InputError
-from mae_vit.urls import file_url
+from mae_vit.data.shards.dataset_json import read_dataset
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

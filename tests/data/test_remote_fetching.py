@@ -6,10 +6,10 @@ import time
 import pytest
 from remote_shards import first_shard, open_cache, wanted
 
-from mae_vit.data.remote import patience
+from mae_vit.core.errors import Unreachable
+from mae_vit.data.remote import retry as patience
 from mae_vit.data.remote.cache import Wanted
 from mae_vit.data.remote.streams import Refused
-from mae_vit.errors import Unreachable
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

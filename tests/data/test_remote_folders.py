@@ -10,14 +10,14 @@ from batches import digest_of_global_batches, open_located
 from http_server import Server
 from remote_shards import STEPS, describe_indexes, first_shard, open_cache, wanted
 
+from mae_vit.core.errors import InputError
+from mae_vit.core.urls import allow_pipe, file_url, shown
 from mae_vit.data.index import open_index
-from mae_vit.data.order import GlobalOrder
+from mae_vit.data.order.order import GlobalOrder
 from mae_vit.data.remote.cache import Wanted
 from mae_vit.data.remote.folder import locate
 from mae_vit.data.remote.streams import Refused
-from mae_vit.data.shard_files import ReadError
-from mae_vit.errors import InputError
-from mae_vit.urls import allow_pipe, file_url, shown
+from mae_vit.data.shards.shard_files import ReadError
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

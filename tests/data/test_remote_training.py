@@ -6,7 +6,7 @@ from commands import SMALL_MAE, lines_of, run
 from remote_shards import STEPS
 
 from mae_vit.data.index import open_index
-from mae_vit.data.order import GlobalOrder
+from mae_vit.data.order.order import GlobalOrder
 from mae_vit.data.remote.folder import locate
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -59,7 +59,7 @@ def test_a_vanished_server_leaves_a_run_to_be_started_again(server, tmp_path):
     script = (
         "import sys; from mae_vit.data.remote import cache; "
         "cache.Cache.__init__.__kwdefaults__['patience_s'] = 0.5; "
-        "from pretrain.job import main; sys.exit(main())"
+        "from mae_vit.pretraining.job import main; sys.exit(main())"
     )
     arguments = [
         *("--config", "configs/mae_digits.yaml", f"data.path={server.url}", f"run.dir={folder}"),

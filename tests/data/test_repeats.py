@@ -8,14 +8,14 @@ import torch
 from batches import digest_of_global_batches, open_digits
 from damaging import WAYS, copy_of, damage
 
-from mae_vit.data import reading
+from mae_vit.core.errors import InputError
+from mae_vit.data.batches import sources as reading
+from mae_vit.data.batches.damaged import tries
+from mae_vit.data.batches.loader import load_batches, start_worker_server
+from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.index import open_index
-from mae_vit.data.loader import load_batches, start_worker_server
-from mae_vit.data.opening import make_order
-from mae_vit.data.order import GlobalOrder, RepeatedOrder, Share, micro_batches, view_numbers
-from mae_vit.data.replacing import tries
-from mae_vit.data.subset import SubsetSource
-from mae_vit.errors import InputError
+from mae_vit.data.order.order import GlobalOrder, RepeatedOrder, Share, micro_batches, view_numbers
+from mae_vit.data.training_data import make_order
 
 REPEATS, BATCH = 4, 96
 BLOCKS = {"global": {"lanes": None, "block_shards": None}, "blocks": {"lanes": 8, "block_shards": 2}}

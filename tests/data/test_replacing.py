@@ -11,15 +11,16 @@ import torch
 from batches import open_digits
 from damaging import WAYS, copy_of, damage
 
-from mae_vit.batch import Batch
-from mae_vit.data import reading, shard_files
+from mae_vit.core.batch import Batch
+from mae_vit.core.errors import DamagedSample
+from mae_vit.data.batches import sources as reading
+from mae_vit.data.batches.damaged import Replacing, tries
+from mae_vit.data.batches.loader import FixedBatches, load_batches, start_worker_server
+from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.index import open_index
-from mae_vit.data.loader import FixedBatches, load_batches, start_worker_server
-from mae_vit.data.opening import make_order
-from mae_vit.data.order import GlobalOrder, Share
-from mae_vit.data.replacing import Replacing, tries
-from mae_vit.data.subset import SubsetSource
-from mae_vit.errors import DamagedSample
+from mae_vit.data.order.order import GlobalOrder, Share
+from mae_vit.data.shards import shard_files
+from mae_vit.data.training_data import make_order
 
 STEPS = range(5, 14)  # over the end of an epoch
 # Among them neighbors, of which one stands in for none, and the last one of all.

@@ -9,17 +9,17 @@ import pytest
 from commands import ROOT
 
 from benchmarks.scale_shards import write_many_shards
-from mae_vit.config_file import load_config
-from mae_vit.data import index_rows
-from mae_vit.data.augment import Augment
+from mae_vit.config.load import load_config
+from mae_vit.data.batches.sources import TarSource
+from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
-from mae_vit.data.order import GlobalOrder
-from mae_vit.data.reading import TarSource
-from mae_vit.data.shard_table import ShardTable
-from mae_vit.locks import locked
-from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.training.distributed import Ranks
-from pretrain.setup import set_up
+from mae_vit.data.order.order import GlobalOrder
+from mae_vit.data.shards import index_rows
+from mae_vit.data.shards.shard_files import ShardTable
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import set_up
+from mae_vit.runtime.locks import locked
+from mae_vit.runtime.ranks import Ranks
 
 SHARDS, SHARD_SAMPLES = 10_000, 200
 _MIB = 2**20

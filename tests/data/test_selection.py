@@ -7,11 +7,12 @@ from fractions import Fraction
 import pytest
 from pictures import encoded, picture, read_back, write_files
 
-from mae_vit.cli import main
-from mae_vit.data.dataset import read_dataset
-from mae_vit.data.layout import Entry
-from mae_vit.data.selection import SUBSET_HASH, Selection, draw_holdout, hash_key
-from mae_vit.data.sources import find_images
+from mae_vit.cli.main import main
+from mae_vit.core.keyed_rng import SUBSET_HASH, hash_key
+from mae_vit.data.prepare.entries import Entry
+from mae_vit.data.prepare.selection import Selection, draw_holdout
+from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.shards.dataset_json import read_dataset
 
 
 def entries(count: int = 60, classes: int = 3, split: str = "train") -> list[Entry]:

@@ -10,27 +10,22 @@ import pytest
 import torch
 from pictures import sizes, smooth
 
-from finetune.config import FinetuneConfig
-from finetune.data import open_data as open_finetune_data
-from mae_vit.config_file import load_config
-from mae_vit.data.augment import Augment
+from mae_vit.config.load import load_config
+from mae_vit.core.errors import InputError
+from mae_vit.data.batches.loader import choose_workers, load_batches, start_worker_server
+from mae_vit.data.batches.sources import open_source
+from mae_vit.data.batches.subset import SubsetSource
+from mae_vit.data.images.augment import Augment
+from mae_vit.data.images.auto_augment import RANDAUGMENT, AutoAugmentCifar, RandAugment, make_policy
 from mae_vit.data.index import open_index
-from mae_vit.data.loader import load_batches, start_worker_server
-from mae_vit.data.opening import choose_workers, fill_color
-from mae_vit.data.order import GlobalOrder, Share
-from mae_vit.data.policies import (
-    RANDAUGMENT,
-    AutoAugmentCifar,
-    RandAugment,
-    make_policy,
-)
-from mae_vit.data.reading import open_source
-from mae_vit.data.subset import SubsetSource
-from mae_vit.errors import InputError
-from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.training.distributed import Ranks
-from mae_vit.training.resume import check_identity, run_identity
-from pretrain.data import open_data
+from mae_vit.data.normalization import fill_color
+from mae_vit.data.order.order import GlobalOrder, Share
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import open_data as open_finetune_data
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.data import open_data
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.resume import check_identity, run_identity
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FILL = (120, 60, 30)
@@ -125,20 +120,26 @@ def test_images_go_where_they_are_asked_for(digits, name):
         np.testing.assert_array_equal(out, expected)
 
 
-def test_only_a_gpu_has_processes_for_policies_on_images_in_memory(digits):
-    def workers(source: str, **where: bool) -> int:
-        opened = open_source(index, source, channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1)
-        return choose_workers("auto", opened, cores=4, **where)
-
+@pytest.mark.parametrize(
+    ("cores", "on_gpu", "policies", "memory", "tar"),
+    [
+        (4, False, False, 0, 3),
+        (4, False, True, 0, 3),
+        # The thread that launches a GPU's work does nothing else.
+        (1, True, False, 1, 1),
+        (4, True, False, 3, 3),
+        (12, True, False, 4, 11),
+        # A policy takes as long as decoding.
+        (12, True, True, 11, 11),
+        (64, True, True, 16, 16),
+    ],
+)
+def test_workers_beside_a_gpu_and_a_cpu(digits, cores, on_gpu, policies, memory, tar):
     index = open_index(digits, "train")
-    for on_gpu, policies, expected in (
-        (False, False, 0),
-        (False, True, 0),
-        (True, False, 0),
-        (True, True, 3),
-    ):
-        assert workers("memory", on_gpu=on_gpu, policies=policies) == expected
-        assert workers("tar", on_gpu=on_gpu, policies=policies) == 3
+    for name, expected in (("memory", memory), ("tar", tar)):
+        source = open_source(index, name, channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1)
+        assert choose_workers("auto", source, cores=cores, on_gpu=on_gpu, policies=policies) == expected
+        assert choose_workers(7, source, cores=cores, on_gpu=on_gpu, policies=policies) == 7
 
 
 @pytest.mark.slow

@@ -1,15 +1,17 @@
-"""Data workers: small from the start, and no larger after many epochs."""
+"""Data workers: small from the start, no larger after many epochs, and without a copy of what lies in memory."""
 
 import multiprocessing
+from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from batches import open_digits
 
-from mae_vit.data.blocks import BlockOrder
+from mae_vit.data.batches.loader import load_batches, start_worker_server
 from mae_vit.data.index import open_index
-from mae_vit.data.loader import load_batches, start_worker_server
-from mae_vit.data.order import GlobalOrder, Share
+from mae_vit.data.order.block_order import BlockOrder
+from mae_vit.data.order.order import GlobalOrder, Share
 
 EPOCHS = 8
 
@@ -39,3 +41,38 @@ def test_memory_of_workers_stays_flat(many_shards, mode):
     # Preloaded in the server that they are forked from; 404 MiB without.
     assert max(used[0]) < 64, used
     assert max(after - before for before, after in zip(*used, strict=True)) < 4, used
+
+
+def mapped(process: int, name: str) -> dict[str, int]:
+    """KiB of each kind that a process has of a file mapped into its memory; empty where it maps none."""
+    kinds: dict[str, int] = {}
+    within = False
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            within = line.endswith(name)
+        elif within and rest[-1] == "kB":
+            kinds[first[:-1]] = kinds.get(first[:-1], 0) + int(rest[0])
+    return kinds
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="reads /proc")
+def test_workers_share_the_images_in_memory(many_shards):
+    start_worker_server()
+    index = open_index(many_shards, "train")
+    order = GlobalOrder(len(index), 96, seed=0)
+    source = open_digits(index, "memory", img_size=16)
+    stop = order.steps_per_epoch
+    # Mapped here too: a map that traveled would be a copy of the images.
+    source.images(0, 0, np.arange(3))
+    size = index.cache_path("u8-1.npy").stat().st_size
+    seen = 0
+    batches = load_batches(source, order, Share(), start_step=0, stop_step=stop, workers=2)
+    for number, _ in enumerate(batches, start=1):
+        if number == stop - 5:
+            for worker in multiprocessing.active_children():
+                seen += 1
+                kinds = mapped(worker.pid, "u8-1.npy")
+                assert kinds.get("Rss", 0) * 1024 > size / 2
+                assert kinds["Anonymous"] == kinds["Private_Dirty"] == 0
+    assert seen == 2

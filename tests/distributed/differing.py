@@ -9,7 +9,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from pretrain.job import main
+    from mae_vit.pretraining.job import main
 
     rank = int(os.environ["RANK"])
     words, late = [], []

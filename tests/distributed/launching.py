@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from mae_vit.training.distributed import free_port
+from mae_vit.runtime.ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from mae_vit.data.order import GlobalOrder
-    from mae_vit.training.deepspeed_engine import DeepSpeedEngine
-    from pretrain.job import main
+    from mae_vit.data.order.order import GlobalOrder
+    from mae_vit.pretraining.job import main
+    from mae_vit.training.engines.deepspeed_engine import DeepSpeedEngine
 
     rank, first, stop = (int(word) for word in sys.argv[1:4])
     forward = DeepSpeedEngine.forward

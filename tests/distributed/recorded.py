@@ -12,22 +12,25 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from mae_vit.objectives import mae
-    from mae_vit.training.deepspeed_engine import DeepSpeedEngine
-    from pretrain.job import main
+    from mae_vit.pretraining.job import main
+    from mae_vit.training.engines.deepspeed_engine import DeepSpeedEngine
+    from mae_vit.training.engines.torch_engine import TorchEngine
 
     # Launchers put words of their own before it.
     (said,) = (word for word in sys.argv if word.startswith("notes="))
     words = [word for word in sys.argv[1:] if word != said]
     notes = Path(f"{said.removeprefix('notes=')}.{os.environ.get('RANK', '0')}")
-    forward, masking = DeepSpeedEngine.forward, mae.random_masking
-    masks = []
+    masking, masks = mae.random_masking, []
 
     def noting_mask(*arguments):
         drawn = masking(*arguments)
         masks.append(drawn.mask)
         return drawn
 
-    def noting(self, batch):
+    def noted(forward):
+        return lambda self, batch: noting(forward, self, batch)
+
+    def noting(forward, self, batch):
         masks.clear()
         output = forward(self, batch)
         (mask,) = masks
@@ -37,5 +40,7 @@ if __name__ == "__main__":
                 file.write(json.dumps([self.updates, batch.keys.epoch, sample, pixels, hidden]) + "\n")
         return output
 
-    mae.random_masking, DeepSpeedEngine.forward = noting_mask, noting
+    mae.random_masking = noting_mask
+    for engine in (DeepSpeedEngine, TorchEngine):
+        engine.forward = noted(engine.forward)
     sys.exit(main(words))

@@ -1,13 +1,18 @@
 """Fine-tuning under launchers: layer-wise rates, held-out choice and test are those of one process."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from commands import ROOT
 from launching import Run
 from safetensors.torch import load_file
+
+from mae_vit.finetuning.job import main
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "finetune"))
 from finetune_helpers import SMALL, TINY
@@ -66,6 +71,38 @@ def test_two_ranks_share_the_encoding_of_a_linear_probe(digits, tmp_path):
     told = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("alone", "ranks")]
     assert told[0]["probe_rates"] == told[1]["probe_rates"]
     assert told[0]["test_top1"] == pytest.approx(told[1]["test_top1"], abs=0.01)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("mode", ["knn", pytest.param("few_shot", marks=pytest.mark.slow)])
+def test_two_ranks_share_the_queries_of_frozen_features(digits, tmp_path, mode):
+    """A rank scores its share alone; together they score what one process does."""
+    arguments = [
+        "--config",
+        str(ROOT / "configs/finetune_cifar_tiny.yaml"),
+        *SMALL,
+        *TINY,
+        f"data.path={digits}",
+    ]
+    arguments += [f"finetune.mode={mode}", "run.name=same"]
+    ranks = Run(tmp_path / "ranks", "torchrun", 2, ["noted=1", *arguments], script=FAULTS)
+    assert main([*arguments, f"run.dir={tmp_path / 'alone'}"]) == 0
+    assert ranks.wait() == 0, ranks.output()
+    shares = [int(number) for number in re.findall(r"scored (\d+) queries", ranks.output())]
+    told = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("alone", "ranks")]
+    # Few-shot scores them once for each draw, of each number of shots.
+    calls = 2 * sum(len(each["draws"]) for each in told[0].get("few_shot", {"": {"draws": [0]}}).values())
+    assert len(shares) == calls
+    assert sum(shares) == calls // 2 * told[0]["test_size"]
+    assert max(shares) - min(shares) <= 1
+    for name in ("test_top1", "test_top5", "few_shot"):
+        assert told[0].get(name) == told[1].get(name), name
+    expected, found = (
+        np.genfromtxt(tmp_path / name / "predictions.csv", delimiter=",", skip_header=1)
+        for name in ("alone", "ranks")
+    )
+    assert np.isfinite(expected[:, 1:]).all()
+    np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 FAULTS = "tests/distributed/finetuning.py"
@@ -139,7 +176,8 @@ def test_a_checkpoint_that_one_rank_cannot_read_fails_all(digits, tmp_path):
     folder = tmp_path / "run"
     begun = Run(folder, "torchrun", 2, arguments, script=FAULTS)
     assert begun.wait(90) == 0, begun.output()
-    again = Run(folder, "torchrun", 2, ["torn=1", *arguments], script=FAULTS)
+    longer = [*arguments, "train.steps=8", "--extend"]
+    again = Run(folder, "torchrun", 2, ["torn=1", *longer], script=FAULTS)
     assert again.wait(90) != 0
     assert "cannot read what rank 0 can: " in again.output()
     again.wait_until_gone()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from launching import Run, steps_told
 
-from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
 SCRIPT = str(Path(__file__).with_name("poisoned.py"))
 ARGUMENTS = [

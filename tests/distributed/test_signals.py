@@ -9,8 +9,8 @@ import psutil
 import pytest
 from launching import Run, steps_told
 
-from mae_vit.signals import INTERRUPTED
-from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.runtime.signals import INTERRUPTED
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
 pytestmark = pytest.mark.distributed
 

@@ -15,10 +15,11 @@ import pytest
 from commands import ROOT, SMALL_MAE
 from PIL import Image
 
-from finetune.comparison.main import main as compare
-from finetune.job import main as finetune
-from mae_vit.cli import main as mae_vit
-from pretrain.job import main as pretrain
+from benchmarks.gpu.__main__ import parse as parse_gpu_parts
+from mae_vit.cli.main import main as mae_vit
+from mae_vit.finetuning.comparison.main import main as compare
+from mae_vit.finetuning.job import main as finetune
+from mae_vit.pretraining.job import main as pretrain
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What the shell, or a person, does.
@@ -100,7 +101,12 @@ def of_slurm(words):
 
 
 def of_python(words):
-    """`python SCRIPT ...`, behind any launcher."""
+    """`python SCRIPT ...`, behind any launcher; `python -m benchmarks.gpu ...`, which takes a GPU."""
+    if words[1] == "-m" and words[2] == "pip":
+        return
+    if words[1:3] == ["-m", "benchmarks.gpu"]:
+        parse_gpu_parts(words[3:])
+        return
     place = next(n for n, word in enumerate(words) if word.endswith(".py"))
     script, rest = words[place], words[place + 1 :]
     mains = {"pretrain/run.py": pretrain, "finetune/run.py": finetune, "finetune/compare.py": compare}
@@ -131,6 +137,8 @@ def of_mae_vit(words):
 @pytest.mark.parametrize(("page", "command"), ALL, ids=lambda text: text[:70])
 def test_it_runs(page, command, sandbox, tmp_path, monkeypatch):
     words = shlex.split(command)
+    while re.match(r"[A-Z_]+=", words[0]):
+        del words[0]  # of the environment
     if words[0] in NOT_OURS:
         return
     if any(part in command for part in ELSEWHERE):

@@ -13,8 +13,8 @@ import torch
 from commands import ROOT
 from PIL import Image
 
-from mae_vit.cli import main
-from mae_vit.weights import EncoderInfo, encoder_bytes
+from mae_vit.cli.main import main
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 
 INFO = EncoderInfo(
     "small", (16, 16), 4, 3, 24, 2, 3, 2.0, "learnable", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "mae", 7
@@ -63,7 +63,7 @@ def stop_by(
 ) -> subprocess.CompletedProcess:
     """`mae-vit embed` in a process that gets a signal `after_s` after its first part was saved."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "mae_vit.cli", "embed", *map(str, arguments)],
+        [sys.executable, "-m", "mae_vit.cli.main", "embed", *map(str, arguments)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -14,8 +14,8 @@ from embedding_helpers import INFO, call, encoded, read_npz, read_parquet, write
 
 import mae_vit
 from mae_vit.data.index import open_index
-from mae_vit.data.prepare import prepare
-from mae_vit.data.sources import find_images
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.sources.find import find_images
 
 
 @pytest.fixture(scope="module")

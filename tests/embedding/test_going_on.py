@@ -11,11 +11,11 @@ import pytest
 import torch
 from embedding_helpers import call, encoded, parts_of, read_npz, stop_by, write_encoder, write_folder
 
-from mae_vit.embedding.compute import Settings
-from mae_vit.embedding.embed import embed
-from mae_vit.embedding.images import open_images
-from mae_vit.embedding.parts import Parts
-from mae_vit.pretrained import load_encoder
+from mae_vit.weights.embed.embed import embed
+from mae_vit.weights.embed.features import Settings
+from mae_vit.weights.embed.images import open_images
+from mae_vit.weights.embed.parts import Parts
+from mae_vit.weights.encoder import load_encoder
 
 
 @pytest.fixture(scope="module")

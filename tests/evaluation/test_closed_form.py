@@ -6,13 +6,17 @@ import torch
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
+from mae_vit.evaluation import few_shot, knn
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 
 
 @pytest.mark.parametrize(("images", "width"), [(60, 16), (20, 64)])
 @pytest.mark.parametrize("l2", [0.5, 1024.0])
-def test_least_squares_is_ridge_regression(images, width, l2):
+@pytest.mark.parametrize("at_a_time", [1 << 26, 320])
+def test_least_squares_is_ridge_regression(images, width, l2, at_a_time, monkeypatch):
+    """All at once, and in parts of 20 rows or 5."""
+    monkeypatch.setattr(few_shot, "_MAX_NUMBERS", at_a_time)
     rng = np.random.default_rng(0)
     support, query = rng.normal(2, 3, (images, width)), rng.normal(2, 3, (30, width))
     labels = rng.integers(0, 4, images)
@@ -32,7 +36,9 @@ def test_a_constant_feature_does_no_harm():
     assert torch.isfinite(scores).all()
 
 
-def test_nearest_neighbors_by_brute_force():
+@pytest.mark.parametrize("at_a_time", [1 << 26, 120])
+def test_nearest_neighbors_by_brute_force(at_a_time, monkeypatch):
+    monkeypatch.setattr(knn, "_MAX_SIMILARITIES", at_a_time)
     torch.manual_seed(0)
     support, query, labels = torch.randn(40, 8), torch.randn(10, 8), torch.randint(0, 3, (40,))
     found = knn_scores(support, labels, query, num_classes=3, neighbors=7, temperature=0.1)

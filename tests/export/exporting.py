@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from mae_vit.cli import main
+from mae_vit.cli.main import main
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.objectives.mae import MAE, MAEConfig
-from mae_vit.training.checkpoint import save_checkpoint
-from mae_vit.training.state import TrainState
-from mae_vit.weights import EncoderInfo, encoder_bytes
+from mae_vit.training.checkpoints.checkpoint import save_checkpoint
+from mae_vit.training.engines.state import TrainState
 
 
 def info_of(**changes) -> EncoderInfo:

@@ -10,7 +10,8 @@ import torch
 from exporting import classifier_file, encoder_file, export, info_of, mae_run
 from safetensors.torch import load_file, save_file
 
-from mae_vit.export import to_timm, writing
+from mae_vit.weights.export import export as writing
+from mae_vit.weights.export import to_timm
 
 
 @pytest.fixture
@@ -205,7 +206,7 @@ def test_a_card_of_an_encoder_alone_tells_its_metadata(path, tmp_path):
 
 
 def test_help_names_every_form():
-    from mae_vit import export_command
+    from mae_vit.cli import export as export_command
 
     for name in writing.TARGETS:
         assert f"\n  {name} " in export_command._FORMS

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoImageProcessor, ViTForImageClassification, ViTMAEForPreTraining, ViTModel
 
 import mae_vit
-from mae_vit.starts import read_start
-from mae_vit.weights import read_info
+from mae_vit.models.encoder_file import read_info
+from mae_vit.weights.read import read_start
 
 PROGRAMS = ["onnx", "torch"]
 

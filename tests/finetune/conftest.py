@@ -6,8 +6,8 @@ import pytest
 from commands import ROOT
 from finetune_helpers import SMALL, TINY
 
-from finetune.job import main
-from pretrain.job import main as pretrain_main
+from mae_vit.finetuning.job import main
+from mae_vit.pretraining.job import main as pretrain_main
 
 
 @pytest.fixture

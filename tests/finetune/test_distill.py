@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.distill import Distillation, DistilledViTClassifier
-from mae_vit.batch import Batch
-from mae_vit.encoder import ViTEncoder
-from mae_vit.keyed import SampleKeys
-from mae_vit.objectives.labels import LabelLoss
+from mae_vit.core.batch import Batch
+from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
+from mae_vit.models.vit import ViTEncoder
+from mae_vit.objectives.label_loss import LabelLoss
 
 CLASSES = 5
 

@@ -8,8 +8,8 @@ import pytest
 from commands import summary_of
 from damaging import WAYS, copy_of, damage, keys_of
 
+from mae_vit.data.batches.subset import draw_held_out
 from mae_vit.data.index import open_index
-from mae_vit.data.subset import draw_held_out
 
 # An epoch of what a tenth held out leaves, but for the rest of 447 images.
 EPOCH = [

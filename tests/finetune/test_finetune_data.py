@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.config import FinetuneConfig
-from finetune.data import open_data as open_finetune_data
-from mae_vit.config_file import load_config
-from mae_vit.data.augment import Augment
+from mae_vit.config.load import load_config
+from mae_vit.data.batches.sources import open_source
+from mae_vit.data.batches.subset import SubsetSource, draw_held_out, limit_per_class
+from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
-from mae_vit.data.prepare import prepare
-from mae_vit.data.reading import open_source
-from mae_vit.data.selection import Selection
-from mae_vit.data.sources import find_images
-from mae_vit.data.subset import SubsetSource, draw_held_out, limit_per_class
-from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.training.distributed import Ranks
-from pretrain.data import open_data as open_pretrain_data
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.selection import Selection
+from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import open_data as open_finetune_data
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.data import open_data as open_pretrain_data
+from mae_vit.runtime.ranks import Ranks
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -31,7 +31,7 @@ def split(digits):
 
 def test_keys_are_those_of_the_tars_and_are_kept(digits, split, monkeypatch):
     from mae_vit.data import index as index_module
-    from mae_vit.data.samples import read_samples
+    from mae_vit.data.shards.samples import read_samples
 
     keys = split[2]
     assert keys == [s.key for path in sorted(digits.glob("train-*.tar")) for s in read_samples(path)]
@@ -89,8 +89,8 @@ def test_held_out_images_are_a_share_of_each_class(split):
 
 
 def test_a_view_does_not_depend_on_the_subset(digits):
-    from mae_vit.data import reading
-    from mae_vit.data.augment import Augment
+    from mae_vit.data.batches import sources as reading
+    from mae_vit.data.images.augment import Augment
 
     index = open_index(digits, "train")
     views = Augment(img_size=(8, 8), crop="pad", pad_px=2, flip=True)

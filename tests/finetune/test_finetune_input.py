@@ -1,12 +1,13 @@
 """Bad input to finetune/run.py: one line, exit code 2, nothing written."""
 
 import json
+import re
 import shutil
 
 import pytest
 from commands import one_line
 
-from finetune.amendment import start_name
+from mae_vit.finetuning.config.from_start import start_name
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -44,7 +45,7 @@ CASES = {
     "nothing measured": (["finetune.test=false", "finetune.holdout=0"], "leaves nothing to measure"),
     "half a pair": (
         ["finetune.mixup=0.8", "train.effective_batch_size=63"],
-        "micro-batches of 63 images leave one over (nearest: train.effective_batch_size=64",
+        "micro-batches of 63 images are no whole groups of 2 (nearest: train.effective_batch_size=64",
     ),
     "average of shards": (["train.ema_decay=0.9", "train.zero_stage=3"], "zero_stage=3 shards them"),
     "nobody to learn from": (["finetune.distillation=soft"], "distillation has no effect without a teacher"),
@@ -177,7 +178,9 @@ def test_starts_have_names_of_their_own(tmp_path):
 
 def test_a_dry_run_says_what_is_measured_on(call, capsys):
     assert call("--dry-run") == 0
-    assert "300 images, once, at the end" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "300 images, once, at the end" in told
+    assert re.search(r"^cores       \d+, 0 workers for each of 1 rank$", told, re.MULTILINE)
     assert call("--dry-run", "finetune.test=false") == 0
     told = capsys.readouterr().out
     assert "nothing (finetune.test=false)" in told

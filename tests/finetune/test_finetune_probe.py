@@ -12,13 +12,13 @@ from commands import ROOT, one_line, summary_of
 from safetensors.torch import load_file
 from torch import nn
 
-from finetune import linear_probe
-from finetune.config import FinetuneConfig
-from finetune.data import FinetuneData
-from finetune.job import main
-from mae_vit.config_file import load_config
+from mae_vit.config.load import load_config
 from mae_vit.data.index import open_index
-from mae_vit.data.order import GlobalOrder
+from mae_vit.data.order.order import GlobalOrder
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.frozen import linear_probe
+from mae_vit.finetuning.job import main
 
 pytestmark = pytest.mark.timeout(60)
 SHORT = [
@@ -60,7 +60,7 @@ def classifier(pretrained, folder, **options) -> nn.Module:
 
 
 def normalized(digits, split: str) -> torch.Tensor:
-    from mae_vit.data.decode import decode
+    from mae_vit.data.images.decode import decode
 
     index = open_index(digits, split)
     images = torch.from_numpy(np.stack([decode(index.read(n), 1) for n in range(len(index))])).float() / 255
@@ -181,7 +181,7 @@ def test_held_out_images_choose_the_rate_before_the_test_split_is_opened(probe, 
 
 
 def test_the_test_split_is_read_once_or_not_at_all(probe, digits, tmp_path, capsys, monkeypatch):
-    from mae_vit.data import reading
+    from mae_vit.data.batches import sources as reading
 
     seen: list[int] = []
     take = reading.MemorySource.images
@@ -319,8 +319,8 @@ def test_a_run_folder_alone_has_its_recipe(pretrained, tmp_path, capsys):
 
 
 def test_a_comparison_takes_the_mode_with_a_config_of_its_own(digits, tmp_path):
-    from finetune.comparison.config import CompareConfig
-    from finetune.comparison.matrix import Matrix
+    from mae_vit.finetuning.comparison.config import CompareConfig
+    from mae_vit.finetuning.comparison.matrix import Matrix
 
     path = tmp_path / "compare.yaml"
     path.write_text(

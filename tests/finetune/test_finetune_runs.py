@@ -12,15 +12,16 @@ import timm
 import torch
 from commands import ROOT, lines_of, summary_of
 from finetune_helpers import TINY
+from leftovers import Leftovers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from finetune import data as finetune_data
-from mae_vit import training_data
-from mae_vit.data import feeding
+from mae_vit.data import training_data
+from mae_vit.data.batches import prefetch as feeding
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
-from pretrain.job import main as pretrain
+from mae_vit.finetuning import data as finetune_data
+from mae_vit.pretraining.job import main as pretrain
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
 # What a resumed run may differ in: times.
 CLOCKS = ("images_per_s", "wall_s", "data_wait_frac", "peak_memory_gib")
@@ -127,7 +128,7 @@ def test_the_test_split_is_read_once_at_the_end(call, digits, tmp_path, monkeypa
     shutil.rmtree(digits / ".index", ignore_errors=True)
     reads = Reads(monkeypatch)
     measured = []
-    from mae_vit.training.hooks import RunHooks
+    from mae_vit.training.callbacks import RunHooks
 
     save = RunHooks.save
 
@@ -180,7 +181,7 @@ def strip(summary: dict) -> dict:
 
 
 @pytest.mark.parametrize("kind", ["pretrained", "noise", "network"])
-@pytest.mark.parametrize("left", [2, 6])
+@pytest.mark.parametrize("left", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_kill_in_the_middle_changes_nothing(call, pretrained, tmp_path, kind, left):
     options = {
         "pretrained": {"ckpt": pretrained},
@@ -208,14 +209,17 @@ def test_a_kill_in_the_middle_changes_nothing(call, pretrained, tmp_path, kind, 
     ]
 
 
-def test_the_best_weights_travel_with_the_checkpoint(call, tmp_path):
+def test_the_best_weights_travel_with_the_checkpoint_and_nothing_else_stays(call, tmp_path, monkeypatch):
     """The best came before the save that another folder goes on from."""
     options = ["optim.lr=0.1", "train.steps=12"]
     assert call(*options, name="straight") == 0
     best = summary_of(tmp_path / "straight")["best_step"]
     assert best < 12, "choose a rate at which the last weights are not the best"
     middle = tmp_path / "straight" / "checkpoints" / f"step-{max(best, 10):08d}"
+    left = Leftovers(monkeypatch)
     assert call(*options, "--resume", str(middle), "run.name=straight", name="rest") == 0
+    assert len(left.read) > 40
+    assert left.alive == [0]
     assert summary_of(tmp_path / "rest")["best_step"] == best
     for name in ("model.safetensors", "predictions.csv"):
         assert (tmp_path / "rest" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
@@ -251,7 +255,7 @@ def test_the_model_is_timms(call, digits, pretrained, tmp_path, pool):
     model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"), strict=True)
     model.eval()
     index = open_index(digits, "test")
-    from mae_vit.data.reading import decode_sample
+    from mae_vit.data.batches.sources import decode_sample
 
     images = torch.from_numpy(np.stack([decode_sample(index, i, 1) for i in range(len(index))])).float() / 255
     mean, std = index.dataset.mean[0], index.dataset.std[0]

@@ -11,10 +11,10 @@ import torch
 from commands import ROOT, one_line, summary_of
 from safetensors.torch import load_file
 
-from finetune.job import main
-from finetune.recipes import find_recipe
 from mae_vit.data.remote.folder import locate
-from mae_vit.training.checkpoint import load_checkpoint
+from mae_vit.finetuning.config.recipes import find_recipe
+from mae_vit.finetuning.job import main
+from mae_vit.training.checkpoints.checkpoint import load_checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from test_starts import Runs, official
@@ -78,7 +78,7 @@ def test_a_file_that_would_run_code_is_refused(run, tmp_path, capsys):
 @pytest.mark.parametrize("sincos", [False, True])
 def test_another_image_size_interpolates_positions(run, tmp_path, capsys, sincos):
     """The grid of 8 x 8 patches becomes 12 x 12, learned or fixed before."""
-    from mae_vit.weights import EncoderInfo, encoder_bytes
+    from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 
     kind = "sincos" if sincos else "learnable"
     info = EncoderInfo("S", (32, 32), 4, 3, 64, 3, 4, 4.0, kind, [0.5] * 3, [0.25] * 3, "mae", 9)
@@ -95,7 +95,7 @@ def test_another_image_size_interpolates_positions(run, tmp_path, capsys, sincos
 
 
 def test_geometry_and_normalization_are_the_starts(run, tmp_path, capsys):
-    from mae_vit.weights import EncoderInfo, encoder_bytes
+    from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 
     info = EncoderInfo(
         "S", (32, 32), 8, 3, 48, 2, 3, 2.0, "learnable", [0.1, 0.2, 0.3], [0.4, 0.5, 0.6], "mae", 9
@@ -215,7 +215,7 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
 
 
 def test_what_the_file_says_and_the_start_replaces_is_told(run, tmp_path, capsys):
-    from mae_vit.weights import EncoderInfo, encoder_bytes
+    from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 
     info = EncoderInfo("S", (16, 16), 2, 3, 48, 2, 3, 2.0, "learnable", [0.5] * 3, [0.5] * 3, "mae", 9)
     (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(info.build(), info))
@@ -268,7 +268,7 @@ def test_a_run_folder_is_fine_tuned_by_the_recipe_for_its_size(colored, tmp_path
 def test_labels_of_other_data_are_looked_for_in_the_cache_that_is_asked_for(colored, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "finetune.recipes.locate",
+        "mae_vit.finetuning.config.recipes.locate",
         lambda path, **options: asked.append((path, options)) or locate(str(colored)),
     )
     given = ["data.path=https://host/mine", "data.cache_dir=/local", "data.cache_gib=200"]

@@ -15,14 +15,14 @@ from finetune_helpers import SMALL
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from finetune import frozen
-from finetune.classifiers import ViTClassifier
-from finetune.frozen import load_frozen
-from finetune.job import main
-from mae_vit.encoder import ViTEncoder, pooled
-from mae_vit.objectives.labels import LabelLoss
-from mae_vit.pretrained import load_encoder
-from mae_vit.starts import read_start
+from mae_vit.finetuning.frozen import score as frozen
+from mae_vit.finetuning.frozen.score import load_frozen
+from mae_vit.finetuning.job import main
+from mae_vit.finetuning.models.classifiers import ViTClassifier
+from mae_vit.models.vit import ViTEncoder, pooled
+from mae_vit.objectives.label_loss import LabelLoss
+from mae_vit.weights.encoder import load_encoder
+from mae_vit.weights.read import read_start
 
 
 def classifier(pool: str) -> ViTClassifier:
@@ -144,7 +144,7 @@ def test_a_failure_is_told_by_the_folder_and_the_next_run_is_whole(call, pretrai
         raise RuntimeError("no")
 
     with monkeypatch.context() as patched:
-        patched.setattr("finetune.frozen.knn_scores", fail)
+        patched.setattr("mae_vit.finetuning.frozen.closed_form.knn_scores", fail)
         with pytest.raises(RuntimeError, match="no"):
             call("finetune.mode=knn", ckpt=pretrained)
     summary = tmp_path / "run" / "summary.json"
@@ -163,8 +163,9 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrai
         "finetune.mode=knn",
     ]
     waits = (
-        "import sys, time; import finetune.frozen as frozen; from finetune.job import main;"
-        "frozen.read_features = lambda *a: (print('reading', flush=True), time.sleep(60));"
+        "import sys, time; import mae_vit.finetuning.frozen.closed_form as scoring;"
+        "from mae_vit.finetuning.job import main;"
+        "scoring.read_features = lambda *a: (print('reading', flush=True), time.sleep(60));"
         "sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", waits, *config, *options]

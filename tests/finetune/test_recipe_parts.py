@@ -10,9 +10,9 @@ from finetune_helpers import SMALL
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
-from finetune.job import main
-from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
-from mae_vit.weights import read_metadata
+from mae_vit.finetuning.job import main
+from mae_vit.models.encoder_file import read_metadata
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
 CNN = {"config": "simple_cnn_cifar", "model": ["model.img_size=8", "model.in_chans=1"]}
 CLS = "finetune.pool=cls"

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from mae_vit.encoder import ViTEncoder, set_fused_attention
 from mae_vit.inspection.attention import attention_weights, looks
+from mae_vit.models.attention import set_fused_attention
+from mae_vit.models.vit import ViTEncoder
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mae_vit.inspection.figures import by_depth
-from mae_vit.inspection.heads import head_entropy, mean_attention_distance, rollout
+from mae_vit.inspection.attention import head_entropy, mean_attention_distance, rollout
+from mae_vit.inspection.drawing import by_depth
 
 
 def random_weights(seed, blocks=3, batch=2, heads=2, tokens=7):

@@ -8,16 +8,16 @@ import torch
 from commands import ROOT, SMALL_MAE
 from PIL import Image
 
-from mae_vit.cli import main
+from mae_vit.cli.main import main
 from mae_vit.inspection.features import layer_features, nearest_images, probe_by_layer
+from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.inspection.samples import draw_samples
 from mae_vit.inspection.subject import open_subject
 from mae_vit.inspection.views import reconstruction_views
+from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.mae import MAE
-from mae_vit.pretrained import load_encoder
-from mae_vit.weights import EncoderInfo
-from pretrain.job import main as pretrain_main
+from mae_vit.pretraining.job import main as pretrain_main
+from mae_vit.weights.encoder import load_encoder
 
 SMALL = [
     *SMALL_MAE,

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from mae_vit.inspection.masks import MASK_KINDS, mask_ranks
-from mae_vit.keyed import SampleKeys
-from mae_vit.masking import patch_ranks, random_masking
+from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.inspection.reconstructions import MASK_KINDS, mask_ranks
+from mae_vit.models.masking import patch_ranks, random_masking
 
 KEYS = SampleKeys(0, 0, torch.arange(3))
 

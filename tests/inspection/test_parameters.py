@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from sklearn.decomposition import PCA
 
-from mae_vit.encoder import sincos_position_table
 from mae_vit.inspection.parameters import center_patch, filter_components, position_similarity
+from mae_vit.models.pos_embed import sincos_position_table
 
 
 def test_similarity_by_hand():

@@ -7,9 +7,9 @@ import torch
 from pydantic import ValidationError
 from test_contract import batch_of, build
 
+from mae_vit.models.patches import mean_color_classes, patchify
 from mae_vit.objectives import OBJECTIVES
-from mae_vit.patches import mean_color_classes, patchify
-from mae_vit.training.estimate import estimate
+from mae_vit.training.engines.cost import estimate
 
 
 def test_downsized_loss_is_the_mean_over_positions_and_areas():

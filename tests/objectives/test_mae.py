@@ -7,13 +7,14 @@ import torch
 from pydantic import ValidationError
 from test_contract import batch_of, build
 
-from mae_vit.encoder import ViTEncoder, set_fused_attention
-from mae_vit.masking import patch_ranks, random_masking
+from mae_vit.models.attention import set_fused_attention
+from mae_vit.models.masking import patch_ranks, random_masking
+from mae_vit.models.patches import patchify
+from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.reconstruction import local_average
-from mae_vit.patches import patchify
-from mae_vit.training.estimate import estimate
+from mae_vit.training.engines.cost import estimate
 
 
 def test_loss_ignores_targets_of_visible_patches():

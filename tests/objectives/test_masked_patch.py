@@ -6,9 +6,9 @@ import pytest
 import torch
 from test_contract import batch_of, build
 
-from mae_vit.batch import Batch
-from mae_vit.masking import KIND_MASK, KIND_RANDOM
-from mae_vit.patches import mean_color_classes
+from mae_vit.core.batch import Batch
+from mae_vit.models.masking import KIND_MASK, KIND_RANDOM
+from mae_vit.models.patches import mean_color_classes
 
 
 def test_embeddings_are_replaced_as_drawn():
@@ -54,7 +54,7 @@ def test_loss_ignores_the_colors_of_visible_patches(monkeypatch):
     batch = batch_of(objective)
     _, drawn = objective.predict(batch)
     expected = objective(batch).loss
-    import mae_vit.objectives.patch_targets as module
+    import mae_vit.objectives.masked_patch_targets as module
 
     def changed(where: torch.Tensor):
         def classes(images: torch.Tensor, patch_size: int, cells: int) -> torch.Tensor:

@@ -7,10 +7,10 @@ from scipy.stats import beta, kstest
 from timm.data.mixup import mixup_target, rand_bbox
 from timm.loss import SoftTargetCrossEntropy
 
-from mae_vit.batch import Batch
-from mae_vit.keyed import SampleKeys
-from mae_vit.objectives.labels import LabelLoss
-from mae_vit.objectives.mixing import Mixing
+from mae_vit.core.batch import Batch
+from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.objectives.label_loss import LabelLoss
+from mae_vit.objectives.mixup import Mixing
 
 CLASSES = 7
 

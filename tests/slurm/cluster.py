@@ -13,7 +13,7 @@ from commands import ROOT
 SCRIPT = Path(__file__).with_name("cluster.sh")
 # Says where each rank is, and keeps it to one core: each node believes that it has all of this machine's.
 ONE_CORE = """container=(bash -c 'echo "rank $SLURM_PROCID is on $SLURMD_NODENAME"
-  exec taskset --cpu-list $((SLURM_NODEID % $(nproc))) "$@"' -)"""
+  exec taskset --cpu-list $((SLURM_NODEID % $(nproc --all))) "$@"' -)"""
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 # Generous: the machine may be busy.
 PATIENCE_S = 300

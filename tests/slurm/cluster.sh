@@ -68,7 +68,8 @@ configure() {
   echo "127.0.0.1 localhost" >"$DIR/hosts"
   for name in "${!ADDRESS[@]}"; do echo "${ADDRESS[$name]} $name" >>"$DIR/hosts"; done
   # A lost node is missed after 10 s (Slurm: 300), a requeued job waits 10 s (cred_expire; Slurm: 120).
-  # Without accounting, cgroups and limits: what a node says it has is taken as told.
+  # Tasks are bound to cores, as on most clusters. Without accounting, cgroups and limits: what a node says it
+  # has is taken as told; both have this machine's cores, and tasks that are given others are bound to none.
   cat >"$SLURM_CONF" <<CONF
 ClusterName=tests
 SlurmctldHost=login(${ADDRESS[login]})
@@ -81,7 +82,7 @@ SlurmdPidFile=$DIR/run/slurmd-%n
 SlurmctldLogFile=$DIR/log/slurmctld
 SlurmdLogFile=$DIR/log/slurmd-%n
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
 MpiDefault=none
 MailProg=/bin/true
 SelectType=select/cons_tres

@@ -49,6 +49,18 @@ def test_site_settings_are_neutral():
     assert code == ["if [[ -e .venv/bin/activate ]]; then", "source .venv/bin/activate", "fi"]
 
 
+def test_every_example_asks_for_cores():
+    """Without --cpus-per-task each rank has one, and decodes by one worker."""
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("configs/*.yaml"), *SCRIPTS]
+    examples = []
+    for page in pages:
+        text = re.sub(r"\\\n#?\s*", "", page.read_text())
+        # "sbatch ..." stands for the options of a line before it.
+        examples += re.findall(r"^.*\bsbatch (?!\.\.\.).*\bslurm/\w+\.sh.*$", text, re.MULTILINE)
+    assert len(examples) >= 11
+    assert [line for line in examples if "--cpus-per-task=" not in line] == []
+
+
 @by_name(JOBS)
 def test_outside_of_slurm_it_is_one_clear_line(script):
     words = [f"slurm/{script.name}", "configs/mae_digits.yaml"]

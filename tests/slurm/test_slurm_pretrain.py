@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from commands import lines_of, summary_of
 
-from mae_vit.training.checkpoint import newest_checkpoint
+from mae_vit.training.checkpoints.checkpoint import newest_checkpoint
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 

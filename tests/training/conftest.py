@@ -4,7 +4,7 @@ import pytest
 from commands import ROOT
 from training_runs import SMALL
 
-from pretrain.job import main
+from mae_vit.pretraining.job import main
 
 
 @pytest.fixture

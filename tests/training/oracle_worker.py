@@ -6,18 +6,28 @@ what a case leaves out is in `CASE`.
 
 import json
 import sys
+from collections.abc import Iterable
+from functools import partialmethod
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from mae_vit.batch import Batch
-from mae_vit.encoder import ViTEncoder
-from mae_vit.keyed import SampleKeys
+from mae_vit.core.batch import Batch
+from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
-from mae_vit.training.distributed import Ranks, find_device, find_ranks
-from mae_vit.training.engine import StepOptions, TorchEngine
-from mae_vit.training.optimizers import OptimizerOptions
-from mae_vit.training.precision import LossScale
-from mae_vit.training.schedule import rate_at
+from mae_vit.objectives.objective import ObjectiveOutput, Task
+from mae_vit.runtime.collectives import gather_objects
+from mae_vit.runtime.device import find_device
+from mae_vit.runtime.process_group import give_up_after, join
+from mae_vit.runtime.ranks import Ranks, find_ranks
+from mae_vit.training.engines import staging
+from mae_vit.training.engines.base import StepOptions
+from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.optim.loss_scale import LossScale
+from mae_vit.training.optim.lr_schedule import rate_at
+from mae_vit.training.optim.optimizers import OptimizerOptions
 
 STEPS, BATCH = 20, 16
 
@@ -34,6 +44,8 @@ CASE = {
     "recompute": False,
     "scale": 65536.0,
     "ema": None,
+    "compression": "none",
+    "compile": False,
 }
 # Options and peak rate.
 OPTIMIZERS = {
@@ -45,6 +57,7 @@ OPTIMIZERS = {
     "lars": ({"momentum": 0.9, "trust_coefficient": 0.001}, 3.0),
 }
 OBJECTIVE_OPTIONS = {
+    "contrastive_mae": {"group_size": 4},
     "mae": {"decoder_embed_dim": 32, "decoder_depth": 2, "decoder_num_heads": 2},
     "joint": {
         "mode": "alternate",
@@ -52,12 +65,41 @@ OBJECTIVE_OPTIONS = {
     },
 }
 WEIGHT_DECAY = 0.05
+# Tensors that were copied to the host since the last save.
+COPIED: list = []
 # Overflows of fp16 and growth again, within twenty steps.
 GROWTH_INTERVAL = 5
 
 
+class Normed(Task):
+    """A network whose layers keep statistics."""
+
+    def __init__(self) -> None:
+        super().__init__(mean=[0.5] * 3, std=[0.25] * 3)
+        sizes = (3 * 16 * 16, 16, 5)
+        self.layers = nn.Sequential(
+            nn.Linear(*sizes[:2]), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(*sizes[1:])
+        )
+
+    def forward(self, batch: Batch) -> ObjectiveOutput:
+        scores = self.layers(self.normalize(batch.images).flatten(1))
+        return ObjectiveOutput(F.cross_entropy(scores, batch.labels))
+
+    def evaluation_sums(self, batch: Batch) -> dict[str, torch.Tensor]:
+        self.eval()
+        return {"loss": self(batch).loss}
+
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        return sums
+
+    def pictures(self, batch: Batch) -> list:
+        return []
+
+
 def build_objective(name: str = "mae"):
     torch.manual_seed(0)
+    if name == "normed":
+        return Normed()
     encoder = ViTEncoder(img_size=(16, 16), patch_size=4, embed_dim=32, depth=2, num_heads=2)
     section = OBJECTIVES[name].model_validate({"name": name, **OBJECTIVE_OPTIONS.get(name, {})})
     return section.build(encoder, mean=[0.5] * 3, std=[0.25] * 3, num_classes=5)
@@ -100,24 +142,56 @@ def build_engine(name: str, case: dict, ranks: Ranks):
         zero_keeps_whole_below=0,
         activation_checkpointing=case["recompute"],
         ema_decay=case["ema"],
+        compression=case["compression"],
+        compile=case["compile"],
     )
     objective = build_objective(case["objective"])
     if name == "torch":
         engine = TorchEngine(objective, options, ranks, device)
     else:
-        from mae_vit.training.deepspeed_engine import DeepSpeedEngine, init_process_group
+        from mae_vit.training.engines.deepspeed_engine import DeepSpeedEngine
 
-        if not torch.distributed.is_initialized():
-            init_process_group(device)
         engine = DeepSpeedEngine(objective, options, ranks, device)
     if engine.loss_scale is not None:
         engine.loss_scale = LossScale(case["scale"], growth_interval=GROWTH_INTERVAL)
-        engine.restore(engine.gather())
+        engine.restore(all_the_state(engine.gather(), ranks))
     return engine
 
 
+def tensors_of(state) -> int:
+    groups = [state.parameters, *state.slots.values(), state.buffers, state.average]
+    return sum(map(len, groups))
+
+
+def all_the_state(state, ranks: Ranks):
+    """Rank 0's, as all ranks read it from a checkpoint."""
+    box = [state]
+    if ranks.world_size > 1:
+        torch.distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def count_copies() -> None:
+    to_host = staging.to_host
+
+    def counted(*arguments):
+        COPIED.append(arguments)
+        return to_host(*arguments)
+
+    staging.to_host = counted
+
+
+def spread(tensors: Iterable[torch.Tensor]) -> float:
+    """How far numbers of different ranks lie apart."""
+    own = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    least, most = own.clone(), own.clone()
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+    return float((most - least).max())
+
+
 def run(case: dict, ranks: Ranks) -> dict:
-    losses, norms, skips, state = [], [], [], None
+    losses, norms, skips, shared, state = [], [], [], [], None
     share = BATCH // ranks.world_size
     micro = share // case["accumulation"]
     for number, name in enumerate(case["engines"]):
@@ -133,24 +207,41 @@ def run(case: dict, ranks: Ranks) -> dict:
                 loss = engine.forward(batch_of(step, start, start + micro).to(engine.device)).loss
                 engine.backward(loss)
                 total += loss.detach() / case["accumulation"]
+                if step == 0 and name == "torch":
+                    shared.append(spread(p.grad for p in engine.trainable.values()) == 0.0)
             result = engine.step(rate(step, case))
             norms.append(float(result.grad_norm))
             skips.append(result.skipped)
             losses.append(float(engine.all_reduce_sum(total)) / ranks.world_size)
         state = engine.gather()
+        held = gather_objects(tensors_of(state), ranks)
+        copied = gather_objects(len(COPIED), ranks)
+        COPIED.clear()
+        state = all_the_state(state, ranks)
+    # At ZeRO 3 they are sharded.
+    apart = spread(engine.objective.parameters()) if name != "3" else 0.0
     with engine.whole(), torch.no_grad():
         sums = engine.objective.evaluation_sums(batch_of(STEPS).to(engine.device))
     return {
         "losses": losses,
         "norms": norms,
         "skips": skips,
+        "shared": shared,
+        "apart": apart,
         "scale": engine.loss_scale.scale if engine.loss_scale else None,
+        # Of the last engine's state, rank by rank.
+        "held": held,
+        "copied": copied,
         "evaluation": engine.objective.evaluation_metrics({name: float(v) for name, v in sums.items()}),
     }
 
 
 def main() -> None:
     ranks = find_ranks()
+    join(ranks, find_device(ranks), timeout=give_up_after(None))
+    count_copies()
+    # What compiles here is how graphs are made and run; no code is generated.
+    nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")
     results = [run(CASE | case, ranks) for case in json.loads(sys.argv[1])]
     if ranks.rank == 0:
         print("RESULT", json.dumps(results))

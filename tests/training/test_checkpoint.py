@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mae_vit.training.checkpoint import (
+from mae_vit.training.checkpoints.checkpoint import (
     BrokenCheckpoint,
     list_checkpoints,
     load_checkpoint,
     prune_checkpoints,
     save_checkpoint,
 )
-from mae_vit.training.precision import LossScale
-from mae_vit.training.state import TrainState
+from mae_vit.training.engines.state import TrainState
+from mae_vit.training.optim.loss_scale import LossScale
 
 
 def state_of(*slots: str) -> TrainState:

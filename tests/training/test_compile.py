@@ -5,35 +5,63 @@ import torch
 import torch._dynamo as dynamo
 from torch._dynamo.utils import counters
 
-from mae_vit.batch import Batch
-from mae_vit.encoder import ViTEncoder
-from mae_vit.keyed import SampleKeys, Stream
-from mae_vit.objectives import OBJECTIVES, Objective
-from mae_vit.training.distributed import Ranks
-from mae_vit.training.engine import StepOptions, TorchEngine
-from mae_vit.training.optimizers import OptimizerOptions
-from mae_vit.training.precision import Autocast
+from mae_vit.core.batch import Batch
+from mae_vit.core.keyed_rng import SampleKeys, Stream
+from mae_vit.finetuning.models.classifiers import NetworkClassifier
+from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
+from mae_vit.finetuning.models.teacher import Description, Teacher
+from mae_vit.models.baselines import build_network
+from mae_vit.models.vit import ViTEncoder
+from mae_vit.objectives import OBJECTIVES
+from mae_vit.objectives.label_loss import LabelLoss
+from mae_vit.objectives.objective import Task
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.engines.activation_checkpointing import recompute_blocks
+from mae_vit.training.engines.base import StepOptions
+from mae_vit.training.engines.precision import Autocast
+from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.optim.optimizers import OptimizerOptions
 
+DECODER = {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}
 OPTIONS = {
-    "mae": {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2},
-    "mae decoding a half": {
-        "name": "mae",
-        "decode_ratio": 0.5,
-        "decoder_embed_dim": 16,
-        "decoder_depth": 1,
-        "decoder_num_heads": 2,
-    },
+    "mae": DECODER,
+    "mae decoding a half": {"name": "mae", "decode_ratio": 0.5, **DECODER},
+    "contrastive_mae": {**DECODER, "group_size": 2},
     "masked_patch": {},
     "supervised with mixing": {"name": "supervised", "mixup": 0.8, "cutmix": 1.0},
+    "mae recomputed": {"name": "mae", **DECODER},
+    "mae with noise": {"name": "mae", **DECODER},
+    "mae with noise, recomputed": {"name": "mae", **DECODER},
+    "joint sum": {"name": "joint", "mae": DECODER},
+    "joint alternate": {"name": "joint", "mode": "alternate", "mae": DECODER},
+    "simmim": {},
+    "distilled": {},
 }
 
 
-def build(name: str) -> Objective:
+def build(name: str) -> Task:
     torch.manual_seed(0)
-    encoder = ViTEncoder(img_size=(8, 8), patch_size=4, embed_dim=16, depth=1, num_heads=2)
-    options = {"name": name, **OPTIONS[name]}
-    section = OBJECTIVES[options["name"]].model_validate(options)
-    return section.build(encoder, mean=[0.5] * 3, std=[0.25] * 3, num_classes=2)
+    noise = {"drop_rate": 0.1, "drop_path_rate": 0.2} if "noise" in name else {}
+    encoder = ViTEncoder(
+        img_size=(8, 8), patch_size=4, embed_dim=16, depth=2 if noise else 1, num_heads=2, **noise
+    )
+    common = {"mean": [0.5] * 3, "std": [0.25] * 3}
+    objective: Task
+    if name == "distilled":
+        network = build_network("SimpleCNN", num_classes=2, in_chans=3, img_size=(8, 8))
+        model = NetworkClassifier(network, labels=LabelLoss(2), **common).eval().requires_grad_(False)
+        told = Description(classes=["a", "b"], mean=[0.5] * 3, std=[0.25] * 3, img_size=[8, 8])
+        distillation = Distillation(Teacher(model, told, ""), "soft", 0.1, 3.0)
+        objective = DistilledViTClassifier(
+            encoder, head_init="small", labels=LabelLoss(2), distillation=distillation, **common
+        )
+    else:
+        options = {"name": name, **OPTIONS[name]}
+        section = OBJECTIVES[options["name"]].model_validate(options)
+        objective = section.build(encoder, num_classes=2, **common)
+    if "recomputed" in name:
+        recompute_blocks(objective)
+    return objective
 
 
 def batch_of(step: int) -> Batch:
@@ -57,27 +85,44 @@ def losses(name: str, *, compile: bool) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+# Alone they are traced as they are together.
+ALONE = ("mae recomputed", "mae with noise")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALONE else name for name in OPTIONS]
+)
 def test_one_graph_without_breaks_for_all_epochs(name):
     """What dynamo traces; the graph is then run as it is, so that no compiler is needed."""
     dynamo.reset()
     counters.clear()
-    objective = build(name)
+    objective, plain = build(name), build(name)
     objective.compile(backend="eager", dynamic=False)
-    module = Autocast(objective, torch.device("cpu"), "bf16")
-    with dynamo.config.patch(error_on_recompile=True):
+    compiled, eager = (Autocast(task, torch.device("cpu"), "bf16") for task in (objective, plain))
+    graphs = objective.turns
+    with dynamo.config.patch(error_on_recompile=graphs == 1):
         for step in range(5):
-            torch.manual_seed(step)
-            batch = batch_of(step)
-            output = module(batch)
-            output.loss.backward()
-            assert torch.equal(output.loss, Autocast(build(name), torch.device("cpu"), "bf16")(batch).loss)
-    assert counters["stats"]["unique_graphs"] == 1
+            batch, outputs = batch_of(step), []
+            for task, module in ((objective, compiled), (plain, eager)):
+                torch.manual_seed(step)
+                task.begin_step(step)
+                outputs.append(module(batch).loss)
+                outputs[-1].backward()
+            assert torch.equal(*outputs)
+            if step == 2:
+                objective.eval()
+                with torch.no_grad():
+                    objective.evaluation_sums(batch)
+                objective.train()
+    # Dynamo leaves it to a real backend to draw the same noise again.
+    for ours, theirs in zip(objective.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is None or "noise, recomputed" in name or torch.equal(ours.grad, theirs.grad)
+    assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", ["mae", "mae decoding a half", "masked_patch", "supervised with mixing"])
 def test_one_graph_for_all_epochs_with_the_same_losses(name):
     dynamo.reset()
     counters.clear()
@@ -94,7 +139,7 @@ def test_compiled_graphs_draw_the_same_words():
         keys = SampleKeys(seed, epoch, torch.tensor([0, 1, 2**32 - 1]))
 
         def draw(keys: SampleKeys) -> torch.Tensor:
-            return keys.words(Stream.MASK, 5)
+            return keys.words_of((Stream.MASK, Stream.CORRUPT_KIND), 5)
 
         traced = torch.compile(draw, backend="eager", fullgraph=True)(keys.for_compiled())
         assert torch.equal(traced, draw(keys))

@@ -10,10 +10,10 @@ import pytest
 from commands import ROOT, SMALL_MAE
 from damaging import copy_of, damage
 
-from mae_vit import cli
-from mae_vit.training import health
-from pretrain import find_batch as finding
-from pretrain.find_batch import Trial, best_of, candidates
+from mae_vit.cli import main as cli
+from mae_vit.pretraining.doctor import find_batch as finding
+from mae_vit.pretraining.doctor import machine_checks as health
+from mae_vit.pretraining.doctor.find_batch import Trial, best_of, candidates
 
 CONFIG = ["doctor", "--config", "configs/mae_digits.yaml"]
 
@@ -88,7 +88,7 @@ def test_deepspeed_that_does_not_import_fails(monkeypatch, tmp_path):
         (["train.precision=fp16"], "device", "warn", "fp16 is slow"),
         (["data.split=trian"], "plan", "FAIL", 'no split "trian"'),
         (["train.effective_batch_size=9000"], "plan", "FAIL", "larger than the data"),
-        (["data.workers=64"], "workers", "warn", "fewer data.workers"),
+        (["data.workers=64"], "cores", "warn", "64 workers of a rank on its "),
     ],
 )
 def test_findings(doctor, words, name, status, said):
@@ -119,10 +119,10 @@ def test_a_container_or_job_has_less_memory_than_its_machine(tmp_path, line, gro
     (folder / most).write_text(f"{4 << 30}\n")
     (folder / used).write_text(f"{3 << 30}\n")
     (folder / "memory.stat").write_text(f"anon 7\ninactive_file {1 << 30}\n")
-    assert health._container_limit(tmp_path / "root", tmp_path / "own") == 2 << 30
+    assert health._container_limit(root=tmp_path / "root", own=tmp_path / "own") == 2 << 30
     (folder / most).write_text("max\n")
     if "max" in most:
-        assert health._container_limit(tmp_path / "root", tmp_path / "own") is None
+        assert health._container_limit(root=tmp_path / "root", own=tmp_path / "own") is None
 
 
 def test_a_disk_that_is_too_small(doctor, tmp_path):
@@ -194,7 +194,7 @@ def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
         "import os, sys\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         f"if os.environ['RANK'] == '1': sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-        "from mae_vit.cli import main\nsys.exit(main())\n"
+        "from mae_vit.cli.main import main\nsys.exit(main())\n"
     )
     words = [*CONFIG, f"data.path={digits}", f"run.dir={tmp_path / 'run'}", "train.effective_batch_size=64"]
     told = torchrun(2, [str(script), *words])
@@ -211,8 +211,9 @@ def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
 @pytest.mark.slow
 def test_a_rank_that_does_not_come(digits, tmp_path):
     code = (
-        "import sys; from mae_vit.training import meeting; meeting.meet.__kwdefaults__['timeout_s'] = 3.0; "
-        "from mae_vit.cli import main; sys.exit(main())"
+        "import sys; from mae_vit.pretraining.doctor.rank_checks import meet; "
+        "meet.__kwdefaults__['timeout_s'] = 3.0; "
+        "from mae_vit.cli.main import main; sys.exit(main())"
     )
     environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29877", "OMP_NUM_THREADS": "1"}

@@ -22,7 +22,7 @@ from oracle_worker import (
 )
 from timm.optim.lars import Lars
 
-from mae_vit.training.distributed import free_port
+from mae_vit.runtime.ranks import free_port
 
 WORKER = Path(__file__).with_name("oracle_worker.py")
 
@@ -68,6 +68,34 @@ TWO_RANKS = {
     "averaged": {"engines": ["2", "0", "1"], "ema": 0.8},
     "ZeRO 3, joint": {"engines": ["3", "0"], "objective": "joint"},
 }
+DATA_PARALLEL = {
+    f"torch: {name}": {"engines": ["torch"], **changes}
+    for name, changes in {
+        "plain": {},
+        "clipped, accumulation": {"clip": 0.1, "accumulation": 4},
+        "averaged": {"ema": 0.8},
+        "in turns": {"objective": "joint", "accumulation": 2},
+        "compiled, recomputed": {"compile": True, "recompute": True, "accumulation": 2},
+        **{name: {"optimizer": name} for name in ("sgd", "lars")},
+    }.items()
+} | {
+    "handed over": {"engines": ["torch", "0", "torch", "2", "3"], "clip": 0.1},
+    "handed over, fp16": {"engines": ["1", "torch"], "precision": "fp16", "scale": 2.0**23},
+    "handed over, averaged": {"engines": ["0", "torch", "2"], "ema": 0.8},
+}
+# Held against one another alone: statistics of half a batch are not those of the batch, and the
+# gradients of half a batch, twice as large, overflow earlier.
+PEERS = {
+    "normed": {"objective": "normed", "optimizer": "sgd", "ema": 0.8},
+    "normed, accumulation": {"objective": "normed", "optimizer": "sgd", "accumulation": 2},
+    "fp16 that overflows": {"precision": "fp16", "scale": 2.0**23, "clip": 0.1, "accumulation": 2},
+}
+PEER_ENGINES = {"torch": ["torch"], "0": ["0"], "torch, 0": ["torch", "0"]}
+COMPRESSED = {"compressed": {"engines": ["torch"], "compression": "bf16"}}
+THREE_RANKS = {
+    "straight": {"engines": ["torch"]},
+    "resumed": {"engines": ["torch", "torch"]},
+}
 SHARDED = [name for name in OPTIMIZERS if name != "lars"]
 GRID = {
     f"ZeRO {stage}, {name}": {"engines": [stage, stage], **changes}
@@ -82,6 +110,18 @@ GRID = {
         "bf16": {"precision": "bf16"},
     }.items()
 } | {"ZeRO 0, lars": {"engines": ["0", "0"], "optimizer": "lars"}}
+# Before the others: ZeRO 3 changes torch for good.
+GRID = {
+    f"torch: {name}": {"engines": ["torch", "torch"], **changes}
+    for name, changes in {
+        **{name: {"optimizer": name, "accumulation": 2} for name in OPTIMIZERS},
+        **{name: {"objective": name} for name in ("masked_patch", "supervised", "simmim")},
+        "recomputed": {"recompute": True},
+        "compiled, in turns": {"compile": True, "objective": "joint"},
+        "fp16": {"precision": "fp16"},
+        "bf16": {"precision": "bf16"},
+    }.items()
+} | GRID
 
 
 def plain_optimizer(case: dict, decayed: list, kept: list) -> torch.optim.Optimizer:
@@ -187,7 +227,17 @@ def one_rank():
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    return through_engines(TWO_RANKS, ranks=2)
+    peers = {
+        f"{engine}: {name}": {"engines": engines, **case}
+        for engine, engines in PEER_ENGINES.items()
+        for name, case in PEERS.items()
+    }
+    return through_engines(peers | COMPRESSED | DATA_PARALLEL | TWO_RANKS, ranks=2)
+
+
+@pytest.fixture(scope="module")
+def three_ranks():
+    return through_engines(THREE_RANKS, ranks=3)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +246,8 @@ def grid():
 
 
 def without_engines(case: dict) -> dict:
-    return {key: value for key, value in case.items() if key not in ("engines", "accumulation", "recompute")}
+    no_matter = ("engines", "accumulation", "recompute", "compile")
+    return {key: value for key, value in case.items() if key not in no_matter}
 
 
 def assert_agrees(found: dict, case: dict) -> None:
@@ -255,6 +306,59 @@ def test_zero_and_accumulation_agree_to_rounding(one_rank, name):
 @pytest.mark.parametrize("name", TWO_RANKS)
 def test_two_ranks_agree_to_rounding(two_ranks, name):
     assert_agrees(two_ranks[name], TWO_RANKS[name])
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_rank_0_alone_holds_the_gathered_state(two_ranks, name):
+    (held, elsewhere), copied = two_ranks[name]["held"], two_ranks[name]["copied"]
+    assert held > 40
+    assert elsewhere == 0
+    assert copied == [held, 0]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", DATA_PARALLEL)
+def test_data_parallel_ranks_agree_to_rounding(two_ranks, name):
+    case, found = DATA_PARALLEL[name], two_ranks[name]
+    assert_agrees(found, case)
+    assert found["apart"] == 0.0
+    if case["engines"][0] == "torch":
+        # Nothing is sent before the last micro-batch.
+        assert found["shared"] == [False] * (case.get("accumulation", 1) - 1) + [True]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", PEERS)
+def test_statistics_and_overflows_are_those_of_deepspeed(two_ranks, name):
+    expected = two_ranks[f"0: {name}"]
+    if "fp16" in name:
+        assert 2 <= sum(expected["skips"]) <= STEPS - 2
+    else:
+        assert expected["evaluation"]["loss"] != pytest.approx(expected["losses"][0], rel=1e-3)
+    for engine in ("torch", "torch, 0"):
+        found = two_ranks[f"{engine}: {name}"]
+        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+        assert found["evaluation"] == pytest.approx(expected["evaluation"], rel=1e-5)
+        assert (found["skips"], found["scale"]) == (expected["skips"], expected["scale"])
+        assert found["apart"] == 0.0
+
+
+@pytest.mark.distributed
+def test_gradients_are_rounded_where_asked(two_ranks):
+    plain, found = two_ranks["torch: plain"], two_ranks["compressed"]
+    assert found["losses"][0] == plain["losses"][0]
+    assert found["norms"][0] != plain["norms"][0]
+    assert found["norms"][0] == pytest.approx(plain["norms"][0], rel=1e-2)
+    assert found["losses"] == pytest.approx(plain["losses"], rel=0.05)
+    assert found["apart"] == 0.0
+
+
+@pytest.mark.distributed
+def test_a_resumed_data_parallel_run_is_bit_equal(three_ranks):
+    """From three ranks on, a sum's rounding depends on where DistributedDataParallel puts a gradient."""
+    assert three_ranks["resumed"]["losses"] == three_ranks["straight"]["losses"]
+    assert three_ranks["resumed"]["norms"] == three_ranks["straight"]["norms"]
 
 
 @pytest.mark.distributed

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    from mae_vit.data.augment import Augment
+    from mae_vit.data.images.augment import Augment
     from mae_vit.data.index import open_index
-    from mae_vit.data.loader import load_batches, start_worker_server
-    from mae_vit.data.order import GlobalOrder, Share
-    from mae_vit.data.reading import open_source
+    from mae_vit.data.batches.loader import load_batches, start_worker_server
+    from mae_vit.data.order.order import GlobalOrder, Share
+    from mae_vit.data.batches.sources import open_source
 
     start_worker_server()
     index = open_index(Path(sys.argv[1]), "train")

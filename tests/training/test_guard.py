@@ -5,14 +5,17 @@ import json
 import numpy as np
 import pytest
 from commands import lines_of, summary_of
+from leftovers import Leftovers
 
-from mae_vit.config import GuardSection
+from mae_vit.config.schema import GuardSection
 from mae_vit.data.index import open_index
-from mae_vit.data.order import GlobalOrder
-from mae_vit.skipping import data_step, skip
-from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
-from mae_vit.training.engine import TorchEngine
-from mae_vit.training.guard import BadStep, Course, Guard
+from mae_vit.data.order.order import GlobalOrder
+from mae_vit.data.order.skipped_steps import data_step, skip
+from mae_vit.runtime.failures import BadStep
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.engines.state import Course
+from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.recovery.guard import Guard
 
 BATCH = 128  # of mae_digits
 LENGTH = ["train.steps=12", "checkpoint.every_steps=4", "checkpoint.keep_last=9", "guard.skip_steps=2"]
@@ -81,6 +84,15 @@ def test_a_run_that_passed_a_bad_batch_resumes_exactly(call, tmp_path, poison, b
     assert call(*LENGTH, "--resume", str(middle), name="rest") == 0
     encoders = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("run", "rest")]
     assert encoders[0] == encoders[1]
+
+
+def test_after_going_back_nothing_of_the_checkpoint_stays_in_memory(call, poison, batch_of, monkeypatch):
+    poison(float("nan"), lambda samples: np.array_equal(samples, batch_of(6)))
+    left = Leftovers(monkeypatch)
+    assert call(*LENGTH) == 0
+    assert len(left.read) > 40
+    # The first time, the state of step 0 may still be on its way to the disk.
+    assert left.alive[1:] == [0]
 
 
 def test_what_stays_bad_stops_the_run(call, tmp_path, capsys, poison, batch_of):

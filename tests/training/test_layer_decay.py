@@ -3,15 +3,16 @@
 import pytest
 import torch
 
-from finetune.classifiers import NetworkClassifier, ViTClassifier
-from mae_vit.batch import Batch
-from mae_vit.encoder import ViTEncoder
-from mae_vit.keyed import SampleKeys
-from mae_vit.objectives.labels import LabelLoss
-from mae_vit.training.distributed import Ranks
-from mae_vit.training.engine import StepOptions, TorchEngine
-from mae_vit.training.optimizers import OptimizerOptions
-from mae_vit.training.param_groups import EMBEDDINGS, decay_groups, layer_rates, layer_scales
+from mae_vit.core.batch import Batch
+from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
+from mae_vit.models.vit import ViTEncoder
+from mae_vit.objectives.label_loss import LabelLoss
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.engines.base import StepOptions
+from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.optim.optimizers import OptimizerOptions
+from mae_vit.training.optim.param_groups import EMBEDDINGS, decay_groups, layer_rates, layer_scales
 
 
 def model_of(depth: int = 3, pool: str = "mean") -> ViTClassifier:

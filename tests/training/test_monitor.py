@@ -2,8 +2,8 @@
 
 import time
 
-from mae_vit.training.monitor import Monitor
-from mae_vit.training.run_folder import RunFolder
+from mae_vit.training.outputs.monitor import Monitor
+from mae_vit.training.outputs.run_folder import RunFolder
 
 
 def test_the_time_left_is_that_of_the_steps_since_the_first_line(tmp_path, capsys, monkeypatch):

@@ -11,15 +11,15 @@ from commands import summary_of
 from damaging import WAYS, copy_of, damage, keys_of
 from PIL import Image
 
-from mae_vit.checkpoint_files import step_of
-from mae_vit.data import feeding
+from mae_vit.core.errors import Damage
+from mae_vit.data.batches import prefetch as feeding
 from mae_vit.data.index import open_index
-from mae_vit.data.prepare import prepare
-from mae_vit.data.sources import find_images
-from mae_vit.errors import Damage
-from mae_vit.training.checkpoint import list_checkpoints
-from mae_vit.training.distributed import Ranks
-from mae_vit.training.quarantine import Quarantine
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints
+from mae_vit.training.checkpoints.format import step_of
+from mae_vit.training.recovery.quarantine import Quarantine
 
 # 1 % of 1,497 samples, in five ways.
 BAD = {57 + 99 * number: list(WAYS)[number % 5] for number in range(15)}
@@ -172,8 +172,8 @@ def test_a_run_that_stopped_goes_on_with_mended_shards(call, digits, tmp_path):
 
 
 def test_a_shard_that_vanishes_in_mid_run_is_replaced_too(call, digits, tmp_path, monkeypatch):
-    monkeypatch.setattr("mae_vit.data.shard_files._MAX_OPEN_SHARDS", 1)
-    monkeypatch.setattr("mae_vit.data.shard_files._WAITS_S", (0.0, 0.01))
+    monkeypatch.setattr("mae_vit.data.shards.shard_files._MAX_OPEN_SHARDS", 1)
+    monkeypatch.setattr("mae_vit.data.shards.shard_files._WAITS_S", (0.0, 0.01))
     copy, lost = copy_of(digits, tmp_path / "data"), []
     load = feeding.load_batches
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mae_vit.cli import main
-from mae_vit.training.engine import TorchEngine
-from pretrain.replay import replay
+from mae_vit.cli.main import main
+from mae_vit.pretraining.replay import replay
+from mae_vit.training.engines.torch_engine import TorchEngine
 
 
 @pytest.fixture

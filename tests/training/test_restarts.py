@@ -2,7 +2,7 @@
 
 import pytest
 
-from mae_vit.training.restarts import note_progress
+from mae_vit.runtime.slurm import note_progress
 
 
 @pytest.fixture

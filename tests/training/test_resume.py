@@ -4,8 +4,9 @@ import json
 
 import pytest
 from commands import lines_of, one_line, summary_of
+from leftovers import Leftovers
 
-from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
 
 def test_stopping_half_way_changes_nothing(call, tmp_path):
@@ -26,6 +27,16 @@ def test_stopping_half_way_changes_nothing(call, tmp_path):
     assert [[line.get(k) for k in kept] for line in lines_of(cut)] == [
         [line.get(k) for k in kept] for line in lines_of(straight)
     ]
+
+
+def test_nothing_of_a_checkpoint_stays_in_memory(call, tmp_path, monkeypatch):
+    options = ("checkpoint.keep_last=9",)
+    assert call(*options, "train.ema_decay=0.9", name="whole") == 0
+    middle = tmp_path / "whole" / "checkpoints" / "step-00000004"
+    left = Leftovers(monkeypatch)
+    assert call(*options, "train.ema_decay=0.9", "--resume", str(middle), name="rest") == 0
+    assert len(left.read) > 40
+    assert left.alive == [0]
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 import json
 import math
 
-from mae_vit.files import read_json_lines
-from mae_vit.training.run_folder import RunFolder
+from mae_vit.core.files import read_json_lines
+from mae_vit.training.outputs.run_folder import RunFolder
 
 
 def refuse(word: str) -> None:

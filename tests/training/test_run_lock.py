@@ -9,15 +9,15 @@ import time
 import pytest
 from commands import summary_of
 
-from mae_vit.errors import InputError
-from mae_vit.locks import Lock
-from mae_vit.training import run_lock
-from mae_vit.training.run_lock import lock_run
+from mae_vit.core.errors import InputError
+from mae_vit.runtime.locks import Lock
+from mae_vit.training.outputs import run_lock
+from mae_vit.training.outputs.run_lock import lock_run
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from mae_vit.training.run_lock import lock_run
+from mae_vit.training.outputs.run_lock import lock_run
 lock = lock_run(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from commands import ROOT, lines_of, summary_of
 
-from mae_vit.config_file import load_config
-from mae_vit.pretrain_config import PretrainConfig
-from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
-from mae_vit.training.distributed import Ranks
-from mae_vit.training.precision import LossScale
-from pretrain.data import open_data
+from mae_vit.config.load import load_config
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.data import open_data
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.optim.loss_scale import LossScale
 
 # The encoder of the unchanged config, made once, then those of each change.
 SEEN: list[bytes] = []
@@ -111,6 +111,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(call, tmp_path, capsys):
         "1,497 images",
         "rate",
         "GFLOP/s that a rank's matrix products reach here now",
+        "compiled    no: train.compile=auto, off on CPUs",
         "memory",
         "disk",
     ):
@@ -156,6 +157,7 @@ def test_the_plan_reads_well(call, capsys):
     assert "0.1 MiB at the end;" in output
     assert output.count("at the end") == 1  # the split that is held out otherwise is trained on
     assert "128 = 1 rank x 1 micro-batch x 128" in output
+    assert re.search(r"^cores       \d+, 0 workers for each of 1 rank$", output, re.MULTILINE)
     assert call("--dry-run", "checkpoint.every_steps=1", "monitor.evaluate_every_steps=1") == 0
     output = capsys.readouterr().out
     assert "1,497 images in 4 shards" in output

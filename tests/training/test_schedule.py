@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from mae_vit.encoder import ViTEncoder
-from mae_vit.training.param_groups import decay_groups
-from mae_vit.training.schedule import rate_at
+from mae_vit.models.vit import ViTEncoder
+from mae_vit.training.optim.lr_schedule import rate_at
+from mae_vit.training.optim.param_groups import decay_groups
 
 
 @pytest.mark.parametrize(

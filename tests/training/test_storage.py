@@ -11,7 +11,7 @@ import pytest
 from commands import ROOT, run, summary_of
 from training_runs import SMALL
 
-from mae_vit.training.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from mae_vit.training.tensor_files import write_tensors
+from mae_vit.training.checkpoints.safetensors_writer import write_tensors
 
 
 @pytest.fixture

@@ -1,128 +1,83 @@
-"""The loop gives a device its work and reads nothing back but what is a step old, and log lines.
+"""The loop gives a device its work and reads nothing back but what is a step old, and log lines."""
 
-On a CPU nothing shows in time; what would make a GPU wait is told by its operations.
-"""
-
-from collections import Counter
-from types import SimpleNamespace
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from waiting_worker import OPTIONS, counted, step_options, take_steps, torch_engine
 
-from mae_vit.batch import Batch
-from mae_vit.config import GuardSection
-from mae_vit.encoder import ViTEncoder
-from mae_vit.keyed import SampleKeys
-from mae_vit.objectives import OBJECTIVES
-from mae_vit.plan import Plan
-from mae_vit.training.distributed import Ranks
-from mae_vit.training.engine import StepOptions, TorchEngine
-from mae_vit.training.guard import Course, Guard
-from mae_vit.training.loop import train
-from mae_vit.training.optimizers import OptimizerOptions
-
-OPTIONS = {
-    "mae": {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2},
-    "mae decoding a half": {
-        "name": "mae",
-        "decode_ratio": 0.5,
-        "decoder_embed_dim": 16,
-        "decoder_depth": 1,
-        "decoder_num_heads": 2,
-    },
-    "masked_patch": {},
-    "joint": {"mae": {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}},
-    "simmim": {},
-    "supervised": {},
+WORKER = Path(__file__).with_name("waiting_worker.py")
+STAGES = [(name, 0) for name in OPTIONS] + [("mae", 1), ("mae", 2), ("mae", 3)]
+# In four steps of two groups of parameters, whose norms DeepSpeed 0.19 looks at one by one at ZeRO 1
+# and 2, together at 3; with float32 parameters it has no switch for it.
+PINNED = {
+    1: {"_local_scalar_dense": 12, "lift_fresh": 8},
+    2: {"_local_scalar_dense": 12, "lift_fresh": 8},
+    3: {"_local_scalar_dense": 4, "lift_fresh": 8},
 }
-# What returns a number, or a shape that depends on numbers, to the host; and `lift_fresh`,
-# by which `torch.tensor(..., device=...)` brings the host's numbers to the device.
-WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "lift_fresh")
 
 
-class Waits(TorchDispatchMode):
-    """Counts operations that make the host wait for a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        by_mask = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
-        if name in WAITING or by_mask:
-            self.found[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
-class Recorded(SimpleNamespace):
-    """Hooks that log steps and do nothing else."""
-
-    def __getattr__(self, name):
-        return lambda *args, **kwargs: None
-
-    def stop_requested(self) -> bool:
-        return False
-
-    def note_damage(self, step, found) -> int:
-        return 0
-
-    def log(self, line) -> None:
-        self.lines.append(line)
-
-
-def take_steps(name: str, steps: int, *, log_every: int) -> tuple[Counter, list]:
-    torch.manual_seed(0)
-    encoder = ViTEncoder(img_size=(8, 8), patch_size=4, embed_dim=16, depth=1, num_heads=2)
-    options = {"name": name, **OPTIONS[name]}
-    section = OBJECTIVES[options["name"]].model_validate(options)
-    objective = section.build(encoder, mean=[0.5] * 3, std=[0.25] * 3, num_classes=5)
-    adamw = OptimizerOptions("adamw", 0.05, {"betas": (0.9, 0.95), "eps": 1e-8})
-    engine = TorchEngine(objective, StepOptions(adamw, 1.0, "bf16", 4, 2), Ranks(), torch.device("cpu"))
-    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
-    labels = torch.arange(4)
-
-    def batches():
-        for number in range(2 * steps):
-            yield Batch(images, labels, SampleKeys(0, number // 4, torch.arange(4) + 4 * number))
-
-    never = 10**6
-    plan = Plan(1000, 125, steps + 1, 0, 8, 4, 2, 1e-3, 0, never, never)
-    hooks, waits = Recorded(lines=[]), Waits()
-    guard = Guard(GuardSection(), Course())
-    # The batches end before the plan does: its last step would be logged.
-    with waits, pytest.raises(StopIteration):
-        train(
-            engine,
-            batches(),
-            hooks,
-            guard,
-            plan=plan,
-            rate=lambda step: 1e-3,
-            start_step=0,
-            log_every_steps=log_every,
-        )
-    return waits.found, hooks.lines
+@pytest.fixture(scope="module")
+def deepspeed():
+    arguments = [sys.executable, WORKER, json.dumps(STAGES)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
+    return dict(zip(STAGES, json.loads(line.removeprefix("RESULT")), strict=True))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_nothing_waits_for_the_device_between_log_steps(name):
-    found, lines = take_steps(name, 4, log_every=100)
+    engine = torch_engine(name)
+    with counted() as found:
+        lines = take_steps(engine, 4, log_every=100)
     assert not lines
     assert found == {}
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", OPTIONS)
+def test_nothing_waits_at_zero_0(deepspeed, name):
+    assert deepspeed[name, 0] == {"found": {}, "lines": []}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("stage", PINNED)
+def test_waits_of_other_stages_do_not_grow(deepspeed, stage):
+    assert deepspeed["mae", stage]["found"] == PINNED[stage]
+
+
 def test_what_waits_is_found():
-    waits = Waits()
-    with waits:
+    with counted() as found:
         values = torch.tensor([1.0, 2.0])
         values.sum().item()
         bool(values.isfinite().all())
         values[values > 1]
-    assert waits.found == {"lift_fresh": 1, "_local_scalar_dense": 2, "index": 1}
+        torch.cuda.synchronize()
+    assert found == {"lift_fresh": 1, "_local_scalar_dense": 2, "index": 1, "synchronize": 1}
 
 
 def test_log_steps_are_logged():
-    _, lines = take_steps("mae", 4, log_every=2)
+    lines = take_steps(torch_engine("mae"), 4, log_every=2)
     assert [line["step"] for line in lines] == [2, 4]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_ranks_exchange_beside_the_backward_pass_on_gpus(stage):
+    from mae_vit.training.engines.deepspeed_engine import deepspeed_config
+
+    def exchange(numbers: int, device: str) -> dict:
+        options = step_options(stage)
+        return deepspeed_config(options, trainable=numbers, device=torch.device(device))["zero_optimization"]
+
+    large = exchange(10**9, "cuda")
+    assert large["overlap_comm"]
+    assert 25e6 <= large["reduce_bucket_size"] <= 50e6
+    assert 25e6 <= large["allgather_bucket_size"] <= 50e6
+    assert exchange(1000, "cuda")["reduce_bucket_size"] == 1000
+    # On a CPU numbers stay what they were: one bucket, after the pass.
+    assert exchange(10**8, "cpu")["reduce_bucket_size"] == 10**8
+    assert "overlap_comm" not in exchange(10**8, "cpu")

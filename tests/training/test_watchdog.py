@@ -6,7 +6,7 @@ from commands import run
 
 _SCRIPT = """
 import sys, time
-from mae_vit.training.watchdog import Watchdog
+from mae_vit.runtime.watchdog import Watchdog
 dog = Watchdog(0.6, rank=3)
 time.sleep(1.0)
 dog.__enter__()

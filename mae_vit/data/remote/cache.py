@@ -14,11 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mae_vit.data.remote.patience import Patience
+from mae_vit.core.errors import Unreachable
+from mae_vit.core.messages import reason_of
+from mae_vit.core.urls import shown
+from mae_vit.data.remote.retry import Patience
 from mae_vit.data.remote.streams import Refused, open_stream
-from mae_vit.errors import Unreachable, reason_of
-from mae_vit.locks import locked, take_lock
-from mae_vit.urls import shown
+from mae_vit.runtime.locks import locked, take_lock
 
 STALL_S = 30.0
 # Below this a connection counts as silent.

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mae_vit.data.dataset import FILE_NAME, Dataset, IndexFile, Shard, parse_dataset, read_dataset
+from mae_vit.core.errors import InputError, Unreachable
+from mae_vit.core.files import replacing, user_cache
+from mae_vit.core.messages import reason_of
+from mae_vit.core.urls import check_url, file_url, is_url, shown
 from mae_vit.data.remote.cache import STALL_S, Cache, Wanted
-from mae_vit.data.remote.patience import Patience
+from mae_vit.data.remote.retry import Patience
 from mae_vit.data.remote.streams import Refused, open_stream
-from mae_vit.errors import InputError, Unreachable, reason_of
-from mae_vit.files import replacing
-from mae_vit.locks import locked
-from mae_vit.urls import check_url, file_url, is_url, shown
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, IndexFile, Shard, parse_dataset, read_dataset
+from mae_vit.runtime.locks import locked
 
 DEFAULT_CACHE_GIB = 50.0
 # A name of our own: what lies in it may be removed.
@@ -218,8 +219,3 @@ def _name_of(url: str) -> str:
     """A folder name that people recognize, and no other URL has."""
     words = re.sub(r"[^A-Za-z0-9.]+", "-", shown(url)).strip("-.")[-60:]
     return f"{words}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
-
-
-def user_cache() -> Path:
-    """The folder of this user for what can be had again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mae-vit"

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from mae_vit.data.dataset import Shard
+from mae_vit.core.urls import file_url
 from mae_vit.data.remote.cache import Wanted
 from mae_vit.data.remote.folder import RemoteFolder
 from mae_vit.data.remote.streams import Refused
-from mae_vit.data.shard_files import ReadError, read_range
-from mae_vit.data.shard_table import ShardTable
-from mae_vit.urls import file_url
+from mae_vit.data.shards.dataset_json import Shard
+from mae_vit.data.shards.shard_files import ReadError, ShardTable, read_range
 
 # How often a shard is marked as used: it is for the order in which shards make room.
 _MARKED_EVERY_S = 5.0

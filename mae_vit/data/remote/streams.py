@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from webdataset.gopen import gopen
 
-from mae_vit.urls import PIPE, pipe_allowed
+from mae_vit.core.urls import PIPE, pipe_allowed
 
 _BLOCK = 1 << 20
 _RETRIED_STATUS = (408, 425, 429)

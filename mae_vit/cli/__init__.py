@@ -1,0 +1,1 @@
+"""The command `mae-vit`: one file a command."""

@@ -1,0 +1,40 @@
+"""`mae-vit check`: every shard against what dataset.json says of it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mae_vit.config.command_line import OneLineParser
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import counted
+from mae_vit.core.urls import is_url, shown
+from mae_vit.runtime.exit_codes import EXIT_FAILED
+
+
+def add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `check`."""
+    parser = commands.add_parser(
+        "check",
+        help="verify every shard",
+        description="Verify every shard against dataset.json; exit 1 and name what is damaged.",
+    )
+    parser.add_argument("path", metavar="DIR", help="the data folder")
+    parser.add_argument("--decode", action="store_true", help="decode every image too")
+    parser.set_defaults(run=_check, parser=parser)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from mae_vit.data.shards.verify import check
+
+    if is_url(arguments.path):
+        raise InputError(
+            f"{shown(arguments.path)}: shards elsewhere are verified as runs fetch them; give a folder"
+        )
+    problems = check(Path(arguments.path), decode_all=arguments.decode)
+    for problem in problems:
+        print(f"damaged: {problem}")
+    print(
+        f"{arguments.path}: {counted(len(problems), 'problem') if problems else 'all shards are as described'}"
+    )
+    return EXIT_FAILED if problems else 0

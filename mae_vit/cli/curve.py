@@ -1,0 +1,144 @@
+"""`mae-vit curve`: a run against what its preset's curves look like."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mae_vit.config.command_line import OneLineParser
+from mae_vit.config.load import read_run_config
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import read_json_lines
+from mae_vit.core.messages import counted, nearest, reason_of
+from mae_vit.runtime.exit_codes import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mae_vit.pretraining.reference_curves import Reference
+
+_SHOWN_DIFFERENCES = 6
+# What is learned, by which network and from which views.
+_TASK = ("model.", "objective.", "data.")
+
+
+def add_curve(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `curve`."""
+    parser = commands.add_parser(
+        "curve",
+        help="is my run normal? its curves against its preset's",
+        description="Draw a pretraining run's curves over those of the shipped preset that its recipe is nearest to, "
+        "and say at which step and by how much it leaves their band; exit 1 if it does.",
+    )
+    parser.add_argument("path", type=Path, metavar="RUN", help="the run's folder, finished or not")
+    parser.add_argument(
+        "--preset", metavar="NAME", help="compare with this one (docs/reference_curves has them)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: RUN/curve.png")
+    parser.set_defaults(run=run_curve, parser=parser)
+
+
+def run_curve(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code: 1 if the run is outside.
+
+    Raises:
+        InputError: if there is no run, or nothing to compare it with.
+    """
+    from mae_vit.pretraining.reference_curves import departures
+
+    run: Path = arguments.path
+    lines = _lines_of(run)
+    reference, differing = _choose(run, arguments.preset)
+    found, compared = departures(reference, lines)
+    if not compared:
+        raise InputError(
+            f"{run} has nothing in common with the curves of {reference.name} ({reference.total_steps:,} steps, "
+            "evaluated at steps of its own): the same length and at least as many log steps are compared"
+        )
+    out = arguments.out or run / "curve.png"
+    _draw(reference, lines, out, run.name)
+    known = max(int(band.steps[-1]) for band in reference.bands.values())
+    part = "" if known == reference.total_steps else f"the first {known:,} of "
+    seeds = counted(len(reference.seeds), "seed")
+    print(f"reference  {reference.name}, {seeds}, {part}{reference.total_steps:,} steps")
+    for text in differing[:_SHOWN_DIFFERENCES]:
+        print(f"  differs  {text}")
+    if len(differing) > _SHOWN_DIFFERENCES:
+        print(f"  differs  in {len(differing) - _SHOWN_DIFFERENCES} more values")
+    if not found:
+        print(
+            f"normal     within the band at all {compared} places up to step {min(known, lines[-1]['step']):,}"
+        )
+    for departure in found:
+        print(f"outside    {departure}")
+    print(f"picture    {out}")
+    return EXIT_FAILED if found else 0
+
+
+def _lines_of(run: Path) -> list[dict[str, Any]]:
+    if not (run / "metrics.jsonl").is_file():
+        raise InputError(f"{run} is no run folder: it has no metrics.jsonl")
+    lines = read_json_lines(run / "metrics.jsonl")
+    if not lines:
+        raise InputError(f"{run} has logged nothing yet")
+    return lines
+
+
+def _choose(run: Path, preset: str | None) -> tuple[Reference, list[str]]:
+    from mae_vit.pretraining.reference_curves import FOLDER, nearest_reference, read_references, recipe_of
+
+    references = read_references()
+    if not references:
+        raise InputError(f"there are no reference curves at {FOLDER}: this command needs the repository")
+    if preset is not None:
+        names = [reference.name for reference in references]
+        references = [reference for reference in references if reference.name == preset]
+        if not references:
+            raise InputError(f"--preset {preset}: {nearest(preset, names)}")
+    found = nearest_reference(recipe_of(read_run_config(run)), references)
+    assert found is not None
+    # Another rate shows in the curve what it does; another task has another curve.
+    others = [text for text in found[1] if text.startswith(_TASK)]
+    if preset is None and others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise InputError(
+            f"{run}: there are no measured curves of such a run: {found[0].name} comes nearest, and differs in "
+            f"{others[0]}{more}; --preset NAME compares a run of its length, {found[0].total_steps:,} steps, all "
+            "the same"
+        )
+    return found
+
+
+def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, name: str) -> None:
+    """Draws a panel for each curve that both have."""
+    from matplotlib.figure import Figure
+
+    from mae_vit.pretraining.reference_curves import curves_of
+
+    curves = {
+        key: value for key, value in curves_of(lines, reference.total_steps).items() if key in reference.bands
+    }
+    figure = Figure(figsize=(5.2 * max(1, len(curves)), 3.4), layout="constrained")
+    panels: Sequence[Axes] = figure.subplots(1, max(1, len(curves)), squeeze=False)[0]
+    for axes, (key, curve) in zip(panels, curves.items(), strict=False):
+        band = reference.bands[key]
+        axes.fill_between(
+            band.steps,
+            band.mean - band.half_width,
+            band.mean + band.half_width,
+            color="#0072b2",
+            alpha=0.2,
+            label=f"{reference.name}, {counted(len(reference.seeds), 'seed')}",
+        )
+        axes.plot(band.steps, band.mean, color="#0072b2", linewidth=1)
+        axes.plot(curve.steps, curve.values, color="#d55e00", label=name)
+        axes.set(xlabel="step", title=key)
+        axes.grid(alpha=0.2)
+        axes.legend(fontsize=8)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, dpi=110)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {reason_of(error)}") from None

@@ -1,0 +1,43 @@
+"""`mae-vit doctor`: machine, run and ranks, before a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mae_vit.config.command_line import OneLineParser, add_allow_pipe, add_local_rank
+from mae_vit.core.urls import allow_pipe
+
+
+def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `doctor`."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check config, data and machine before a run",
+        description="Check what a pretraining run needs: software, devices, memory, disk, data, and whether the ranks "
+        "find each other; exit 1 if something will fail. Under a launcher, all ranks check: "
+        "torchrun --nproc-per-node 8 -m mae_vit.cli doctor --config FILE.",
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="the run, as YAML; without: what all need"
+    )
+    parser.add_argument(
+        "paths", nargs="*", metavar="KEY.PATH=VALUE", help="change one value, as in pretraining"
+    )
+    parser.add_argument(
+        "--find-batch",
+        action="store_true",
+        help="train a few steps with micro-batches of growing size, in this process alone",
+    )
+    add_allow_pipe(parser)
+    add_local_rank(parser)
+    parser.set_defaults(run=_doctor, parser=parser)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.allow_pipe:
+        allow_pipe()
+    # Imports torch: not for --help.
+    from mae_vit.pretraining.doctor.doctor import doctor
+
+    return doctor(arguments.config, arguments.paths, tries_batches=arguments.find_batch)

@@ -1,0 +1,217 @@
+"""`mae-vit embed`: its options, and what it says at the end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mae_vit.config.command_line import OneLineParser
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import counted, reason_of
+from mae_vit.runtime.exit_codes import EXIT_REQUEUE
+
+if TYPE_CHECKING:
+    from mae_vit.weights.embed.embed import Outcome
+
+_NAMED = 5
+_BATCH_SIZE, _BATCH_SIZE_GPU = 64, 256
+_DESCRIPTION = """Turn images into features (N, D) by a pretrained encoder, in the order of the data, with their keys.
+What is done is saved beside the output as it comes: stopped or killed, the same command goes on."""
+_EPILOG = """examples:
+  mae-vit embed runs/mae_base photos/ --out photos.npz
+  mae-vit embed encoder.safetensors data/cifar10 --split test --out test.parquet
+  mae-vit embed timm:vit_base_patch16_224.augreg_in21k images.zip --out images.npz --pool mean --device cuda
+
+images are cropped and normalized as the encoder was measured: the largest centered box, resized. Those that cannot
+be read are passed over and named in FILE.broken.csv.
+
+  import numpy as np
+  file = np.load("photos.npz"); features, keys = file["features"], file["keys"]
+labels, classes and splits are there where the data have any; metadata is JSON. In .parquet the columns are the same."""
+
+
+def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `embed`."""
+    parser = commands.add_parser(
+        "embed",
+        help="images -> features by a pretrained encoder",
+        usage="%(prog)s [options] START DATA --out FILE.npz|FILE.parquet",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "start",
+        metavar="START",
+        help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, or timm:NAME",
+    )
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        help="prepared shards, a folder of images, or an archive of one (.tar, .tar.gz, .zip)",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .npz or .parquet file")
+    parser.add_argument(
+        "--restart", action="store_true", help="begin again, also over what was made otherwise"
+    )
+    parser.add_argument(
+        "--save-every-s",
+        type=float,
+        metavar="S",
+        help="save after S seconds (5), later after each hundredth of the time gone: what a kill costs",
+    )
+    group = parser.add_argument_group("which images")
+    group.add_argument(
+        "--split",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="this split; may be given several times (all)",
+    )
+    group.add_argument("--no-labels", action="store_true", help="folders are no classes")
+    _add_features(parser.add_argument_group("which features"))
+    group = parser.add_argument_group("how fast")
+    group.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(auto: a GPU if any)"
+    )
+    group.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help=f"images at a time ({_BATCH_SIZE}; {_BATCH_SIZE_GPU} on a GPU)",
+    )
+    group.add_argument(
+        "--workers",
+        default="auto",
+        metavar="N",
+        help="processes that decode (auto: one for each core but one)",
+    )
+    parser.set_defaults(run=run_embed, parser=parser)
+
+
+def _add_features(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--img-size",
+        type=int,
+        metavar="PX",
+        help="side of the images; positions are interpolated (as trained)",
+    )
+    group.add_argument(
+        "--pool",
+        choices=("cls", "mean"),
+        help="[CLS] or the mean of the patch tokens (as fine-tuned, else cls)",
+    )
+    group.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="of the forward pass (fp32)"
+    )
+    group.add_argument(
+        "--dtype", choices=("float32", "float16"), default="float32", help="of the features (float32)"
+    )
+
+
+def run_embed(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns 0, or 75 where a signal stopped it.
+
+    Raises:
+        InputError: for whatever the user can mend.
+    """
+    _check(arguments)
+    try:
+        outcome = _embed(arguments)
+    except OSError as error:
+        where = error.filename or arguments.out
+        raise InputError(f"{where}: {reason_of(error)}") from None
+    if outcome.rows is None:
+        again = "the same command without --restart" if arguments.restart else "the same command"
+        done = f"{outcome.done:,} of {counted(outcome.total, 'image')}"
+        print(f"mae-vit: stopped, {done} are saved: {again} goes on", file=sys.stderr)
+        return EXIT_REQUEUE
+    _say(outcome, arguments.out)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name in ("batch_size", "img_size"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} {value}: at least 1")
+    if arguments.save_every_s is not None and not arguments.save_every_s >= 0:
+        raise InputError(f"--save-every-s {arguments.save_every_s}: at least 0")
+    if arguments.workers != "auto" and not arguments.workers.isdecimal():
+        raise InputError(f'--workers {arguments.workers}: a number, at least 0, or "auto"')
+
+
+def _embed(arguments: argparse.Namespace) -> Outcome:
+    # Slow to import, so that --help is not.
+    from mae_vit.data.batches.loader import auto_workers, start_worker_server
+    from mae_vit.runtime.cores import cores_of_rank
+    from mae_vit.runtime.device import choose_device
+    from mae_vit.runtime.signals import StopRequest
+    from mae_vit.weights.embed.embed import SAVE_EVERY_S, check_out, embed
+    from mae_vit.weights.embed.features import Settings
+    from mae_vit.weights.embed.images import open_images
+    from mae_vit.weights.encoder import load_encoder
+
+    check_out(arguments.out)
+    device = choose_device(arguments.device)
+    on_gpu = device.type == "cuda"
+    auto = arguments.workers == "auto"
+    workers = auto_workers(cores_of_rank(), on_gpu=on_gpu) if auto else int(arguments.workers)
+    if workers:
+        # While this process reads the weights, and before it has to do with a GPU.
+        start_worker_server()
+    encoder = load_encoder(arguments.start, img_size=arguments.img_size, pool=arguments.pool)
+    images = open_images(
+        arguments.data, out=arguments.out.parent, splits=arguments.split, labels=not arguments.no_labels
+    )
+    settings = Settings(
+        device=device,
+        batch_size=arguments.batch_size or (_BATCH_SIZE_GPU if on_gpu else _BATCH_SIZE),
+        workers=workers,
+        precision=arguments.precision,
+        dtype=arguments.dtype,
+    )
+    seconds = SAVE_EVERY_S if arguments.save_every_s is None else arguments.save_every_s
+    return embed(
+        encoder.to(device),
+        images,
+        arguments.out,
+        settings,
+        restart=arguments.restart,
+        save_every_s=seconds,
+        stop=StopRequest(),
+    )
+
+
+def _say(outcome: Outcome, out: Path) -> None:
+    from mae_vit.weights.embed.embed import broken_path
+
+    rate = (outcome.done - outcome.begun) / outcome.wall_s if outcome.wall_s else 0.0
+    if outcome.begun == outcome.total:
+        print("all images were done already")
+    else:
+        before = f", {outcome.begun:,} of them before" if outcome.begun else ""
+        print(f"{counted(outcome.total, 'image')}{before}: {rate:,.0f} images/s")
+    if outcome.broken:
+        print(f"passed over {counted(len(outcome.broken), 'broken image')}; {broken_path(out)} names all:")
+        for line in outcome.broken[:_NAMED]:
+            print(f"  {line}")
+        if len(outcome.broken) > _NAMED:
+            print(f"  and {len(outcome.broken) - _NAMED} more")
+    print(f"{out}: features of {counted(outcome.rows or 0, 'image')}, {outcome.width} numbers each")
+    for line in _how_to_load(out):
+        print(f"  {line}")
+
+
+def _how_to_load(out: Path) -> list[str]:
+    if out.suffix == ".npz":
+        return [
+            "import numpy as np",
+            f'file = np.load("{out}"); features, keys = file["features"], file["keys"]',
+        ]
+    return [
+        f'import numpy as np, pyarrow.parquet as pq; table = pq.read_table("{out}")',
+        'features, keys = np.stack(table["features"].to_numpy()), table["keys"].to_pylist()',
+    ]

@@ -1,0 +1,110 @@
+"""`mae-vit export`: its options, and what it says at the end."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mae_vit.config.command_line import OneLineParser
+from mae_vit.core.errors import InputError
+
+if TYPE_CHECKING:
+    from mae_vit.weights.export.export import Export
+
+_DESCRIPTION = """Hand an encoder on in a form that others load, with a model card beside it. Each export is loaded by
+the other library before it takes its name, and must compute the same; nothing half-written is left."""
+_FORMS = """forms:
+  timm      state dict of timm.create_model (the line is in the card); a classifier's head too
+  hf        folder of transformers: ViTModel or ViTForImageClassification; OUT/mae is a ViTMAEForPreTraining where
+            START holds MAE's decoder (a run folder does, its encoder.safetensors does not)
+  official  layout of the official MAE code, decoder included: {"model": tensors}, nothing else inside
+  onnx      program for onnxruntime and others, any number of images    (pip install "mae-vit[onnx]")
+  torch     program of torch.export (.pt2): runs without our code, any number of images
+
+examples:
+  mae-vit export runs/mae_base --to hf
+  mae-vit export runs/mae_base/encoder.safetensors --to onnx --out mae_base-onnx --pool mean
+  mae-vit export runs/finetuned --to timm --force
+"""
+# Where the read-out is no part of what is written.
+_WITHOUT_POOL = {
+    "hf": "a ViTModel gives all tokens, from which its user reads",
+    "official": "the file is weights",
+}
+
+
+def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `export`."""
+    parser = commands.add_parser(
+        "export",
+        help="hand an encoder on: timm, transformers, official MAE, ONNX, torch.export",
+        description=_DESCRIPTION,
+        epilog=_FORMS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "start",
+        metavar="START",
+        help="a run folder (also a fine-tuned one), an encoder.safetensors, an official MAE file (.pth), timm:NAME",
+    )
+    parser.add_argument(
+        "--to", required=True, choices=("timm", "hf", "official", "onnx", "torch"), help="the form, see below"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder to be written (RUN/FORM of a run folder, else NAME-FORM here)",
+    )
+    parser.add_argument(
+        "--pool",
+        choices=("cls", "mean"),
+        help="what features are read from: [CLS] or the mean of the patches (cls; a fine-tuned run keeps its own)",
+    )
+    parser.add_argument(
+        "--norm-pix-loss",
+        action="store_true",
+        help="an official file's decoder predicts normalized pixels, which such files do not say (our runs do)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace an earlier export in that folder")
+    parser.set_defaults(run=run_export, parser=parser)
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: for whatever the user can mend.
+    """
+    if arguments.pool and (why := _WITHOUT_POOL.get(arguments.to)):
+        raise InputError(f"--pool {arguments.pool} changes nothing with --to {arguments.to}: {why}")
+    # Slow to import, so that --help is not.
+    from mae_vit.weights.export.export import check_place, default_folder, write_export
+    from mae_vit.weights.export.model_card import describe
+    from mae_vit.weights.export.network import read_handed
+
+    out = arguments.out or default_folder(arguments.start, arguments.to)
+    check_place(out, force=arguments.force)
+    handed = read_handed(arguments.start, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
+    for problem in handed.start.passed_over:
+        print(f"passed over: {problem}")
+    export = write_export(handed, arguments.to, out, force=arguments.force)
+    print(f"{out}: {describe(handed)}")
+    _say(export)
+    return 0
+
+
+def _say(export: Export) -> None:
+    from mae_vit.weights.export.verify import TOLERANCE
+
+    found = export.verified
+    for path in export.files:
+        print(f"  {'card' if path.suffix == '.md' else 'file':<9} {path}")
+    print(
+        f"  verified  {found.by}: {found.what} of random images differ by at most {found.difference:.2g} "
+        f"({TOLERANCE:g} allowed)"
+    )
+    print(f"  use       in that folder: {found.summary}")
+    for note in found.notes:
+        print(f"  note      {note}")

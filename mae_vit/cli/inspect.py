@@ -1,0 +1,104 @@
+"""`mae-vit inspect`: its options, and what it says at the end."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mae_vit.config.command_line import OneLineParser
+from mae_vit.core.errors import InputError
+from mae_vit.core.urls import is_url
+
+_DESCRIPTION = """Look at an encoder: reconstructions, attention, rollout, how far heads look, positions, filters,
+nearest neighbors, a map of the features, what each block knows. Writes PNG, the numbers as CSV and NPZ, and one
+page, OUT/index.html."""
+_EXAMPLES = """examples:
+  mae-vit inspect --ckpt runs/mae_base                                  its own held-out images -> runs/mae_base/inspect
+  mae-vit inspect --ckpt runs/mae_base --data photos/ --out look
+  mae-vit inspect --ckpt runs/scratch --against runs/mae_base --data data/mine --out before_after
+  mae-vit inspect --ckpt mae_visualize_vit_large.pth --data photos/ --out look     an official file
+  mae-vit inspect --ckpt timm:vit_base_patch16_224.dino --data photos/ --out look
+"""
+
+
+def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `inspect`."""
+    parser = commands.add_parser(
+        "inspect",
+        help="see what an encoder has learned",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--ckpt",
+        required=True,
+        metavar="START",
+        help='a run folder, an encoder.safetensors, an official MAE file (.pth) or "timm:NAME"',
+    )
+    parser.add_argument("--against", metavar="START", help="a second one, shown side by side")
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="prepared shards, a folder of images or an archive (the data that --ckpt was trained on, if it is a "
+        "run folder)",
+    )
+    parser.add_argument("--split", help="of prepared data (the first of val, test, train)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to (RUN/inspect of a run folder)")
+    parser.add_argument(
+        "--images", type=int, default=512, metavar="N", help="how many are looked at (512): fewer is faster"
+    )
+    parser.add_argument(
+        "--norm-pix-loss",
+        action="store_true",
+        help="an official file's decoder predicts normalized pixels (it does not say; mae_visualize_* do not)",
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(auto: a GPU if any)"
+    )
+    parser.set_defaults(run=run_inspect, parser=parser)
+
+
+def run_inspect(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        InputError: for whatever the user can mend.
+    """
+    if arguments.images < 2:
+        raise InputError(f"--images {arguments.images}: at least 2")
+    # Imports torch, timm and matplotlib: not for --help.
+    from mae_vit.inspection.inspect import inspect
+    from mae_vit.runtime.device import choose_device
+    from mae_vit.weights.start import check_there
+
+    run = Path(arguments.ckpt)
+    is_run = (run / "config.yaml").is_file()
+    check_there(arguments.ckpt)
+    if arguments.out is None and not is_run:
+        raise InputError(f"--out is needed: {arguments.ckpt} is no run folder to put it in")
+    page = inspect(
+        [arguments.ckpt, *([arguments.against] if arguments.against else [])],
+        arguments.data or _own_data(run, is_run=is_run),
+        arguments.out or run / "inspect",
+        images=arguments.images,
+        split=arguments.split,
+        norm_pix_loss=arguments.norm_pix_loss,
+        device=choose_device(arguments.device),
+    )
+    print(f"page      {page} (open in a browser)")
+    print(f"pictures  {page.parent}, with their numbers as CSV and NPZ")
+    return 0
+
+
+def _own_data(run: Path, *, is_run: bool) -> str:
+    """The data that a run was trained on."""
+    if not is_run:
+        raise InputError(f"--data is needed: {run} does not say which images it was trained on")
+    from mae_vit.config.load import read_run_config
+
+    data = read_run_config(run).get("data")
+    path = data.get("path") if isinstance(data, dict) else None
+    if not path or not (is_url(str(path)) or Path(path).is_dir()):
+        raise InputError(f"the data of {run} are not at {path} any more: give --data")
+    return str(path)

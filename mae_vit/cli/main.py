@@ -1,0 +1,86 @@
+"""The command `mae-vit`: prepare and check data, look into runs, hand encoders on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from mae_vit.cli.check import add_check
+from mae_vit.cli.curve import add_curve
+from mae_vit.cli.doctor import add_doctor
+from mae_vit.cli.embed import add_embed
+from mae_vit.cli.export import add_export
+from mae_vit.cli.inspect import add_inspect
+from mae_vit.cli.prepare import add_prepare
+from mae_vit.cli.replay import add_replay
+from mae_vit.config.command_line import OneLineParser
+from mae_vit.core import __version__
+from mae_vit.core.errors import DamagedSample, InputError, Unreachable
+from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_REQUEUE
+
+EXAMPLES = """examples:
+  mae-vit prepare digits data/digits                     handwritten digits, embedded: no network
+  mae-vit prepare cifar10 data/cifar10                   torchvision's download; also cifar100
+  mae-vit prepare photos/ data/photos                    photos/CLASS/*.jpg, photos/train/CLASS/*.jpg or photos/*.jpg
+  mae-vit prepare train.tar.gz test.zip data/mine        archives of such folders
+  mae-vit prepare photos/ data/small --resize 384 --holdout 1/10
+  mae-vit prepare --in-place laion/                      others' webdataset shards, used where they are
+  mae-vit check data/mine                                verify every shard
+  mae-vit doctor --config configs/mae_base.yaml          will it run here? config, data, memory, disk, ranks
+  mae-vit replay runs/mae_base --step 1200               the images, crops and masks of that step, with their keys
+  mae-vit inspect --ckpt runs/mae_base                   what it has learned: a page of pictures
+  mae-vit curve runs/mae_cifar_tiny                      is it normal? against the preset's curves
+  mae-vit embed runs/mae_base photos/ --out photos.npz   features of images, with their keys; killed, it goes on
+  mae-vit export runs/mae_base --to hf                   hand on: timm, hf (transformers), official, onnx, torch
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code (`mae_vit.config.command_line`)."""
+    try:
+        parser = _parser()
+        arguments, rest = parser.parse_known_args(argv)
+        # Options may stand between the paths, which argparse cannot take in one go.
+        if rest and hasattr(arguments, "paths") and not any(word.startswith("-") for word in rest):
+            arguments.paths += rest
+        elif rest:
+            getattr(arguments, "parser", parser).unrecognized(rest)
+        code: int = arguments.run(arguments)
+        return code
+    except InputError as error:
+        print(f"mae-vit: error: {error}", file=sys.stderr)
+        return EXIT_INPUT
+    except DamagedSample as error:
+        print(f"mae-vit: error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except Unreachable as error:
+        print(f"mae-vit: error: {error}", file=sys.stderr)
+        return EXIT_REQUEUE
+    except KeyboardInterrupt:
+        print("mae-vit: interrupted; nothing half-written was left", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog="mae-vit",
+        description="Prepare and check image data for self-supervised pretraining; look into runs, hand encoders on.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"mae-vit {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=OneLineParser)
+    add_prepare(commands)
+    add_check(commands)
+    add_replay(commands)
+    add_doctor(commands)
+    add_inspect(commands)
+    add_curve(commands)
+    add_embed(commands)
+    add_export(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

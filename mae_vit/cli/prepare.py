@@ -1,0 +1,302 @@
+"""`mae-vit prepare`: its options, and what it says at the end."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mae_vit.config.command_line import OneLineParser
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import counted, reason_of
+
+if TYPE_CHECKING:
+    from mae_vit.data.prepare.prepare import Report
+
+_NAMED = 5
+_MAX_WORKERS = 16
+_DESCRIPTION = """Write images as webdataset shards with dataset.json. A later call adds splits.
+Image bytes are stored unchanged, but for --resize and --exif-orientation apply."""
+_NOT_IN_PLACE = (
+    "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels", "exclude",
+    "shard_mib", "shard_samples",
+)  # fmt: skip
+
+
+def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `prepare`."""
+    parser = commands.add_parser(
+        "prepare",
+        help="images -> webdataset shards",
+        usage="%(prog)s [options] SRC [SRC ...] OUT",
+        description=_DESCRIPTION,
+    )
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="SRC... OUT",
+        help="sources (digits, cifar10, cifar100, a folder with or without class folders, a .tar, .tar.gz or "
+        ".zip of one, a folder of others' webdataset .tar shards), then the output",
+    )
+    parser.add_argument(
+        "--in-place",
+        action="store_true",
+        help="the only path is a folder of others' .tar shards: write dataset.json beside them, nothing else",
+    )
+    parser.add_argument(
+        "--root", type=Path, metavar="DIR", help="where torchvision's CIFAR is, or is downloaded to"
+    )
+    parser.add_argument(
+        "--split",
+        default="train",
+        metavar="NAME",
+        help="split of images outside of train/, val/, test/ (train)",
+    )
+    parser.add_argument("--no-labels", action="store_true", help="folders are no classes")
+    parser.add_argument("--overwrite", action="store_true", help="replace splits that exist")
+    _add_choice(parser.add_argument_group("which images (of train; val and test stay whole)"))
+    _add_form(parser.add_argument_group("in which form"))
+    parser.set_defaults(run=run_prepare, parser=parser)
+
+
+def _add_choice(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--subset",
+        type=Path,
+        metavar="LIST",
+        help="those in a text file of keys, paths or file names, one a line",
+    )
+    group.add_argument(
+        "--holdout",
+        type=_share,
+        metavar="SHARE",
+        help="draw this share of each class as split val (0.1 or 1/10)",
+    )
+    group.add_argument(
+        "--fraction",
+        type=_share,
+        metavar="SHARE",
+        help="this share of each class, drawn by a hash of the key: smaller shares are inside larger ones",
+    )
+    group.add_argument(
+        "--limit-per-class", type=int, metavar="N", help="at most N of each class, drawn alike"
+    )
+    group.add_argument(
+        "--exclude",
+        action="append",
+        metavar="DIR",
+        help="none that the prepared data in DIR have too, or nearly so, in their splits test and val (DIR:SPLIT "
+        "for one of them): pretraining should not see what is tested on; may be given several times",
+    )
+    group.add_argument(
+        "--exclude-distance",
+        type=int,
+        metavar="N",
+        help="of the 64 bits of an image's hash, at most N differ in copies (4)",
+    )
+
+
+def _add_form(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--resize",
+        type=int,
+        metavar="PX",
+        help="short side of larger images becomes PX (JPEG, bicubic, antialiased)",
+    )
+    group.add_argument("--quality", type=int, metavar="Q", help="of JPEGs that are encoded anew (90)")
+    group.add_argument(
+        "--exif-orientation",
+        choices=("apply", "ignore"),
+        default="ignore",
+        help="apply: images that cameras marked as turned are encoded anew, upright (ignore)",
+    )
+    group.add_argument("--max-pixels", type=int, metavar="N", help="leave out larger images (178956970)")
+    group.add_argument("--workers", type=int, metavar="N", help="processes that decode (one for each core)")
+    group.add_argument("--shard-mib", type=int, metavar="N", help="largest shard, in MiB (256)")
+    group.add_argument("--shard-samples", type=int, metavar="N", help="most samples in one (10000)")
+
+
+def _share(text: str) -> Fraction:
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share such as 0.1 or 1/10") from None
+
+
+def run_prepare(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: for whatever the user can mend.
+    """
+    _check(arguments)
+    begun = time.monotonic()
+    out = Path(arguments.paths[-1])
+    try:
+        report = _adopt(arguments) if arguments.in_place else _prepare(arguments)
+    except OSError as error:
+        raise InputError(f"{error.filename or out}: {reason_of(error)}") from None
+    _say(report)
+    classes = len(report.dataset.classes)
+    print(f"{out}: {f'{classes} classes' if classes else 'no labels'}, {time.monotonic() - begun:.1f} s")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    # Slow to import, so that --help is not.
+    from mae_vit.data.images.decode import MAX_PIXELS
+
+    out_text = arguments.paths[-1]
+    if arguments.in_place:
+        if len(arguments.paths) > 1:
+            raise InputError(f"--in-place takes one folder, not {len(arguments.paths)}")
+        for name in _NOT_IN_PLACE:
+            if getattr(arguments, name):
+                raise InputError(
+                    f"--in-place changes no shards: --{name.replace('_', '-')} needs an OUT folder"
+                )
+        if arguments.exif_orientation == "apply":
+            raise InputError("--in-place changes no shards: --exif-orientation apply needs an OUT folder")
+    elif len(arguments.paths) < 2:
+        raise InputError(f"prepare needs sources and an output folder, not {out_text} alone (see --help)")
+    for name in ("shard_mib", "shard_samples", "limit_per_class", "resize", "max_pixels"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} {value}: at least 1")
+    if arguments.max_pixels is not None and arguments.max_pixels > MAX_PIXELS:
+        raise InputError(f"--max-pixels {arguments.max_pixels}: training decodes at most {MAX_PIXELS}")
+    if arguments.workers is not None and arguments.workers < 0:
+        raise InputError(f"--workers {arguments.workers}: at least 0")
+    if arguments.quality is not None and not 1 <= arguments.quality <= 100:
+        raise InputError(f"--quality {arguments.quality}: 1 to 100")
+    if arguments.quality is not None and not (arguments.resize or arguments.exif_orientation == "apply"):
+        raise InputError("--quality changes nothing without --resize or --exif-orientation apply")
+    _check_exclusion(arguments)
+    for name in ("holdout", "fraction"):
+        share = getattr(arguments, name)
+        if share is not None and not 0 < share <= 1:
+            raise InputError(f"--{name} {share}: over 0, {'below' if name == 'holdout' else 'at most'} 1")
+    if arguments.holdout == 1:
+        raise InputError("--holdout 1: below 1, or no training images would be left")
+    if not arguments.split.replace("_", "").isalnum():
+        raise InputError(f'--split "{arguments.split}": letters, digits and _ only')
+    _check_sources(arguments)
+
+
+def _check_sources(arguments: argparse.Namespace) -> None:
+    from mae_vit.data.prepare.sources.find import DOWNLOADS
+
+    sources = arguments.paths[:-1]
+    if arguments.root and not any(source in DOWNLOADS for source in sources):
+        raise InputError(f"--root changes nothing: no source is {' or '.join(DOWNLOADS)}")
+    own = {*DOWNLOADS, "digits"}
+    if sources and arguments.split != "train" and own.issuperset(sources):
+        raise InputError(f"--split changes nothing: {', '.join(sources)} has splits of its own")
+
+
+def _check_exclusion(arguments: argparse.Namespace) -> None:
+    from mae_vit.data.prepare.near_duplicates import MAX_DISTANCE
+
+    distance = arguments.exclude_distance
+    if distance is not None and not arguments.exclude:
+        raise InputError("--exclude-distance changes nothing without --exclude")
+    if distance is not None and not 0 <= distance <= MAX_DISTANCE:
+        raise InputError(f"--exclude-distance {distance}: 0 to {MAX_DISTANCE}")
+
+
+def _prepare(arguments: argparse.Namespace) -> Report:
+    from mae_vit.data.images.decode import MAX_PIXELS
+    from mae_vit.data.prepare.convert import DEFAULT_QUALITY, Conversion
+    from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE
+    from mae_vit.data.prepare.prepare import DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES, prepare
+    from mae_vit.data.prepare.selection import Selection
+    from mae_vit.data.prepare.sources.find import find_images
+
+    *specs, out_text = arguments.paths
+    out = Path(out_text)
+    sources = [
+        find_images(spec, out=out, split=arguments.split, root=arguments.root, labels=not arguments.no_labels)
+        for spec in specs
+    ]
+    distance = arguments.exclude_distance
+    return prepare(
+        sources,
+        out,
+        overwrite=arguments.overwrite,
+        shard_bytes=(arguments.shard_mib or DEFAULT_SHARD_MIB) << 20,
+        shard_samples=arguments.shard_samples or DEFAULT_SHARD_SAMPLES,
+        selection=Selection(
+            subset=arguments.subset,
+            holdout=arguments.holdout,
+            fraction=arguments.fraction,
+            limit_per_class=arguments.limit_per_class,
+        ),
+        conversion=Conversion(
+            resize=arguments.resize,
+            quality=arguments.quality or DEFAULT_QUALITY,
+            upright=arguments.exif_orientation == "apply",
+            max_pixels=arguments.max_pixels or MAX_PIXELS,
+        ),
+        exclude=arguments.exclude or (),
+        exclude_distance=DEFAULT_DISTANCE if distance is None else distance,
+        workers=_workers(arguments),
+    )
+
+
+def _adopt(arguments: argparse.Namespace) -> Report:
+    from mae_vit.data.prepare.in_place import adopt
+
+    return adopt(
+        Path(arguments.paths[0]),
+        split=arguments.split,
+        overwrite=arguments.overwrite,
+        max_pixels=arguments.max_pixels,
+        workers=_workers(arguments),
+    )
+
+
+def _workers(arguments: argparse.Namespace) -> int:
+    if arguments.workers is not None:
+        return int(arguments.workers)
+    # Slow to import, so that --help is not.
+    from mae_vit.runtime.cores import cores_of_rank
+
+    cores = cores_of_rank()
+    # One core decodes as fast in this process.
+    return min(cores, _MAX_WORKERS) if cores > 1 else 0
+
+
+def _say(report: Report) -> None:
+    from mae_vit.data.prepare.publish import excluded_file
+
+    for split in report.written:
+        info = report.dataset.splits[split]
+        labeled = sum(info.class_counts)
+        labels = "" if labeled == info.samples else f", {labeled:,} with labels" if labeled else ", no labels"
+        print(f"{split}: {counted(info.samples, 'image')} in {counted(len(info.shards), 'shard')}{labels}")
+        if labeled and (missing := info.class_counts.count(0)):
+            print(
+                f"  {counted(missing, 'class', 'classes')} of {len(info.class_counts)} without an image in it"
+            )
+        for excluded in info.processing.excluded or ():
+            listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
+            print(
+                f"  left out {counted(excluded.samples, 'image')} that {excluded.source} has too, by {excluded.hash} "
+                f"within {excluded.distance}{listed}"
+            )
+    if report.unreadable:
+        print(f"left out {counted(len(report.unreadable), 'unreadable image')}:")
+        for line in report.unreadable[:_NAMED]:
+            print(f"  {line}")
+        if len(report.unreadable) > _NAMED:
+            print(f"  and {len(report.unreadable) - _NAMED} more")
+    if report.ignored:
+        print(f"ignored {counted(report.ignored, 'file')} (no images)")
+    for note in report.notes:
+        print(note)
+    if report.conversions:
+        print(
+            "images: " + "; ".join(f"{count:,} {what}" for what, count in sorted(report.conversions.items()))
+        )

@@ -1,0 +1,52 @@
+"""`mae-vit replay`: what a run saw at a step."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mae_vit.config.command_line import OneLineParser, add_allow_pipe
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import counted
+from mae_vit.core.urls import allow_pipe
+
+
+def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `replay`."""
+    parser = commands.add_parser(
+        "replay",
+        help="show what a run saw at a step",
+        description="Rebuild the images, crops and masks of any step of a pretraining run, as a picture and the "
+        "names of its samples.",
+    )
+    parser.add_argument("path", type=Path, metavar="RUN", help="the run's folder")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--step", type=int, help="from 1, as in metrics.jsonl")
+    which.add_argument("--data-step", type=int, help="of the data order, from 0, as in incidents/*.json")
+    parser.add_argument("--rank", type=int, default=0, help="whose part of the batch (default: 0)")
+    parser.add_argument("--images", type=int, default=32, help="how many are drawn (default: 32)")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: RUN/replay/...")
+    add_allow_pipe(parser)
+    parser.set_defaults(run=_replay, parser=parser)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    if arguments.images < 1 or (arguments.data_step or 0) < 0:
+        raise InputError("--images needs 1 or more, --data-step 0 or more")
+    if arguments.allow_pipe:
+        allow_pipe()
+    # Imports torch: not for --help.
+    from mae_vit.pretraining import replay as told_by
+
+    told = told_by.replay(
+        arguments.path, step=arguments.step, of_data=arguments.data_step, rank=arguments.rank
+    )
+    name = f"step-{arguments.step:08d}" if arguments.step else f"data-step-{arguments.data_step:08d}"
+    path = arguments.out or arguments.path / "replay" / f"{name}-rank-{arguments.rank}.png"
+    picture, names = told_by.write_replay(told, path, images=arguments.images)
+    drawn = min(arguments.images, len(told.samples))
+    weights = "fresh weights" if told.weights_step is None else f"the weights of step {told.weights_step}"
+    print(f"{arguments.path}: epoch {told.epoch}, step {told.data_step} of the data order")
+    print(f"  picture   {picture} ({counted(drawn, 'image')}; what is predicted is by {weights})")
+    print(f"  names     {names} ({counted(len(told.samples), 'sample')})")
+    return 0

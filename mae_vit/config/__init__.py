@@ -1,0 +1,1 @@
+"""mae_vit/config/__init__.py."""

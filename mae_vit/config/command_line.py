@@ -1,0 +1,161 @@
+"""The command line of runs, and what all parsers share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import closest, nearest
+from mae_vit.core.urls import allow_pipe
+
+ResumeMode = Literal["auto", "never"] | Path
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose complaints are an `InputError`: one line with a hint instead of a usage page."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises InputError."""
+        hint = self._hint(message)
+        raise InputError(f"{message}{f': {hint}' if hint else ''} (see --help)")
+
+    def unrecognized(self, words: Sequence[str]) -> NoReturn:
+        """Raises InputError for words that this parser does not know."""
+        self.error(f"unrecognized arguments: {' '.join(words)}")
+
+    def _hint(self, message: str) -> str:
+        """What was meant by an option or a choice that argparse does not know, as far as it says which."""
+        if option := re.match(r"unrecognized arguments: (?:.*? )?(--?[A-Za-z][\w-]*)", message):
+            known = [
+                name
+                for action in self._actions
+                if action.help != argparse.SUPPRESS
+                for name in action.option_strings
+            ]
+            long = [name for name in known if name.startswith("--")]
+            if any(action.dest == "overrides" for action in self._actions):
+                # Most often it is a key of the config that was meant.
+                settings = (
+                    f"known: {', '.join(sorted(long))}; settings are KEY.PATH=VALUE, such as train.epochs=10"
+                )
+                return closest(option[1], long, cutoff=0.6) or settings
+            return nearest(option[1], long)
+        if choice := re.search(r"invalid choice: '([^']*)'", message):
+            # argparse lists the choices itself.
+            return closest(choice[1], [str(one) for action in self._actions for one in action.choices or ()])
+        return ""
+
+
+def add_allow_pipe(parser: argparse.ArgumentParser) -> None:
+    """Adds the option by which commands may run."""
+    parser.add_argument(
+        "--allow-pipe",
+        action="store_true",
+        help="run the command of a data.path such as 'pipe:ssh HOST cat DIR/{}': by a shell, so look at it first",
+    )
+
+
+def add_local_rank(parser: argparse.ArgumentParser) -> None:
+    """Takes what the `deepspeed` launcher adds to a command line; the environment says it too."""
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A parsed command line.
+
+    Attributes:
+        config: the YAML file; None where the job can do without.
+        overrides: `key.path=value`.
+        resume: "auto", "never" or a path.
+        extend: go on to another length than was begun with.
+        dry_run: print the plan and stop.
+        ckpt: weights to begin from, of fine-tuning.
+    """
+
+    config: Path | None
+    overrides: list[str]
+    resume: ResumeMode
+    extend: bool
+    dry_run: bool
+    ckpt: str | None = None
+
+
+def parse_arguments(
+    argv: Sequence[str] | None, *, description: str, keys: str, examples: str, takes_ckpt: bool = False
+) -> Arguments:
+    """Parses the command line of a training job.
+
+    Args:
+        argv: the words; None for this process's.
+        description: of the job, a sentence.
+        keys: the config's sections and keys, as `--help` is to list them.
+        examples: of command lines, for the end of `--help`.
+        takes_ckpt: whether there is --ckpt, with which --config may be left out.
+
+    Raises:
+        InputError: for anything that does not fit.
+    """
+    parser = OneLineParser(
+        description=description,
+        epilog=f"sections and their keys (train.epochs=10):\n{keys}\n\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        required=not takes_ckpt,
+        metavar="FILE",
+        help="the run, as YAML (see configs/)",
+    )
+    if takes_ckpt:
+        parser.add_argument(
+            "--ckpt",
+            metavar="START",
+            help='weights to begin from: a run folder, an encoder.safetensors, an official MAE file or "timm:NAME"; '
+            "without it the network begins from scratch",
+        )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY.PATH=VALUE",
+        help="change one value, in place of the file's: train.epochs=10 run.name=try; null unsets a key "
+        "(monitor.evaluate_images=null is its default again)",
+    )
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="auto (default): go on with this run if it was begun; never: begin again, moving a run of "
+        "this name aside; PATH: begin from that checkpoint or run folder, unless this run was begun itself",
+    )
+    parser.add_argument(
+        "--extend",
+        action="store_true",
+        help="go on with this run, a finished one too, to another train.epochs, steps or samples: the schedule of "
+        "the rate is that of the new length from here on",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, print the plan and its cost, train nothing"
+    )
+    add_allow_pipe(parser)
+    add_local_rank(parser)
+    parsed = parser.parse_intermixed_args(argv)
+    if parsed.allow_pipe:
+        # For data workers too. No config file can say it: those run no code.
+        allow_pipe()
+    resume: ResumeMode = parsed.resume if parsed.resume in ("auto", "never") else Path(parsed.resume)
+    return Arguments(
+        parsed.config,
+        parsed.overrides,
+        resume,
+        parsed.extend,
+        parsed.dry_run,
+        parsed.ckpt if takes_ckpt else None,
+    )

@@ -1,0 +1,146 @@
+"""The section `data`: where images come from, and how they are seen."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from mae_vit.config.section import Section, refuse_foreign
+from mae_vit.core.urls import is_url
+
+# MAE Sec. A.1 crops 20 to 100 % of the area; torchvision's shapes; CIFAR's usual shift.
+CROP_OPTIONS: dict[str, dict[str, Any]] = {
+    "pad": {"pad_px": 4},
+    "random_resized": {"scale": [0.2, 1.0], "ratio": [3 / 4, 4 / 3]},
+}
+# MAE's fine-tuning (Sec. A.1: RandAugment "9, 0.5"), timm's rand-m9-mstd0.5-inc1.
+POLICY_OPTIONS: dict[str, dict[str, Any]] = {
+    "randaugment": {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5},
+    # SimCLR's for CIFAR-10 (arXiv 2002.05709, App. A and B.9: strength 0.5).
+    "color": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1, "gray": 0.2},
+}
+
+
+class AugmentSection(Section):
+    """Keyed augmentation; the same sample gets the same crop whoever computes it."""
+
+    crop: Literal["none", "pad", "random_resized"] = "none"
+    pad_px: int | None = Field(default=None, gt=0)
+    scale: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    ratio: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    flip: bool = True
+    policy: Literal["none", "randaugment", "autoaugment_cifar", "color"] = "none"
+    num_ops: int | None = Field(default=None, gt=0)
+    magnitude: float | None = Field(default=None, ge=0, le=10)
+    magnitude_std: float | None = Field(default=None, ge=0)
+    brightness: float | None = Field(default=None, ge=0, le=1)
+    contrast: float | None = Field(default=None, ge=0, le=1)
+    saturation: float | None = Field(default=None, ge=0, le=1)
+    hue: float | None = Field(default=None, ge=0, le=0.5)
+    gray: float | None = Field(default=None, ge=0, le=1)
+    erasing: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, raw: Any) -> Any:
+        """Each crop and policy has its own options; those of the others stay unset."""
+        if not isinstance(raw, dict):
+            return raw
+        defaults = {
+            **CROP_OPTIONS.get(str(raw.get("crop")), {}),
+            **POLICY_OPTIONS.get(str(raw.get("policy")), {}),
+        }
+        return {**raw, **{name: value for name, value in defaults.items() if raw.get(name) is None}}
+
+    @model_validator(mode="after")
+    def _check(self) -> AugmentSection:
+        refuse_foreign(self, {"crop": CROP_OPTIONS, "policy": POLICY_OPTIONS})
+        if self.scale and not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale={self.scale}: needs 0 < low <= high <= 1 (shares of the image's area)")
+        if self.ratio and not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ValueError(f"ratio={self.ratio}: needs 0 < low <= high (width over height)")
+        return self
+
+    @property
+    def view_options(self) -> dict[str, Any]:
+        """All of it, as `mae_vit.data.training_data.make_views` takes it."""
+        options = {name: getattr(self, name) for name in ("crop", "flip", "erasing", "policy")}
+        options["policy_options"] = {
+            name: getattr(self, name) for name in POLICY_OPTIONS.get(self.policy, {})
+        }
+        for name in CROP_OPTIONS.get(self.crop, {}):
+            value = getattr(self, name)
+            options[name] = tuple(value) if isinstance(value, list) else value
+        return options
+
+
+# Eight lanes suit the ranks of a usual node, and any power of two of them. Every step
+# then draws from 8 x 4 shards: 320,000 samples at 10,000 a shard, where webdataset's
+# examples shuffle within 1,000 to 5,000.
+BLOCKS_OPTIONS = {"lanes": 8, "block_shards": 4}
+
+
+class DataSection(Section):
+    """Where images come from, in which order, and how they reach the model.
+
+    `order="global"` permutes all samples; with "blocks" a rank reads only the shards of
+    its lanes, a few at a time (`mae_vit.data.order.block_order`). `leave_out_per_class=N` trains on the
+    images that fine-tuning's `data.labels_per_class=N` does not take: a start that has seen
+    labels, and is to be fine-tuned on a part of the same data, must not have seen that part's.
+    `damage_budget` is the share of the training samples that may turn out damaged before the
+    run stops; others take their places. 0 stops at the first. Of a `path` that is a URL the
+    shards come into `cache_dir` (null: the user's cache folder), at most `cache_gib` of them
+    (null: 50). `repeats` takes so many views of each image into one batch, decoded once for all of them
+    (repeated augmentation, Hoffer et al. 2020): where decoding is what the trainer waits for. An epoch
+    stays as many views as there are images, so that each image comes in every `repeats`th.
+    """
+
+    path: str
+    cache_dir: str | None = None
+    cache_gib: float | None = Field(default=None, gt=0)
+    split: str = "train"
+    source: Literal["auto", "memory", "tar"] = "auto"
+    order: Literal["global", "blocks"] = "global"
+    lanes: int | None = Field(default=None, gt=0, le=65536)
+    block_shards: int | None = Field(default=None, gt=0, le=65536)
+    workers: int | Literal["auto"] = "auto"
+    memory_limit_gib: float = Field(default=4.0, gt=0)
+    repeats: int = Field(default=1, gt=0, le=64)
+    normalize: Literal["dataset", "imagenet", "half"] | list[list[float]] = "dataset"
+    leave_out_per_class: int | None = Field(default=None, gt=0)
+    damage_budget: float = Field(default=0.001, ge=0, lt=1)
+    augment: AugmentSection = AugmentSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, raw: Any) -> Any:
+        """The options of "blocks" have values only there."""
+        if not isinstance(raw, dict) or raw.get("order") != "blocks":
+            return raw
+        return {**raw, **{name: value for name, value in BLOCKS_OPTIONS.items() if raw.get(name) is None}}
+
+    @model_validator(mode="after")
+    def _check(self) -> DataSection:
+        refuse_foreign(self, {"order": {"blocks": BLOCKS_OPTIONS}})
+        for name in ("cache_dir", "cache_gib"):
+            if getattr(self, name) is not None and not is_url(self.path):
+                raise ValueError(f"{name} has no effect with a path that is no URL")
+        if isinstance(self.workers, int) and not 0 <= self.workers <= 512:
+            raise ValueError(f"workers={self.workers}: 0 to 512")
+        return self
+
+
+def fitting_lanes(lanes: int, batch: int, world_size: int = 1) -> int:
+    """Returns the nearest number of lanes that divides the batch and divides, or is divided by, the ranks."""
+
+    def fits(number: int) -> bool:
+        return number > 0 and batch % number == 0 and lanes_fit(number, world_size)
+
+    # Ends at 1 at the latest, which fits all.
+    return next(lanes + way for away in range(lanes) for way in (-away, away) if fits(lanes + way))
+
+
+def lanes_fit(lanes: int, world_size: int) -> bool:
+    """Whether each rank has whole lanes, or each lane whole ranks."""
+    return lanes % world_size == 0 or world_size % lanes == 0

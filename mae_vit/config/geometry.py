@@ -1,0 +1,42 @@
+"""From a config's `model` section to the geometry of an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mae_vit.config.schema import ModelSection
+from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.models.vit import SIZES
+
+
+def resolve_encoder(
+    model: ModelSection, *, mean: Sequence[float], std: Sequence[float], objective: str
+) -> EncoderInfo:
+    """Resolves the geometry of the encoder.
+
+    Raises:
+        InputError: if width and heads do not fit.
+    """
+    size = SIZES[model.name].with_changes(model.embed_dim, model.depth, model.num_heads)
+    if size.embed_dim % size.num_heads:
+        raise InputError(
+            f"model.embed_dim={size.embed_dim} is not divisible by model.num_heads={size.num_heads}"
+        )
+    if model.pos_embed == "sincos" and size.embed_dim % 4:
+        raise InputError(f'model.embed_dim={size.embed_dim} must be divisible by 4 for pos_embed="sincos"')
+    return EncoderInfo(
+        size=model.name,
+        img_size=model.image_hw,
+        patch_size=model.patch_size,
+        in_chans=model.in_chans,
+        embed_dim=size.embed_dim,
+        depth=size.depth,
+        num_heads=size.num_heads,
+        mlp_ratio=model.mlp_ratio,
+        pos_embed=model.pos_embed,
+        mean=mean,
+        std=std,
+        objective=objective,
+        step=0,
+    )

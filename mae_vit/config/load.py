@@ -1,0 +1,150 @@
+"""Reads, overrides and checks a config: one YAML file per run.
+
+An unknown key, a wrong type or an impossible value is one readable line that names
+the key, the value and the nearest valid choice (`InputError`), before anything is
+built. Command-line overrides `key.path=value` go through the same check.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+
+from mae_vit.config.explain import Document, explain
+from mae_vit.config.overrides import (
+    _apply_override,
+    _drop_options_of_others,
+    _parse_override,
+    drop_alternatives,
+    parse_yaml,
+)
+from mae_vit.config.schema import CHOICES, Config
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import closest_path, reason_of
+
+# A config is a page of text; a larger one is a wrong file.
+MAX_CONFIG_BYTES = 1 << 20
+_MAX_PROBLEMS = 5
+ConfigType = TypeVar("ConfigType", bound=BaseModel)
+
+
+def load_config(
+    schema: type[ConfigType],
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    amend: Callable[[dict[str, Any]], None] | None = None,
+    overrides_from: str = "command line",
+) -> ConfigType:
+    """Reads, overrides and checks a config.
+
+    Args:
+        schema: the config class of the job.
+        path: a YAML 1.2 file (so that `1e-3` is a number and `no` a string).
+            `run.name` defaults to its stem.
+        overrides: `key.path=value`, the value in YAML. It takes the place of the file's
+            value, of other ways of giving the same thing, and of the options of what is no longer
+            chosen (`optim.name=sgd` those of AdamW); `null` unsets a key.
+        amend: changes what the file says, before the overrides.
+        overrides_from: who gave the overrides, for messages.
+
+    Raises:
+        InputError: naming the key, the value and the nearest valid choice, and whether
+            the file or the overrides are to be changed.
+    """
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise InputError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes: not a config")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"cannot read config {path}: {reason_of(error)}{_like(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read config {path}: {reason_of(error)}") from None
+    changed = _assemble(schema, path, text, overrides, amend)
+    config, problems = _check(schema, changed)
+    if config is not None:
+        return config
+    # What is wrong without the overrides too is the file's.
+    of_file = _check(schema, _assemble(schema, path, text, (), amend))[1] if overrides else problems
+    sources: dict[str, list[str]] = {}
+    for problem in problems[:_MAX_PROBLEMS]:
+        sources.setdefault(str(path) if problem in of_file else overrides_from, []).append(problem)
+    raise InputError("; ".join(f"{source}: {'; '.join(found)}" for source, found in sources.items()))
+
+
+def _assemble(
+    schema: type[BaseModel],
+    path: Path,
+    text: str,
+    overrides: Sequence[str],
+    amend: Callable[[dict[str, Any]], None] | None,
+) -> Document:
+    """Reads the file's text and changes it as the command line says."""
+    raw = parse_yaml(text, str(path))
+    if raw is None:
+        raise InputError(f"{path} is empty: a config is a mapping of sections")
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: a config is a mapping of sections, not {type(raw).__name__}")
+    if amend is not None:
+        amend(raw)
+    parsed = [_parse_override(override) for override in overrides]
+    drop_alternatives(raw, {key for key, value in parsed if value is not None})
+    for key, value in parsed:
+        if key in CHOICES:
+            _drop_options_of_others(raw, key, str(value))
+    for override, (key, value) in zip(overrides, parsed, strict=True):
+        _apply_override(schema, raw, override, key.split("."), value)
+    run = raw.setdefault("run", {})
+    if isinstance(run, dict):
+        run.setdefault("name", path.stem)
+    return Document(raw, path, {key for key, _ in parsed})
+
+
+def _check(schema: type[ConfigType], document: Document) -> tuple[ConfigType | None, list[str]]:
+    """Checks plain data against a schema: returns the config, or None and what is wrong."""
+    try:
+        return schema.model_validate(document.raw), []
+    except ValidationError as error:
+        return None, explain(schema, document, error)
+    except RecursionError:
+        raise InputError(f"{document.path}: nested too deeply") from None
+
+
+def dump_config(config: Config) -> str:
+    """Returns the resolved config as YAML."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    stream = io.StringIO()
+    yaml.dump(config.model_dump(mode="json"), stream)
+    return stream.getvalue()
+
+
+def read_run_config(run: Path) -> dict[str, Any]:
+    """Reads the config that a run has left in its folder, as plain data.
+
+    Raises:
+        InputError: if there is none.
+    """
+    path = run / "config.yaml"
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        raise InputError(f"{run} is no run folder: it has no config.yaml") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {reason_of(error)}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is no config of a run")
+    return content
+
+
+def _like(path: Path) -> str:
+    """A hint at a config that is there, where `path` is not: in its folder, or among the shipped ones."""
+    folders = Path("configs"), path.parent
+    hint = closest_path(path, [found for folder in folders for found in folder.glob("*.yaml")])
+    return f"; {hint}" if hint else ""

@@ -1,0 +1,70 @@
+"""The section `optim`: the optimizer and the course of its rate."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from mae_vit.config.section import Section, exactly_one, refuse_foreign
+
+# Each optimizer's own options and their values: AdamW from MAE Sec. A.1; Adam and the
+# momentum of SGD from ViT Sec. 4.1; LARS from MAE's linear probe (Sec. A.1).
+OPTIMIZER_OPTIONS: dict[str, dict[str, Any]] = {
+    "adamw": {"betas": [0.9, 0.95], "eps": 1e-8},
+    "adam": {"betas": [0.9, 0.999], "eps": 1e-8},
+    "sgd": {"momentum": 0.9, "nesterov": False},
+    "lars": {"momentum": 0.9, "trust_coefficient": 0.001},
+}
+# From the same places, but for Adam: ViT's decay of 0.1 is decoupled in its authors' code,
+# which is `adamw` with betas 0.9 / 0.999 here; as an L2 term it would be another thing.
+_WEIGHT_DECAY = {"adamw": 0.05, "adam": 0.0, "sgd": 0.0, "lars": 0.0}
+# arXiv 2405.18392 Sec. 4: a fifth of the run reaches what a cosine does.
+SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {"cosine": {}, "linear": {}, "wsd": {"decay_share": 0.2}}
+
+
+class OptimSection(Section):
+    """The optimizer; `blr` is the rate per 256 samples of effective batch (MAE Sec. A.1)."""
+
+    name: Literal["adamw", "adam", "sgd", "lars"] = "adamw"
+    blr: float | None = Field(default=None, gt=0)
+    lr: float | None = Field(default=None, gt=0)
+    min_lr: float = Field(default=0.0, ge=0)
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    decay_share: float | None = Field(default=None, gt=0, le=1)
+    betas: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    eps: float | None = Field(default=None, gt=0)
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    nesterov: bool | None = None
+    trust_coefficient: float | None = Field(default=None, gt=0)
+    weight_decay: float = Field(default=0.05, ge=0)
+    clip_grad: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, raw: Any) -> Any:
+        """Each optimizer and schedule has its own options; those of the others stay unset."""
+        if not isinstance(raw, dict):
+            return raw
+        name = str(raw.get("name", "adamw"))
+        defaults = {
+            **OPTIMIZER_OPTIONS.get(name, {}),
+            **SCHEDULE_OPTIONS.get(str(raw.get("schedule", "cosine")), {}),
+            **({"weight_decay": _WEIGHT_DECAY[name]} if name in _WEIGHT_DECAY else {}),
+        }
+        return {**raw, **{key: value for key, value in defaults.items() if raw.get(key) is None}}
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimSection:
+        exactly_one(self, ("blr", "lr"), required=True)
+        refuse_foreign(self, {"name": OPTIMIZER_OPTIONS, "schedule": SCHEDULE_OPTIONS})
+        if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={self.betas}: each needs 0 <= beta < 1")
+        if self.nesterov and not self.momentum:
+            raise ValueError(f"nesterov=true has no effect with momentum={self.momentum}")
+        return self
+
+    @property
+    def own_options(self) -> dict[str, Any]:
+        """The options that belong to this optimizer alone."""
+        return {option: getattr(self, option) for option in OPTIMIZER_OPTIONS[self.name]}

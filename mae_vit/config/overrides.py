@@ -1,0 +1,106 @@
+"""Overrides of a config on the command line: `key.path=value`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from mae_vit.config.keys import fields_at, options_from
+from mae_vit.config.schema import CHOICES
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import reason_of
+
+# Ways of giving one thing; an override takes the place of the file's way.
+_ALTERNATIVES = (
+    ("train.steps", "train.epochs", "train.samples"),
+    ("train.warmup_steps", "train.warmup_epochs", "train.warmup_samples"),
+    ("optim.lr", "optim.blr"),
+    ("checkpoint.every_steps", "checkpoint.every_epochs"),
+    ("monitor.evaluate_every_steps", "monitor.evaluate_every_epochs"),
+    ("monitor.probe_every_steps", "monitor.probe_every_epochs"),
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parses YAML of plain values: nothing in it runs.
+
+    Args:
+        text: of a file, or a value.
+        where: it stands, for errors.
+
+    Raises:
+        InputError: if it is not valid.
+    """
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InputError(f"{where}{place}: not valid YAML: {problem}") from None
+    except (RecursionError, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise InputError(f"{where}: not valid YAML: {reason_of(error)}") from None
+
+
+def drop_alternatives(raw: dict[str, Any], overridden: set[str]) -> None:
+    """Takes out of the file what an override gives in another way.
+
+    Args:
+        raw: sections as read, changed in place.
+        overridden: dotted keys that are going to be set.
+    """
+    for group in _ALTERNATIVES:
+        if overridden & set(group):
+            for key in group:
+                section, _, name = key.partition(".")
+                if isinstance(raw.get(section), dict):
+                    raw[section].pop(name, None)
+
+
+def _drop_options_of_others(raw: dict[str, Any], key: str, choice: str) -> None:
+    """Takes out of the file the options of what an override no longer chooses."""
+    *path, _ = key.split(".")
+    node: Any = raw
+    for part in path:
+        node = node.get(part) if isinstance(node, dict) else None
+    kinds = CHOICES[key]
+    for options in kinds.values():
+        for option in options:
+            if isinstance(node, dict) and option not in kinds.get(choice, {}):
+                node.pop(option, None)
+
+
+def _parse_override(override: str) -> tuple[str, Any]:
+    key, separator, text = override.partition("=")
+    if not separator or not all(key.split(".")):
+        raise InputError(f'override "{override}": write key.path=value, e.g. train.epochs=10')
+    return key, parse_yaml(text, f'override "{override}"')
+
+
+def _apply_override(
+    schema: type[BaseModel], raw: dict[str, Any], override: str, path: Sequence[str], value: Any
+) -> None:
+    node: Any = raw
+    if (first := options_from(schema, path)) is not None and first < len(path):
+        path = [*path[:first], ".".join(path[first:])]
+    for depth, name in enumerate(path[:-1]):
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            raise InputError(f'override "{override}": {".".join(path[: depth + 1])} is not a section')
+    for group in _ALTERNATIVES:
+        if value is not None and path[-1] in group:
+            for key in group:
+                node.pop(key, None)
+    fields = fields_at(schema, path)
+    keeps_null = any(type(None) in getattr(field.annotation, "__args__", ()) for field in fields)
+    # A key that cannot be null goes back to its default. Not by an empty value, which is
+    # mostly a slip (`run.name=$NAME`), nor a key that there never was.
+    unset = value is None and not override.endswith("=") and not keeps_null
+    if unset and (fields or path[-1] in node):
+        node.pop(path[-1], None)
+    else:
+        node[path[-1]] = value

@@ -1,0 +1,269 @@
+"""What follows from the config: steps, batches and rates. Every duration becomes steps here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mae_vit.config.data import fitting_lanes, lanes_fit
+from mae_vit.config.schema import Config, TrainSection
+from mae_vit.core.errors import InputError
+from mae_vit.core.urls import shown
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Derived values of a run; the config itself never changes.
+
+    Attributes:
+        num_samples: images that are trained on.
+        steps_per_epoch: whole effective batches in an epoch; the rest is dropped.
+        total_steps: optimizer steps of the run.
+        warmup_steps: steps of linear warm-up, fewer than `total_steps` (of 2 or more).
+        effective_batch_size: images per step over all ranks.
+        batch_size_per_device: images per micro-batch of one rank.
+        accumulation: micro-batches per step.
+        lr: peak learning rate.
+        decay_steps: steps of decay at the end, under `schedule="wsd"`; 0 otherwise.
+        checkpoint_every_steps: steps between saves; time may ask for more (`checkpoint.every_minutes`).
+        evaluate_every_steps: steps between evaluations on held-out images.
+        probe_every_steps: steps between scores of the online probe; 0 for none.
+        inspect_every_steps: steps between views of the encoder; 0 for none.
+    """
+
+    num_samples: int
+    steps_per_epoch: int
+    total_steps: int
+    warmup_steps: int
+    effective_batch_size: int
+    batch_size_per_device: int
+    accumulation: int
+    lr: float
+    decay_steps: int
+    checkpoint_every_steps: int
+    evaluate_every_steps: int
+    probe_every_steps: int = 0
+    inspect_every_steps: int = 0
+
+    def position(self, step: int) -> tuple[int, int]:
+        """Returns (epoch, step within the epoch): the whole state of the data order."""
+        return divmod(step, self.steps_per_epoch)
+
+
+def to_steps(
+    *,
+    steps: int | None = None,
+    epochs: float | None = None,
+    samples: int | None = None,
+    steps_per_epoch: int,
+    effective_batch_size: int,
+    default: int = 0,
+) -> int:
+    """Converts a duration, given one way or not at all, to optimizer steps."""
+    if steps is not None:
+        return steps
+    if epochs is not None:
+        return round(epochs * steps_per_epoch)
+    if samples is not None:
+        # Rounded up: "train on at least this many images".
+        return -(-samples // effective_batch_size)
+    return default
+
+
+# Images trained on for each image that the online probe encodes. An encoded image costs
+# less than one that is trained on, so the probe takes well under 1 % of the time.
+_TRAINED_PER_PROBED = 150
+# A step a microsecond for ten days; beyond lie slips of the keyboard.
+_MOST_STEPS = 10**12
+
+
+def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: int = 0) -> Plan:
+    """Derives a run's numbers from its config, data and ranks.
+
+    Args:
+        config: of the run.
+        num_samples: images that are trained on.
+        world_size: ranks.
+        probe_size: images of the online probe; 0 where there is none.
+
+    Raises:
+        InputError: if the batch does not divide over ranks and micro-batches, if these do not
+            hold whole repeats, if ranks and lanes do not fit, if the data holds less than one batch, if warm-up and
+            decay exceed the run, or if the rate would end above its peak.
+    """
+    train, optim = config.train, config.optim
+    batch = train.effective_batch_size
+    per_device, accumulation = _split_batch(batch, train.batch_size_per_device, world_size)
+    _check_lanes(config.data.lanes, batch, world_size)
+    _check_repeats(config.data.repeats, batch, per_device, world_size * accumulation)
+    steps_per_epoch = num_samples // batch
+    if steps_per_epoch == 0:
+        raise InputError(
+            f"train.effective_batch_size={batch} is larger than the data: split "
+            f'"{config.data.split}" of {shown(config.data.path)} has {num_samples} images to train on'
+            + (f" (nearest: {nearest})" if (nearest := num_samples // world_size * world_size) else "")
+        )
+    sizes = {"steps_per_epoch": steps_per_epoch, "effective_batch_size": batch}
+    total = to_steps(steps=train.steps, epochs=train.epochs, samples=train.samples, **sizes)
+    if total < 1:
+        raise InputError(f"train.epochs={train.epochs} is less than one step of {batch} images")
+    if total > _MOST_STEPS:
+        raise InputError(f"train: {total:.3g} steps are more than any run takes (at most {_MOST_STEPS:.0e})")
+    warmup = to_steps(
+        steps=train.warmup_steps, epochs=train.warmup_epochs, samples=train.warmup_samples, **sizes
+    )
+    if warmup >= total > 1:
+        raise InputError(_long_warmup(train, warmup, total))
+    decay = round(total * optim.decay_share) if optim.decay_share else 0
+    if warmup + decay > total:
+        raise InputError(
+            f"warm-up of {warmup} steps and decay of {decay} steps (optim.decay_share={optim.decay_share:g}) "
+            f"are longer than the run of {total} steps"
+        )
+    lr = _peak_rate(optim.lr, optim.blr, batch)
+    if optim.min_lr > lr:
+        given = f"optim.lr={lr:g}" if optim.lr else f"{lr:g} = optim.blr={optim.blr:g} x {batch} / 256"
+        raise InputError(f"optim.min_lr={optim.min_lr:g} is above the peak rate {given}")
+    save, monitor = config.checkpoint, config.monitor
+    return Plan(
+        num_samples=num_samples,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total,
+        warmup_steps=warmup,
+        effective_batch_size=batch,
+        batch_size_per_device=per_device,
+        accumulation=accumulation,
+        lr=lr,
+        decay_steps=decay,
+        checkpoint_every_steps=max(
+            1,
+            to_steps(
+                steps=save.every_steps,
+                epochs=save.every_epochs,
+                default=total if save.every_minutes else steps_per_epoch,
+                **sizes,
+            ),
+        ),
+        evaluate_every_steps=max(
+            1,
+            to_steps(
+                steps=monitor.evaluate_every_steps,
+                epochs=monitor.evaluate_every_epochs,
+                default=steps_per_epoch,
+                **sizes,
+            ),
+        ),
+        probe_every_steps=max(
+            1,
+            to_steps(
+                steps=monitor.probe_every_steps,
+                epochs=monitor.probe_every_epochs,
+                default=-(-_TRAINED_PER_PROBED * probe_size // batch),
+                **sizes,
+            ),
+        )
+        if probe_size
+        else 0,
+        inspect_every_steps=max(1, to_steps(epochs=monitor.inspect_every_epochs, **sizes))
+        if monitor.inspect_every_epochs
+        else 0,
+    )
+
+
+def _long_warmup(train: TrainSection, warmup: int, total: int) -> str:
+    return (
+        f"{_as_given(train, 'warmup_', warmup)} is {'longer than' if warmup > total else 'as long as'} "
+        f"{_as_given(train, '', total)}: "
+        f"give train.warmup_steps={total // 10}"
+    )
+
+
+def _as_given(train: TrainSection, prefix: str, steps: int) -> str:
+    """Names a duration's key and value, and its steps where it was given another way."""
+    for unit in ("steps", "epochs", "samples"):
+        value = getattr(train, prefix + unit)
+        if value is not None:
+            typed = f"{value:g}" if isinstance(value, float) else str(value)
+            return f"train.{prefix}{unit}={typed}{'' if unit == 'steps' else f' ({steps} steps)'}"
+    raise AssertionError("the schema asks for one")
+
+
+def _peak_rate(lr: float | None, blr: float | None, effective_batch_size: int) -> float:
+    if lr is not None:
+        return lr
+    assert blr is not None  # the schema asks for one of the two
+    return blr * effective_batch_size / 256
+
+
+def _check_lanes(lanes: int | None, batch: int, world_size: int) -> None:
+    if lanes is None or lanes_fit(lanes, world_size):
+        return
+    ranks = max(number for number in range(1, world_size) if lanes_fit(lanes, number) and batch % number == 0)
+    raise InputError(
+        f"data.lanes={lanes} does not fit {world_size} ranks: one must divide the other "
+        f"(nearest lanes: {fitting_lanes(lanes, batch, world_size)}, or use {ranks} ranks)"
+    )
+
+
+def _split_batch(batch: int, per_device: int | None, world_size: int) -> tuple[int, int]:
+    """Returns (images per micro-batch of a rank, micro-batches per step)."""
+    if batch % world_size:
+        near = max(1, round(batch / world_size)) * world_size
+        raise InputError(
+            f"train.effective_batch_size={batch} does not divide over {world_size} ranks (nearest: {near})"
+        )
+    share = batch // world_size
+    if per_device is None or per_device >= share:
+        return share, 1
+    if share % per_device:
+        near = max(d for d in range(1, per_device + 1) if share % d == 0)
+        raise InputError(
+            f"train.batch_size_per_device={per_device} does not divide the {share} images of each of "
+            f"{world_size} ranks (nearest: {near})"
+        )
+    return per_device, share // per_device
+
+
+def _check_repeats(repeats: int, batch: int, micro_batch: int, parts: int) -> None:
+    """All views of an image are computed where it is decoded."""
+    if micro_batch % repeats:
+        unit = repeats * parts
+        raise InputError(
+            f"data.repeats={repeats} does not divide micro-batches of {micro_batch} images (nearest: "
+            f"train.effective_batch_size={max(1, round(batch / unit)) * unit}, or another train.batch_size_per_device)"
+        )
+
+
+def check_grouping(plan: Plan, world_size: int, repeats: int, *, unit: int, views: int, why: str) -> None:
+    """Makes sure that rows of the global order that a loss takes together meet in one micro-batch.
+
+    Args:
+        plan: of the run.
+        world_size: ranks.
+        repeats: views of each image in a row (`data.repeats`).
+        unit: consecutive rows that belong together.
+        views: of each image that they hold.
+        why: they belong together, for people.
+
+    Raises:
+        InputError: naming the nearest sizes that hold whole units.
+    """
+    if repeats != views:
+        raise InputError(
+            f"{why}: each image comes {'once' if views == 1 else f'in {views} views'}, and data.repeats={repeats} "
+            f"(use data.repeats={views})"
+        )
+    size = plan.batch_size_per_device
+    if size % unit:
+        share = plan.effective_batch_size // world_size
+        if share % unit == 0:
+            fitting = [part for part in range(unit, share + 1, unit) if share % part == 0]
+            nearest = f"train.batch_size_per_device={min(fitting, key=lambda part: abs(part - size))}"
+        else:
+            # Of several micro-batches, each is made whole.
+            part = max(1, round(size / unit)) * unit
+            whole = (unit if plan.accumulation == 1 else part) * world_size
+            nearest = f"train.effective_batch_size={max(1, round(plan.effective_batch_size / whole)) * whole}"
+            nearest += f" train.batch_size_per_device={part}" if plan.accumulation > 1 else ""
+        raise InputError(
+            f"{why}: micro-batches of {size} images are no whole groups of {unit} (nearest: {nearest})"
+        )

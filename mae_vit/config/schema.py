@@ -1,0 +1,268 @@
+"""The sections of a run's configuration: frozen, strictly typed, unknown keys forbidden.
+
+`mae_vit.config.load` reads them from YAML; values derived from them (learning rate,
+steps) live in `mae_vit.config.plan`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from mae_vit.config.data import BLOCKS_OPTIONS, CROP_OPTIONS, POLICY_OPTIONS, DataSection, fitting_lanes
+from mae_vit.config.optim import OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS, OptimSection
+from mae_vit.config.section import Section, exactly_one, height_width
+
+
+class RunSection(Section):
+    """What the run is called, where it lives, and its seed.
+
+    A rank that stands still for `hang_timeout_s` in a step (four times as long in an evaluation
+    or a save) is killed, so that the others do not wait for it for ever; null waits.
+    """
+
+    name: str
+    dir: str | None = None
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    deterministic: bool = False
+    # The first step compiles, for minutes; ours.
+    hang_timeout_s: float | None = Field(default=900.0, gt=0)
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _check_name(cls, name: Any) -> Any:
+        # Empty, it is a slip as well: `run.name=$NAME`.
+        if name is None or (isinstance(name, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)):
+            raise ValueError("letters, digits, . _ - (a letter or digit first); a folder goes in run.dir")
+        return name
+
+
+class ModelSection(Section):
+    """The encoder; `name` sets width, depth and heads, which may be given apart."""
+
+    name: Literal["tiny-cifar", "Ti", "S", "B", "L", "H"]
+    img_size: int | list[int]
+    patch_size: int = Field(gt=0)
+    in_chans: Literal[1, 3] = 3
+    embed_dim: int | None = Field(default=None, gt=0)
+    depth: int | None = Field(default=None, gt=0)
+    num_heads: int | None = Field(default=None, gt=0)
+    mlp_ratio: float = Field(default=4.0, gt=0)
+    pos_embed: Literal["learnable", "sincos"] = "learnable"
+    drop_rate: float = Field(default=0.0, ge=0, lt=1)
+    drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
+    init: str | None = None
+
+    def _nearest_patch_size(self) -> str:
+        """What to say of the nearest patch size of which two or more fit each side; empty without one."""
+        common = math.gcd(*self.image_hw)
+        fitting = [size for size in range(2, common) if common % size == 0]
+        if not fitting:
+            return ""
+        return f", nearest patch_size: {min(fitting, key=lambda size: abs(size - self.patch_size))}"
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelSection:
+        for side in self.image_hw:
+            if side <= 0 or side % self.patch_size:
+                near = max(1, round(side / self.patch_size)) * self.patch_size
+                raise ValueError(
+                    f"patch_size={self.patch_size} does not divide img_size={self.img_size} "
+                    f"(nearest side that fits: {near}{self._nearest_patch_size()})"
+                )
+        num_patches = (self.image_hw[0] // self.patch_size) * (self.image_hw[1] // self.patch_size)
+        if num_patches > 2**16:  # masks number patches by 16 bits
+            raise ValueError(f"patch_size={self.patch_size} makes {num_patches} patches: at most {2**16}")
+        return self
+
+    @property
+    def image_hw(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return height_width(self.img_size)
+
+
+# Keys that choose among ways, and the options of each way. An override of the key takes the
+# place of the file's options of the other ways.
+CHOICES: dict[str, dict[str, dict[str, Any]]] = {
+    "data.order": {"blocks": BLOCKS_OPTIONS},
+    "data.augment.crop": CROP_OPTIONS,
+    "data.augment.policy": POLICY_OPTIONS,
+    "optim.name": OPTIMIZER_OPTIONS,
+    "optim.schedule": SCHEDULE_OPTIONS,
+}
+
+
+class TrainSection(Section):
+    """How long, how large a batch, in which precision, on which engine.
+
+    Engine "auto" trains one process on plain torch; several processes, or any `zero_stage` above 0, on DeepSpeed.
+    "torch" trains several by DistributedDataParallel, and can send gradients in half the bytes, rounded
+    (`compress_gradients`).
+    Precision "fp32" is float32 throughout: products do not use the shorter TF32 of GPUs' tensor cores.
+    `compile` fuses operations by torch.compile; "auto" does so on GPUs, for Vision Transformers and runs of 10,000
+    micro-batches or more, and the plan (`--dry-run`) says why or why not. "reduce-overhead" launches what is compiled
+    as CUDA graphs: for small models whose steps are mostly launches, on the torch engine.
+    """
+
+    steps: int | None = Field(default=None, gt=0)
+    epochs: float | None = Field(default=None, gt=0)
+    samples: int | None = Field(default=None, gt=0)
+    warmup_steps: int | None = Field(default=None, ge=0)
+    warmup_epochs: float | None = Field(default=None, ge=0)
+    warmup_samples: int | None = Field(default=None, ge=0)
+    effective_batch_size: int = Field(gt=0)
+    batch_size_per_device: int | None = Field(default=None, gt=0)
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    engine: Literal["auto", "deepspeed", "torch"] = "auto"
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    compile: bool | Literal["auto", "reduce-overhead"] = "auto"
+    activation_checkpointing: bool = False
+    compress_gradients: Literal["none", "bf16"] = "none"
+    # What is measured and exported is then the average (ViT Sec. 4.1; MAE Table 11 has 0.9999).
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainSection:
+        exactly_one(self, ("steps", "epochs", "samples"), required=True)
+        exactly_one(self, ("warmup_steps", "warmup_epochs", "warmup_samples"), required=False)
+        if self.engine == "torch" and self.zero_stage:
+            raise ValueError(f'zero_stage={self.zero_stage} needs engine="deepspeed"')
+        if self.compress_gradients != "none" and self.engine != "torch":
+            raise ValueError(
+                f'compress_gradients="{self.compress_gradients}" needs engine="torch", on several processes'
+            )
+        if self.ema_decay is not None and self.zero_stage == 3:
+            raise ValueError("ema_decay averages whole weights, zero_stage=3 shards them: use zero_stage=2")
+        if self.compile is True and self.zero_stage == 3:
+            raise ValueError("compile=true does not go with zero_stage=3 (most that does: zero_stage=2)")
+        if self.compile == "reduce-overhead" and self.engine == "deepspeed":
+            raise ValueError('compile="reduce-overhead" needs engine="torch"')
+        return self
+
+    def engine_on(self, world_size: int) -> Literal["deepspeed", "torch"]:
+        """The engine of a run on so many processes."""
+        if self.engine != "auto":
+            return self.engine
+        # Several are DeepSpeed's until a measurement on GPUs says otherwise.
+        return "torch" if world_size == 1 and self.zero_stage == 0 else "deepspeed"
+
+
+class CheckpointSection(Section):
+    """When to save, whichever comes first; what to keep: the last K, and every M-th of those by steps or epochs.
+
+    `every_minutes` goes alone or with one of these: it counts from the last save, by rank 0's
+    clock, and waits for a write under way. Without any of them a run saves at each epoch. Saves are
+    written beside training; the run stops after `max_failed_saves` in a row.
+    """
+
+    every_steps: int | None = Field(default=None, gt=0)
+    every_epochs: float | None = Field(default=None, gt=0)
+    every_minutes: float | None = Field(default=None, gt=0)
+    keep_last: int = Field(default=2, gt=0)
+    keep_every: int | None = Field(default=None, gt=0)
+    asynchronous: bool = True
+    max_failed_saves: int = Field(default=3, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> CheckpointSection:
+        exactly_one(self, ("every_steps", "every_epochs"), required=False)
+        planned = self.every_steps is not None or self.every_epochs is not None
+        if self.keep_every is not None and self.every_minutes is not None and not planned:
+            raise ValueError(
+                f"keep_every={self.keep_every} counts no saves by time (every_minutes={self.every_minutes:g}): "
+                "give every_steps or every_epochs too"
+            )
+        return self
+
+
+class GuardSection(Section):
+    """What is done about steps that are not finite, and losses that leap and stay high.
+
+    All ranks go back to the last checkpoint before such a step, and on past the data that led
+    to it: `skip_steps` steps, twice as many at each further try; `max_rollbacks` times from one
+    checkpoint, then the run stops. A spike is a loss `spike_sigmas` robust standard deviations
+    above the median of the last 256, `spike_steps` steps in a row; null sees none.
+    """
+
+    max_rollbacks: int = Field(default=3, ge=0)
+    # The idea is PaLM's (arXiv 2204.02311 Sec. 5.1), which skipped 200 to 500 batches; the figures are ours.
+    skip_steps: int = Field(default=16, gt=0)
+    spike_sigmas: float | None = Field(default=12.0, gt=0)
+    spike_steps: int = Field(default=8, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> GuardSection:
+        if self.spike_sigmas is None and self.spike_steps != GuardSection.model_fields["spike_steps"].default:
+            raise ValueError(f"spike_steps={self.spike_steps} has no effect with spike_sigmas=null")
+        return self
+
+
+class MonitorSection(Section):
+    """What is logged, and how often."""
+
+    log_every_steps: int = Field(default=20, gt=0)
+    evaluate_every_steps: int | None = Field(default=None, gt=0)
+    evaluate_every_epochs: float | None = Field(default=None, gt=0)
+    evaluate_split: str | None = None
+    evaluate_images: int = Field(default=512, gt=0)
+    picture_images: int = Field(default=8, gt=0, le=64)
+    probe_every_steps: int | None = Field(default=None, gt=0)
+    probe_every_epochs: float | None = Field(default=None, gt=0)
+    probe_shots: int | None = Field(default=None, gt=0)
+    probe_queries: int = Field(default=500, ge=0)
+    # Views of the encoder for TensorBoard; none by default.
+    inspect_every_epochs: float | None = Field(default=None, gt=0)
+    tensorboard: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> MonitorSection:
+        exactly_one(self, ("evaluate_every_steps", "evaluate_every_epochs"), required=False)
+        exactly_one(self, ("probe_every_steps", "probe_every_epochs"), required=False)
+        if self.inspect_every_epochs is not None and not self.tensorboard:
+            raise ValueError(
+                f"inspect_every_epochs={self.inspect_every_epochs:g} has no effect with tensorboard=false"
+            )
+        return self
+
+
+class Config(Section):
+    """The sections that every training run has."""
+
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    optim: OptimSection
+    train: TrainSection
+    checkpoint: CheckpointSection = CheckpointSection()
+    guard: GuardSection = GuardSection()
+    monitor: MonitorSection = MonitorSection()
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Config:
+        lanes, batch = self.data.lanes, self.train.effective_batch_size
+        repeats = self.data.repeats
+        if batch % repeats:
+            raise ValueError(
+                f"data.repeats={repeats} does not divide train.effective_batch_size={batch} (nearest batch: "
+                f"{max(1, round(batch / repeats)) * repeats})"
+            )
+        if lanes is not None and batch // repeats % lanes:
+            unit = lanes * repeats
+            times = f" x data.repeats={repeats}" if repeats > 1 else ""
+            raise ValueError(
+                f"data.lanes={lanes}{times} does not divide train.effective_batch_size={batch} (nearest batch: "
+                f"{max(1, round(batch / unit)) * unit}, nearest lanes: {fitting_lanes(lanes, batch // repeats)})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sharding(self) -> Config:
+        if self.optim.name == "lars" and self.train.zero_stage:
+            raise ValueError(
+                f'optim.name="lars" needs whole parameters, train.zero_stage={self.train.zero_stage} '
+                "shards them: use zero_stage=0"
+            )
+        return self

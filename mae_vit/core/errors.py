@@ -1,0 +1,88 @@
+"""Exceptions that become one line for people, and the words that messages share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# A path may be long; no name is.
+_LONGEST_WORD = 1000
+
+
+class InputError(ValueError):
+    """Bad config, command line, data folder or checkpoint.
+
+    Entry points print its message as one line, without a traceback, and exit
+    with code 2. The message names what is wrong, where, and the nearest right
+    thing.
+    """
+
+    def __init__(self, message: str) -> None:
+        """Makes one line of `message`; what is not printable, or endless, in it does not reach the terminal."""
+        words = (
+            w if len(w) <= _LONGEST_WORD else f"{w[:60]}...({len(w)} characters)" for w in message.split()
+        )
+        shown = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words))
+        super().__init__("".join(shown))
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A sample that cannot be read, as `quarantine.jsonl` tells it.
+
+    Attributes:
+        sample: its number in its split.
+        shard: the file that it belongs to.
+        key: what its members share; None where it cannot be told.
+        offset: of its image in the shard; None where there is none.
+        reason: in short.
+    """
+
+    sample: int
+    shard: str
+    key: str | None
+    offset: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        """Names shard, key and offset, then the reason."""
+        key, offset = ("?" if value is None else str(value) for value in (self.key, self.offset))
+        # Keys come from files: on a terminal they are to be seen, not obeyed.
+        shown = key if key.isascii() and key.isprintable() else ascii(key)
+        return f"shard {self.shard}, key {shown}, offset {offset}: {self.reason}"
+
+
+class DamagedSample(RuntimeError):
+    """Samples that were asked for cannot be read.
+
+    Uncaught, the run fails with it (exit code 1): what it has saved is good.
+
+    Attributes:
+        found: where in the request each damaged sample stands, and what it is.
+        folder: of the shards.
+    """
+
+    def __init__(self, found: Sequence[tuple[int, Damage]], folder: Path) -> None:
+        """Names the first of `found`, which must not be empty."""
+        # By these it is made again behind the pipe of a worker.
+        super().__init__(found, folder)
+        self.found, self.folder = found, folder
+
+    def __str__(self) -> str:
+        """One line for people."""
+        more = f" (and {len(self.found) - 1:,} more of its batch)" if len(self.found) > 1 else ""
+        return f"cannot read {self.found[0][1]}{more}: `mae-vit check {self.folder}` lists all such"
+
+
+class Unreachable(RuntimeError):
+    """Data that lie elsewhere cannot be had now; the message says what, and since when.
+
+    Uncaught, the run is to be started again (exit code 75), from what it has saved.
+    """
+
+
+def damage_allowed(share: float, samples: int) -> int:
+    """How many of `samples` may be damaged: `share` of them, rounded down."""
+    # Of 100 samples, 0.29 are 28.999999999999996.
+    return int(share * samples + 1e-9)

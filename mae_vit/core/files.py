@@ -1,0 +1,118 @@
+"""Writing files and folders so that a kill at any moment leaves the old one or the new one, whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def user_cache() -> Path:
+    """The folder of this user for what can be had again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mae-vit"
+
+
+def partial_of(path: Path) -> Path:
+    """The name that a file or a folder has while this process writes it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives the name under which a file is to be written; at the end, on disk, it takes its place.
+
+    Where that fails nothing of it is left.
+    """
+    partial = partial_of(path)
+    try:
+        yield partial
+        sync(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file through a temporary name; it and its name are on disk when this returns."""
+    write_parts_atomically(path, [data])
+
+
+def write_parts_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Writes what comes, one after the other, as `write_atomically`."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        for part in parts:
+            file.write(part)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON atomically."""
+    write_atomically(path, (to_json(value, indent=2) + "\n").encode())
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """Reads a file of one JSON value a line, past lines that a kill or a full disk cut short.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Returns JSON, in which numbers that are not finite are null: it knows no other word for them."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def sync(path: Path) -> None:
+    """Brings a file to the disk, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def put_in_place(partial: Path, out: Path) -> None:
+    """Renames a folder; what lay there is there until the new one is, then removed.
+
+    Raises:
+        OSError: if it cannot be; the earlier folder is back then.
+    """
+    if not out.exists():
+        os.rename(partial, out)
+        return
+    old = partial.with_suffix(".old")
+    os.rename(out, old)
+    try:
+        os.rename(partial, out)
+    except OSError:
+        os.rename(old, out)
+        raise
+    shutil.rmtree(old)
+
+
+def existing(path: Path) -> Path:
+    """Returns a path, or the nearest folder above it that is there."""
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,221 @@
+"""Counter-based randomness: a number is a pure function of what it is for.
+
+Nothing random in this project depends on who computes it. Every draw is
+Threefry-2x32-20 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+SC 2011) of (seed, stream, epoch, sample index, draw): additions, rotations and
+exclusive-ors on 32-bit words, hence bit-equal in NumPy and in torch on any
+device, whatever the batch, the worker or the rank.
+
+Words are held in NumPy as uint32 (which wraps by itself) and in torch as int64
+below 2**32 (torch has no complete unsigned arithmetic).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Part of the data's meaning: never change them.
+SUBSET_HASH = b"mae-vit subset"
+
+
+def hash_key(key: str, salt: bytes) -> bytes:
+    """Returns what a draw goes by; `salt` says which draw."""
+    return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16, key=salt).digest()
+
+
+Words = TypeVar("Words", np.ndarray, Tensor)
+MASK32 = 0xFFFFFFFF
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+_PARITY = 0x1BD11BDA
+MAX_INDEX = 2**32
+
+
+class Stream(IntEnum):
+    """What a random number is for. Values are part of the data format: never renumber."""
+
+    ORDER = 0
+    CROP = 1
+    FLIP = 2
+    MASK = 3
+    CORRUPT_KIND = 4
+    CORRUPT_SOURCE = 5
+    PREPARE = 6
+    FEW_SHOT = 7
+    NOISE = 8
+    POLICY = 9
+    ERASE = 10
+    ERASE_NOISE = 11
+    MIX = 12
+
+
+def threefry2x32(key: tuple[Words | int, Words | int], x0: Words, x1: Words) -> tuple[Words, Words]:
+    """Threefry-2x32 with 20 rounds.
+
+    Args:
+        key: two 32-bit words, integers or arrays that broadcast with the counters.
+        x0: first counter word; NumPy uint32 or torch int64 in [0, 2**32).
+        x1: second counter word, same kind and a broadcastable shape.
+
+    Returns:
+        Two arrays of 32-bit words of the broadcast shape.
+    """
+    k0, k1 = key
+    schedule = (k0, k1, k0 ^ k1 ^ _PARITY)
+    if isinstance(x0, Tensor):
+        return _rounds_of_tensors(schedule, x0, x1)
+    x0 = (x0 + k0) & MASK32
+    x1 = (x1 + k1) & MASK32
+    for group in range(5):
+        rotations = _ROTATIONS[:4] if group % 2 == 0 else _ROTATIONS[4:]
+        for rotation in rotations:
+            x0 = (x0 + x1) & MASK32
+            x1 = ((x1 << rotation) | (x1 >> (32 - rotation))) & MASK32
+            x1 = x1 ^ x0
+        x0 = (x0 + schedule[(group + 1) % 3]) & MASK32
+        # The group number is added in two steps: a key word plus 5 could leave
+        # the 32-bit range, which NumPy refuses for a Python integer.
+        x1 = (x1 + schedule[(group + 2) % 3]) & MASK32
+        x1 = (x1 + (group + 1)) & MASK32
+    return x0, x1
+
+
+def _rounds_of_tensors(schedule: tuple[Tensor | int, ...], x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, in the fewest operations, as a GPU starts a kernel for each: five a round.
+
+    Sums and exclusive-ors have right low halves whatever stands above them, so x0 is cut to 32 bits once,
+    at the end: it stays below 2**37. A word times 2**rotation stays below 2**62.
+    """
+    x0, x1 = torch.broadcast_tensors(x0, x1)
+    x0 = x0 + schedule[0]
+    x1 = (x1 + schedule[1]).bitwise_and_(MASK32)
+    for group in range(5):
+        for rotation in _ROTATIONS[:4] if group % 2 == 0 else _ROTATIONS[4:]:
+            x0 += x1
+            rotated = (x1 >> (32 - rotation)).add_(x1, alpha=1 << rotation)
+            x1 = rotated.bitwise_xor_(x0).bitwise_and_(MASK32)
+        x0 += schedule[(group + 1) % 3]
+        x1 = x1.add_(schedule[(group + 2) % 3] + (group + 1)).bitwise_and_(MASK32)
+    return x0.bitwise_and_(MASK32), x1
+
+
+# Asked for in each draw of a batch with the same few answers an epoch; computed by 20 rounds on NumPy scalars.
+@lru_cache(maxsize=256)
+def derive_key(seed: int, stream: Stream, epoch: int) -> tuple[int, int]:
+    """Returns the key of one stream in one epoch.
+
+    Args:
+        seed: the run's seed, 0 <= seed < 2**64.
+        stream: what the numbers are for.
+        epoch: 0 <= epoch < 2**32.
+    """
+    k0, k1 = threefry2x32(
+        (seed & MASK32, (seed >> 32) & MASK32),
+        np.array([int(stream)], np.uint32),
+        np.array([epoch & MASK32], np.uint32),
+    )
+    return int(k0[0]), int(k1[0])
+
+
+def words(key: tuple[Words | int, Words | int], index: Words, draws: int) -> tuple[Words, Words]:
+    """Draws words for each sample: two for each of `draws` counters.
+
+    Args:
+        key: from `derive_key`.
+        index: sample indices (B,), NumPy or torch integers in [0, 2**32).
+        draws: how many counters for each sample.
+
+    Returns:
+        Two arrays (B, draws) of independent 32-bit words: NumPy uint32, or torch
+        int64 on the device of `index`.
+    """
+    counter: Words
+    if isinstance(index, Tensor):
+        samples = index.to(torch.int64)[:, None]
+        counter = torch.arange(draws, device=index.device)[None, :]
+        return threefry2x32(key, samples.expand(-1, draws), counter.expand(len(index), -1))
+    samples = np.broadcast_to(index.astype(np.uint32)[:, None], (len(index), draws))
+    counter = np.broadcast_to(np.arange(draws, dtype=np.uint32)[None, :], samples.shape)
+    return threefry2x32(key, samples, counter)
+
+
+def uniform(key: tuple[int, int], index: np.ndarray, draws: int) -> np.ndarray:
+    """Returns float64 numbers in [0, 1) with 53 random bits, (B, draws).
+
+    NumPy only: what needs floating point (crop boxes) is computed on the CPU,
+    since logarithms and roots differ by device.
+    """
+    high, low = words(key, index, draws)
+    return ((high >> 5) * 67108864.0 + (low >> 6)) * (1.0 / 9007199254740992.0)
+
+
+def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:
+    """Seeds the framework's generator for noise inside layers (dropout, drop-path).
+
+    Such noise depends on the split over ranks: a resumed run is exact on one world
+    size only.
+
+    Args:
+        seed: the run's.
+        rank: of this process, below 2**12.
+        step: optimizer step.
+        micro_batch: number within the step, below 2**20.
+    """
+    k0, k1 = derive_key(seed, Stream.NOISE, step)
+    k0, k1 = derive_key(k1 << 32 | k0, Stream.NOISE, rank << 20 | micro_batch)
+    return (k1 << 32 | k0) >> 1
+
+
+@dataclass(frozen=True)
+class SampleKeys:
+    """What keyed draws need: one epoch's sample indices under a seed.
+
+    Attributes:
+        seed: the run's seed.
+        epoch: epoch of the samples.
+        index: int64 (B,) sample indices, on the device that computes.
+        epoch_input: the epoch as int64 (), beside them, for compiled graphs (`for_compiled`).
+    """
+
+    seed: int
+    epoch: int
+    index: Tensor
+    epoch_input: Tensor | None = None
+
+    def for_compiled(self) -> SampleKeys:
+        """The same keys for a compiled graph: with a plain number it would be made anew for each epoch."""
+        return replace(self, epoch_input=torch.full_like(self.index[0], self.epoch))
+
+    def words(self, stream: Stream, draws: int) -> Tensor:
+        """Draws one 32-bit word a counter: int64 (B, draws)."""
+        return words(self._key(stream), self.index, draws)[0]
+
+    def words_of(self, streams: Sequence[Stream], draws: int) -> Tensor:
+        """Draws the words of several streams at once: int64 (S, B, draws)."""
+        keys = [self._key(stream) for stream in streams]
+        # Filled in by the device: numbers of the host would be copied, and waited for.
+        scalars = [
+            [torch.full_like(self.index[0], word) if isinstance(word, int) else word for word in key]
+            for key in keys
+        ]
+        k0, k1 = (torch.stack(half)[:, None, None] for half in zip(*scalars, strict=True))
+        return words((k0, k1), self.index, draws)[0]
+
+    def _key(self, stream: Stream) -> tuple[Tensor | int, Tensor | int]:
+        """What `derive_key` gives; in a compiled graph, scalars on the device."""
+        if not torch.compiler.is_compiling():
+            return derive_key(self.seed, stream, self.epoch)
+        if self.epoch_input is None:
+            # Not `torch.compiler.disable`: data workers import this, and it imports all of the compiler.
+            raise RuntimeError("a compiled graph takes keys.for_compiled()")
+        # The same words as `derive_key` leads to, whose hundred operations are then fused.
+        seed = (self.seed & MASK32, (self.seed >> 32) & MASK32)
+        return threefry2x32(seed, torch.full_like(self.epoch_input, int(stream)), self.epoch_input)

@@ -1,0 +1,82 @@
+"""Parts of messages: counts, durations, reasons, the nearest right thing."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def plain_text(name: str) -> str:
+    """Writes what is no UTF-8 or not printable as backslash escapes."""
+    if name.isascii() and name.isprintable():
+        return name
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+# How alike a name of a file must be to be proposed, 0..1 (difflib's ratio).
+_ALIKE = 0.6
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns a hint such as `did you mean "img_size"?`, or the list of known names."""
+    known = sorted(known)
+    listed = f"known: {', '.join(known)}" if known else "none are known"
+    return closest(name, known) or listed
+
+
+def closest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """Returns a hint such as `did you mean "img_size"?`; empty where nothing is as alike as `cutoff` (0..1)."""
+    found = _most_alike(name, known, cutoff)
+    return "" if found is None else f'did you mean "{found}"?'
+
+
+def closest_path(path: Path, among: Iterable[Path] | None = None) -> str:
+    """Returns a hint such as `did you mean "runs/photos"?` where there is no `path`; empty without one like it.
+
+    Args:
+        path: that is not there. Folders on the way to it may be misspelled too.
+        among: what may be meant, by its name without extension; None for what lies there.
+    """
+    if among is not None:
+        stems = {candidate.stem: candidate for candidate in among}
+        stem = _most_alike(path.stem, stems, _ALIKE)
+        return "" if stem is None else f'did you mean "{stems[stem]}"?'
+    there = Path(path.anchor)
+    for part in path.parts[1:] if path.anchor else path.parts:
+        if part != ".." and not os.path.lexists(there / part):
+            try:
+                named = _most_alike(part, os.listdir(there), _ALIKE)
+            except OSError:
+                named = None
+            if named is None:
+                return ""
+            part = named
+        there /= part
+    return f'did you mean "{there}"?'
+
+
+def _most_alike(name: str, known: Iterable[str], cutoff: float) -> str | None:
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
+    return close[0] if close else None
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns what is said of a failure, to stand behind a colon: `no such file or directory`; of others a line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Returns a number with its noun: `1 shard`, `1,200 shards`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def clock(seconds: float) -> str:
+    """Returns a time as `h:mm:ss`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -1,0 +1,1 @@
+"""mae_vit/data/batches/__init__.py."""

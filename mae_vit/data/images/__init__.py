@@ -1,0 +1,1 @@
+"""mae_vit/data/images/__init__.py."""

@@ -1,0 +1,235 @@
+"""Keyed crops, flips, policies and erasing: the same sample gets the same view whoever computes it.
+
+Boxes come from the hash in float64 on the CPU (logarithms and roots differ by
+device) and are drawn for a whole batch at once, since the cost of a hash in NumPy
+is one of calls, not of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from mae_vit.core.keyed_rng import Stream, derive_key, uniform, words
+from mae_vit.data.images.random_erasing import Erasing, draw_erasing
+
+# torchvision's RandomResizedCrop tries ten boxes before it falls back.
+_TRIES = 10
+
+
+class Policy(Protocol):
+    """Changes of pixels that keep an image's size (`mae_vit.data.images.auto_augment`)."""
+
+    def draw(self, seed: int, epoch: int, index: np.ndarray) -> Sequence[Any]:
+        """Draws the changes of each sample of `index` (B,); an empty one changes nothing."""
+
+    def apply(self, image: np.ndarray, calls: Any, fill: tuple[int, ...] | None) -> np.ndarray:
+        """Returns one image changed: uint8 (C, H, W)."""
+
+
+@dataclass(frozen=True)
+class View:
+    """How a batch of images is seen.
+
+    Attributes:
+        boxes: int64 (B, 4): top, left, height, width in pixels; top and left may be
+            negative, then zeros fill what lies outside.
+        flips: bool (B,).
+        calls: of the policy, by image; None without a policy.
+        erasing: None where nothing is erased.
+    """
+
+    boxes: np.ndarray
+    flips: np.ndarray
+    calls: Sequence[Any] | None = None
+    erasing: Erasing | None = None
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Crop, resize to `img_size`, flip; then a policy and erasing (MAE's order in fine-tuning).
+
+    Attributes:
+        img_size: (H, W) of the result.
+        crop: "none" takes the largest centered box of the result's aspect ratio;
+            "pad" the image shifted by up to `pad_px` (Krizhevsky 2009's CIFAR
+            augmentation as ResNet Sec. 4.2 uses it); "random_resized" a box of random
+            area and aspect ratio (MAE Sec. A.1), drawn as torchvision draws it.
+        pad_px: largest shift of "pad".
+        scale: share of the area, low and high.
+        ratio: width over height, low and high.
+        flip: mirror half of the images.
+        policy: changes of pixels, None for none.
+        erasing: share of the images of which a box is filled with random bytes.
+        fill: color of what a policy moves in from outside, by channel; None for black.
+    """
+
+    img_size: tuple[int, int]
+    crop: Literal["none", "pad", "random_resized"] = "none"
+    pad_px: int = 0
+    scale: tuple[float, float] = (1.0, 1.0)
+    ratio: tuple[float, float] = (1.0, 1.0)
+    flip: bool = False
+    policy: Policy | None = None
+    erasing: float = 0.0
+    fill: tuple[int, ...] | None = None
+
+    def draw(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> View:
+        """Draws the views of a batch.
+
+        Args:
+            seed: the run's seed.
+            epoch: of these samples.
+            index: sample indices (B,).
+            sizes: int64 (B, 2), height and width of each image.
+        """
+        flips = np.zeros(len(index), bool)
+        if self.flip:
+            flips = (words(derive_key(seed, Stream.FLIP, epoch), index, 1)[0][:, 0] & 1).astype(bool)
+        return View(
+            self._draw_boxes(seed, epoch, index, sizes),
+            flips,
+            self.policy.draw(seed, epoch, index) if self.policy else None,
+            draw_erasing(self.erasing, self.img_size, seed, epoch, index) if self.erasing else None,
+        )
+
+    def _draw_boxes(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        if self.crop == "none":
+            return _center_boxes(sizes, self.img_size)
+        key = derive_key(seed, Stream.CROP, epoch)
+        if self.crop == "pad":
+            drawn = words(key, index, 2)[0].astype(np.uint64)
+            shifts = ((drawn * np.uint64(2 * self.pad_px + 1)) >> np.uint64(32)).astype(
+                np.int64
+            ) - self.pad_px
+            return np.concatenate([shifts, sizes], axis=1)
+        return self._random_boxes(uniform(key, index, 2 * _TRIES + 2), sizes)
+
+    def _random_boxes(self, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Boxes of random area and aspect ratio; the first of ten tries that fits."""
+        height, width = sizes[:, :1].astype(np.float64), sizes[:, 1:].astype(np.float64)
+        area = height * width * (self.scale[0] + numbers[:, :_TRIES] * (self.scale[1] - self.scale[0]))
+        low, high = np.log(self.ratio[0]), np.log(self.ratio[1])
+        ratio = np.exp(low + numbers[:, _TRIES : 2 * _TRIES] * (high - low))
+        widths = np.rint(np.sqrt(area * ratio))
+        heights = np.rint(np.sqrt(area / ratio))
+        fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+        first = fits.argmax(axis=1)
+        rows = np.arange(len(sizes))
+        box = np.stack([heights[rows, first], widths[rows, first]], axis=1).astype(np.int64)
+        room = sizes - box + 1
+        corner = np.floor(numbers[:, 2 * _TRIES :] * room).astype(np.int64)
+        boxes = np.concatenate([corner, box], axis=1)
+        none = ~fits.any(axis=1)
+        boxes[none] = _fallback_boxes(sizes[none], self.ratio)
+        return boxes
+
+    def cut(self, image: np.ndarray, box: np.ndarray, flip: bool) -> np.ndarray:
+        """Cuts one view: crop, resize and flip alone.
+
+        Args:
+            image: uint8 (C, H, W).
+            box: int64 (4,): top, left, height, width.
+            flip: mirror it.
+
+        Returns:
+            uint8 (C, *img_size).
+
+        Raises:
+            ValueError: if "pad" meets an image that is not `img_size`.
+        """
+        if self.crop == "pad":
+            cut = self._shift(image[None], box[None])[0]
+        else:
+            top, left, height, width = box.tolist()
+            cut = image[:, top : top + height, left : left + width]
+            if cut.shape[1:] != self.img_size:
+                cut = _resize(cut, self.img_size)
+        return cut[..., ::-1] if flip else cut
+
+    def apply(self, images: Sequence[np.ndarray], view: View) -> np.ndarray:
+        """Makes the views of images of any sizes, one by one: uint8 (C, H, W) each -> (B, C, *img_size)."""
+        out = np.empty((len(images), len(images[0]), *self.img_size), np.uint8)
+        for number, (image, box, flip) in enumerate(zip(images, view.boxes, view.flips, strict=True)):
+            out[number] = self.cut(image, box, flip)
+        self.change(out, view)
+        return out
+
+    def apply_batch(self, images: np.ndarray, view: View) -> np.ndarray:
+        """Makes the views of equal-size images: uint8 (B, C, H, W) -> (B, C, *img_size)."""
+        equal = images.shape[2:] == self.img_size
+        if self.crop == "random_resized" or not equal:
+            return self.apply(list(images), view)
+        views = self._shift(images, view.boxes) if self.crop == "pad" else images.copy()
+        views[view.flips] = views[view.flips][..., ::-1]
+        self.change(views, view)
+        return views
+
+    def change(self, images: np.ndarray, view: View) -> None:
+        """Applies policy and erasing, in place: all images have their final size here."""
+        if self.policy is not None and view.calls is not None:
+            for number, calls in enumerate(view.calls):
+                if calls:
+                    images[number] = self.policy.apply(images[number], calls, self.fill)
+        if view.erasing is not None:
+            view.erasing.fill(images)
+
+    def _shift(self, images: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+        if images.shape[2:] != self.img_size:
+            raise ValueError(
+                f'data.augment.crop="pad" needs images of {self.img_size}, not {images.shape[2:]}: '
+                'use "random_resized", or prepare the data with that size'
+            )
+        pad, (height, width) = self.pad_px, self.img_size
+        padded = np.zeros((*images.shape[:2], height + 2 * pad, width + 2 * pad), np.uint8)
+        padded[:, :, pad : pad + height, pad : pad + width] = images
+        windows = np.lib.stride_tricks.sliding_window_view(padded, self.img_size, axis=(2, 3))
+        shifted: np.ndarray = windows[np.arange(len(images)), :, boxes[:, 0] + pad, boxes[:, 1] + pad]
+        return shifted
+
+
+def _resize(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
+    """Bicubic with antialiasing on uint8: PIL's resize to within 0.03 of 255; in whatever order memory is."""
+    if image.strides[0] != 1 or not image.flags.writeable:
+        # Planes stay planes, copied by rows; torch would do it pixel by pixel.
+        image = np.ascontiguousarray(image)
+    pixels = torch.from_numpy(image)[None]
+    return F.interpolate(pixels, img_size, mode="bicubic", antialias=True)[0].numpy()
+
+
+def center_crop(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
+    """The largest centered box of the result's aspect ratio, resized: what encoders are measured on.
+
+    Args:
+        image: uint8 (C, H, W).
+        img_size: (H, W) of the result.
+
+    Returns:
+        uint8 (C, *img_size), contiguous.
+    """
+    box = _center_boxes(np.array([image.shape[1:]], np.int64), img_size)[0]
+    return np.ascontiguousarray(Augment(img_size=img_size).cut(image, box, flip=False))
+
+
+def _center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
+    """The largest centered boxes with the aspect ratio of `img_size`."""
+    scale = np.minimum(sizes[:, 0] / img_size[0], sizes[:, 1] / img_size[1])[:, None]
+    box = np.maximum(np.rint(scale * np.array(img_size)), 1).astype(np.int64)
+    box = np.minimum(box, sizes)
+    return np.concatenate([(sizes - box) // 2, box], axis=1)
+
+
+def _fallback_boxes(sizes: np.ndarray, ratio: tuple[float, float]) -> np.ndarray:
+    """The whole image, cut at the center to an allowed aspect ratio (as torchvision does)."""
+    box = sizes.copy()
+    shape = sizes[:, 1] / np.maximum(sizes[:, 0], 1)
+    narrow, wide = shape < ratio[0], shape > ratio[1]
+    box[narrow, 0] = np.maximum(np.rint(sizes[narrow, 1] / ratio[0]), 1)
+    box[wide, 1] = np.maximum(np.rint(sizes[wide, 0] * ratio[1]), 1)
+    box = np.minimum(box, sizes)
+    return np.concatenate([(sizes - box) // 2, box], axis=1)

@@ -1,0 +1,264 @@
+"""RandAugment and AutoAugment with keyed draws.
+
+Pixels are changed by timm's functions on PIL images, which depend on their arguments
+alone; what they are called with is drawn here, by key.
+
+Apart from `augment.py`, which names a policy by its protocol: data processes without one
+start without timm.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from PIL import Image
+from timm.data.auto_augment import NAME_TO_OP, posterize, translate_x_abs, translate_y_abs
+
+from mae_vit.core.keyed_rng import Stream, derive_key, uniform
+from mae_vit.data.images.color import ColorJitter
+
+# timm's scale of levels: 0 to 10.
+_MAX_LEVEL = 10.0
+# AutoAugment's magnitudes are ten bins, 0 to 9 (arXiv 1805.09501 Sec. 3.2).
+_LAST_BIN = 9
+
+
+class Call(NamedTuple):
+    """One change of an image: a function of `OPS` and its arguments."""
+
+    op: str
+    arguments: tuple[float, ...] = ()
+
+
+class _Level(NamedTuple):
+    """What an op makes of its level: its argument, and whether the level has a sign."""
+
+    argument: Callable[[float], float] | None = None
+    signed: bool = False
+
+    def call(self, op: str, level: float, sign: int) -> Call:
+        if self.argument is None:
+            return Call(op)
+        return Call(op, (self.argument(sign * level if self.signed else level),))
+
+
+def _translate_x(image: Image.Image, share: float, **how: Any) -> Image.Image:
+    """Shifts to the right by a share of the width, in whole pixels as torchvision does (towards 0)."""
+    return translate_x_abs(image, -int(share * image.size[0]), **how)
+
+
+def _translate_y(image: Image.Image, share: float, **how: Any) -> Image.Image:
+    """Shifts down by a share of the height, in whole pixels."""
+    return translate_y_abs(image, -int(share * image.size[1]), **how)
+
+
+def _posterize(image: Image.Image, bits: int, **how: Any) -> Image.Image:
+    """Keeps the first bits of each number; 0 of them, at the highest level, leave black."""
+    # Pillow 13 refuses what timm asks of it there, and what came out black before.
+    return posterize(image, bits, **how) if bits else Image.new(image.mode, image.size)
+
+
+# timm's, by timm's names, but for shifts in whole pixels of an image of any size.
+OPS: dict[str, Callable[..., Image.Image]] = {
+    **NAME_TO_OP,
+    "PosterizeIncreasing": _posterize,
+    "TranslateX": _translate_x,
+    "TranslateY": _translate_y,
+}
+
+
+class _Policy(ABC):
+    """A policy on PIL images."""
+
+    resample: ClassVar[Image.Resampling]
+
+    @abstractmethod
+    def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
+        """Draws the changes of each sample of `index` (B,), in their order."""
+
+    def apply(self, image: np.ndarray, calls: tuple[Call, ...], fill: tuple[int, ...] | None) -> np.ndarray:
+        """Changes one image.
+
+        Args:
+            image: uint8 (C, H, W) in 1 or 3 channels.
+            calls: from `draw`.
+            fill: color of what comes in from outside, by channel; None for black.
+
+        Returns:
+            uint8 (C, H, W).
+        """
+        gray = len(image) == 1
+        picture = Image.fromarray(image[0] if gray else np.ascontiguousarray(image.transpose(1, 2, 0)))
+        color = fill[0] if fill and gray else fill
+        for op, arguments in calls:
+            picture = OPS[op](picture, *arguments, fillcolor=color, resample=self.resample)
+        changed = np.asarray(picture)
+        return changed[None] if gray else changed.transpose(2, 0, 1)
+
+
+def _enhance(level: float) -> float:
+    # 1 changes nothing; kept off 0, which leaves one color.
+    return max(0.1, 1.0 + level / _MAX_LEVEL * 0.9)
+
+
+# timm's "increasing" ops (`inc1`): all grow stronger with the level.
+RANDAUGMENT: dict[str, _Level] = {
+    "AutoContrast": _Level(),
+    "Equalize": _Level(),
+    "Invert": _Level(),
+    "Rotate": _Level(lambda level: level / _MAX_LEVEL * 30.0, signed=True),
+    "PosterizeIncreasing": _Level(lambda level: 4 - int(level / _MAX_LEVEL * 4)),
+    "SolarizeIncreasing": _Level(lambda level: 256 - int(level / _MAX_LEVEL * 256)),
+    "SolarizeAdd": _Level(lambda level: int(level / _MAX_LEVEL * 110)),
+    "ColorIncreasing": _Level(_enhance, signed=True),
+    "ContrastIncreasing": _Level(_enhance, signed=True),
+    "BrightnessIncreasing": _Level(_enhance, signed=True),
+    "SharpnessIncreasing": _Level(_enhance, signed=True),
+    "ShearX": _Level(lambda level: level / _MAX_LEVEL * 0.3, signed=True),
+    "ShearY": _Level(lambda level: level / _MAX_LEVEL * 0.3, signed=True),
+    "TranslateXRel": _Level(lambda level: level / _MAX_LEVEL * 0.45, signed=True),
+    "TranslateYRel": _Level(lambda level: level / _MAX_LEVEL * 0.45, signed=True),
+}
+# Each op that was drawn is applied to half of the images (timm's default, which MAE keeps).
+_RANDAUGMENT_SHARE = 0.5
+_RANDAUGMENT_DRAWS = 5  # op, whether, sign, two for a normal number
+
+
+@dataclass(frozen=True)
+class RandAugment(_Policy):
+    """Ops drawn with replacement, at one level with normal noise.
+
+    RandAugment (arXiv 1909.13719) as timm's `rand-m9-mstd0.5-inc1`, which MAE fine-tunes
+    with (Sec. A.1): unlike in the paper, each op is applied with probability 0.5, and its
+    level varies.
+
+    Attributes:
+        num_ops: drawn for each image.
+        magnitude: level, 0 to 10.
+        magnitude_std: standard deviation of the level, which is clipped to 0..10.
+    """
+
+    # timm draws bilinear or bicubic; MAE's code asks it for bicubic, always.
+    resample = Image.Resampling.BICUBIC
+
+    num_ops: int = 2
+    magnitude: float = 9.0
+    magnitude_std: float = 0.5
+
+    def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
+        """Draws the changes of each sample of `index` (B,), in their order."""
+        drawn = uniform(derive_key(seed, Stream.POLICY, epoch), index, _RANDAUGMENT_DRAWS * self.num_ops)
+        numbers = drawn.reshape(len(index), self.num_ops, _RANDAUGMENT_DRAWS)
+        names = np.array(list(RANDAUGMENT))[np.floor(numbers[..., 0] * len(RANDAUGMENT)).astype(np.int64)]
+        applied = numbers[..., 1] < _RANDAUGMENT_SHARE
+        signs = np.where(numbers[..., 2] < 0.5, -1, 1)
+        # Box and Muller (1958); 1 - u is never 0.
+        normal = np.sqrt(-2 * np.log(1 - numbers[..., 3])) * np.cos(2 * np.pi * numbers[..., 4])
+        levels = np.clip(self.magnitude + self.magnitude_std * normal, 0, _MAX_LEVEL)
+        # The last bits of logarithm and cosine differ by processor.
+        levels = np.round(levels, 6)
+        return [
+            tuple(
+                RANDAUGMENT[name].call(name, level, sign)
+                for name, level, sign, apply in zip(*of_image, strict=True)
+                if apply
+            )
+            for of_image in zip(
+                names.tolist(), levels.tolist(), signs.tolist(), applied.tolist(), strict=True
+            )
+        ]
+
+
+def _blend(place: float) -> float:
+    return 1.0 + 0.9 * place / _LAST_BIN
+
+
+# What a bin stands for, as in torchvision, whose shifts are 150 px of 331 (the paper's ImageNet size).
+AUTOAUGMENT: dict[str, _Level] = {
+    "ShearY": _Level(lambda place: 0.3 * place / _LAST_BIN, signed=True),
+    "TranslateX": _Level(lambda place: 150 / 331 * place / _LAST_BIN, signed=True),
+    "TranslateY": _Level(lambda place: 150 / 331 * place / _LAST_BIN, signed=True),
+    "Rotate": _Level(lambda place: 30.0 * place / _LAST_BIN, signed=True),
+    "Brightness": _Level(_blend, signed=True),
+    "Color": _Level(_blend, signed=True),
+    "Contrast": _Level(_blend, signed=True),
+    "Sharpness": _Level(_blend, signed=True),
+    "Posterize": _Level(lambda place: 8 - round(4 * place / _LAST_BIN)),
+    "Solarize": _Level(lambda place: 255.0 * (_LAST_BIN - place) / _LAST_BIN),
+    "AutoContrast": _Level(),
+    "Equalize": _Level(),
+    "Invert": _Level(),
+}
+# arXiv 1805.09501, appendix, "AutoAugment policy found on reduced CIFAR-10": op, probability,
+# bin; no bin where the op has no magnitude.
+_SubPolicy = tuple[tuple[str, float, int | None], tuple[str, float, int | None]]
+CIFAR10_POLICY: tuple[_SubPolicy, ...] = (
+    (("Invert", 0.1, None), ("Contrast", 0.2, 6)),
+    (("Rotate", 0.7, 2), ("TranslateX", 0.3, 9)),
+    (("Sharpness", 0.8, 1), ("Sharpness", 0.9, 3)),
+    (("ShearY", 0.5, 8), ("TranslateY", 0.7, 9)),
+    (("AutoContrast", 0.5, None), ("Equalize", 0.9, None)),
+    (("ShearY", 0.2, 7), ("Posterize", 0.3, 7)),
+    (("Color", 0.4, 3), ("Brightness", 0.6, 7)),
+    (("Sharpness", 0.3, 9), ("Brightness", 0.7, 9)),
+    (("Equalize", 0.6, None), ("Equalize", 0.5, None)),
+    (("Contrast", 0.6, 7), ("Sharpness", 0.6, 5)),
+    (("Color", 0.7, 7), ("TranslateX", 0.5, 8)),
+    (("Equalize", 0.3, None), ("AutoContrast", 0.4, None)),
+    (("TranslateY", 0.4, 3), ("Sharpness", 0.2, 6)),
+    (("Brightness", 0.9, 6), ("Color", 0.2, 8)),
+    (("Solarize", 0.5, 2), ("Invert", 0.0, None)),
+    (("Equalize", 0.2, None), ("AutoContrast", 0.6, None)),
+    (("Equalize", 0.2, None), ("Equalize", 0.6, None)),
+    (("Color", 0.9, 9), ("Equalize", 0.6, None)),
+    (("AutoContrast", 0.8, None), ("Solarize", 0.2, 8)),
+    (("Brightness", 0.1, 3), ("Color", 0.7, 0)),
+    (("Solarize", 0.4, 5), ("AutoContrast", 0.9, None)),
+    (("TranslateY", 0.9, 9), ("TranslateY", 0.7, 9)),
+    (("AutoContrast", 0.9, None), ("Solarize", 0.8, 3)),
+    (("Equalize", 0.8, None), ("Invert", 0.1, None)),
+    (("TranslateY", 0.7, 9), ("AutoContrast", 0.9, None)),
+)
+
+
+@dataclass(frozen=True)
+class AutoAugmentCifar(_Policy):
+    """AutoAugment's policy for CIFAR-10: one of 25 pairs of ops (arXiv 1805.09501).
+
+    As torchvision's `AutoAugment(AutoAugmentPolicy.CIFAR10)`, but for the color that fills what comes in
+    from outside, the data's mean (there black); on 32 px it shifts by up to
+    14 px, where the authors' code has 10.
+    """
+
+    # torchvision's default, and what the authors' code got from PIL's.
+    resample = Image.Resampling.NEAREST
+
+    def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
+        """Draws the changes of each sample of `index` (B,), in their order."""
+        numbers = uniform(derive_key(seed, Stream.POLICY, epoch), index, 5)
+        chosen = np.floor(numbers[:, 0] * len(CIFAR10_POLICY)).astype(np.int64)
+        signs = np.where(numbers[:, 3:] < 0.5, -1, 1)
+        return [
+            tuple(
+                AUTOAUGMENT[op].call(op, place or 0, sign)
+                for (op, share, place), number, sign in zip(CIFAR10_POLICY[pair], *of_image, strict=True)
+                if number < share
+            )
+            for pair, *of_image in zip(chosen.tolist(), numbers[:, 1:3].tolist(), signs.tolist(), strict=True)
+        ]
+
+
+_POLICIES: dict[str, type[RandAugment] | type[AutoAugmentCifar] | type[ColorJitter]] = {
+    "randaugment": RandAugment,
+    "autoaugment_cifar": AutoAugmentCifar,
+    "color": ColorJitter,
+}
+
+
+def make_policy(name: str, **options: Any) -> RandAugment | AutoAugmentCifar | ColorJitter | None:
+    """Returns the policy of `data.augment.policy`, None for "none"."""
+    return None if name == "none" else _POLICIES[name](**options)

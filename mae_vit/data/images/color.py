@@ -1,0 +1,103 @@
+"""Keyed changes of color: brightness, contrast, saturation, hue and gray, as contrastive methods use them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mae_vit.core.keyed_rng import Stream, derive_key, uniform
+
+# ITU-R BT.601, as Pillow turns RGB into gray.
+_LUMA = np.array([0.299, 0.587, 0.114])
+# RGB to YIQ (FCC 1953): one row of luma, two of color; a turn of these two changes the hue alone.
+_YIQ = np.array([_LUMA, [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]])
+# Fractional bits of coefficients. Pixels are changed in whole numbers, which are alike on all processors.
+_BITS = 12
+
+
+class Change(NamedTuple):
+    """What is done to one image: factors of 1 and an angle of 0 change nothing."""
+
+    brightness: float
+    contrast: float
+    saturation: float
+    angle: float
+    gray: bool
+
+
+@dataclass(frozen=True)
+class ColorJitter:
+    """The color changes of SimCLR (arXiv 2002.05709, App. A), all of every image, in one fixed order.
+
+    Departs from torchvision's `ColorJitter` where that costs exactness or time: the order is
+    brightness, contrast, saturation, hue; the hue is turned in YIQ instead of HSV; values are
+    clipped once, at the end. Together they are one affine map of a pixel's three values.
+
+    Attributes:
+        brightness: factors are drawn from 1 - brightness to 1 + brightness.
+        contrast: likewise; the image's mean gray value stays.
+        saturation: likewise; each pixel's gray value stays.
+        hue: largest turn of the color circle, a share of the whole, 0 to 0.5.
+        gray: share of the images that lose their color.
+    """
+
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    gray: float = 0.2
+
+    def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[Change]:
+        """Draws the change of each sample of `index` (B,)."""
+        drawn = uniform(derive_key(seed, Stream.POLICY, epoch), index, 5)
+        ranges = np.array([self.brightness, self.contrast, self.saturation, 2 * math.pi * self.hue])
+        moved = (2 * drawn[:, :4] - 1) * ranges
+        moved[:, :3] += 1
+        grays = drawn[:, 4] < self.gray
+        return [Change(*drawn_one) for drawn_one in zip(*moved.T.tolist(), grays.tolist(), strict=True)]
+
+    def apply(self, image: np.ndarray, calls: Change, fill: tuple[int, ...] | None) -> np.ndarray:
+        """Changes one image.
+
+        Args:
+            image: uint8 (C, H, W) in 1 or 3 channels; one channel has brightness and contrast alone.
+            calls: from `draw`.
+            fill: not used: nothing comes in from outside.
+
+        Returns:
+            uint8 (C, H, W).
+        """
+        mix = _fixed(np.ones((1, 1)) if len(image) == 1 else _color_map(calls))
+        luma = _fixed(np.ones(1) if len(image) == 1 else _LUMA)
+        pixels = image.astype(np.int32)
+        scale = _fixed(calls.contrast * calls.brightness)
+        # The mean gray value, with the fractional bits of `luma`.
+        mean = int((pixels.sum(axis=(1, 2), dtype=np.int64) * luma).sum()) // pixels[0].size
+        offset = mean * int(_fixed((1 - calls.contrast) * calls.brightness)) >> _BITS
+        pixels = ((pixels * scale) + offset) >> (_BITS - 4)  # 4 fractional bits are left
+        out = np.empty_like(pixels)
+        for channel, row in enumerate(mix):
+            out[channel] = sum(int(weight) * plane for weight, plane in zip(row, pixels, strict=True))
+        half = 1 << (_BITS + 3)
+        changed: np.ndarray = np.clip((out + half) >> (_BITS + 4), 0, 255).astype(np.uint8)
+        return changed
+
+
+def _color_map(change: Change) -> np.ndarray:
+    """Saturation and hue, or gray, as a map of RGB, (3, 3)."""
+    gray = np.tile(_LUMA, (3, 1))
+    if change.gray:
+        return gray
+    cos, sin = math.cos(change.angle), math.sin(change.angle)
+    turn = np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]])
+    saturate = change.saturation * np.eye(3) + (1 - change.saturation) * gray
+    turned: np.ndarray = np.linalg.inv(_YIQ) @ turn @ _YIQ @ saturate
+    return turned
+
+
+def _fixed(number: np.ndarray | float) -> np.ndarray:
+    """Rounds to `_BITS` fractional bits, int32."""
+    return np.rint(np.asarray(number) * (1 << _BITS)).astype(np.int32)

@@ -1,0 +1,94 @@
+"""Keyed random erasing: a box of an image filled with random bytes.
+
+Zhong et al., "Random Erasing Data Augmentation", arXiv 1708.04896, Sec. 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mae_vit.core.keyed_rng import Stream, derive_key, threefry2x32, uniform
+
+# The paper's s_h is 0.4; timm's RandomErasing, which MAE's fine-tuning code calls, has a third.
+_AREA = (0.02, 1 / 3)
+# Height over width, low; high is its inverse (the paper's r_1 and r_2).
+_RATIO = 0.3
+# timm tries ten boxes, then erases nothing; the paper tries for ever.
+_TRIES = 10
+_BLOCK_BYTES = 8  # of one counter
+
+
+@dataclass(frozen=True)
+class Erasing:
+    """What of a batch is erased.
+
+    Attributes:
+        boxes: int64 (B, 4): top, left, height, width in pixels; height 0 erases nothing.
+        key: of the bytes.
+        index: sample indices (B,).
+    """
+
+    boxes: np.ndarray
+    key: tuple[int, int]
+    index: np.ndarray
+
+    def fill(self, images: np.ndarray) -> None:
+        """Fills the boxes, in place, with bytes that are uniform and independent by pixel and channel.
+
+        That is the paper's own fill. A departure from timm's "pixel" mode, MAE's choice: it
+        draws normal noise after normalization, which uint8 cannot hold.
+
+        Args:
+            images: uint8 (B, C, H, W).
+        """
+        for row, pixels in self._noise(images.shape[1]):
+            top, left, height, width = self.boxes[row]
+            images[row, :, top : top + height, left : left + width] = pixels.reshape(-1, height, width)
+
+    def _noise(self, channels: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields (place in the batch, bytes) of each erased image, all from one call of the hash."""
+        rows = np.flatnonzero(self.boxes[:, 2])
+        if not len(rows):
+            return
+        counts = channels * self.boxes[rows, 2] * self.boxes[rows, 3]
+        blocks = -(-counts // _BLOCK_BYTES)
+        starts = np.cumsum(blocks) - blocks
+        # Counters begin at 0 in each image: its bytes do not depend on who else is in the batch.
+        counter = np.arange(blocks.sum()) - np.repeat(starts, blocks)
+        samples = np.repeat(self.index[rows], blocks)
+        drawn = threefry2x32(self.key, samples.astype(np.uint32), counter.astype(np.uint32))
+        # One order of bytes on all machines.
+        noise = np.stack(drawn, axis=1).astype("<u4").view(np.uint8).reshape(-1)
+        for row, start, count in zip(
+            rows.tolist(), (starts * _BLOCK_BYTES).tolist(), counts.tolist(), strict=True
+        ):
+            yield row, noise[start : start + count]
+
+
+def draw_erasing(
+    share: float, img_size: tuple[int, int], seed: int, epoch: int, index: np.ndarray
+) -> Erasing:
+    """Draws which images are erased, and where: the first of ten tries that fits.
+
+    Args:
+        share: of the images.
+        img_size: (H, W) of all images.
+        seed: the run's seed.
+        epoch: of these samples.
+        index: sample indices (B,).
+    """
+    numbers = uniform(derive_key(seed, Stream.ERASE, epoch), index, 1 + 2 * _TRIES + 2)
+    size = np.array(img_size)
+    area = (_AREA[0] + numbers[:, 1 : 1 + _TRIES] * (_AREA[1] - _AREA[0])) * size.prod()
+    ratio = np.exp((1 - 2 * numbers[:, 1 + _TRIES : 1 + 2 * _TRIES]) * np.log(_RATIO))
+    tried = np.rint(np.sqrt(np.stack([area * ratio, area / ratio], axis=2))).astype(np.int64)
+    fits = (tried < size).all(axis=2)
+    box = tried[np.arange(len(index)), fits.argmax(axis=1)]
+    # A side of 0 pixels erases nothing.
+    erased = (numbers[:, 0] < share) & fits.any(axis=1) & (box > 0).all(axis=1)
+    corner = np.floor(numbers[:, -2:] * (size - box + 1)).astype(np.int64)
+    boxes = np.where(erased[:, None], np.concatenate([corner, box], axis=1), 0)
+    return Erasing(boxes, derive_key(seed, Stream.ERASE_NOISE, epoch), index)

@@ -1,0 +1,1 @@
+"""mae_vit/data/order/__init__.py."""

@@ -1,0 +1,75 @@
+"""A keyed permutation of N positions without an array: a Feistel network with cycle walking."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mae_vit.core.keyed_rng import MAX_INDEX, threefry2x32
+
+# Four rounds of a random function make a pseudo-random permutation (Luby and
+# Rackoff 1988); small domains want more. Among the permutations of a few samples 8
+# rounds are visibly uneven (total variation from uniform, computed exactly: 0.06 at
+# N=5, 0.09 at N=6); 40 bring it to 1e-6. From 64 on the order is that of 8.
+_ROUNDS = 8
+_TINY = 64
+_TINY_ROUNDS = 40
+# One number for all positions, or one for each of them.
+Numbers = int | np.ndarray
+
+
+def permute(positions: np.ndarray, num_samples: Numbers, key: tuple[Numbers, Numbers]) -> np.ndarray:
+    """Maps positions to samples, a bijection on 0..N-1.
+
+    With arrays each position lies in a domain of its own; the result is that of a
+    call for each.
+
+    Args:
+        positions: integers (n,) in [0, N).
+        num_samples: N, at most 2**32; an integer or integers (n,).
+        key: from `derive_key`; integers or uint32 (n,).
+
+    Returns:
+        int64 (n,) sample indices.
+
+    Raises:
+        ValueError: if N is 0 or larger than 2**32.
+    """
+    sizes = np.asarray(num_samples, np.int64)
+    if not ((sizes > 0) & (sizes <= MAX_INDEX)).all():
+        raise ValueError(f"a permutation needs 1 to 2**32 samples, not {num_samples}")
+    # Square roots are rounded correctly, so this is exact below 2**52.
+    rows = np.sqrt(sizes - 1).astype(np.int64) + 1
+    columns = -(-sizes // rows)
+    walked = _feistel(np.asarray(positions, np.int64), rows, columns, sizes, key)
+    # The rectangle exceeds N by less than one row, so few walk, and soon return.
+    outside = np.flatnonzero(walked >= sizes)
+    while outside.size:
+        some_rows, some_columns, some_sizes, k0, k1 = (
+            _take(of, outside) for of in (rows, columns, sizes, *key)
+        )
+        walked[outside] = _feistel(walked[outside], some_rows, some_columns, some_sizes, (k0, k1))
+        outside = outside[walked[outside] >= some_sizes]
+    return walked
+
+
+def _take(of: Numbers, which: np.ndarray) -> Numbers:
+    return of[which] if isinstance(of, np.ndarray) and of.ndim else of
+
+
+def _feistel(
+    numbers: np.ndarray, rows: Numbers, columns: Numbers, sizes: Numbers, key: tuple[Numbers, Numbers]
+) -> np.ndarray:
+    left, right = numbers // columns, numbers % columns
+    tiny = np.asarray(sizes) < _TINY
+    for round_number in range(_TINY_ROUNDS if tiny.any() else _ROUNDS):
+        source, size = (right, rows) if round_number % 2 == 0 else (left, columns)
+        drawn, _ = threefry2x32(key, source.astype(np.uint32), np.full(len(source), round_number, np.uint32))
+        # Multiply-and-shift maps a word to 0..size-1.
+        shift = ((drawn.astype(np.uint64) * np.asarray(size, np.uint64)) >> np.uint64(32)).astype(np.int64)
+        if round_number >= _ROUNDS:
+            shift = np.where(tiny, shift, 0)
+        if round_number % 2 == 0:
+            left = (left + shift) % rows
+        else:
+            right = (right + shift) % columns
+    return left * columns + right

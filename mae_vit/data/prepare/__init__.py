@@ -1,0 +1,1 @@
+"""mae_vit/data/prepare/__init__.py."""

@@ -1,0 +1,193 @@
+"""From the bytes of one image to a member of a shard, its statistics and its perceptual hash."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from mae_vit.data.images.decode import MAX_PIXELS, DecodeError, Header, decode, read_header
+
+# EXIF's orientations -> what makes them upright (as PIL.ImageOps.exif_transpose).
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_LOSSLESS = ("png", "bmp", "gif", "tiff", "ppm")
+_SAME = {"jpeg": "jpg", "tif": "tiff"}
+DEFAULT_QUALITY = 90
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How images are stored.
+
+    Attributes:
+        resize: short side of larger images becomes this many pixels; None keeps them.
+        quality: of JPEGs that are encoded anew.
+        upright: apply EXIF orientation.
+        max_pixels: larger images are left out.
+        hashed: hash what is stored.
+    """
+
+    resize: int | None = None
+    quality: int = DEFAULT_QUALITY
+    upright: bool = False
+    max_pixels: int = MAX_PIXELS
+    hashed: bool = False
+
+
+@dataclass(frozen=True)
+class Converted:
+    """An image as it is to be stored.
+
+    Attributes:
+        data: its bytes; None if they are those of the source.
+        extension: under which it is stored.
+        height: in pixels.
+        width: in pixels.
+        gray: it has one channel.
+        total: sum of its pixels, by RGB channel.
+        squares: sum of their squares.
+        notes: what is worth saying, once for all images alike.
+        hash: of the image and of its mirror image, where asked for.
+    """
+
+    data: bytes | None
+    extension: str
+    height: int
+    width: int
+    gray: bool
+    total: tuple[int, ...]
+    squares: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+    hash: tuple[int, int] | None = None
+
+
+def convert(data: bytes, extension: str, options: Conversion) -> Converted:
+    """Decodes an image, and encodes it anew where `options` ask for it.
+
+    Args:
+        data: an encoded image.
+        extension: that its file has.
+        options: of the whole call.
+
+    Raises:
+        DecodeError: if it is damaged, too large or none.
+    """
+    header = read_header(data)
+    pixels = decode(data, 1 if header.gray else 3, max_pixels=options.max_pixels)
+    notes, stored = list(header.notes), None
+    turned = options.upright and header.orientation != 1
+    if header.orientation != 1:
+        ignored = "with an EXIF orientation, which is ignored (--exif-orientation apply turns them)"
+        notes.append("turned upright" if turned else ignored)
+    shrunk = options.resize is not None and min(pixels.shape[1:]) > options.resize
+    if turned or shrunk:
+        stored, extension = _encode_anew(pixels, header, options, shrunk)
+        pixels = decode(stored, len(pixels))
+    elif _SAME.get(extension, extension) != header.extension:
+        notes.append("named as another format")
+        extension = header.extension
+    total, squares = _sums(pixels)
+    return Converted(
+        data=stored,
+        extension=extension,
+        height=pixels.shape[1],
+        width=pixels.shape[2],
+        gray=header.gray,
+        total=total * (3 // len(total)),
+        squares=squares * (3 // len(squares)),
+        notes=tuple(notes),
+        hash=phash(pixels) if options.hashed else None,
+    )
+
+
+def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[Converted | str]:
+    """Converts several images; for one that cannot be, the reason."""
+    results: list[Converted | str] = []
+    for data, extension in chunk:
+        try:
+            results.append(convert(data, extension, options))
+        except DecodeError as error:
+            results.append(str(error))
+        except MemoryError:
+            # The others may be smaller.
+            results.append("takes more memory than there is (see --max-pixels)")
+    return results
+
+
+def _encode_anew(pixels: np.ndarray, header: Header, options: Conversion, shrunk: bool) -> tuple[bytes, str]:
+    """Resizes and turns: JPEG, but lossless where only turned and lossless before."""
+    image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+    if shrunk:
+        assert options.resize is not None
+        scale = options.resize / min(image.size)
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        # Pillow's bicubic is antialiased, and gives the same pixels on every machine.
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    if options.upright and header.orientation in _UPRIGHT:
+        image = image.transpose(_UPRIGHT[header.orientation])
+    extension = "png" if header.extension in _LOSSLESS and not shrunk else "jpg"
+    stream = io.BytesIO()
+    try:
+        if extension == "png":
+            image.save(stream, "png")
+        else:
+            image.save(stream, "jpeg", quality=options.quality)
+    except (OSError, ValueError) as error:
+        raise DecodeError(f"{image.width}x{image.height} pixels cannot be encoded: {error}") from None
+    return stream.getvalue(), extension
+
+
+def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sums of pixels and of their squares by channel: exact, whatever the order."""
+    flat = pixels.reshape(len(pixels), -1)
+    # 255^2 fits 16 bits.
+    squares = np.square(flat, dtype=np.uint16)
+    return (
+        tuple(int(v) for v in flat.sum(axis=1, dtype=np.uint64)),
+        tuple(int(v) for v in squares.sum(axis=1, dtype=np.uint64)),
+    )
+
+
+# In `dataset.json`: two hashes of one name compare.
+HASH_NAME = "pHash of 64 bits"
+_SIDE, _LOW = 32, 8
+# Rows are the first basis vectors of the DCT-II.
+_DCT = np.cos(np.pi / (2 * _SIDE) * np.outer(np.arange(_LOW), 2 * np.arange(_SIDE) + 1))
+# What a flat image's coefficients are off zero by, rounding errors alone, is far below.
+_DECIMALS = 3
+
+
+def phash(pixels: np.ndarray) -> tuple[int, int]:
+    """Hashes an image and its mirror image, the DCT way (pHash; Zauner 2010, Sec. 3.2.1).
+
+    The image becomes 32 x 32 gray values, whatever its shape; of its DCT's 8 x 8 lowest
+    frequencies each gives a bit: whether it is above their median. Bit for bit the
+    `phash` of the ImageHash library, but for flat images, whose bits it leaves to rounding
+    errors; the library itself would bring PyWavelets, and scipy into each data process.
+
+    Args:
+        pixels: uint8 (C, H, W), C 1 or 3.
+
+    Returns:
+        Two integers of 64 bits.
+    """
+    # Plane by plane: Pillow takes long over an array whose channels come first.
+    planes = [Image.fromarray(plane) for plane in pixels]
+    gray = planes[0] if len(planes) == 1 else Image.merge("RGB", planes).convert("L")
+    small = np.asarray(gray.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), np.float64)
+    return _bits(small), _bits(small[:, ::-1])
+
+
+def _bits(small: np.ndarray) -> int:
+    low = np.round(_DCT @ small @ _DCT.T, _DECIMALS)
+    return int.from_bytes(np.packbits(low > np.median(low)).tobytes(), "big")

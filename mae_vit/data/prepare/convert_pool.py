@@ -1,0 +1,105 @@
+"""Converts images on several processes, in order and with bounded memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from mae_vit.core.errors import InputError
+from mae_vit.data.prepare.convert import Conversion, Converted, convert_chunk
+from mae_vit.runtime.signals import handling, leave_with_parent
+
+Item = TypeVar("Item")
+Pair = tuple[Item, bytes, str]
+
+# Large enough that the round trip costs little, small enough to balance the processes.
+_CHUNK_IMAGES = 256
+_CHUNK_BYTES = 4 << 20
+# Fewer images are done before processes have started.
+_MIN_IMAGES = 512
+
+
+class ConverterPool:
+    """Processes that decode and convert; with 0 of them, this one does."""
+
+    def __init__(self, options: Conversion, workers: int = 0) -> None:
+        """Starts nothing yet."""
+        self.options = options
+        self._workers = workers
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> ConverterPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def run(
+        self, images: Iterable[tuple[Item, bytes, str]], count: int
+    ) -> Iterator[tuple[Item, bytes, Converted | str]]:
+        """Yields (item, bytes, result) in order; the result is the reason where there is no image.
+
+        Args:
+            images: (item, bytes, extension); read ahead by a few chunks.
+            count: how many there are, about.
+
+        Raises:
+            InputError: if a process died.
+        """
+        if not self._workers or count < _MIN_IMAGES:
+            for item, data, extension in images:
+                yield item, data, convert_chunk([(data, extension)], self.options)[0]
+            return
+        pending: deque[tuple[list[Pair[Item]], Future[list[Converted | str]]]] = deque()
+        try:
+            for chunk in _chunks(images):
+                task = [(data, extension) for _, data, extension in chunk]
+                pending.append((chunk, self._start().submit(convert_chunk, task, self.options)))
+                # Two chunks each: none waits while this process writes.
+                if len(pending) > 2 * self._workers:
+                    yield from _results(*pending.popleft())
+            while pending:
+                yield from _results(*pending.popleft())
+        except BrokenProcessPool:
+            raise InputError(
+                "a process that decodes images died: too little memory (fewer --workers), or an image "
+                "that crashes its decoder (--workers 0 --max-pixels N)"
+            ) from None
+
+    def _start(self) -> ProcessPoolExecutor:
+        if self._executor is None:
+            # Not forkserver: a Python process has one such server, with what it imported first,
+            # and that of training imports torch. What these need is imported in 0.2 s.
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(self._workers, context, initializer=leave_with_parent)
+            # The processes inherit this: Ctrl-C is for the one that starts them.
+            with handling([signal.SIGINT], signal.SIG_IGN):
+                for _ in range(self._workers):  # a task each starts them all
+                    self._executor.submit(convert_chunk, [], self.options)
+        return self._executor
+
+
+def _chunks(images: Iterable[Pair[Item]]) -> Iterator[list[Pair[Item]]]:
+    chunk: list[Pair[Item]] = []
+    size = 0
+    for image in images:
+        chunk.append(image)
+        size += len(image[1])
+        if len(chunk) >= _CHUNK_IMAGES or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _results(
+    chunk: list[Pair[Item]], future: Future[list[Converted | str]]
+) -> Iterator[tuple[Item, bytes, Converted | str]]:
+    for (item, data, _), result in zip(chunk, future.result(), strict=True):
+        yield item, data, result

@@ -1,0 +1,256 @@
+"""Writes sources as webdataset shards, atomically for each split."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.keyed_rng import Stream, derive_key
+from mae_vit.core.messages import plain_text
+from mae_vit.core.progress import progress
+from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.order.permutation import permute
+from mae_vit.data.prepare.convert import Conversion
+from mae_vit.data.prepare.convert_pool import ConverterPool
+from mae_vit.data.prepare.entries import Entry, ImageSource
+from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE, Exclusion, open_exclusion
+from mae_vit.data.prepare.publish import excluded_file, partial_folder, publish, refuse_strangers
+from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
+from mae_vit.data.prepare.shard_writer import ShardWriter
+from mae_vit.data.prepare.statistics import Statistics
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Processing, Split, read_dataset
+
+# A constant: equal sources give equal shards.
+_SEED = 0
+DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES = 256, 10_000
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `prepare` did.
+
+    Attributes:
+        dataset: as it now stands.
+        written: names of the splits written.
+        unreadable: images left out, with the reason.
+        ignored: files that are no images.
+        notes: what else was passed over.
+        conversions: how many images decoding changes in which way.
+    """
+
+    dataset: Dataset
+    written: list[str]
+    unreadable: list[str] = field(default_factory=list)
+    ignored: int = 0
+    notes: list[str] = field(default_factory=list)
+    conversions: Counter[str] = field(default_factory=Counter)
+
+
+def prepare(
+    sources: Sequence[ImageSource],
+    out: Path,
+    *,
+    overwrite: bool = False,
+    shard_bytes: int = DEFAULT_SHARD_MIB * _MIB,
+    shard_samples: int = DEFAULT_SHARD_SAMPLES,
+    selection: Selection | None = None,
+    conversion: Conversion | None = None,
+    exclude: Sequence[str] = (),
+    exclude_distance: int = DEFAULT_DISTANCE,
+    workers: int = 0,
+) -> Report:
+    """Writes the splits of `sources` into `out`, beside those already there.
+
+    A split is complete or absent: shards are written to a hidden folder and moved when
+    all are there, `dataset.json` last.
+
+    Args:
+        sources: their splits must not overlap.
+        out: the data folder.
+        overwrite: replace splits that exist.
+        shard_bytes: largest shard, about.
+        shard_samples: most samples in a shard.
+        selection: which samples to take; all by default.
+        conversion: how to store them; unchanged by default.
+        exclude: data folders, `DIR` or `DIR:SPLIT`, whose images other splits than val and test
+            are to be without.
+        exclude_distance: bits of 64 that may differ between an image's hash and theirs.
+        workers: processes that decode; 0 decodes in this one.
+
+    Raises:
+        InputError: if a split exists, comes from two sources, brings classes that the
+            folder does not know, or holds no readable image.
+    """
+    selection = selection or Selection()
+    conversion = replace(conversion or Conversion(), hashed=bool(exclude))
+    existing = read_dataset(out) if (out / FILE_NAME).exists() else None
+    found, names = _group(sources)
+    by_split = selection.apply(found)
+    if selection.holdout is not None:
+        names[HOLDOUT_SPLIT] = names["train"]
+    if not overwrite:
+        refuse_strangers(by_split, existing, out)
+    classes = _agree_on_classes(sources, by_split, existing, out, overwrite)
+    if exclude and set(by_split) <= set(MEASURED):
+        raise InputError(f"--exclude leaves val and test whole; there is only {', '.join(sorted(by_split))}")
+    exclusion = open_exclusion(exclude, exclude_distance, workers) if exclude else None
+    dataset = existing
+    unreadable: list[str] = []
+    conversions: Counter[str] = Counter()
+    # train first: its statistics are the dataset's.
+    written = sorted(by_split, key=lambda name: (name != "train", name))
+    with ConverterPool(conversion, workers) as pool:
+        for split in written:
+            part, statistics, failed = _write_split(
+                split,
+                by_split[split],
+                names[split],
+                classes,
+                out,
+                pool,
+                shard_bytes=shard_bytes,
+                shard_samples=shard_samples,
+                processing=_note(
+                    selection.note(split, whole=len(by_split[split]) == len(found.get(split, ()))), conversion
+                ),
+                exclusion=None if split in MEASURED else exclusion,
+            )
+            dataset = publish(out, dataset, classes, split, part, statistics)
+            unreadable += failed
+            conversions += statistics.notes
+    assert dataset is not None
+    ignored = sum(source.ignored for source in sources)
+    notes = [note for source in sources for note in source.notes]
+    return Report(dataset, written, unreadable, ignored, notes, conversions)
+
+
+def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, str]]:
+    """Returns entries and the name of the source, by split."""
+    by_split: dict[str, list[Entry]] = {}
+    names: dict[str, str] = {}
+    for source in sources:
+        mine: dict[str, list[Entry]] = {}
+        for entry in source.entries:
+            mine.setdefault(entry.split, []).append(entry)
+        for split, entries in mine.items():
+            if split in by_split:
+                raise InputError(
+                    f'split "{split}" comes from both {names[split]} and {source.name}: give one source '
+                    "for each split (several shards: the folder that holds them), or --split NAME"
+                )
+            by_split[split], names[split] = entries, source.name
+    return by_split, names
+
+
+def _agree_on_classes(
+    sources: Sequence[ImageSource],
+    by_split: dict[str, list[Entry]],
+    existing: Dataset | None,
+    out: Path,
+    overwrite: bool,
+) -> list[str]:
+    found = {
+        entry.class_name for entries in by_split.values() for entry in entries if entry.class_name is not None
+    }
+    # A source may have an order of its own: numbers, or that of the shards it read.
+    ordered = {source.classes for source in sources if source.classes is not None}
+    fresh = list(ordered.pop()) if len(ordered) == 1 else sorted(found)
+    fresh = fresh if found <= set(fresh) else sorted(found)
+    if existing is None:
+        return fresh
+    taken = [split for split in by_split if split in existing.splits]
+    if taken and not overwrite:
+        raise InputError(f'{out} already has split "{taken[0]}": --overwrite replaces it')
+    if set(existing.splits) <= set(by_split) or not existing.classes:
+        return fresh
+    if new := sorted(found - set(existing.classes)):
+        raise InputError(
+            f"{len(new)} classes are not among the {len(existing.classes)} of {out}: {', '.join(new[:5])}"
+            f"{', ...' if len(new) > 5 else ''}"
+        )
+    return existing.classes
+
+
+def _note(processing: Processing, conversion: Conversion) -> Processing:
+    anew = conversion.resize is not None or conversion.upright
+    return processing.model_copy(
+        update={
+            "resize": conversion.resize,
+            "quality": conversion.quality if anew else None,
+            "exif_orientation": "apply" if conversion.upright else "ignore",
+        }
+    )
+
+
+def _write_split(
+    split: str,
+    entries: list[Entry],
+    source_name: str,
+    classes: list[str],
+    out: Path,
+    pool: ConverterPool,
+    *,
+    shard_bytes: int,
+    shard_samples: int,
+    processing: Processing,
+    exclusion: Exclusion | None = None,
+) -> tuple[Split, Statistics, list[str]]:
+    """Writes the shards of a split under temporary names."""
+    partial = partial_folder(out, split)
+    shutil.rmtree(partial, ignore_errors=True)
+    number_of = {name: number for number, name in enumerate(classes)}
+    statistics, failed = Statistics(), list[str]()
+    if exclusion is not None:
+        exclusion.begin()
+    # Images of all classes in every shard: readers that shuffle only within a buffer,
+    # and our own order `blocks`, would else see one class at a time.
+    order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, Stream.PREPARE, 0))
+    try:
+        partial.mkdir(parents=True)
+        bar = progress(total=len(entries), desc=f"writing {split}", unit=" images")
+        with bar, ShardWriter(partial, split, shard_bytes, shard_samples) as writer:
+            readable = _read_all((entries[number] for number in order), failed)
+            for entry, data, image in pool.run(readable, len(entries)):
+                bar.update()
+                if isinstance(image, str):
+                    failed.append(f"{plain_text(entry.path)}: {image}")
+                    continue
+                if exclusion is not None and exclusion.takes(entry.key, image):
+                    continue
+                label = None if entry.class_name is None else number_of[entry.class_name]
+                writer.write(entry.key, image.extension, image.data or data, label)
+                statistics.add(image, label)
+            bar.update(len(entries) - bar.n)
+        if exclusion is not None and exclusion.lines:
+            if not statistics.images:
+                raise InputError(f'--exclude leaves nothing of split "{split}": all its images are known')
+            text = "".join(f"{line}\n" for line in exclusion.lines)
+            (partial / excluded_file(split)).write_text(text, encoding="utf-8")
+        if not statistics.images:
+            raise InputError(
+                f'no image of split "{split}" can be read: {failed[0] if failed else "it is empty"}'
+            )
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if exclusion is not None:
+        processing = processing.model_copy(update={"excluded": exclusion.describe()})
+    part = statistics.describe(writer.shards, source=source_name, classes=len(classes), processing=processing)
+    return part, statistics, failed
+
+
+def _read_all(entries: Iterator[Entry], failed: list[str]) -> Iterator[tuple[Entry, bytes, str]]:
+    for entry in entries:
+        try:
+            data = entry.read()
+        except (DecodeError, OSError) as error:
+            failed.append(f"{plain_text(entry.path)}: {error}")
+            continue
+        yield entry, data, entry.extension

@@ -1,0 +1,121 @@
+"""Puts written shards in place and describes them, so that a kill leaves a whole folder."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mae_vit.core import __version__
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import replacing
+from mae_vit.core.progress import progress
+from mae_vit.data.prepare.statistics import Statistics
+from mae_vit.data.shards.dataset_json import FILE_NAME, FORMAT, Dataset, IndexFile, Shard, Split
+from mae_vit.data.shards.index_rows import index_shard
+
+_SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
+
+
+def excluded_file(split: str) -> str:
+    """The name of the file that lists what a split was prepared without."""
+    return f"{split}-excluded.txt"
+
+
+def partial_folder(out: Path, split: str) -> Path:
+    """Where a split's shards are until all are there."""
+    return out / f".{split}.partial"
+
+
+def index_path(out: Path, split: str) -> Path:
+    """Where the index of a split lies that was written beside its shards."""
+    return out / f"{split}-index.npy"
+
+
+def refuse_strangers(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:
+    """Refuses to replace shards of these names that somebody else put there.
+
+    Raises:
+        InputError: if there are any.
+    """
+    for split in splits:
+        # A hidden folder beside them: ours, of a call that was killed while it moved shards.
+        if (existing is not None and split in existing.splits) or partial_folder(out, split).exists():
+            continue
+        if strangers := sorted(out.glob(_SHARD_PATTERN.format(split=split))):
+            raise InputError(
+                f"{strangers[0]} is not described by {FILE_NAME}: give another folder, "
+                "or --overwrite to replace it"
+            )
+
+
+def publish(
+    out: Path, dataset: Dataset | None, classes: list[str], split: str, part: Split, statistics: Statistics
+) -> Dataset:
+    """Moves a split's shards into place, then says so in `dataset.json`."""
+    old = dataset.splits.get(split) if dataset else None
+    # Splits that had no classes to count, before this one brought some.
+    splits = {
+        name: info if info.class_counts else info.model_copy(update={"class_counts": [0] * len(classes)})
+        for name, info in (dataset.splits.items() if dataset else ())
+    }
+    if old is not None and dataset is not None:
+        # Until the new shards are described, the folder must not claim the old ones.
+        del splits[split]
+        if splits:
+            write_description(out, dataset.model_copy(update={"splits": splits}))
+        else:
+            (out / FILE_NAME).unlink()
+    for stale in (*out.glob(_SHARD_PATTERN.format(split=split)), index_path(out, split)):
+        stale.unlink(missing_ok=True)
+    partial, listed = partial_folder(out, split), excluded_file(split)
+    (out / listed).unlink(missing_ok=True)
+    if (partial / listed).exists():
+        os.rename(partial / listed, out / listed)
+    for shard in part.shards:
+        os.rename(partial / shard.file, out / shard.file)
+    splits[split] = part.model_copy(update={"index": write_index(out, part.shards, split)})
+    if split == "train" or dataset is None or not dataset.splits or list(splits) == [split]:
+        dataset = describe(classes, splits, statistics)
+    else:
+        dataset = dataset.model_copy(update={"classes": classes, "splits": dict(sorted(splits.items()))})
+    write_description(out, dataset)
+    # Last: until here it says whose the shards are, should this be killed.
+    partial.rmdir()
+    return dataset
+
+
+def write_index(out: Path, shards: Sequence[Shard], split: str) -> IndexFile:
+    """Writes the index of a split beside its shards."""
+    path, buffer = index_path(out, split), io.BytesIO()
+    bar = progress(shards, desc="indexing", unit=" shards", delay=2, leave=False)
+    np.save(buffer, np.concatenate([index_shard(out / s.file, number) for number, s in enumerate(bar)]))
+    data = buffer.getvalue()
+    with replacing(path) as partial:
+        partial.write_bytes(data)
+    return IndexFile(file=path.name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def describe(classes: list[str], splits: dict[str, Split], statistics: Statistics) -> Dataset:
+    """A folder's description, with the statistics of one split's images."""
+    mean, std = statistics.mean_std()
+    return Dataset(
+        format=FORMAT,
+        tool=f"mae-vit {__version__}",
+        classes=classes,
+        channels=len(mean),
+        mean=mean,
+        std=std,
+        statistics_images=statistics.images,
+        splits=dict(sorted(splits.items())),
+    )
+
+
+def write_description(out: Path, dataset: Dataset) -> None:
+    """Writes `dataset.json`, atomically."""
+    with replacing(out / FILE_NAME) as partial:
+        partial.write_text(dataset.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")

@@ -1,0 +1,189 @@
+"""Which samples are taken: lists, shares and limits, by hashes of the samples' keys.
+
+A draw depends on the key alone, not on the order of listing or on other classes, and
+shares are nested: the images of 1/10 are among those of 1/3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path, PurePosixPath
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.keyed_rng import SUBSET_HASH, hash_key
+from mae_vit.core.messages import nearest, plain_text, reason_of
+from mae_vit.data.prepare.entries import SPLIT_NAMES, Entry
+from mae_vit.data.shards.dataset_json import Processing
+
+HOLDOUT_SPLIT = "val"
+# Figures of these are compared: they stay whole unless a list names their samples by path.
+MEASURED = ("val", "test")
+_HOLDOUT_HASH = b"mae-vit holdout"
+_NEAREST_OF = 10_000
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What `prepare` is asked to take.
+
+    Attributes:
+        subset: a text file of keys, paths or file names, one a line.
+        holdout: share of train that becomes the split "val".
+        fraction: share of what is left.
+        limit_per_class: most samples of each class.
+    """
+
+    subset: Path | None = None
+    holdout: Fraction | None = None
+    fraction: Fraction | None = None
+    limit_per_class: int | None = None
+
+    def apply(self, splits: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
+        """Returns the entries taken, by split, in the order given.
+
+        Subset, holdout, fraction, limit, in this order: the held-out samples stay the
+        same while the others become fewer.
+
+        Raises:
+            InputError: if the list names what there is not, or nothing is left to take.
+        """
+        taken = _listed(splits, self.subset) if self.subset else dict(splits)
+        if self.holdout is not None:
+            if "train" not in taken:
+                raise InputError(f'--holdout draws from split "train"; there is {", ".join(taken)}')
+            if HOLDOUT_SPLIT in taken:
+                raise InputError(f'--holdout draws a split "{HOLDOUT_SPLIT}", but the sources have one')
+            train, held_out = draw_holdout(taken["train"], self.holdout, HOLDOUT_SPLIT)
+            if not held_out:
+                raise InputError(
+                    f"--holdout {self.holdout} of each class is no image: the largest has {_largest(train)}; a larger "
+                    "share, or --no-labels, which draws from all together"
+                )
+            taken |= {"train": train, HOLDOUT_SPLIT: held_out}
+        for split in taken:
+            if split not in MEASURED:
+                taken[split] = self._fewer(taken[split], split)
+        return taken
+
+    def note(self, split: str, *, whole: bool) -> Processing:
+        """What is to be written down of it for a split.
+
+        Args:
+            split: its name.
+            whole: all that the sources have of it was taken.
+        """
+        cut = split not in MEASURED
+        return Processing(
+            subset=self.subset.name if self.subset and not whole else None,
+            fraction=str(self.fraction) if self.fraction is not None and cut else None,
+            limit_per_class=self.limit_per_class if cut else None,
+            holdout=str(self.holdout)
+            if self.holdout is not None and split in ("train", HOLDOUT_SPLIT)
+            else None,
+        )
+
+    def _fewer(self, entries: list[Entry], split: str) -> list[Entry]:
+        if self.fraction is not None:
+            share = self.fraction
+            # At least one image of each class, however small the share.
+            entries = _first_by_hash(entries, lambda count: math.ceil(share * count), SUBSET_HASH)
+        if self.limit_per_class is not None:
+            limit = self.limit_per_class
+            if all(entry.class_name is None for entry in entries):
+                raise InputError(
+                    f'--limit-per-class: the images of split "{split}" have no labels: use --fraction'
+                )
+            entries = _first_by_hash(entries, lambda count: limit, SUBSET_HASH)
+        return entries
+
+
+def draw_holdout(entries: Sequence[Entry], share: Fraction, split: str) -> tuple[list[Entry], list[Entry]]:
+    """Draws a share of each class, rounded, but never all of it: (those left, those drawn as `split`)."""
+    drawn = _first_by_hash(
+        entries, lambda count: min(math.floor(share * count + Fraction(1, 2)), count - 1), _HOLDOUT_HASH
+    )
+    keys = {entry.key for entry in drawn}
+    return [entry for entry in entries if entry.key not in keys], [
+        replace(entry, split=split) for entry in drawn
+    ]
+
+
+def _largest(entries: Sequence[Entry]) -> int:
+    """Images of the class that has the most."""
+    return max(Counter(entry.class_name for entry in entries).values(), default=0)
+
+
+def _first_by_hash(entries: Sequence[Entry], quota: Callable[[int], int], salt: bytes) -> list[Entry]:
+    """Takes `quota(size)` entries of each class, those of the smallest hashes."""
+    by_class: dict[str | None, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        by_class[entry.class_name].append(entry)
+    taken: set[str] = set()
+    for members in by_class.values():
+        ranked = sorted((hash_key(entry.key, salt), entry.key) for entry in members)
+        taken |= {key for _, key in ranked[: quota(len(members))]}
+    return [entry for entry in entries if entry.key in taken]
+
+
+def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]]:
+    """Takes the entries that a file lists; val and test only by paths that name the split."""
+    wanted = _read_list(path)
+    chosen: dict[str, set[str]] = defaultdict(set)
+    by_file_name: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    found = set()
+    for split, entries in splits.items():
+        for entry in entries:
+            for name in _names(entry, wide=split not in MEASURED):
+                if name in wanted:
+                    found.add(name)
+                    chosen[split].add(entry.key)
+            file_name = PurePosixPath(entry.path).name
+            if split not in MEASURED and file_name in wanted:
+                by_file_name[file_name].append((split, entry.key))
+    for name in sorted(set(by_file_name) - found):
+        places = by_file_name[name]
+        if len(places) > 1:
+            raise InputError(f'--subset {path}: "{plain_text(name)}" names {len(places)} images: give paths')
+        found.add(name)
+        chosen[places[0][0]].add(places[0][1])
+    if missing := [name for name in wanted if name not in found]:
+        known = [entry.path for entries in splits.values() for entry in entries[:_NEAREST_OF]]
+        close = nearest(missing[0], known) if len(known) <= _NEAREST_OF else "give keys or paths"
+        raise InputError(
+            f'--subset {path}: {len(missing)} of {len(wanted)} lines name no sample, first "'
+            f'{plain_text(missing[0])}"; {close if len(close) < 200 else "give keys or paths"}'
+        )
+    kept = {
+        split: [entry for entry in entries if entry.key in chosen[split]] if chosen[split] else entries
+        for split, entries in splits.items()
+        if chosen[split] or split in MEASURED
+    }
+    return kept
+
+
+def _names(entry: Entry, wide: bool) -> Iterable[str]:
+    """What a list may call an entry: its path, and if `wide` its key and the path below its split."""
+    parts = PurePosixPath(entry.path).parts
+    # From the split's folder on; above it is what wraps the whole source.
+    at = next((i for i, part in enumerate(parts[:-1]) if part.lower() in SPLIT_NAMES), None)
+    names = {entry.path}
+    if at is not None:
+        names.add("/".join(parts[at:]))
+    if wide:
+        names |= {entry.key, "/".join(parts[at + 1 :] if at is not None else parts[-2:])}
+    return names
+
+
+def _read_list(path: Path) -> dict[str, None]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError as error:
+        raise InputError(f"--subset {path}: {reason_of(error)}") from None
+    wanted = dict.fromkeys(line.strip().removeprefix("./") for line in lines if line.strip())
+    if not wanted:
+        raise InputError(f"--subset {path}: names no sample")
+    return wanted

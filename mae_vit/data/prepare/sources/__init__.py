@@ -1,0 +1,1 @@
+"""mae_vit/data/prepare/sources/__init__.py."""

@@ -1,0 +1,157 @@
+"""Archives of images, which may be hostile: read in place, nothing is unpacked to a path they chose."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from mae_vit.core.errors import InputError
+from mae_vit.data.images.decode import DecodeError, check_bytes
+from mae_vit.data.images.formats import is_image
+from mae_vit.data.prepare.entries import Listing, Reader, inside
+from mae_vit.data.shards.tar_headers import DamagedTar, Member, walk_tar
+
+# What images and tar headers compress to stays far below; bombs reach 1,000 and, nested, millions.
+_MAX_RATIO = 200
+# Below this nothing is a bomb.
+_SMALL_BYTES = 256 << 20
+_BLOCK = 1 << 20
+_ENCRYPTED = 0x1
+# What zipfile and its decompressors raise on damaged members.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError, NotImplementedError, zlib.error
+)  # fmt: skip
+_Any = TypeVar("_Any")
+
+
+def open_archive(path: Path, out: Path) -> Listing:
+    """Lists the images of a .tar, .tar.gz or .tgz, by path.
+
+    Args:
+        path: the archive.
+        out: where a compressed one is decompressed, since it has no random access.
+
+    Raises:
+        InputError: if it is damaged, a bomb, or holds paths that leave its folder.
+    """
+    # The readers below hold the file: it is closed, and a temporary one gone, with the last.
+    file = path.open("rb") if path.name.lower().endswith(".tar") else _decompress(path, out)
+    plain = Path(f"/dev/fd/{file.fileno()}")
+    special: list[str] = []
+    try:
+        members = list(walk_tar(plain, special))
+    except DamagedTar as error:
+        raise InputError(f"archive {path} is damaged: {str(error).removeprefix(f'{plain}: ')}") from None
+
+    def reader(member: Member) -> Reader:
+        def read() -> bytes:
+            check_bytes(member.size)
+            return os.pread(file.fileno(), member.size, member.offset)
+
+        return read
+
+    for name in special:
+        inside(name, str(path))
+    named = [(inside(member.name, str(path)), member) for member in members]
+    files, kept = _list(named)
+    files.images = [(name, reader(member)) for name, member in kept]
+    _note_special(files, len(special))
+    return files
+
+
+def open_zip(path: Path) -> Listing:
+    """Lists the images of a .zip, by path.
+
+    Raises:
+        InputError: if it is damaged, a bomb, or holds paths that leave its folder.
+    """
+    try:
+        archive = zipfile.ZipFile(path)
+        # Written on Windows, or by those who hope for it.
+        named = [(inside(info.filename.replace("\\", "/"), str(path)), info) for info in archive.infolist()]
+    except InputError:
+        raise
+    except _ZIP_ERRORS as error:
+        raise InputError(f"archive {path} is damaged: {error}") from None
+    regular = [(name, info) for name, info in named if _is_regular(info)]
+    files, kept = _list((name, info) for name, info in regular if not info.is_dir())
+    bound = _bound(path.stat().st_size)
+    if (total := sum(info.file_size for _, info in kept)) > bound:
+        raise InputError(f"archive {path} says that it holds {total} bytes of images: a bomb, refused")
+
+    def reader(info: zipfile.ZipInfo) -> Reader:
+        def read() -> bytes:
+            if info.flag_bits & _ENCRYPTED:
+                raise DecodeError("encrypted")
+            check_bytes(info.file_size)
+            try:
+                with archive.open(info) as member:
+                    return member.read(info.file_size)
+            except _ZIP_ERRORS as error:
+                raise DecodeError(str(error) or type(error).__name__) from None
+
+        return read
+
+    files.images = [(name, reader(info)) for name, info in kept]
+    _note_special(files, len(named) - len(regular))
+    return files
+
+
+def _is_regular(info: zipfile.ZipInfo) -> bool:
+    """Whether a member is a file or a folder; archives of Unix tell links and devices."""
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    return kind in (0, stat.S_IFREG, stat.S_IFDIR)
+
+
+def _list(named: Iterable[tuple[str, _Any]]) -> tuple[Listing, list[tuple[str, _Any]]]:
+    """Takes images and sorts them; of one path's members the last, as unpacking would."""
+    files, last, copies = Listing(), dict[str, _Any](), 0
+    for name, member in named:
+        if not is_image(name):
+            files.ignored += 1
+            continue
+        copies += name in last
+        last[name] = member
+    if copies:
+        files.notes.append(f"skipped {copies} earlier copies of members of the same path")
+    return files, sorted(last.items(), key=lambda item: item[0])
+
+
+def _note_special(files: Listing, special: int) -> None:
+    if special:
+        files.notes.append(f"skipped {special} members that are links, devices or pipes")
+
+
+def _bound(packed: int) -> int:
+    return max(_SMALL_BYTES, _MAX_RATIO * packed)
+
+
+def _decompress(path: Path, out: Path) -> BinaryIO:
+    """Decompresses to a temporary file in OUT, since a compressed tar has no random access.
+
+    The file has no name, so that not even a kill leaves it behind.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    file: BinaryIO = tempfile.TemporaryFile(dir=out)  # noqa: SIM115 - the readers outlive this function
+    bound = _bound(path.stat().st_size)
+    try:
+        with gzip.open(path) as packed:
+            while block := packed.read(_BLOCK):
+                if file.tell() + len(block) > bound:
+                    raise InputError(f"archive {path} grows to more than {bound} bytes: a bomb, refused")
+                file.write(block)
+        file.flush()
+    except InputError:
+        file.close()
+        raise
+    except (OSError, EOFError, zlib.error) as error:
+        file.close()
+        raise InputError(f"archive {path} cannot be decompressed: {error}") from None
+    return file

@@ -1,0 +1,84 @@
+"""Where `prepare` finds images: what was typed -> a list of entries, read at random."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import closest, closest_path, nearest
+from mae_vit.data.images.formats import IMAGE_EXTENSIONS
+from mae_vit.data.prepare.entries import ImageSource, arrange
+from mae_vit.data.prepare.sources.archives import open_archive, open_zip
+from mae_vit.data.prepare.sources.downloads import cifar10, cifar100, digits
+from mae_vit.data.prepare.sources.folders import open_folder
+from mae_vit.data.prepare.sources.foreign_shards import find_shards, holds_labels, open_shards
+
+_TARS = (".tar", ".tar.gz", ".tgz")
+_ARCHIVES = (*_TARS, ".zip")
+DOWNLOADS: dict[str, Callable[[Path], ImageSource]] = {"cifar10": cifar10, "cifar100": cifar100}
+_NAMES = ["digits", *DOWNLOADS]
+
+
+def find_images(
+    spec: str, *, out: Path, split: str = "train", root: Path | None = None, labels: bool = True
+) -> ImageSource:
+    """Opens a source of images by what was typed.
+
+    Args:
+        spec: "digits", "cifar10", "cifar100", a folder of images or of shards, or an
+            archive of images.
+        out: the output folder, where temporary files go.
+        split: of images outside of split folders.
+        root: where torchvision keeps, or puts, its download.
+        labels: class folders are labels; False takes the images alone.
+
+    Raises:
+        InputError: if it is none of these, or holds no images.
+    """
+    path = Path(spec)
+    lower = path.name.lower()
+    if spec == "digits":
+        source = digits()
+    elif spec in DOWNLOADS:
+        source = DOWNLOADS[spec](root) if root else _downloaded(spec, out)
+    elif path.is_dir():
+        files = open_folder(path)
+        if not files.images and (shards := find_shards(path)):
+            if out.exists() and out.samefile(path):
+                raise InputError(f"{out} is the source itself: --in-place {path} uses its shards as they are")
+            source = open_shards(path, shards, split=split, name=path.resolve().name)
+        else:
+            source = arrange(files, split, where=spec, name=path.name, labels=labels)
+    elif path.is_file() and lower.endswith(_TARS):
+        if lower.endswith(".tar") and holds_labels(path):
+            source = open_shards(path.parent, [path], split=split, name=path.name)
+        else:
+            source = arrange(
+                open_archive(path, out), split, where=spec, name=path.name, labels=labels, wrapped=True
+            )
+    elif path.is_file() and lower.endswith(".zip"):
+        source = arrange(open_zip(path), split, where=spec, name=path.name, labels=labels, wrapped=True)
+    elif path.exists():
+        raise InputError(f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)})")
+    else:
+        meant = closest(spec, _NAMES, cutoff=0.6) or closest_path(path) or nearest(spec, _NAMES)
+        raise InputError(f"source {spec} does not exist; {meant}")
+    if not source.entries:
+        raise InputError(f"source {spec} holds no images ({', '.join(IMAGE_EXTENSIONS)})")
+    return source.without_labels() if not labels else source
+
+
+def _downloaded(spec: str, out: Path) -> ImageSource:
+    """Downloads into a hidden folder of `out`, kept for the next call; a failure leaves nothing."""
+    folder, was_there = out / ".download", out.exists()
+    try:
+        return DOWNLOADS[spec](folder)
+    except InputError:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not was_there:
+            with suppress(OSError):
+                out.rmdir()
+        raise

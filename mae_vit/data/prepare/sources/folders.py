@@ -1,0 +1,78 @@
+"""Folders of images: regular files and links to them, nothing that could block."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
+from mae_vit.data.images.formats import is_image
+from mae_vit.data.prepare.entries import Listing, Reader
+
+
+def open_folder(path: Path) -> Listing:
+    """Lists the images below `path`, by path; links are followed, as torchvision's ImageFolder does."""
+    files, special = Listing(), 0
+    found = sorted(_walk(path))
+    for file in found:
+        name = file.relative_to(path).as_posix()
+        if not is_image(name):
+            files.ignored += 1
+        elif not _is_regular(file):
+            special += 1
+        else:
+            files.images.append((name, _reader(file)))
+    if special:
+        files.notes.append(f"skipped {special} that are no regular files: pipes, devices or dead links")
+    return files
+
+
+def _walk(top: Path) -> Iterator[Path]:
+    """Yields the files below `top`, each folder once, however many links lead to it."""
+    seen: set[tuple[int, int]] = set()
+    # Links to folders wait until the folders that are really there have been seen.
+    waiting = [top]
+    while waiting:
+        links: list[Path] = []
+        for folder in waiting:
+            yield from _walk_real(folder, seen, links)
+        waiting = sorted(links)
+
+
+def _walk_real(folder: Path, seen: set[tuple[int, int]], links: list[Path]) -> Iterator[Path]:
+    status = folder.stat()
+    if (status.st_dev, status.st_ino) in seen:
+        return
+    seen.add((status.st_dev, status.st_ino))
+    with os.scandir(folder) as listed:
+        for entry in listed:
+            path = Path(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk_real(path, seen, links)
+            elif entry.is_symlink() and path.is_dir():
+                links.append(path)
+            else:
+                yield path
+
+
+def _is_regular(file: Path) -> bool:
+    try:
+        return stat.S_ISREG(file.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _reader(file: Path) -> Reader:
+    def read() -> bytes:
+        # Should it have become a pipe since: without waiting for a writer.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as opened:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise DecodeError("no regular file")
+            check_bytes(status.st_size)
+            return opened.read(MAX_IMAGE_BYTES)
+
+    return read

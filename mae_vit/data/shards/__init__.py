@@ -1,0 +1,1 @@
+"""mae_vit/data/shards/__init__.py."""

@@ -1,0 +1,220 @@
+"""`dataset.json`: what a folder of shards holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import closest_path
+from mae_vit.data.images.formats import is_image
+
+FORMAT = 1
+FILE_NAME = "dataset.json"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Shard(_Strict):
+    """One tar file."""
+
+    file: str = Field(pattern=r"^[^/\\]+\.tar$")
+    samples: int = Field(gt=0)
+    bytes: int = Field(gt=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class IndexFile(_Strict):
+    """Where the samples of a split lie in its shards, as `mae_vit.data.index` keeps it.
+
+    It is for readers from far away, which would have to read all shards to make it.
+    """
+
+    file: str = Field(pattern=r"^[^/\\]+\.npy$")
+    bytes: int = Field(gt=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Excluded(_Strict):
+    """Images that a split was prepared without, since a test set has them.
+
+    Attributes:
+        source: the test set's folder and splits.
+        hash: by which images are compared.
+        distance: the most bits that may differ.
+        samples: how many were left out.
+    """
+
+    source: str
+    hash: str
+    distance: int = Field(ge=0)
+    samples: int = Field(ge=0)
+
+
+class Processing(_Strict):
+    """What was done to a split when it was prepared; None and "ignore" are nothing.
+
+    Attributes:
+        resize: short side of larger images, in pixels.
+        quality: of JPEGs encoded anew.
+        exif_orientation: "apply" turned images upright.
+        subset: file that names its samples.
+        fraction: share of the samples that was taken.
+        limit_per_class: most samples of a class.
+        holdout: share of the samples that was drawn: taken away from "train", and all of "val".
+        excluded: near-duplicates of test sets, which were left out.
+    """
+
+    resize: int | None = None
+    quality: int | None = None
+    exif_orientation: Literal["apply", "ignore"] = "ignore"
+    subset: str | None = None
+    fraction: str | None = None
+    limit_per_class: int | None = None
+    holdout: str | None = None
+    excluded: list[Excluded] | None = None
+
+
+class Split(_Strict):
+    """One split: its shards, and what its images are like.
+
+    Attributes:
+        samples: images.
+        shards: in order.
+        source: what it was prepared from.
+        height: smallest and largest, in pixels.
+        width: smallest and largest.
+        formats: images by file name extension.
+        class_counts: images by class, in the order of the dataset's classes; those without
+            a label are not among them.
+        processing: what was done to the images and their choice.
+        index: its index; None in folders that only lie here.
+    """
+
+    samples: int = Field(gt=0)
+    shards: list[Shard] = Field(min_length=1)
+    source: str
+    height: tuple[int, int]
+    width: tuple[int, int]
+    formats: dict[str, int]
+    class_counts: list[int]
+    processing: Processing = Processing()
+    index: IndexFile | None = None
+
+
+class Dataset(_Strict):
+    """A folder of shards.
+
+    Attributes:
+        format: version of this file's layout.
+        tool: what wrote it.
+        classes: names; a sample's `.cls` is its place here; none if there are no labels.
+        channels: 1 if all images are gray, else 3.
+        mean: per-channel mean of train's pixels in 0..1.
+        std: per-channel standard deviation.
+        statistics_images: how many images mean and std are from.
+        splits: by name.
+    """
+
+    format: int
+    tool: str
+    classes: list[str]
+    channels: int
+    mean: list[float]
+    std: list[float]
+    statistics_images: int
+    splits: dict[str, Split]
+
+
+def describe_shard(path: Path, samples: int) -> Shard:
+    """Describes a shard as it lies there."""
+    return Shard(file=path.name, samples=samples, bytes=path.stat().st_size, sha256=file_digest(path))
+
+
+def file_digest(path: Path) -> str:
+    """Returns the hexadecimal SHA-256 of a file (hashlib.file_digest needs Python 3.11)."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def read_dataset(folder: Path) -> Dataset:
+    """Reads a data folder's description.
+
+    Raises:
+        InputError: if the folder is missing, empty, or not ours.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"data folder {folder} is a file: give the folder that holds {FILE_NAME}")
+    if not folder.is_dir():
+        hint = closest_path(folder)
+        raise InputError(
+            f"data folder {folder} does not exist: make it with `mae-vit prepare SRC {folder}`"
+            + (f" ({hint})" if hint else "")
+        )
+    path = folder / FILE_NAME
+    if not path.exists():
+        tars = len(list(folder.glob("*.tar")))
+        what = (
+            f"holds {tars} tar files but no {FILE_NAME}"
+            if tars
+            else f"holds no shards ({FILE_NAME} is missing)"
+        )
+        if tars:
+            command = f"`mae-vit prepare --in-place {folder}`"
+        elif _may_hold_images(folder):
+            out = Path("data", folder.resolve().name)
+            if (out / FILE_NAME).exists():
+                raise InputError(f"data folder {folder} {what}: give data.path={out}, which does")
+            if out.exists():
+                out = out.with_name(f"{out.name}_shards")
+            command = f"`mae-vit prepare {folder} {out}`, then data.path={out}"
+        else:
+            command = f"`mae-vit prepare SRC {folder}`"
+        raise InputError(f"data folder {folder} {what}: make it with {command}")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+    return parse_dataset(data, str(path))
+
+
+def _may_hold_images(folder: Path) -> bool:
+    """Whether a folder is what shards are written from: images, or folders of them."""
+    return any(
+        not found.name.startswith(".") and (is_image(found.name) or found.is_dir())
+        for found in folder.iterdir()
+    )
+
+
+def parse_dataset(data: bytes, name: str) -> Dataset:
+    """Checks a description.
+
+    Args:
+        data: the bytes of a `dataset.json`.
+        name: of it, for messages.
+
+    Raises:
+        InputError: if it is none.
+    """
+    try:
+        dataset = Dataset.model_validate(json.loads(data.decode("utf-8")))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise InputError(f"{name} is damaged: {where}: {problem['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is damaged: {error}") from None
+    if dataset.format != FORMAT:
+        raise InputError(f"{name} has format {dataset.format}; this version reads {FORMAT}")
+    if not dataset.splits:
+        raise InputError(f"{name} names no split")
+    return dataset

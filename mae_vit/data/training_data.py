@@ -1,0 +1,285 @@
+"""From the config's `data` section to the images that a run trains on, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mae_vit.config.plan import Plan
+from mae_vit.config.schema import Config
+from mae_vit.core.batch import Batch
+from mae_vit.core.errors import InputError
+from mae_vit.core.keyed_rng import MAX_INDEX
+from mae_vit.core.messages import counted
+from mae_vit.data.batches.loader import choose_workers, start_worker_server
+from mae_vit.data.batches.prefetch import training_batches
+from mae_vit.data.batches.sources import MemorySource, Source, open_source
+from mae_vit.data.batches.subset import SubsetSource
+from mae_vit.data.images.augment import Augment
+from mae_vit.data.images.auto_augment import make_policy
+from mae_vit.data.index import ShardIndex
+from mae_vit.data.normalization import fill_color, normalization
+from mae_vit.data.order.block_order import BlockOrder
+from mae_vit.data.order.order import GlobalOrder, Order, RepeatedOrder, Share
+from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.runtime.ranks import Ranks
+
+
+def make_order(
+    index: ShardIndex,
+    samples: np.ndarray | None = None,
+    *,
+    effective_batch_size: int,
+    seed: int,
+    lanes: int | None,
+    block_shards: int | None,
+    repeats: int = 1,
+) -> Order:
+    """Returns the order of a split's samples, or of some of them.
+
+    Args:
+        index: of the split.
+        samples: sorted sample numbers; the order is then one of places in it.
+        effective_batch_size: samples of a step.
+        seed: the run's.
+        lanes: of the order "blocks"; None for "global".
+        block_shards: of the order "blocks".
+        repeats: how often in a row each sample comes; divides the batch.
+
+    Raises:
+        InputError: if there are more views than numbers for them.
+    """
+    if repeats > 1:
+        total = len(index) if samples is None else len(samples)
+        if total * repeats > MAX_INDEX:
+            raise InputError(
+                f"data.repeats={repeats} of {total:,} images are over 2**32 views (nearest: {MAX_INDEX // total})"
+            )
+        once = make_order(
+            index,
+            samples,
+            effective_batch_size=effective_batch_size // repeats,
+            seed=seed,
+            lanes=lanes,
+            block_shards=block_shards,
+        )
+        return RepeatedOrder(once, repeats)
+    if lanes is None or block_shards is None:
+        total = len(index) if samples is None else len(samples)
+        return GlobalOrder(total, effective_batch_size, seed)
+    counts = [shard.samples for shard in index.split_info.shards]
+    if samples is not None:
+        # A shard of which nothing is taken is none.
+        ends = np.cumsum(counts)
+        taken = np.bincount(np.searchsorted(ends, samples, side="right"), minlength=len(counts))
+        counts = [int(count) for count in taken if count]
+    return BlockOrder(
+        counts,
+        effective_batch_size=effective_batch_size,
+        seed=seed,
+        lanes=lanes,
+        block_shards=block_shards,
+    )
+
+
+def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
+    """Refuses a shifted crop of images that are not of the model's size.
+
+    Raises:
+        InputError: naming both sizes.
+    """
+    split = index.split_info
+    stored = (split.height[0], split.width[0])
+    if crop == "pad" and (stored != img_size or (split.height[1], split.width[1]) != img_size):
+        height, width = (
+            str(low) if low == high else f"{low}-{high}" for low, high in (split.height, split.width)
+        )
+        size = img_size[0] if img_size[0] == img_size[1] else list(img_size)
+        raise InputError(
+            f'data.augment.crop="pad" needs images of model.img_size={size}, but '
+            f'split "{index.split}" holds {height} x {width} px: use data.augment.crop=random_resized'
+        )
+
+
+def make_views(
+    img_size: tuple[int, int],
+    mean: Sequence[float],
+    *,
+    policy: str,
+    policy_options: Mapping[str, Any],
+    **options: Any,
+) -> Augment:
+    """Returns how training images are seen.
+
+    Args:
+        img_size: (H, W) in pixels.
+        mean: of the pixels in 0..1, by channel: the color of what a policy moves in from outside.
+        policy: of `mae_vit.data.images.auto_augment`, or "none".
+        policy_options: its own.
+        options: of `Augment`.
+    """
+    chosen = make_policy(policy, **policy_options)
+    return Augment(img_size=img_size, policy=chosen, fill=fill_color(mean), **options)
+
+
+def samples_of_step(
+    index: ShardIndex, order: Order, data_step: int, *, numbers: np.ndarray | None = None
+) -> list[dict[str, Any]]:
+    """Names the samples of a step of the data order, over all ranks, in order.
+
+    Args:
+        index: of the split.
+        order: of the samples.
+        data_step: steps of the order before it.
+        numbers: in the split, of the samples that the order is over; None if it is over all.
+
+    Returns:
+        For each its number in the split, shard, key and label.
+    """
+    epoch, step = divmod(data_step, order.steps_per_epoch)
+    size = order.effective_batch_size
+    samples = order.samples(epoch, step * size, (step + 1) * size)
+    if numbers is not None:
+        samples = numbers[samples]
+    return [
+        {"sample": int(n), "shard": index.shard_of(n), "key": index.find_key(n), "label": int(label)}
+        for n, label in zip(samples, index.labels_of(samples), strict=True)
+    ]
+
+
+# A core decodes some 500 JPEGs of ImageNet's size a second; a GPU trains ViT-B on thousands.
+_FEW_CORES = 4
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The images that a run trains on.
+
+    Attributes:
+        index: of the split that they are of.
+        samples: their numbers in it, sorted; None for all.
+        source: of them, augmented.
+        order: of the places in `source`.
+        decodes: images are decoded each time, not once for all.
+        cores: of this rank.
+        workers: its data processes.
+        mean: per-channel mean that images are normalized by (of pixels in 0..1).
+        std: per-channel standard deviation.
+        pin_memory: for copies to a GPU.
+    """
+
+    index: ShardIndex
+    samples: np.ndarray | None
+    source: Source
+    order: Order
+    decodes: bool
+    cores: int
+    workers: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    pin_memory: bool
+
+    @property
+    def num_samples(self) -> int:
+        """Images that are trained on."""
+        return len(self.source.labels)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this data from other data: its shards' fingerprint, its normalization."""
+        return {
+            "data.fingerprint": self.index.fingerprint,
+            "data.mean": list(self.mean),
+            "data.std": list(self.std),
+        }
+
+    def describe_cores(self, ranks: Ranks) -> str:
+        """Says what the ranks compute and load with: a line of the plan."""
+        workers = counted(self.workers, "worker")
+        return f"{self.cores}, {workers} for each of {counted(ranks.world_size, 'rank')}"
+
+    def core_warnings(self) -> list[str]:
+        """What lets a GPU wait for images."""
+        # Batches are pinned for GPUs alone.
+        if not (self.pin_memory and self.decodes) or self.cores >= _FEW_CORES:
+            return []
+        return [
+            f"{counted(self.cores, 'core')} for each GPU, which will wait for images to be decoded: give its rank "
+            f"{_FEW_CORES} or more (sbatch --cpus-per-task)"
+        ]
+
+    def batches(self, ranks: Ranks, plan: Plan, start_step: int, skipped: Skipped) -> Iterator[Batch]:
+        """Yields this rank's micro-batches from `start_step` to the end of the run."""
+        return training_batches(
+            self.index,
+            self.source,
+            self.order,
+            Share(ranks.rank, ranks.world_size, plan.accumulation),
+            node_ranks=ranks.local_world_size,
+            start_step=start_step,
+            stop_step=plan.total_steps,
+            skipped=skipped,
+            workers=self.workers,
+            pin_memory=self.pin_memory,
+        )
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Names the samples of a step of the data order."""
+        return samples_of_step(self.index, self.order, data_step, numbers=self.samples)
+
+
+def open_training_data(
+    config: Config, index: ShardIndex, samples: np.ndarray | None, ranks: Ranks, device: torch.device
+) -> TrainingData:
+    """Opens the images of a split, or some of them, and chooses source, order and workers.
+
+    Args:
+        config: of the run.
+        index: of the split.
+        samples: their numbers in it, sorted; None for all.
+        ranks: of the run.
+        device: that batches go to.
+
+    Raises:
+        InputError: for settings that do not fit the images.
+    """
+    section, img_size = config.data, config.model.image_hw
+    mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
+    views = make_views(img_size, mean, **section.augment.view_options)
+    source = open_source(
+        index,
+        section.source,
+        channels=config.model.in_chans,
+        augment=views,
+        memory_limit_gib=section.memory_limit_gib,
+    )
+    cores, on_gpu = ranks.cores, device.type == "cuda"
+    policies = views.policy is not None
+    workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)
+    if workers:
+        start_worker_server(policies=policies)
+    order = make_order(
+        index,
+        samples,
+        effective_batch_size=config.train.effective_batch_size,
+        seed=config.run.seed,
+        lanes=section.lanes,
+        block_shards=section.block_shards,
+        repeats=section.repeats,
+    )
+    return TrainingData(
+        index=index,
+        samples=samples,
+        source=source if samples is None else SubsetSource(source, samples),
+        order=order,
+        decodes=not isinstance(source, MemorySource),
+        cores=cores,
+        workers=workers,
+        mean=mean,
+        std=std,
+        pin_memory=on_gpu,
+    )

@@ -1,0 +1,179 @@
+"""The config of a comparison: which starts and networks, on how many labels, with which seeds."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from mae_vit.config.section import Section
+from mae_vit.core.messages import nearest
+from mae_vit.finetuning.config.schema import Mode
+
+# Of each class; all that there are.
+Labels = int | Literal["all"]
+Overrides = dict[str, Any]
+# What the matrix itself decides.
+_OWN_KEYS = {
+    "run.name": "run.name",
+    "run.dir": "run.dir",
+    "run.seed": "seeds",
+    "data.path": "data.path",
+    "data.labels_per_class": "labels_per_class",
+    "finetune.mode": "modes",
+    "finetune.start": "entries' start",
+    "finetune.test": "nothing: tuning never reads the test split",
+}
+
+
+class RunSection(Section):
+    """Where it goes: `runs/NAME`, or `dir`."""
+
+    name: str = Field(min_length=1)
+    dir: str | None = None
+
+
+class DataSection(Section):
+    """The shards that every entry is fine-tuned and tested on."""
+
+    path: str
+
+
+class PretrainSection(Section):
+    """A run of pretraining, made if it is missing.
+
+    Attributes:
+        config: its file, beside the comparison's.
+        set: changes to it; `data.path` is the comparison's unless it is here.
+        dir: its run folder, which comparisons may share; in the comparison's own by default.
+    """
+
+    config: str
+    dir: str | None = None
+    set: Overrides = Field(default_factory=dict)
+
+
+class EntrySection(Section):
+    """A row of the table: a network and what it begins from.
+
+    Attributes:
+        name: as the report shows it.
+        config: its fine-tuning file, beside the comparison's.
+        start: a name of `pretrain`, or what `finetune/run.py --ckpt` takes; None for scratch.
+        set: changes to the file, over the comparison's.
+        tune: settings to choose from, in place of the comparison's (a network without
+            layers to decay over has others); as many.
+        modes: in place of the comparison's.
+        seeds: in place of the comparison's.
+        labels_per_class: in place of the comparison's.
+        compute_of: another entry's name: this one trains for as long as that one's
+            pretraining and fine-tuning together cost, in FLOPs.
+        note: said beside the name (more labels than the others, say).
+    """
+
+    name: str = Field(min_length=1)
+    config: str
+    start: str | None = None
+    set: Overrides = Field(default_factory=dict)
+    tune: list[Overrides] | None = None
+    modes: list[Mode] | None = None
+    seeds: list[int] | None = None
+    labels_per_class: list[Labels] | None = None
+    compute_of: str | None = None
+    note: str = ""
+
+
+class CompareConfig(Section):
+    """A comparison.
+
+    Attributes:
+        run: where it goes.
+        data: what is fine-tuned and tested on.
+        set: changes to every entry's file, the same for all: epochs, augmentation.
+        pretrain: runs of pretraining by name.
+        entries: rows of the table.
+        reference: the entry that the others are compared with.
+        labels_per_class: how many labels; nested.
+        seeds: of fine-tuning (order, views, head); the subset of labels is the same for all.
+        modes: how starts are measured.
+        tune: settings to choose from on held-out images, for each entry and number of labels.
+        tune_seeds: of those runs: not those of the table.
+        test_subset: accuracy also on so many of the test images, for comparison with
+            published numbers on few.
+        parallel: runs at a time; "auto": one for each GPU, or for each core.
+    """
+
+    run: RunSection
+    data: DataSection
+    set: Overrides = Field(default_factory=dict)
+    pretrain: dict[str, PretrainSection] = Field(default_factory=dict)
+    entries: list[EntrySection] = Field(min_length=1)
+    reference: str
+    labels_per_class: list[Labels] = Field(default=["all"], min_length=1)
+    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
+    modes: list[Mode] = Field(default=["finetune"], min_length=1)
+    tune: list[Overrides] = Field(default_factory=list)
+    tune_seeds: list[int] = Field(default=[1000], min_length=1)
+    test_subset: int | None = Field(default=None, gt=0)
+    parallel: int | Literal["auto"] = "auto"
+
+    @model_validator(mode="after")
+    def _check(self) -> CompareConfig:
+        names = [entry.name for entry in self.entries]
+        slugs = [slug(name) for name in names]
+        for name in names:
+            if slugs.count(slug(name)) > 1:
+                raise ValueError(f'entries: two are called "{name}", or nearly so')
+        if self.reference not in names:
+            raise ValueError(f'reference="{self.reference}" is no entry: {nearest(self.reference, names)}')
+        for number, entry in enumerate(self.entries):
+            where = f"entries[{number}] ({entry.name})"
+            self._check_entry(entry, where)
+            _check_own_keys(entry.set, f"{where}.set")
+        _check_own_keys(self.set, "set")
+        for point in self.tune:
+            _check_own_keys(point, "tune")
+        if self.parallel != "auto" and self.parallel < 1:
+            raise ValueError(f"parallel={self.parallel}: at least 1")
+        if set(self.tune_seeds) & {
+            *self.seeds,
+            *(seed for entry in self.entries for seed in entry.seeds or ()),
+        }:
+            raise ValueError(
+                "tune_seeds: give seeds that the table does not use, so that no run chooses itself"
+            )
+        return self
+
+    def _check_entry(self, entry: EntrySection, where: str) -> None:
+        others = {other.name: other for other in self.entries if other is not entry}
+        if entry.compute_of is not None:
+            other = others.get(entry.compute_of)
+            if other is None or other.compute_of is not None:
+                raise ValueError(
+                    f'{where}: compute_of="{entry.compute_of}" is no other entry: '
+                    f"{nearest(entry.compute_of, others)}"
+                )
+        if entry.tune is not None:
+            if len(entry.tune) != len(self.tune):
+                raise ValueError(
+                    f"{where}: {len(entry.tune)} settings to choose from, the others have {len(self.tune)}: "
+                    "give all the same number"
+                )
+            for point in entry.tune:
+                _check_own_keys(point, f"{where}.tune")
+
+    def points_of(self, entry: EntrySection) -> list[Overrides]:
+        """What an entry is tuned over."""
+        return self.tune if entry.tune is None else entry.tune
+
+
+def _check_own_keys(overrides: Overrides, where: str) -> None:
+    for key in overrides:
+        if key in _OWN_KEYS:
+            raise ValueError(f'{where}: "{key}" is given by the comparison ({_OWN_KEYS[key]})')
+
+
+def slug(name: str) -> str:
+    """A name as part of a path."""
+    words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
+    return "-".join(words)

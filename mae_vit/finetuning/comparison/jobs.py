@@ -1,0 +1,181 @@
+"""One run of another command: what it is made of, whether it is done, who runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import write_json
+from mae_vit.core.messages import reason_of
+from mae_vit.finetuning.comparison.inputs import (
+    WEIGHTS_OPTIONS,
+    changed_settings,
+    describe_inputs,
+    difference,
+)
+from mae_vit.runtime.locks import Lock, try_lock
+from mae_vit.training.outputs.run_folder import RunFolder
+
+_ROOT = Path(__file__).resolve().parents[3]
+_WHAT = {
+    "settings": "set of options",
+    "config": "content of its config file",
+    "start": "start (its weights are others)",
+    "data": "content of its data folder",
+    **{option: f"{option} (its weights are others)" for option in WEIGHTS_OPTIONS},
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Attributes:
+        name: for people.
+        folder: of the run.
+        script: `pretrain/run.py` or `finetune/run.py`.
+        config: its file.
+        arguments: of its command line, without config and folder.
+        data: path of its shards.
+        start: what it begins from, which is among the arguments too.
+        notes: beside which its output and arguments are kept; beside the folder by default.
+            A run whose folder is elsewhere may have been begun by others: it is always
+            called, and says itself that it is finished, or another one.
+    """
+
+    name: str
+    folder: Path
+    script: str
+    config: Path
+    arguments: tuple[str, ...]
+    data: str
+    start: str | None = None
+    notes: Path | None = None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the run has said so far; empty before it begins."""
+        try:
+            told: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return told
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return self._beside(".log")
+
+    @property
+    def _told(self) -> Path:
+        return self._beside(".job.json")
+
+    def is_done(self) -> bool:
+        """Whether it has ended well.
+
+        Raises:
+            InputError: if the folder holds a run of something else.
+        """
+        if self.notes is not None or not self._told.exists():
+            return False
+        told, now = json.loads(self._told.read_text()), self._inputs()
+        if what := difference(told, now):
+            which = changed_settings(told, now) if what == "settings" else ""
+            raise InputError(
+                f"{self.folder} was run with another {_WHAT[what]} than {self.name} has now{which}: give the "
+                f"comparison another run.name, or delete {self.folder} to run it again"
+            )
+        return RunFolder(self.folder).read_status() == "done"
+
+    def claim(self) -> Lock | None:
+        """Takes it for this process; None if another one that shares the comparison has it.
+
+        Raises:
+            InputError: if its folder cannot be written.
+        """
+        path = self._beside(".lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return try_lock(path)
+        except OSError as error:
+            reason = reason_of(error)
+            raise InputError(f"{path.parent} cannot be written: {reason}") from None
+
+    def remember(self) -> None:
+        """Notes what it is made of, before it begins."""
+        write_json(self._told, self._inputs())
+
+    def _inputs(self) -> dict[str, Any]:
+        return describe_inputs(self.arguments, self.config, self.start, self.data)
+
+    def _beside(self, suffix: str) -> Path:
+        stem = self.notes or self.folder
+        return stem.with_name(stem.name + suffix)
+
+    def command(self) -> list[str]:
+        """The command line."""
+        return [
+            sys.executable,
+            str(_ROOT / self.script),
+            "--config",
+            str(self.config),
+            *self.arguments,
+            f"run.dir={self.folder}",
+            "run.name=" + self.folder.name,
+        ]
+
+    def work(self) -> tuple[float, float] | None:
+        """FLOPs done and in all; None before it says so."""
+        told = self.summary
+        total, flops = told.get("total_steps"), told.get("flops_per_step")
+        if told.get("status") == "done" and not total:
+            # Scored in one go: next to nothing, but a bar over such jobs alone has to move.
+            return 1.0, 1.0
+        if not total or not flops:
+            return None
+        if told["status"] == "done":
+            return total * flops, total * flops
+        return _last_step(self.folder / "metrics.jsonl") * flops, total * flops
+
+
+def unfinished(jobs: Iterable[Job]) -> list[Job]:
+    """Returns those that are not done.
+
+    Raises:
+        InputError: if folders hold runs of something else; it names them all.
+    """
+    waiting, refused = [], []
+    for job in jobs:
+        try:
+            if not job.is_done():
+                waiting.append(job)
+        except InputError as error:
+            refused.append((str(error), job.folder))
+    if refused:
+        (reason, _), *more = refused
+        # Of one cause, mostly: a longer grid that chose another setting, say.
+        others = f"; the same holds of {', '.join(str(folder) for _, folder in more)}" if more else ""
+        raise InputError(reason + others)
+    return waiting
+
+
+def _last_step(metrics: Path) -> int:
+    """The step of the newest line, read from the file's end."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0

@@ -1,0 +1,235 @@
+"""Runs a comparison: pretraining, tuning, cells, report."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from mae_vit.config.command_line import OneLineParser, add_allow_pipe
+from mae_vit.config.keys import describe_keys
+from mae_vit.config.load import load_config
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import write_atomically
+from mae_vit.core.messages import counted, reason_of
+from mae_vit.core.urls import allow_pipe
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.matrix import Cell, Matrix
+from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.finetuning.comparison.report.encoder_views import write_inspection
+from mae_vit.finetuning.comparison.report.page import write_page, write_text
+from mae_vit.finetuning.comparison.report.rows import Row, read_rows, table
+from mae_vit.finetuning.comparison.runner import Runner, slots_of
+from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_REQUEUE
+from mae_vit.runtime.failures import run_to_exit_code
+from mae_vit.runtime.locks import locked
+from mae_vit.runtime.signals import STOP_SIGNALS, handling, heard_early
+from mae_vit.training.outputs.monitor import write_hparams
+
+# Of nothing else: it is written anew.
+_HPARAMS = "hparams"
+_EXAMPLES = """examples:
+  python finetune/compare.py --config configs/compare_demo.yaml
+  python finetune/compare.py --config configs/compare_demo.yaml seeds=[0] run.name=quick
+  python finetune/compare.py --config configs/compare_demo.yaml --dry-run
+  python finetune/compare.py --config configs/compare_demo.yaml --report     of what is there, runs nothing
+Finished runs are kept: the same command goes on where it stopped, after Ctrl-C or a power cut alike.
+Started several times, on machines that see the same folder, the processes share the runs.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+
+    def job() -> int:
+        parser = OneLineParser(
+            description="Compare starts and networks on the same labels: pretrains what is missing, tunes each\n"
+            "entry alike on held-out images, runs every cell of the matrix, and writes a report.",
+            epilog=f"sections and their keys:\n{describe_keys(CompareConfig)}\n\n{_EXAMPLES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        parser.add_argument(
+            "--config", type=Path, required=True, metavar="FILE", help="the comparison, as YAML"
+        )
+        parser.add_argument(
+            "overrides", nargs="*", metavar="KEY.PATH=VALUE", help="change one value: seeds=[0]"
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="check all of it, list the runs, run nothing"
+        )
+        parser.add_argument(
+            "--report", action="store_true", help="write the report of what is finished, run nothing"
+        )
+        add_allow_pipe(parser)
+        parsed = parser.parse_intermixed_args(argv)
+        if parsed.allow_pipe:
+            allow_pipe()
+        config = load_config(CompareConfig, parsed.config, parsed.overrides)
+        folder = Path(config.run.dir or Path("runs") / config.run.name)
+        matrix = Matrix(config, parsed.config.resolve().parent, folder)
+        if not parsed.report:
+            matrix.check()
+            matrix.check_data()
+        if parsed.dry_run:
+            print(_describe(matrix, folder))
+            return 0
+        if parsed.report:
+            return _report(matrix, folder, {})
+        return compare(matrix, folder)
+
+    return run_to_exit_code(job)
+
+
+def compare(matrix: Matrix, folder: Path) -> int:
+    """Runs all that is missing and writes the report; returns the exit code.
+
+    Raises:
+        InputError: if a folder holds another run.
+    """
+    runner = Runner(slots_of(matrix.config.parallel))
+    pretraining, tuning = list(matrix.pretraining.values()), matrix.tuning()
+    bar = Bar([*pretraining, *tuning], more=matrix.count_cells())
+    with _stopping(runner):
+        try:
+            runner.run([*pretraining, *tuning], bar)
+            for compute_of in (False, True):
+                _run_cells(matrix, runner, bar, compute_of=compute_of)
+        finally:
+            bar.close()
+    if runner.stopped:
+        print(f"stopped on {runner.stopped}; the same command goes on", file=sys.stderr)
+        return EXIT_REQUEUE
+    return _report(matrix, folder, runner.failed)
+
+
+def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) -> None:
+    if runner.stopped:
+        return
+    try:
+        cells = matrix.cells(compute_of=compute_of)
+    except InputError as error:
+        if not runner.failed:
+            raise
+        runner.failed["cells of equal compute"] = str(error)
+        return
+    bar.add(cell.job for cell in cells)
+    ready = []
+    for cell in cells:
+        # Else it would be another cell once the rest of its tuning is there.
+        if cell.mode != "finetune" or matrix.is_tuned(cell.entry, cell.labels):
+            ready.append(cell.job)
+        else:
+            runner.failed[cell.job.name] = "not all settings that it is to choose from were tried"
+    runner.run(ready, bar)
+
+
+def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
+    """Writes the table and the pages, one process at a time; returns the exit code.
+
+    Raises:
+        InputError: if a folder holds another run, or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / ".report.lock"):
+            return _write_report(matrix, folder, failed)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {reason_of(error)}") from None
+
+
+def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
+    cells = _known_cells(matrix)
+    rows = read_rows(matrix, cells)
+    missing = [cell.job.name for cell in cells if not cell.job.is_done()]
+    known = {(cell.entry.name, cell.labels, cell.mode) for cell in cells}
+    missing += [
+        f"{entry.name}, {labels} labels, {mode}"
+        for entry, labels, mode in matrix.rows()
+        if (entry.name, labels, mode) not in known
+    ]
+    inspected = _inspect(matrix, rows, folder)
+    for name, text in (
+        ("results.csv", table(rows)),
+        ("report.md", write_text(matrix, rows, missing)),
+        ("report.html", write_page(matrix, rows, missing, inspected=inspected is not None)),
+    ):
+        write_atomically(folder / name, text.encode())
+    for name, reason in failed.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    print(f"{len(rows)} of {counted(matrix.count_cells(), 'cell')} done")
+    print(f"  report    {folder / 'report.html'} (open in a browser), {folder / 'report.md'}")
+    print(f"  table     {folder / 'results.csv'}")
+    if inspected:
+        print(f"  inside    {inspected}")
+    if rows:
+        write_hparams(folder / _HPARAMS, _hparams(rows))
+        print(f"  watch     tensorboard --logdir {folder / _HPARAMS}")
+    return EXIT_FAILED if failed else 0
+
+
+def _inspect(matrix: Matrix, rows: Sequence[Row], folder: Path) -> Path | None:
+    """Shows what the best has learned; a report is written without the data too."""
+    try:
+        return write_inspection(matrix.config, rows, folder)
+    except InputError as error:
+        print(f"note: nothing is inspected: {error}", file=sys.stderr)
+    return None
+
+
+def _hparams(rows: Sequence[Row]) -> dict[str, tuple[dict[str, Any], dict[str, float]]]:
+    """By a readable name: what sets a cell apart, and what came of it."""
+    facts = ("entry", "start", "model", "labels_per_class", "mode", "seed", "settings")
+    scores = ("test_top1", "val_top1", "train_top1", "finetune_flops", "pretrain_flops")
+    return {
+        f"{row.cell.entry.name}, {row.cell.labels} labels, {row.cell.mode}, seed {row.cell.seed}": (
+            {name: row.values[name] for name in facts if row.values[name] is not None},
+            {name: float(row.values[name]) for name in scores if row.values[name] is not None},
+        )
+        for row in rows
+    }
+
+
+def _known_cells(matrix: Matrix) -> list[Cell]:
+    """All cells in the table's order, without those of which it is not known yet what they are."""
+    cells = matrix.cells(compute_of=False)
+    with suppress(InputError):
+        cells += matrix.cells(compute_of=True)
+    order = {entry.name: place for place, entry in enumerate(matrix.config.entries)}
+    return sorted(cells, key=lambda cell: order[cell.entry.name])
+
+
+def _describe(matrix: Matrix, folder: Path) -> str:
+    jobs = {"pretraining": list(matrix.pretraining.values()), "tuning": matrix.tuning()}
+    lines = [f"comparison  {folder}, {counted(slots_of(matrix.config.parallel), 'run')} at a time"]
+    for what, several in jobs.items():
+        done = sum(job.is_done() for job in several)
+        lines.append(f"{what:<12}{counted(len(several), 'run')}, {done} done")
+        lines += [f"  {job.name}" for job in several if what == "pretraining"]
+    lines.append(f"{'cells':<12}{counted(matrix.count_cells(), 'run')}")
+    for entry, labels, mode in matrix.rows():
+        seeds = matrix.seeds_of(entry, labels, mode)
+        lines.append(
+            f"  {entry.name}, {labels} labels for each class, {mode}, seeds {', '.join(map(str, seeds))}"
+        )
+    return "\n".join([*lines, "all checks passed; nothing was run"])
+
+
+@contextmanager
+def _stopping(runner: Runner) -> Iterator[None]:
+    """Signals end the comparison after what runs has saved; a second Ctrl-C does not wait."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if runner.stopped and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        runner.stop(signal.Signals(number).name)
+
+    with handling(STOP_SIGNALS, stop):
+        if early := heard_early():
+            runner.stop(early)
+        yield

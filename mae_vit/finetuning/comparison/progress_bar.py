@@ -1,0 +1,69 @@
+"""One progress bar over many jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from mae_vit.finetuning.comparison.jobs import Job
+
+
+class Bar:
+    """One bar over all jobs, those that are not known yet too; in FLOPs."""
+
+    def __init__(self, jobs: list[Job], *, more: int = 0) -> None:
+        """Counts `jobs` and `more` that come later."""
+        self._jobs, self._more = jobs, more
+        self._begun: dict[Path, float] = {}  # what was done of each when it was first looked at
+        self._done: dict[Path, tuple[float, float]] = {}
+        self._bar = tqdm(
+            total=1.0,
+            unit="",
+            dynamic_ncols=True,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
+            # In a file, a line a minute.
+            mininterval=0.5 if sys.stderr.isatty() else 60,
+            miniters=0,
+            # Runs differ in speed: the mean over all that was done here.
+            smoothing=0,
+        )
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Names jobs that were counted before."""
+        added = list(jobs)
+        self._jobs = self._jobs + added
+        self._more = max(0, self._more - len(added))
+
+    def show(self, running: list[Job], *, waits: bool = False) -> None:
+        """Reads how far all are; `waits` tells whether there is more to run."""
+        works = [self._work(job) for job in self._jobs]
+        known = [work for work in works if work is not None]
+        unknown = len(works) - len(known) + self._more
+        mean = sum(total for _, total in known) / len(known) if known else 1.0
+        whole = sum(total for _, total in known) + unknown * mean
+        share = sum(done for done, _ in known) / whole
+        # What earlier sittings did is no part of the rate.
+        so_far = {job.folder: work[0] if work else 0.0 for job, work in zip(self._jobs, works, strict=True)}
+        self._begun = so_far | self._begun
+        self._bar.initial = sum(min(self._begun[folder], done) for folder, done in so_far.items()) / whole
+        done = sum(work is not None and work[0] == work[1] for work in works)
+        self._bar.set_description_str(f"{done}/{len(works) + self._more} runs", refresh=False)
+        names = ", ".join(job.name for job in running)
+        self._bar.set_postfix_str(names or ("waiting for other processes" if waits else ""), refresh=False)
+        self._bar.update(max(0.0, min(share, 1.0)) - self._bar.n)
+
+    def _work(self, job: Job) -> tuple[float, float] | None:
+        """What is finished is read once: a matrix may have hundreds of cells."""
+        if job.folder in self._done:
+            return self._done[job.folder]
+        work = job.work()
+        if work is not None and work[0] == work[1]:
+            self._done[job.folder] = work
+        return work
+
+    def close(self) -> None:
+        """Leaves the bar as it is."""
+        self._bar.close()

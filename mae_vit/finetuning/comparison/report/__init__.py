@@ -1,0 +1,1 @@
+"""mae_vit/finetuning/comparison/report/__init__.py."""

@@ -1,0 +1,95 @@
+"""What a comparison's Vision Transformers look at, and what the best has learned that the reference has not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors import safe_open
+
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.report.rows import Row
+from mae_vit.inspection.attention import attention_weights
+from mae_vit.inspection.drawing import to_png
+from mae_vit.inspection.images import draw_samples
+from mae_vit.inspection.inspect import inspect
+from mae_vit.inspection.views import block_view
+from mae_vit.models.encoder_file import read_metadata
+from mae_vit.weights.encoder import load_encoder
+
+# Beside the report.
+INSPECTION = "inspect"
+_IMAGES = 6
+# For a page of a comparison: enough to see, seconds to draw.
+_INSPECTED = 200
+
+
+def best_attention(rows: Sequence[Row], data: str) -> tuple[str, bytes] | None:
+    """Draws where the last block of the best Vision Transformer looks.
+
+    Args:
+        rows: finished cells.
+        data: the shards that they were tested on.
+
+    Returns:
+        What it is, and a PNG: a line for each of some test images, the image and a map for
+        each head; None without a Vision Transformer.
+
+    Raises:
+        InputError: if the data are not there.
+    """
+    best = _best_vit(rows)
+    if best is None:
+        return None
+    model = load_encoder(best.cell.job.folder)
+    samples = draw_samples(
+        data,
+        count=_IMAGES,
+        channels=model.info.in_chans,
+        img_size=model.info.img_size,
+        split=best.values["test_split"],
+    )
+    images = samples.images
+    (weights,) = attention_weights(model.encoder, model.normalize(images), blocks=[-1])
+    view = block_view(model, images, weights, len(model.encoder.blocks) - 1)
+    return f"{_name(best)}. {view.title}. {view.reading}", to_png(view.drawn)
+
+
+def write_inspection(config: CompareConfig, rows: Sequence[Row], folder: Path) -> Path | None:
+    """Writes a page that shows the reference and the best other Vision Transformer side by side.
+
+    Returns:
+        Its path; None where there are not two such to show.
+
+    Raises:
+        InputError: if the data are not there.
+    """
+    before = _best_vit([row for row in rows if row.cell.entry.name == config.reference])
+    after = _best_vit([row for row in rows if row.cell.entry.name != config.reference])
+    if before is None or after is None:
+        return None
+    return inspect(
+        [str(row.cell.job.folder) for row in (before, after)],
+        config.data.path,
+        folder / INSPECTION,
+        images=_INSPECTED,
+        split=after.values["test_split"],
+        names=[_name(row) for row in (before, after)],
+    )
+
+
+def _best_vit(rows: Sequence[Row]) -> Row | None:
+    for row in sorted(rows, key=lambda row: -row.values["test_top1"]):
+        path = row.cell.job.folder / "model.safetensors"
+        if not path.exists():
+            continue
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+        # One that was distilled has a second token, which the views do not know.
+        if "patch_size" in read_metadata(path) and "dist_token" not in names:
+            return row
+    return None
+
+
+def _name(row: Row) -> str:
+    return f"{row.cell.entry.name}, {row.cell.labels} labels for each class, seed {row.cell.seed}"

@@ -1,0 +1,341 @@
+"""`report.html`, one page that needs nothing beside it, and `report.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import pairwise, zip_longest
+from typing import Any
+
+from mae_vit.core.errors import InputError
+from mae_vit.data.remote.folder import locate
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.report import charts
+from mae_vit.finetuning.comparison.report.encoder_views import INSPECTION, best_attention
+from mae_vit.finetuning.comparison.report.rows import Row
+from mae_vit.finetuning.comparison.report.summary import (
+    Line,
+    at_most_labels,
+    each_against_each,
+    headline,
+    lines_of,
+)
+from mae_vit.inspection import html
+
+_READING = """Accuracy is top-1 on the test images ({size:,}, split {split}), which each run reads once, after its epoch
+was chosen on images held out of its own labels; mean and standard deviation over seeds. The gap is to the reference,
+seed by seed and image by image, in parentheses if chance may explain it; its interval covers the choice of test images
+and of seeds, not another subset of labels or another pretraining run. p is McNemar's exact test on the test images (of
+all seeds the one that speaks least for a difference), then the paired t-test over seeds."""
+_TUNED = "Settings were chosen on held-out images alone, each entry from as many."
+_ONE_SEED = "* One seed is paired: the interval covers test images alone."
+_MONITORED = """Pretraining shows its progress on the data's val split, or where there is none on test images: that
+chooses nothing here."""
+_PAIRS = """By how many points the test accuracy of the row is above that of the column, with its 95 % interval, on the
+most labels; in parentheses what chance may explain. The intervals are not widened for the number of comparisons."""
+
+
+def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> str:
+    """Returns `report.md`."""
+    config = matrix.config
+    lines = lines_of(config, rows)
+    head, body = _table(matrix, lines)
+    text = [f"# {config.run.name}", "", headline(config, lines), ""]
+    text += [*_markdown_table(head, body), "", " ".join(_reading(config, lines)), ""]
+    if pairs := _pairs(config, lines):
+        text += [*_markdown_table(*pairs), "", _PAIRS, ""]
+    if left_out := _left_out(matrix):
+        text += [left_out, ""]
+    if missing:
+        text += ["Not finished: " + "; ".join(missing) + ".", ""]
+    return "\n".join(text)
+
+
+def write_page(
+    matrix: Matrix, rows: Sequence[Row], missing: Sequence[str], *, inspected: bool = False
+) -> str:
+    """Returns `report.html`; `inspected`: the page of what was learned lies beside it."""
+    config = matrix.config
+    lines = lines_of(config, rows)
+    palette = charts.Palette([entry.name for entry in config.entries])
+    parts = [
+        f"<h1>{escape(config.run.name)}</h1>",
+        f'<p class="headline">{escape(headline(config, lines))}</p>',
+    ]
+    if missing:
+        parts.append(f"<p><strong>Not finished:</strong> {escape('; '.join(missing))}.</p>")
+    parts += [
+        "<h2>Accuracy</h2>",
+        html.table(
+            *_table(matrix, lines), [n for n, line in enumerate(lines) if line.entry == config.reference]
+        ),
+    ]
+    parts += [
+        f'<p class="note">{escape(note)}</p>'
+        for note in (" ".join(_reading(config, lines)), _left_out(matrix))
+        if note
+    ]
+    if pairs := _pairs(config, lines):
+        parts += ["<h2>Each against each</h2>", html.table(*pairs), f'<p class="note">{_PAIRS}</p>']
+    labels = list(dict.fromkeys(row.cell.labels for row in rows))
+    for count in labels:
+        if drawn := charts.curves(rows, palette, count):
+            parts += [
+                f"<h2>Learning curves, {_labels(count)}</h2>",
+                html.figure(drawn, "Held-out images; mean and range over seeds."),
+            ]
+    if drawn := charts.against_labels(rows, palette):
+        parts += [
+            "<h2>Accuracy against labels</h2>",
+            html.figure(drawn, crossings_told(config.reference, lines)),
+        ]
+    if drawn := charts.against_compute(rows, palette):
+        caption = "Pretraining counts whole for each entry that begins from it, though one run serves all."
+        parts += [
+            "<h2>Accuracy against compute</h2>",
+            html.figure(drawn, caption),
+            html.table(*_costs(lines)),
+        ]
+    parts += _per_class(config, lines)
+    parts += _settings(matrix)
+    parts += _attention(matrix, rows)
+    if inspected:
+        where = f"{INSPECTION}/index.html"
+        parts.append(
+            f'<p><a href="{where}">What the best has learned that the reference has not</a>: both side by side '
+            "(attention, how far heads look, positions, filters, neighbors).</p>"
+        )
+    parts += _pictures(matrix)
+    return html.page(config.run.name, parts)
+
+
+def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
+    """What the numbers mean, and only what holds of these."""
+    if not lines:
+        return []
+    values = lines[0].rows[0].values
+    told = [_READING.format(size=values["test_size"], split=values["test_split"])]
+    told += [_TUNED] if any(len(config.points_of(entry)) > 1 for entry in config.entries) else []
+    told += [_ONE_SEED] if any(line.gap and line.gap.seeds == 1 for line in lines) else []
+    told += [_MONITORED] if config.pretrain else []
+    return [" ".join(text.split()) for text in told]
+
+
+def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+    """Columns that say the same in every row are left out."""
+    subset = matrix.config.test_subset
+    columns: dict[str, list[str]] = {
+        "entry": [line.title for line in lines],
+        "labels / class": [str(line.labels) for line in lines],
+        "mode": [_mode(line) for line in lines],
+        "parameters": [
+            f"{count:,}" if (count := line.rows[0].values["parameters"]) else "" for line in lines
+        ],
+        "test %": [_mean(line, "test_top1") for line in lines],
+        f"on {subset} %": [_mean(line, f"test_top1_{subset}") for line in lines] if subset else [],
+        "gap, points": [line.gap.in_brackets() if line.gap else "" for line in lines],
+        "p images": [_p(line.gap.p_images) if line.gap else "" for line in lines],
+        "p seeds": [_p(line.gap.p_seeds) if line.gap else "" for line in lines],
+        "top-5 %": [_mean(line, "test_top5") for line in lines],
+        "train %": [_mean(line, "train_top1") for line in lines],
+        "held-out %": [_mean(line, "val_top1") for line in lines],
+        "ECE %": [_mean(line, "calibration_error") for line in lines],
+    }
+    kept = {
+        name: cells
+        for name, cells in columns.items()
+        if any(cells) and not (name in ("labels / class", "mode") and len(set(cells)) == 1)
+    }
+    return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
+
+
+def _pairs(config: CompareConfig, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]] | None:
+    """Each entry against each; None where the reference's column says it all."""
+    told = at_most_labels(config, lines)
+    if len(told) < 3:
+        return None
+    body = [
+        [line.entry, *("" if gap is None else gap.in_brackets() for gap in gaps)]
+        for line, gaps in each_against_each(told)
+    ]
+    return ["above", *(line.entry for line in told)], body
+
+
+def _mode(line: Line) -> str:
+    shots = line.rows[0].values.get("shots")
+    return line.mode if shots is None else f"{line.mode}, {shots} a class"
+
+
+def _costs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+    head = [
+        "entry",
+        "labels / class",
+        "pretraining FLOPs",
+        "fine-tuning FLOPs",
+        "images seen",
+        "hours, pretraining",
+        "hours, fine-tuning",
+    ]
+    body = []
+    for line in lines:
+        if line.mode != "finetune":
+            continue
+        images = [line.mean("images_seen"), line.mean("pretrain_images_seen")]
+        hours = [
+            None if (s := line.mean(name)) is None else s / 3600 for name in ("pretrain_s", "finetune_s")
+        ]
+        body.append(
+            [
+                line.entry,
+                str(line.labels),
+                _known(line.mean("pretrain_flops"), ".2e"),
+                _known(line.mean("finetune_flops"), ".2e"),
+                _known(None if None in images else sum(filter(None, images)), ",.0f"),
+                *(_known(value, ".3g") for value in hours),
+            ]
+        )
+    return head, body
+
+
+def _known(value: float | None, form: str) -> str:
+    return "not known" if value is None else format(value, form)
+
+
+def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
+    """Gains over the reference by class, at the most labels."""
+    told = {line.entry: line for line in at_most_labels(config, lines) if line.mode == "finetune"}
+    base = told.pop(config.reference, None)
+    if base is None or not told:
+        return []
+    classes = sorted(base.rows[0].per_class)
+    body = []
+    for name in classes[:100]:
+        own = _class_mean(base, name)
+        body.append(
+            [
+                name,
+                f"{100 * own:.1f}",
+                *(f"{100 * (_class_mean(line, name) - own):+.1f}" for line in told.values()),
+            ]
+        )
+    return [
+        f"<h2>Gain by class over {escape(config.reference)}, in points</h2>",
+        html.table(["class", f"{config.reference}, %", *told], body),
+    ]
+
+
+def _class_mean(line: Line, name: str) -> float:
+    return sum(row.per_class.get(name, 0.0) for row in line.rows) / len(line.rows)
+
+
+def _settings(matrix: Matrix) -> list[str]:
+    """What sets the entries apart, and what was tried for each."""
+    body = []
+    for entry, labels, mode in matrix.rows():
+        own = _told(matrix.told_of(entry, {}))
+        if mode != "finetune" or entry.compute_of is not None:
+            more = f", as much compute as {entry.compute_of}" if entry.compute_of else ""
+            body.append([entry.name, f"{labels}, {mode}", own + more, "", ""])
+            continue
+        point, scores = matrix.chosen(entry, labels)
+        points = matrix.config.points_of(entry) or [{}]
+        for other, score in zip_longest(points, scores):
+            told = "" if score is None else f"{100 * score:.1f}" if score >= 0 else "not finished"
+            chosen = "chosen" if scores and other == point else ""
+            body.append([entry.name, str(labels), ", ".join(filter(None, (own, _told(other)))), told, chosen])
+    shared = f'<p class="note">All: {escape(_told(matrix.config.set) or "as their configs have it")}.</p>'
+    return [
+        "<h2>Settings</h2>",
+        html.table(["entry", "labels / class", "settings", "held-out %", ""], body),
+        shared,
+    ]
+
+
+def _told(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def _left_out(matrix: Matrix) -> str:
+    """Says which pretraining data were prepared without near-duplicates of test images."""
+    told = []
+    for name, section in matrix.config.pretrain.items():
+        try:
+            splits = read_dataset(locate(section.set.get("data.path", matrix.config.data.path)).folder).splits
+        except InputError:  # as below
+            continue
+        told += [
+            f"Left out of the pretraining images of {name}: {excluded.samples:,} that {excluded.source} has too "
+            f"({excluded.hash}, at most {excluded.distance} apart)."
+            for info in splits.values()
+            for excluded in info.processing.excluded or ()
+        ]
+    return " ".join(told)
+
+
+def _attention(matrix: Matrix, rows: Sequence[Row]) -> list[str]:
+    """A report is written without the data too: on another machine, say."""
+    try:
+        found = best_attention(rows, matrix.config.data.path)
+    except InputError:
+        return []
+    if found is None:
+        return []
+    title, picture = found
+    return ["<h2>Attention</h2>", html.figure(html.image(picture, "attention maps"), title)]
+
+
+def _pictures(matrix: Matrix) -> list[str]:
+    parts: list[str] = []
+    for name, job in matrix.pretraining.items():
+        pictures = sorted((job.folder / "pictures").glob("step-*.png"))
+        if pictures:
+            image = html.image(pictures[-1].read_bytes(), name)
+            caption = "held-out images; the original is the last row"
+            parts.append(f"<h2>Pretraining: {escape(name)}</h2>" + html.figure(image, caption))
+    return parts
+
+
+def crossings_told(reference: str, lines: Sequence[Line]) -> str:
+    """Says where an entry overtakes the reference, or falls behind it: as far as the gaps around it are clear."""
+    by_entry: dict[str, list[Line]] = {}
+    for line in sorted(lines, key=lambda line: line.size):
+        if line.mode == "finetune":
+            by_entry.setdefault(line.entry, []).append(line)
+    base = {line.size: line.mean("test_top1") or 0.0 for line in by_entry.pop(reference, [])}
+    found = []
+    for entry, several in by_entry.items():
+        for one, other in pairwise(line for line in several if line.gap is not None):
+            assert one.gap is not None
+            assert other.gap is not None
+            own = [(float(line.size), line.mean("test_top1") or 0.0) for line in (one, other)]
+            for at in charts.crossings(own, [(size, base[int(size)]) for size, _ in own]):
+                found.append(
+                    f"{entry} crosses {reference} at about {at:,.0f} labels"
+                    if one.gap.is_clear and other.gap.is_clear
+                    else f"{entry} may cross {reference} between {one.size:,} and {other.size:,} labels"
+                )
+    return "; ".join(found) + "." if found else f"No entry crosses {reference} within these labels."
+
+
+def _markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    rows = ["| " + " | ".join(row) + " |" for row in (head, *body)]
+    return [rows[0], "| --- |" + " ---: |" * (len(head) - 1), *rows[1:]]
+
+
+def _labels(count: Any) -> str:
+    return "all labels" if count == "all" else f"{count} labels for each class"
+
+
+def _mean(line: Line, column: str) -> str:
+    mean, spread = line.mean(column), line.spread(column)
+    if mean is None:
+        return ""
+    return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "")
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "< 0.0001" if value < 0.0001 else f"{value:.4f}"

@@ -1,0 +1,144 @@
+"""What came of a comparison's runs, as one table: a row for each cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mae_vit.core.files import read_json_lines
+from mae_vit.data.batches.subset import limit_per_class
+from mae_vit.finetuning.comparison.config import Labels
+from mae_vit.finetuning.comparison.costs import cost_of_run
+from mae_vit.finetuning.comparison.matrix import Cell, Matrix
+
+
+@dataclass(frozen=True)
+class Row:
+    """A finished cell.
+
+    Attributes:
+        cell: where it stands.
+        values: columns of `results.csv`.
+        correct: bool (n,), whether each test image is found, in the order of `keys`.
+        keys: of the test images, sorted.
+        curve: epochs and held-out accuracies.
+        per_class: class -> accuracy on test images.
+    """
+
+    cell: Cell
+    values: dict[str, Any]
+    correct: np.ndarray
+    keys: tuple[str, ...]
+    curve: tuple[tuple[float, float], ...]
+    per_class: dict[str, float]
+
+    @property
+    def size(self) -> int:
+        """Labeled images at hand: trained on, and held out of them."""
+        return int(self.values["train_size"] + (self.values["val_size"] or 0))
+
+
+def read_rows(matrix: Matrix, cells: Sequence[Cell]) -> list[Row]:
+    """Reads the cells that are done.
+
+    Raises:
+        InputError: if one was run with other settings, data or weights than it has now.
+    """
+    return [_read(matrix, cell) for cell in cells if cell.job.is_done()]
+
+
+def _read(matrix: Matrix, cell: Cell) -> Row:
+    summary, folder = cell.job.summary, cell.job.folder
+    details = json.loads((folder / "results.json").read_text())
+    told = sorted(
+        csv.DictReader(io.StringIO((folder / "predictions.csv").read_text())), key=lambda row: row["key"]
+    )
+    correct = np.array([row["label"] == row["prediction"] for row in told])
+    keys, labels = tuple(row["key"] for row in told), tuple(row["label"] for row in told)
+    before, own = matrix.cost_before(cell.entry), cost_of_run(summary)
+    values: dict[str, Any] = {
+        "entry": cell.entry.name,
+        "model": summary.get("model"),
+        "start": cell.entry.start or "scratch",
+        "labels_per_class": cell.labels,
+        "mode": cell.mode,
+        "shots": max(map(int, summary["few_shot"])) if summary.get("few_shot") else None,
+        "seed": cell.seed,
+        "settings": json.dumps(matrix.told_of(cell.entry, cell.point), sort_keys=True),
+        "parameters": summary.get("parameters"),
+        "train_size": summary.get("train_size"),
+        "val_size": summary.get("val_size"),
+        "test_split": details["test_split"],
+        "test_size": summary.get("test_size"),
+        "best_step": summary.get("best_step"),
+        "train_top1": summary.get("train_top1"),
+        "val_top1": summary.get("val_top1"),
+        "labels_seen_by_start": summary.get("labels_seen_by_start"),
+        "test_top1": summary.get("test_top1"),
+        "test_top5": summary.get("test_top5"),
+        "calibration_error": summary.get("calibration_error"),
+    }
+    if (size := matrix.config.test_subset) is not None:
+        values[f"test_top1_{size}"] = float(correct[choose_subset(keys, labels, size)].mean())
+    values |= {
+        "images_seen": own.images,
+        "finetune_flops": own.flops,
+        "pretrain_images_seen": before.images,
+        "pretrain_flops": before.flops,
+        "finetune_s": _rounded(own.seconds),
+        "pretrain_s": _rounded(before.seconds),
+    }
+    return Row(
+        cell,
+        values,
+        correct,
+        keys,
+        tuple(_curve(folder / "metrics.jsonl")),
+        {name: share for name, share in details["per_class"].items() if share is not None},
+    )
+
+
+def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.ndarray:
+    """Chooses as many images of each class, by the hash that nested training subsets are drawn by.
+
+    Returns:
+        Sorted places, `size` or, rounded to whole classes, a few less.
+    """
+    classes, numbers = np.unique(np.array(labels), return_inverse=True)
+    taken, _ = limit_per_class(np.arange(len(keys)), numbers, keys, size // len(classes))
+    return taken
+
+
+def _curve(metrics: Path) -> list[tuple[float, float]]:
+    if not metrics.exists():
+        return []
+    lines = read_json_lines(metrics)
+    return [(line["epoch"], line["heldout"]["top1"]) for line in lines if "top1" in line.get("heldout", {})]
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Writes `results.csv`: the same for the same runs, time columns apart, which stand last."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(rows[0].values) if rows else ["entry"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row.values for row in rows)
+    return stream.getvalue()
+
+
+def group(rows: Sequence[Row]) -> dict[tuple[str, Labels, str], list[Row]]:
+    """Puts together what differs in its seed alone."""
+    found: dict[tuple[str, Labels, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.cell.entry.name, row.cell.labels, row.cell.mode), []).append(row)
+    return found

@@ -1,0 +1,131 @@
+"""What a comparison says: the headline, and the lines of its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.matrix import Labels
+from mae_vit.finetuning.comparison.report.rows import Row, group
+from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
+
+# By what a run's summary says of its start's labels.
+_SEEN = {
+    "held-out": "its start, or its teacher, has seen the held-out labels, which flatter it",
+    "others": "its start, or its teacher, has learned from labels of these data that choose nothing here",
+    "other data": "its start, or its teacher, has learned from labels of other data",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table: an entry on so many labels, over its seeds.
+
+    Attributes:
+        entry: its name.
+        note: what is to be said with it.
+        labels: of each class.
+        mode: how it was measured.
+        rows: one for each seed.
+        gap: to the reference in the same place; None for the reference itself, or without one.
+    """
+
+    entry: str
+    note: str
+    labels: Labels
+    mode: str
+    rows: tuple[Row, ...]
+    gap: Gap | None
+
+    @property
+    def title(self) -> str:
+        """The entry's name, and in parentheses what is to be said with it."""
+        seen = {row.values.get("labels_seen_by_start") for row in self.rows}
+        notes = [self.note] if self.note else []
+        notes += [text for what, text in _SEEN.items() if what in seen]
+        return self.entry + (f" ({'; '.join(notes)})" if notes else "")
+
+    @property
+    def size(self) -> int:
+        """Labeled images at hand: trained on, and held out of them."""
+        return self.rows[0].size
+
+    def mean(self, column: str) -> float | None:
+        """Mean over seeds; None where it was not measured."""
+        values = self._values(column)
+        return float(np.mean(values)) if values else None
+
+    def spread(self, column: str) -> float | None:
+        """Standard deviation over seeds; None for less than two."""
+        values = self._values(column)
+        return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+    def _values(self, column: str) -> list[float]:
+        return [float(row.values[column]) for row in self.rows if row.values.get(column) is not None]
+
+
+def lines_of(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
+    """Puts the table together, in the config's order."""
+    found = group(rows)
+    notes = {entry.name: entry.note for entry in config.entries}
+    lines = []
+    for (entry, labels, mode), several in found.items():
+        others = found.get((config.reference, labels, mode))
+        gap = gap_between(several, others) if others and entry != config.reference else None
+        lines.append(Line(entry, notes[entry], labels, mode, tuple(several), gap))
+    return lines
+
+
+def at_most_labels(config: CompareConfig, lines: Sequence[Line]) -> list[Line]:
+    """Takes the lines of fine-tuning (of other modes, if there is none) where the reference has most labels."""
+    tuned = [line for line in lines if line.mode == "finetune"] or list(lines)
+    sizes = [line.size for line in tuned if line.entry == config.reference] or [line.size for line in tuned]
+    return [line for line in tuned if line.size == max(sizes)]
+
+
+def each_against_each(lines: Sequence[Line]) -> list[tuple[Line, list[Gap | None]]]:
+    """Compares every line with every other of its mode, in their order; None for itself."""
+    return [
+        (
+            line,
+            [
+                gap_between(line.rows, other.rows) if other is not line and other.mode == line.mode else None
+                for other in lines
+            ],
+        )
+        for line in lines
+    ]
+
+
+def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
+    """Says in a sentence or two what was found: gaps with their intervals, at the most labels."""
+    told = at_most_labels(config, lines)
+    if not told:
+        return "Nothing is finished yet."
+    reference = next((line for line in told if line.entry == config.reference), None)
+    if reference is None:
+        return f"{config.reference}, which all is compared with, is not finished yet."
+    tested = reference.rows[0].values["test_size"]
+    found = f"{config.reference} reaches {_percent(reference)} of {tested:,} test images"
+    begin = f"On {reference.size:,} labeled images, {found}"
+    gaps = sorted((line for line in told if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
+    if not gaps:
+        return begin + "."
+    said = [
+        f"{line.title} {_percent(line)}, {line.gap.describe()}"
+        + ("" if line.gap.is_clear else ", which chance may explain")
+        for line in gaps
+        if line.gap is not None
+    ]
+    return f"{begin}; against it " + "; ".join(said) + "."
+
+
+def _percent(line: Line) -> str:
+    mean, spread = line.mean("test_top1"), line.spread("test_top1")
+    assert mean is not None
+    return f"{100 * mean:.1f} %" + (
+        f" (± {100 * spread:.1f} over {len(line.rows)} seeds)" if spread is not None else ""
+    )

@@ -1,0 +1,179 @@
+"""Runs jobs side by side, each in its process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from tqdm import tqdm
+
+from mae_vit.finetuning.comparison.jobs import Job, unfinished
+from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.runtime.cores import cores_of_rank
+from mae_vit.runtime.exit_codes import EXIT_REQUEUE
+from mae_vit.runtime.locks import Lock
+
+_POLL_S = 0.5
+# For what other processes do.
+_LOOK_AGAIN_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    slot: int
+    claim: Lock
+
+
+@dataclass
+class Runner:
+    """Runs jobs in slots: one for each GPU, or a share of the cores.
+
+    Attributes:
+        slots: jobs at a time.
+        failed: names of jobs that failed, with the last line that they said.
+        stopped: the signal that ended it all; None if none did.
+    """
+
+    slots: int
+    failed: dict[str, str] = field(default_factory=dict)
+    stopped: str | None = None
+    _lost: set[str] = field(default_factory=set)
+
+    def run(self, jobs: Iterable[Job], bar: Bar) -> None:
+        """Runs all that are not done; when told to stop, those that run save and end.
+
+        They begin in order, except that one whose start is the folder of another waits for
+        it; if that one fails, it fails too. Several processes may run the same jobs, on
+        several machines that see the same folders: each job is one process's.
+
+        Raises:
+            InputError: if folders hold runs of something else.
+        """
+        waiting = unfinished(jobs)
+        running: list[_Running] = []
+        told, look_at = False, 0.0
+        try:
+            while (waiting or running) and not (self.stopped and not running):
+                if time.monotonic() >= look_at and not self.stopped:
+                    self._fill(waiting, running)
+                    look_at = time.monotonic() + _LOOK_AGAIN_S
+                if self.stopped and not told:
+                    told = True
+                    for one in running:
+                        one.process.terminate()
+                for one in [one for one in running if one.process.poll() is not None]:
+                    running.remove(one)
+                    self._settle(one)
+                    look_at = 0.0
+                bar.show([one.job for one in running], waits=bool(waiting) and not self.stopped)
+                time.sleep(_POLL_S)
+        finally:
+            for one in running:
+                one.process.kill()
+
+    def stop(self, reason: str) -> None:
+        """Asks for the end: no further job begins, those that run save."""
+        self.stopped = self.stopped or reason
+
+    def _fill(self, waiting: list[Job], running: list[_Running]) -> None:
+        free = sorted(set(range(self.slots)) - {one.slot for one in running})
+        for slot in free:
+            if (taken := self._take(waiting, running)) is None:
+                return
+            running.append(self._start(*taken, slot))
+
+    def _take(self, waiting: list[Job], running: list[_Running]) -> tuple[Job, Lock] | None:
+        """Takes the first job whose start is there; None while all wait, or are others'."""
+        # Nothing begins from what failed, even if there is something: that would be another experiment.
+        for job in [job for job in waiting if job.start in self._lost]:
+            waiting.remove(job)
+            self.failed[job.name] = f"its start {job.start} was not made"
+        for job in list(waiting):
+            coming = {str(other.folder) for other in (*waiting, *(one.job for one in running))}
+            claim = None if job.start in coming else job.claim()
+            if claim is None:
+                continue
+            waiting.remove(job)
+            if not job.is_done():
+                return job, claim
+            claim.release()  # another process has just finished it
+        return None
+
+    def _start(self, job: Job, claim: Lock, slot: int) -> _Running:
+        job.remember()
+        environment = dict(os.environ)
+        if gpus := own_gpus():
+            environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+        with job.log.open("ab") as log:
+            process = subprocess.Popen(
+                job.command(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                cwd=os.getcwd(),
+                preexec_fn=_settle_in(os.getpid(), slot, self.slots),
+            )
+        return _Running(job, process, slot, claim)
+
+    def _settle(self, one: _Running) -> None:
+        one.claim.release()
+        code = one.process.returncode
+        # Told to stop before it listens, it just ends.
+        if code == 0 or (code in (EXIT_REQUEUE, -signal.SIGTERM) and self.stopped):
+            return
+        lines = [line for line in one.job.log.read_text(errors="replace").splitlines() if line.strip()]
+        said = lines[-1] if lines else "no output"
+        self._lost.add(str(one.job.folder))
+        self.failed[one.job.name] = f"exit {code}: {said} ({one.job.log})"
+        tqdm.write(f"failed: {one.job.name}: {self.failed[one.job.name]}", file=sys.stderr)
+
+
+def slots_of(parallel: int | str) -> int:
+    """How many runs at a time: as asked, or one for each GPU, or for each core."""
+    if isinstance(parallel, int):
+        return parallel
+    return len(own_gpus()) or cores_of_rank()
+
+
+def own_gpus() -> list[str]:
+    """Names the GPUs that this process may use, or the MIG slices of them, as CUDA_VISIBLE_DEVICES names each."""
+    count = torch.cuda.device_count()
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    # CUDA shows a process the first slice alone; others may have the rest.
+    slices = [name for name in names if name.startswith("MIG-")]
+    if count and slices:
+        return slices
+    return names[:count] if names[0] else [str(number) for number in range(count)]
+
+
+def _settle_in(parent: int, slot: int, slots: int) -> Callable[[], None] | None:
+    """What a job does first, on Linux: takes its share of the cores, and ends with the comparison.
+
+    With its own cores it starts as many threads as there are; of more threads than cores
+    each waits for the others. A comparison that is killed outright and started again
+    never meets a run of the earlier one.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores[slot::slots] or [cores[slot % len(cores)]]
+
+    def prepare() -> None:
+        os.sched_setaffinity(0, own)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare

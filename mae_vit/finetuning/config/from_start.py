@@ -1,0 +1,99 @@
+"""How a start's facts enter a config: geometry, normalization, and what holds with a start alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mae_vit.config.overrides import drop_alternatives
+from mae_vit.core.errors import InputError
+from mae_vit.models.vit import SIZES
+from mae_vit.weights.read import read_start
+from mae_vit.weights.start import Start, name_of
+
+# Sections of a config file that are laid over the others where there is a start.
+WITH_START = "with_start"
+
+
+class StartAmendment:
+    """Lays a start's facts over what a config file says; overrides come after it.
+
+    First the file's section `with_start`, then the encoder's geometry and the
+    normalization that the start was trained with; `replaced` tells what else the file
+    said, (its value, the start's) by key. The size of images is the file's, where it
+    gives one.
+    """
+
+    def __init__(self, ckpt: str | None, stem: str, overrides: Sequence[str] = ()) -> None:
+        """Remembers --ckpt, and what names the run: the config, and a mode among the overrides.
+
+        Raises:
+            InputError: if the start is given in a way that does not count.
+        """
+        if ckpt is not None and not ckpt.strip():
+            raise InputError('--ckpt "" names no start: give one, or leave --ckpt out to begin from scratch')
+        for text in overrides:
+            if text.partition("=")[0] == "finetune.start":
+                raise InputError(f'override "{text}": weights to begin from are given by --ckpt')
+        modes = [
+            text.partition("=")[2].strip("\"' ") for text in overrides if text.startswith("finetune.mode=")
+        ]
+        self._ckpt, self._name = ckpt, "-".join([stem, *modes[-1:]])
+        self.start: Start | None = None
+        self.replaced: dict[str, tuple[Any, Any]] = {}
+
+    def __call__(self, raw: dict[str, Any]) -> None:
+        """Changes sections as read.
+
+        Raises:
+            InputError: if the start cannot be read.
+        """
+        extra = raw.pop(WITH_START, None) or {}
+        section = raw.get("finetune")
+        named = self._ckpt or (section.get("start") if isinstance(section, dict) else None)
+        run = raw.setdefault("run", {})
+        if isinstance(run, dict):
+            run.setdefault("name", self._name + (f"-{start_name(str(named))}" if named else ""))
+        if named is None:
+            return
+        if not isinstance(extra, dict):
+            raise InputError(f"{WITH_START}: a mapping of sections, not {type(extra).__name__}")
+        self.start = read_start(str(named))
+        _lay_over(raw, extra)
+        facts: dict[str, Any] = {"finetune": {"start": str(named)}}
+        model = raw.get("model")
+        name = model.get("name") if isinstance(model, dict) else None
+        if self.start.geometry is not None and (name is None or name in SIZES):
+            # As in the official MAE code: a fixed table is where learned positions begin.
+            facts["model"] = {**self.start.geometry, "pos_embed": "learnable"}
+            if isinstance(model, dict) and "img_size" in model:
+                # Positions are interpolated to the size that the recipe asks for.
+                del facts["model"]["img_size"]
+        if self.start.mean is not None and self.start.std is not None:
+            facts["data"] = {"normalize": [list(self.start.mean), list(self.start.std)]}
+        self.replaced = {
+            f"{section}.{key}": (raw[section][key], value)
+            for section in ("model", "data")
+            for key, value in facts.get(section, {}).items()
+            if isinstance(raw.get(section), dict) and raw[section].get(key, value) != value
+        }
+        _lay_over(raw, facts)
+
+
+def start_name(start: str) -> str:
+    """A start's name as part of a run's name."""
+    return (
+        "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name_of(start))
+        or "start"
+    )
+
+
+def _lay_over(raw: dict[str, Any], extra: Mapping[str, Any]) -> None:
+    keys = {f"{section}.{key}" for section, values in extra.items() if values for key in values}
+    drop_alternatives(raw, keys)
+    for section, values in extra.items():
+        below = raw.setdefault(section, {})
+        if isinstance(below, dict) and isinstance(values, dict):
+            below.update(values)
+        else:
+            raw[section] = values

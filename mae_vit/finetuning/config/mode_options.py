@@ -1,0 +1,52 @@
+"""Which options the modes on frozen features obey: any other that is not as by default does nothing there."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from mae_vit.weights.start import GEOMETRY
+
+# Lists of what is obeyed rather than of what is not: an option that is new elsewhere is told of here.
+_IMAGES = {"path", "cache_dir", "cache_gib", "split", "source", "memory_limit_gib", "workers", "normalize"}
+_OBEYED_BY_ALL: dict[str, set[str]] = {
+    "model": {"name", *GEOMETRY},
+    "data": _IMAGES | {"labels_per_class", "augment"},
+    # Features are of images as they are; `flip` is the one option that is on by default.
+    "data.augment": set(),
+    "optim": set(),
+    "train": {"effective_batch_size", "batch_size_per_device", "precision"},
+    # Nothing is saved on the way, gone back to or logged: `tensorboard`, on by default, has nothing to write.
+    "checkpoint": set(),
+    "guard": set(),
+    "monitor": {"tensorboard"},
+    "finetune": {"mode", "start", "pool", "test", "test_split"},
+}
+_OBEYED = {
+    "few_shot": {"finetune": {"shots", "draws"}},
+    "knn": {"finetune": {"neighbors"}},
+    "linear_probe": {
+        "data": {"order", "lanes", "block_shards"},
+        "optim": {"name", "blr", "lr", "min_lr", "schedule", "decay_share", "betas", "eps", "momentum"}
+        | {"nesterov", "trust_coefficient", "weight_decay"},
+        "train": {"steps", "epochs", "samples", "warmup_steps", "warmup_epochs", "warmup_samples"},
+        "finetune": {"head_init", "label_smoothing", "holdout", "train_images", "lr_factors"},
+    },
+}
+_NEUTRAL = {"data.augment.flip": False}
+
+
+def unused_options(config: BaseModel, mode: str) -> list[str]:
+    """Lists, as `key=value`, what a config asks for and a mode on frozen features does not do."""
+    found = []
+    for path, obeyed in _OBEYED_BY_ALL.items():
+        section: BaseModel = config
+        for part in path.split("."):
+            section = getattr(section, part)
+        own = _OBEYED[mode].get(path, set())
+        for name, field in type(section).model_fields.items():
+            key, value = f"{path}.{name}", getattr(section, name)
+            if name not in obeyed | own and value != _NEUTRAL.get(
+                key, field.get_default(call_default_factory=True)
+            ):
+                found.append(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
+    return found

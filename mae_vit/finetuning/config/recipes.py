@@ -1,0 +1,118 @@
+"""What `--ckpt RUN` without a config means: the run's own data or those given, the recipe for its model's size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mae_vit.config.load import read_run_config
+from mae_vit.config.overrides import parse_yaml
+from mae_vit.core.errors import InputError
+from mae_vit.data.remote.folder import locate
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.weights.read import TIMM_PREFIX, read_start
+
+_CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+# What a run says of its data, and that others of it need.
+_KEPT = {f"data.{name}": name for name in ("path", "split", "cache_dir", "cache_gib")}
+_PASS = "give --config FILE data.path=DIR, such as --config configs/finetune_cifar_tiny.yaml"
+# By size: the config of the mode "finetune" and of those that train nothing.
+_RECIPES = {
+    "tiny-cifar": "finetune_cifar_tiny",
+    **dict.fromkeys(("Ti", "S", "B"), "finetune_base"),
+    "L": "finetune_large",
+    "H": "finetune_huge",
+}
+# L and H take 50 epochs: official MAE code, FINETUNE.md.
+_PROBE_RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tiny-cifar": ("linear_probe_cifar_tiny", ()),
+    **dict.fromkeys(("Ti", "S", "B"), ("linear_probe_base", ())),
+    **dict.fromkeys(("L", "H"), ("linear_probe_base", ("train.epochs=50",))),
+}
+# Where images are measured that were not trained on, best first.
+TEST_SPLITS = ("test", "val")
+
+
+def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list[str]]:
+    """Returns the config and overrides for a start that is a run folder.
+
+    Args:
+        ckpt: the start.
+        given: overrides of the command line: other data, or a mode with recipes of its own.
+
+    Raises:
+        InputError: saying what to pass, where that does not tell everything.
+    """
+    if ckpt is None:
+        raise InputError(f"nothing to do: give --ckpt START, --config FILE or both (see --help); or {_PASS}")
+    folder = Path(ckpt)
+    if not ckpt.startswith(TIMM_PREFIX) and not (folder / "config.yaml").is_file():
+        # What holds no weights is not mended by a config.
+        read_start(ckpt)
+    if not folder.is_dir():
+        raise InputError(f"--ckpt {ckpt} is no run folder, which would say how to fine-tune: {_PASS}")
+    run = _read_config(folder)
+    model, data = run["model"], run["data"]
+    path, split = data["path"], data["split"]
+    elsewhere, where = _given(given, "data.path"), f"the data of {folder}, {path},"
+    if elsewhere is not None:
+        data = {"augment": data["augment"]}
+        path, split = str(elsewhere), str(_given(given, "data.split") or "train")
+        where = f"data.path={elsewhere}"
+    cache = {name: data.get(name) for name in ("cache_dir", "cache_gib")}
+    cache |= {name: value for name in cache if (value := _given(given, f"data.{name}")) is not None}
+    dataset = read_dataset(locate(path, **cache).folder)
+    if not dataset.classes or not sum(dataset.splits[split].class_counts if split in dataset.splits else ()):
+        raise InputError(f"{where} has no labels: {_PASS}")
+    if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
+        raise InputError(f"{where} has no split to measure on (test or val): {_PASS}")
+    if model["name"] not in _RECIPES:
+        raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS}')
+    taken = {key: data[name] for key, name in _KEPT.items() if data.get(name) is not None}
+    if _given(given, "finetune.mode") == "linear_probe":
+        # Images are taken as they are.
+        name, overrides = _PROBE_RECIPES[model["name"]]
+    else:
+        name, overrides = _RECIPES[model["name"]], ()
+        taken |= _augmentation(data["augment"])
+    taken["model.img_size"] = model["img_size"]
+    return _CONFIGS / f"{name}.yaml", [
+        *overrides,
+        *(f"{key}={_inline(value)}" for key, value in taken.items()),
+    ]
+
+
+def _given(overrides: Sequence[str], key: str) -> Any:
+    """What the command line says of a key, the last time."""
+    values = [text.partition("=")[2] for text in overrides if text.startswith(f"{key}=")]
+    return parse_yaml(values[-1], f"command line: {key}") if values else None
+
+
+def _augmentation(section: dict[str, Any]) -> dict[str, Any]:
+    """What of a run's augmentation is the data's rather than the recipe's."""
+    # How images may be cut and mirrored depends on their sizes and on what they show; how
+    # small a cut may be is the recipe's.
+    augment = {key: section.get(key) for key in ("crop", "pad_px", "flip")}
+    return {f"data.augment.{key}": value for key, value in augment.items() if value is not None}
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        raw = read_run_config(folder)
+    except InputError as error:
+        raise InputError(f"{error}: {_PASS}") from None
+    data = raw.get("data")
+    if (
+        isinstance(raw.get("model"), dict)
+        and isinstance(data, dict)
+        and isinstance(data.get("augment"), dict)
+    ):
+        return raw
+    raise InputError(f"{folder / 'config.yaml'} is no config of a run: {_PASS}")
+
+
+def _inline(value: Any) -> str:
+    """A value in YAML's flow style, which JSON is part of."""
+    return json.dumps(value)

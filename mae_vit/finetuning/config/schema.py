@@ -1,0 +1,255 @@
+"""The config of a fine-tuning run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from mae_vit.config.data import DataSection
+from mae_vit.config.optim import OptimSection
+from mae_vit.config.schema import Config, ModelSection, MonitorSection
+from mae_vit.config.section import Section, height_width
+from mae_vit.finetuning.config.mode_options import unused_options
+from mae_vit.models.baselines import BASELINES, TIMM_PREFIX, WITHOUT_DROP_PATH, check_network
+from mae_vit.models.vit import SIZES, Pool
+
+HeadInit = Literal["zero", "small"]
+DistillationKind = Literal["hard", "soft"]
+Mode = Literal["finetune", "few_shot", "knn", "linear_probe"]
+# DeiT Eq. 3; lambda and tau of Eq. 2 as DeiT Sec. 5 has them.
+_DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
+    "hard": {"distillation_weight": 0.5},
+    "soft": {"distillation_weight": 0.1, "distillation_temperature": 3.0},
+}
+# Part of the schema, and refused: pretraining's, or given by --ckpt.
+_UNUSED_MONITOR = (
+    "evaluate_split",
+    "evaluate_images",
+    "probe_every_steps",
+    "probe_every_epochs",
+    "probe_shots",
+    "probe_queries",
+    "inspect_every_epochs",
+)
+NOT_HERE = (
+    *("model.init", "finetune.start", "data.leave_out_per_class"),
+    *(f"monitor.{name}" for name in _UNUSED_MONITOR),
+)
+
+
+class NetworkSection(Section):
+    """A network that is no Vision Transformer of ours: a baseline, or an architecture of timm's."""
+
+    name: str
+    img_size: int | list[int]
+    in_chans: Literal[1, 3] = 3
+    drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name in BASELINES:
+            return name
+        if not name.startswith(TIMM_PREFIX):
+            known = ", ".join((*SIZES, *BASELINES))
+            raise ValueError(f'"{name}" is none of {known} and "{TIMM_PREFIX}NAME"')
+        check_network(name)
+        return name
+
+    @model_validator(mode="after")
+    def _check(self) -> NetworkSection:
+        if min(self.image_hw) <= 0:
+            raise ValueError(f"img_size={self.img_size}: needs to be above 0")
+        if self.drop_path_rate and self.name in WITHOUT_DROP_PATH:
+            raise ValueError(f'drop_path_rate has no effect with name="{self.name}"')
+        return self
+
+    @property
+    def image_hw(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return height_width(self.img_size)
+
+
+def _kind_of(raw: Any) -> str:
+    name = raw.get("name") if isinstance(raw, dict) else getattr(raw, "name", None)
+    return "vit" if name is None or str(name) in SIZES else "network"
+
+
+class LabeledDataSection(DataSection):
+    """Data with labels; `labels_per_class` takes so many of each class, the smaller sets inside the larger."""
+
+    labels_per_class: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> LabeledDataSection:
+        if self.leave_out_per_class is not None:
+            raise ValueError("leave_out_per_class is pretraining's: fine-tuning takes labels_per_class")
+        return self
+
+
+class FinetuneOptimSection(OptimSection):
+    """The optimizer, with MAE's betas of fine-tuning (Sec. A.1) and layer-wise decay of the rate."""
+
+    layer_decay: float | None = Field(default=None, gt=0, le=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_betas(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and raw.get("name", "adamw") == "adamw" and raw.get("betas") is None:
+            return {**raw, "betas": [0.9, 0.999]}
+        return raw
+
+
+class FinetuneSection(Section):
+    """What is done with the start.
+
+    Attributes:
+        mode: "finetune" trains everything; "few_shot" and "knn" score frozen features in closed
+            form, without anything of `optim`, `data.augment` and the length of training;
+            "linear_probe" trains one layer on frozen features, by `optim` and `train`.
+        start: the weights begun from; --ckpt sets it.
+        pool: [CLS] behind the final norm, or the mean of the patch tokens.
+        head_init: "zero" (ViT Sec. 3.2), or "small": normal of std 2e-5 (official MAE code).
+        label_smoothing: of the training loss.
+        mixup: alpha of mixup; 0 for none (MAE Sec. A.1: 0.8).
+        cutmix: alpha of cutmix; 0 for none (MAE Sec. A.1: 1.0).
+        freeze_patch_embed: leave the patch projection as it begins (MoCo v3, arXiv 2104.02057, Sec. 4.1).
+        teacher: a finished fine-tuning run that a distillation token learns from (DeiT Sec. 4).
+        distillation: "hard" learns the teacher's choice, "soft" its distribution.
+        distillation_weight: share of the teacher's part of the loss.
+        distillation_temperature: of "soft".
+        holdout: share of the labeled images that is not trained on and chooses the epoch, of a
+            linear probe the rate; 0 trains on all and takes the last weights.
+        test: measure on the test split, once, at the end; false to choose settings by held-out images.
+        test_split: "test" if there is one, else "val".
+        train_images: most training images that `train_top1` is measured on.
+        shots: images of each class, of the mode "few_shot".
+        draws: how often they are drawn.
+        neighbors: of the mode "knn".
+        lr_factors: of the rate, that the mode "linear_probe" tries.
+    """
+
+    mode: Mode = "finetune"
+    start: str | None = None
+    pool: Pool = "cls"
+    head_init: HeadInit = "zero"
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    mixup: float = Field(default=0.0, ge=0)
+    cutmix: float = Field(default=0.0, ge=0)
+    freeze_patch_embed: bool = False
+    teacher: str | None = None
+    distillation: DistillationKind | None = None
+    distillation_weight: float | None = Field(default=None, gt=0, le=1)
+    distillation_temperature: float | None = Field(default=None, gt=0)
+    holdout: float = Field(default=0.1, ge=0, le=0.5)
+    test: bool = True
+    test_split: str | None = None
+    train_images: int = Field(default=10_000, gt=0)
+    # ViT Sec. 4.1 has five and ten.
+    shots: list[int] = Field(default=[1, 5, 10, 25], min_length=1)
+    draws: int = Field(default=5, gt=0)
+    neighbors: int = Field(default=20, gt=0)
+    # Ours: a rate that suits one encoder's features is another's ten times over; MAE has one.
+    lr_factors: list[float] = Field(default=[0.1, 0.3, 1.0, 3.0, 10.0], min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, raw: Any) -> Any:
+        """Each kind of distillation has its own options; without a teacher all stay unset."""
+        if not isinstance(raw, dict) or raw.get("teacher") is None:
+            return raw
+        raw = {**raw, "distillation": raw.get("distillation") or "hard"}
+        defaults = _DISTILLATION_OPTIONS.get(str(raw["distillation"]), {})
+        return {**raw, **{name: value for name, value in defaults.items() if raw.get(name) is None}}
+
+    @model_validator(mode="after")
+    def _check(self) -> FinetuneSection:
+        self._check_teacher()
+        if min(self.shots) < 1:
+            raise ValueError(f"shots={self.shots}: at least 1 each")
+        if min(self.lr_factors) <= 0:
+            raise ValueError(f"lr_factors={self.lr_factors}: above 0 each")
+        owners = {"shots": "few_shot", "draws": "few_shot", "neighbors": "knn", "lr_factors": "linear_probe"}
+        for key, mode in owners.items():
+            if self.mode != mode and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{mode}"')
+        if not self.test and (self.mode in ("few_shot", "knn") or not self.holdout):
+            raise ValueError(
+                'test=false leaves nothing to measure: it needs mode="finetune" or "linear_probe" and holdout '
+                "above 0"
+            )
+        if self.mode == "linear_probe" and not self.holdout and len(self.lr_factors) > 1:
+            raise ValueError(
+                f"holdout=0 leaves nothing to choose among lr_factors={self.lr_factors} by: give one of them"
+            )
+        return self
+
+    def _check_teacher(self) -> None:
+        if self.teacher is None:
+            for key in ("distillation", *_DISTILLATION_OPTIONS["soft"]):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"{key} has no effect without a teacher")
+        elif self.distillation == "hard" and self.distillation_temperature is not None:
+            raise ValueError(
+                'distillation_temperature has no effect with distillation="hard"; it belongs to "soft"'
+            )
+        elif self.pool != "cls":
+            raise ValueError(
+                f'teacher needs pool="cls", beside which its own token is read, not "{self.pool}"'
+            )
+
+
+class FinetuneConfig(Config):
+    """A fine-tuning run: the common sections, some of them with more in them."""
+
+    model: Annotated[  # type: ignore[assignment]
+        Annotated[ModelSection, Tag("vit")] | Annotated[NetworkSection, Tag("network")],
+        Discriminator(_kind_of),
+    ]
+    data: LabeledDataSection
+    optim: FinetuneOptimSection
+    finetune: FinetuneSection = FinetuneSection()
+
+    @model_validator(mode="after")
+    def _check_finetune(self) -> FinetuneConfig:
+        if isinstance(self.model, ModelSection):
+            if self.model.init is not None:
+                raise ValueError("model.init is pretraining's: give weights to begin from by --ckpt")
+        else:
+            self._check_network()
+        unused = MonitorSection()
+        for name in _UNUSED_MONITOR:
+            if getattr(self.monitor, name) != getattr(unused, name):
+                raise ValueError(
+                    f"monitor.{name} has no effect in fine-tuning, which measures all of finetune.holdout"
+                )
+        if self.finetune.mode == "linear_probe":
+            self._check_probe()
+        return self
+
+    def _check_probe(self) -> None:
+        if unused := unused_options(self, "linear_probe"):
+            raise ValueError(
+                f'{", ".join(unused)}: no effect with finetune.mode="linear_probe", which encodes each image once, '
+                "as it is, and trains one layer (see configs/linear_probe_base.yaml)"
+            )
+        if self.train.effective_batch_size < 2:
+            raise ValueError(
+                "train.effective_batch_size=1: the norm of a linear probe needs 2 images or more"
+            )
+
+    def _check_network(self) -> None:
+        """A network begins from scratch, and has its own read-out and head."""
+        name, own = self.model.name, FinetuneSection()
+        if self.finetune.start is not None:
+            raise ValueError(
+                f'model.name="{name}" begins from scratch, --ckpt {self.finetune.start} does not fit it'
+            )
+        if self.finetune.mode != "finetune":
+            raise ValueError(f'finetune.mode="{self.finetune.mode}" needs a Vision Transformer, not "{name}"')
+        for key in ("pool", "head_init", "freeze_patch_embed", "teacher"):
+            if getattr(self.finetune, key) != getattr(own, key):
+                raise ValueError(f'finetune.{key} has no effect with model.name="{name}"')
+        if self.optim.layer_decay is not None:
+            raise ValueError(f'optim.layer_decay has no effect with model.name="{name}"')

@@ -1,0 +1,229 @@
+"""Opens the data of a fine-tuning job: what is trained on, what chooses the epoch, what is tested on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.keyed_rng import Stream, derive_key
+from mae_vit.core.urls import shown
+from mae_vit.data.batches.loader import FixedBatches
+from mae_vit.data.batches.prefetch import check_cache
+from mae_vit.data.batches.sources import MemorySource, Source, open_source
+from mae_vit.data.batches.subset import draw_held_out, limit_per_class
+from mae_vit.data.images.augment import Augment
+from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.order.permutation import permute
+from mae_vit.data.remote.folder import locate
+from mae_vit.data.splits import check_labels, find_split, open_training_index
+from mae_vit.data.training_data import TrainingData, check_pad, open_training_data
+from mae_vit.finetuning.config.recipes import TEST_SPLITS
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.evals import HeldOut
+
+# Not the run's seed: runs of all seeds are measured on the same images.
+_MEASURING_SEED = 0
+
+
+@dataclass(frozen=True)
+class FinetuneData(TrainingData):
+    """The images of a run.
+
+    Attributes:
+        config: of the run.
+        held_out: those that choose the epoch or the rate, sorted; none without `finetune.holdout`.
+        plain: of all images of the split, without augmentation.
+        test_index: of the split that is tested on; nothing opens its images before the end.
+    """
+
+    config: FinetuneConfig
+    held_out: np.ndarray
+    plain: Source
+    test_index: ShardIndex
+
+    @property
+    def train(self) -> np.ndarray:
+        """The samples that are trained on, sorted."""
+        assert self.samples is not None
+        return self.samples
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return self.index.dataset.classes
+
+    @property
+    def test(self) -> np.ndarray:
+        """The samples that are tested on: all with a label."""
+        return np.flatnonzero(self.test_index.labels >= 0)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this data from other data."""
+        return {
+            **super().identity,
+            "finetune.test_split": self.test_index.split,
+            "finetune.test_fingerprint": self.test_index.fingerprint,
+        }
+
+    def fixed(
+        self, source: Source, samples: np.ndarray, ranks: Ranks, batch_size: int, *, replace: bool = False
+    ) -> FixedBatches:
+        """Returns this rank's part of some samples, without augmentation; with `replace`, past damaged ones."""
+        return FixedBatches(
+            source,
+            samples[ranks.rank :: ranks.world_size],
+            seed=_MEASURING_SEED,
+            batch_size=batch_size,
+            # To start processes takes longer than to gather as they are images that lie in memory.
+            workers=0 if isinstance(source, MemorySource) else self.workers,
+            pin_memory=self.pin_memory,
+            replace=replace,
+        )
+
+    def measured(self, ranks: Ranks, *, pictures: int, batch_size: int) -> HeldOut | None:
+        """Returns the held-out images; None where none are held out."""
+        if not len(self.held_out):
+            return None
+        key = derive_key(_MEASURING_SEED, Stream.ORDER, 0)
+        count = len(self.held_out)
+        shown = self.held_out[permute(np.arange(min(pictures, count)), count, key)]
+        return HeldOut(
+            self.fixed(self.plain, self.held_out, ranks, batch_size),
+            next(iter(FixedBatches(self.plain, shown, seed=_MEASURING_SEED, batch_size=len(shown)))),
+        )
+
+    def some_of_train(self, count: int) -> np.ndarray:
+        """Draws up to `count` training samples, sorted."""
+        total = len(self.train)
+        key = derive_key(_MEASURING_SEED, Stream.ORDER, 0)
+        return np.sort(self.train[permute(np.arange(min(count, total)), total, key)])
+
+    def open_test(self) -> Source:
+        """Opens the images of the test split: at the end of a run, once."""
+        return _open_plain(self.config, self.test_index)
+
+
+def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> FinetuneData:
+    """Opens the splits and chooses samples, source and workers.
+
+    Raises:
+        InputError: for data that is missing, damaged or without labels, for a split that
+            there is not, or settings that do not fit the images.
+    """
+    index = _open_train_index(config, ranks)
+    test_index = _open_test_index(config, index)
+    # First what is looked up at once: keys that samples are chosen by are read from all shards.
+    check_pad(config.data.augment.crop, index, config.model.image_hw)
+    train, held_out = _choose(config, index, ranks)
+    _check_held_out(index, held_out)
+    training = open_training_data(config, index, train, ranks, device)
+    if config.finetune.mode == "finetune":
+        check_cache(
+            index,
+            training.source,
+            training.order,
+            world_size=ranks.world_size,
+            node_ranks=ranks.local_world_size,
+        )
+    return FinetuneData(
+        **vars(training),
+        config=config,
+        held_out=held_out,
+        plain=_open_plain(config, index),
+        test_index=test_index,
+    )
+
+
+def _open_plain(config: FinetuneConfig, index: ShardIndex) -> Source:
+    return open_source(
+        index,
+        "auto" if config.data.source == "memory" else config.data.source,
+        channels=config.model.in_chans,
+        augment=Augment(img_size=config.model.image_hw),
+        memory_limit_gib=config.data.memory_limit_gib,
+    )
+
+
+def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
+    """Opens the split that is trained on; damaged samples are replaced in training alone, not in cached features."""
+    section, say = config.data, ranks.rank == 0
+    path, remote = locate(
+        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
+    )
+    if config.finetune.mode != "finetune":
+        return open_index(path, section.split, remote=remote)
+    index = open_training_index(
+        path, section.split, damage_budget=section.damage_budget, say=say, remote=remote
+    )
+    check_labels(index)
+    return index
+
+
+def _check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
+    """Refuses held-out images that are known to be lost: now rather than at the first evaluation."""
+    lost = np.intersect1d(index.lost, held_out)
+    if len(lost):
+        first = index.damage(int(lost[0]), index.why_lost(int(lost[0])))
+        raise InputError(
+            f"{len(lost)} of the {len(held_out):,} held-out images cannot be read: {first}: mend it (see "
+            f"`mae-vit check {index.folder}`), or train on all (finetune.holdout=0)"
+        )
+
+
+def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np.ndarray, np.ndarray]:
+    """Chooses samples: (trained on, held out). The subset is drawn first: both count as labels used."""
+    labels = np.asarray(index.labels)
+    samples = np.flatnonzero(labels >= 0)
+    if len(np.unique(labels[samples])) < 2:
+        raise InputError(
+            f'split "{index.split}" of {shown(config.data.path)} has no labels of two classes: fine-tuning needs them '
+            "(mae-vit prepare takes them from class folders)"
+        )
+    limit, share = config.data.labels_per_class, config.finetune.holdout
+    if limit is None and not share:
+        return samples, samples[:0]
+    keys = index.keys()
+    if limit is not None:
+        fewest = int(np.bincount(labels[samples]).min())
+        if limit > int(np.bincount(labels[samples]).max()):
+            raise InputError(f"data.labels_per_class={limit} is more than any class has (fewest: {fewest})")
+        samples, _ = limit_per_class(samples, labels, keys, limit)
+    if config.finetune.mode in ("few_shot", "knn") or not share:
+        # Nothing is chosen by held-out images: all are support.
+        return samples, samples[:0]
+    held_out, train = draw_held_out(samples, labels, keys, share)
+    if len(held_out) < ranks.world_size:
+        chosen, else_ = ("rate", "with one of finetune.lr_factors")
+        if config.finetune.mode == "finetune":
+            chosen, else_ = "epoch", "for the last epoch"
+        raise InputError(
+            f"finetune.holdout={share:g} of {len(samples)} images leaves {len(held_out)} to choose the {chosen} by: "
+            f"give more labels, or finetune.holdout=0 {else_}"
+        )
+    return train, held_out
+
+
+def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
+    splits = index.dataset.splits
+    found = find_split(
+        splits,
+        wanted=config.finetune.test_split,
+        own=config.data.split,
+        known=TEST_SPLITS,
+        key="finetune.test_split",
+    )
+    if found is None:
+        raise InputError(
+            f'{shown(config.data.path)} has no split "test" or "val" to measure on ({", ".join(splits)}): '
+            "mae-vit prepare ... --holdout 1/10 draws one, or give finetune.test_split"
+        )
+    test_index = open_index(index.folder, found, remote=index.remote)
+    if not (test_index.labels >= 0).any():
+        raise InputError(f'split "{found}" of {shown(config.data.path)} has no labels to measure by')
+    return test_index

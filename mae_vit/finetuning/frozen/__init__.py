@@ -1,0 +1,1 @@
+"""mae_vit/finetuning/frozen/__init__.py."""

@@ -1,0 +1,76 @@
+"""The modes "knn" and "few_shot": nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
+from mae_vit.evaluation.knn import knn_scores
+from mae_vit.evaluation.metrics import Predictions
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.frozen.features import read_features
+from mae_vit.finetuning.models.classifiers import ViTClassifier
+from mae_vit.finetuning.results.predict import Measuring, predictions_of
+from mae_vit.runtime.collectives import sum_over_ranks
+from mae_vit.runtime.ranks import Ranks
+
+
+def score_in_closed_form(
+    config: FinetuneConfig, data: FinetuneData, model: ViTClassifier, measuring: Measuring
+) -> tuple[dict[str, Any], Predictions]:
+    """Scores features by their neighbors or by least squares, on the device; collective.
+
+    Returns:
+        What goes into the summary, and predictions: of the last draw at the most shots.
+    """
+    known = np.asarray(data.index.labels)[data.train].astype(np.int64)
+    labels = torch.from_numpy(known).to(measuring.device)
+    asked = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
+    classes = len(data.classes)
+    support = read_features(model, data, data.plain, data.train, measuring)
+    query = read_features(model, data, data.open_test(), data.test, measuring)
+    if config.finetune.mode == "knn":
+        neighbors = config.finetune.neighbors
+        vote = partial(knn_scores, support, labels, num_classes=classes, neighbors=neighbors)
+        scores = shared_scores(vote, query, measuring.ranks)
+        guesses = predictions_of(asked, scores / scores.sum(dim=1, keepdim=True))
+        return {"test_top1": guesses.top1, "test_top5": guesses.top5, "neighbors": neighbors}, guesses
+    told: dict[str, Any] = {}
+    for shots in sorted(set(config.finetune.shots)):
+        found = []
+        for draw in range(config.finetune.draws):
+            chosen, _ = draw_shots(known, shots=shots, queries=0, draw=draw, seed=config.run.seed)
+            drawn = torch.from_numpy(chosen).to(measuring.device)
+            fit = partial(least_squares_scores, support[drawn], labels[drawn], num_classes=classes)
+            scores = shared_scores(fit, query, measuring.ranks)
+            guesses = predictions_of(asked, scores.softmax(dim=1))
+            found.append(guesses.top1)
+        spread = float(np.std(found, ddof=1)) if len(found) > 1 else None
+        told[str(shots)] = {"mean": float(np.mean(found)), "std": spread, "draws": found}
+    return {"test_top1": told[str(max(config.finetune.shots))]["mean"], "few_shot": told}, guesses
+
+
+def shared_scores(score: Callable[[Tensor], Tensor], query: Tensor, ranks: Ranks) -> Tensor:
+    """Scores queries, each rank its share; collective.
+
+    Args:
+        score: gives features (m, D) their scores (m, K); a row depends on its own features alone.
+        query: (n, D), the same on all ranks.
+        ranks: that share the work.
+
+    Returns:
+        (n, K) of all queries, on every rank.
+    """
+    if ranks.world_size == 1:
+        return score(query)
+    own = score(query[ranks.rank :: ranks.world_size])
+    scores = own.new_zeros(len(query), own.shape[1])
+    scores[ranks.rank :: ranks.world_size] = own
+    return sum_over_ranks(scores, ranks)

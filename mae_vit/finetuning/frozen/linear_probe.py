@@ -1,0 +1,229 @@
+"""The mode "linear_probe": encodes each image once, tries rates, tests the one that held-out images choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save as save_tensors
+from tqdm import tqdm
+
+from mae_vit.config.plan import Plan, make_plan
+from mae_vit.core.errors import InputError
+from mae_vit.core.progress import progress
+from mae_vit.core.urls import shown
+from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
+from mae_vit.evaluation.metrics import Predictions
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.frozen.features import read_features
+from mae_vit.finetuning.models.build import optimizer_of
+from mae_vit.finetuning.models.classifiers import ViTClassifier
+from mae_vit.finetuning.plan_text import describe_test
+from mae_vit.finetuning.results.predict import Measuring, predictions_of
+from mae_vit.finetuning.results.write import Outputs, measured_on_test
+from mae_vit.models.encoder_file import to_metadata
+from mae_vit.training.optim.lr_schedule import rate_at
+from mae_vit.training.optim.optimizers import make_optimizer
+
+WEIGHTS = "linear.safetensors"
+# On a machine whose two cores are both busy, steps of a tenth of this took 1-6 ms with one
+# thread and 200 ms with two; of ten times this, 580 and 830 ms.
+_WORTH_THREADS = 1 << 28
+
+
+def plan_probe(config: FinetuneConfig, data: FinetuneData) -> Plan:
+    """Derives the numbers of the probe's training, at the factor 1; every rank trains all of it.
+
+    Raises:
+        InputError: if batch, warm-up or rates do not fit.
+    """
+    plan = make_plan(config, num_samples=len(data.train), world_size=1)
+    lowest = min(config.finetune.lr_factors) * plan.lr
+    if config.optim.min_lr > lowest:
+        raise InputError(
+            f"optim.min_lr={config.optim.min_lr:g} is above the lowest peak rate {lowest:g} of finetune.lr_factors"
+        )
+    return plan
+
+
+def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forward_flops: float) -> str:
+    """Returns the plan, a line for each fact: what `--dry-run` prints."""
+    rates = ", ".join(f"{factor * plan.lr:.3g}" for factor in config.finetune.lr_factors)
+    choice = (
+        f"{len(data.held_out):,} images of the same split"
+        if len(data.held_out)
+        else "none: there is one rate"
+    )
+    height, width = config.model.image_hw
+    facts = {
+        "start": config.finetune.start or "random weights",
+        "model": f"{config.model.name}, {height}x{width} px, frozen; {config.finetune.pool} normed",
+        "compute": f"{forward_flops / 1e9:.3f} GFLOP per image, which is encoded once; one linear layer on it",
+        "data": f'{shown(config.data.path)}, split "{config.data.split}": {len(data.train):,} images of '
+        f"{len(data.classes)} classes, without augmentation",
+        "length": f"{plan.total_steps:,} steps = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
+        f"{plan.steps_per_epoch:,}, for each rate; batch {plan.effective_batch_size:,}",
+        "rates": f"{rates} after {plan.warmup_steps:,} steps of warm-up, {config.optim.schedule} to "
+        f"{config.optim.min_lr:g}; {config.optim.name}",
+        "chosen by": choice,
+        "tested on": describe_test(config, data),
+    }
+    return "\n".join(f"{name:<12}{text}" for name, text in facts.items())
+
+
+def score_by_probe(
+    config: FinetuneConfig, data: FinetuneData, model: ViTClassifier, plan: Plan, outputs: Outputs
+) -> tuple[dict[str, Any], Predictions | None, bytes]:
+    """Trains a probe at each rate, chooses by held-out images, and reads the test split once; collective.
+
+    All ranks train alike, so that none waits for another longer than an all-reduce takes.
+
+    Returns:
+        What goes into the summary, predictions (None where the test split is not read), and
+        what `WEIGHTS` is to hold.
+
+    Raises:
+        InputError: if every rate is too large.
+    """
+    measuring = outputs.measuring
+    support = _labeled(model, data, data.train, measuring)
+    held_out = _labeled(model, data, data.held_out, measuring) if len(data.held_out) else None
+    probes = _train_all(config, data, model, plan, support, measuring)
+    # Without held-out images there is one rate, and the question is whether it was too large.
+    scores = [probe_top1(probe, *(held_out or support)) for probe in probes]
+    best = best_of(scores)
+    if best is None:
+        raise InputError(
+            f"all rates of finetune.lr_factors={config.finetune.lr_factors} are too large for these features: "
+            "give smaller ones"
+        )
+    rates = [
+        {"factor": factor, "lr": factor * plan.lr, "val_top1": score if held_out else None}
+        for factor, score in zip(config.finetune.lr_factors, scores, strict=True)
+    ]
+    chosen = probes[best]
+    known = np.searchsorted(data.train, data.some_of_train(config.finetune.train_images))
+    train = predictions_of(support[1][known].cpu().numpy(), _chances(chosen, support[0][known]))
+    summary: dict[str, Any] = {
+        "train_top1": train.top1,
+        "val_top1": rates[best]["val_top1"],
+        "probe_lr": rates[best]["lr"],
+        "probe_rates": rates,
+        "probe_steps": plan.total_steps,
+        "probe_epochs": plan.total_steps / plan.steps_per_epoch,
+        "train_images_measured": len(known),
+    }
+    weights = _bytes_of(chosen, config, data, outputs)
+    if not config.finetune.test:
+        return summary, None, weights
+    query = read_features(model, data, data.open_test(), data.test, measuring)
+    asked = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
+    test = predictions_of(asked, _chances(chosen, query))
+    return summary | measured_on_test(train, test), test, weights
+
+
+def describe_results(summary: dict[str, Any], outputs: Outputs) -> list[str]:
+    """Names the rates and the files, for people."""
+    lines = [
+        f"  rate {row['lr']:<9.3g} held-out "
+        + ("too large" if row["val_top1"] is None else f"{row['val_top1']:.2%}")
+        + (", chosen" if row["lr"] == summary["probe_lr"] else "")
+        for row in summary["probe_rates"]
+        if len(summary["probe_rates"]) > 1
+    ]
+    lines += [f"  reading   {summary['reading']}"] if "reading" in summary else []
+    onto = "the start's encoder" if outputs.config.finetune.start else "random weights, which are not kept"
+    return [*lines, f"  weights   {outputs.folder.path / WEIGHTS} (onto {onto})"]
+
+
+def _labeled(
+    model: ViTClassifier, data: FinetuneData, samples: np.ndarray, measuring: Measuring
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features (n, D) and labels (n,) of images of the split that is trained on, on the device."""
+    features = read_features(model, data, data.plain, samples, measuring)
+    labels = torch.from_numpy(np.asarray(data.index.labels)[samples].astype(np.int64))
+    return features, labels.to(measuring.device)
+
+
+def _train_all(
+    config: FinetuneConfig,
+    data: FinetuneData,
+    model: ViTClassifier,
+    plan: Plan,
+    support: tuple[torch.Tensor, torch.Tensor],
+    measuring: Measuring,
+) -> list[LinearProbe]:
+    """Trains a probe at each rate, from the same head and on the same images at every step."""
+    factors, probes = config.finetune.lr_factors, list[LinearProbe]()
+    bar = progress(
+        total=plan.total_steps * len(factors),
+        desc="linear probe",
+        unit=" steps",
+        delay=2,
+        leave=False,
+        disable=measuring.ranks.rank > 0,
+    )
+    multiplications = plan.effective_batch_size * model.head.weight.numel()
+    with bar, _threads_for(multiplications, measuring.device):
+        for factor in factors:
+            probe = LinearProbe(model.head).to(measuring.device)
+            train_probe(
+                probe,
+                *support,
+                _steps(config, data, plan, factor * plan.lr, bar),
+                make_optimizer(probe, optimizer_of(config)),
+                label_smoothing=config.finetune.label_smoothing,
+            )
+            probes.append(probe)
+    return probes
+
+
+@contextmanager
+def _threads_for(multiplications: int, device: torch.device) -> Iterator[None]:
+    """One thread on the CPU for steps so small that waiting for a second one takes longer."""
+    held = torch.get_num_threads()
+    if device.type == "cpu" and multiplications < _WORTH_THREADS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(held)
+
+
+def _steps(
+    config: FinetuneConfig, data: FinetuneData, plan: Plan, peak: float, bar: tqdm
+) -> Iterator[tuple[float, np.ndarray]]:
+    """Yields rate and places of each step: the same images for every rate."""
+    batch = plan.effective_batch_size
+    for step in range(plan.total_steps):
+        rate = rate_at(
+            step,
+            schedule=config.optim.schedule,
+            peak=peak,
+            warmup_steps=plan.warmup_steps,
+            total_steps=plan.total_steps,
+            min_rate=config.optim.min_lr,
+            decay_steps=plan.decay_steps,
+        )
+        epoch, at = plan.position(step)
+        yield rate, data.order.samples(epoch, at * batch, (at + 1) * batch)
+        bar.update()
+
+
+@torch.no_grad()
+def _chances(probe: LinearProbe, features: torch.Tensor) -> torch.Tensor:
+    return probe(features).softmax(dim=-1)
+
+
+def _bytes_of(probe: LinearProbe, config: FinetuneConfig, data: FinetuneData, outputs: Outputs) -> bytes:
+    """The layer with the norm folded into it, by timm's names: it goes onto the start's encoder."""
+    weight, bias = (tensor.cpu().contiguous() for tensor in probe.folded())
+    told: dict[str, Any] = {"classes": data.classes, "mean": data.mean, "std": data.std}
+    told |= {**(asdict(outputs.info) if outputs.info else {}), "pool": config.finetune.pool}
+    told |= {"objective": "linear_probe", "start": config.finetune.start}
+    return save_tensors({"head.weight": weight, "head.bias": bias}, metadata=to_metadata(told))

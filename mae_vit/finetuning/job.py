@@ -1,0 +1,300 @@
+"""Puts a fine-tuning job together: config, data, start, network, engine, resume, loop, test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from mae_vit.config.command_line import Arguments, parse_arguments
+from mae_vit.config.keys import describe_keys
+from mae_vit.config.load import load_config
+from mae_vit.config.plan import Plan, check_grouping, make_plan
+from mae_vit.config.schema import ModelSection
+from mae_vit.config.section import height_width
+from mae_vit.core.batch import Batch
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import write_json
+from mae_vit.data.batches.prefetch import bring
+from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.finetuning.config.from_start import StartAmendment
+from mae_vit.finetuning.config.recipes import find_recipe
+from mae_vit.finetuning.config.schema import NOT_HERE, FinetuneConfig
+from mae_vit.finetuning.data import FinetuneData, open_data
+from mae_vit.finetuning.frozen.score import score_frozen
+from mae_vit.finetuning.label_overlap import all_labels, labels_seen, warn_of_seen_labels
+from mae_vit.finetuning.models.build import (
+    build_classifier,
+    describe_encoder,
+    draws_noise,
+    find_teacher,
+    load_into,
+    optimizer_of,
+)
+from mae_vit.finetuning.models.classifiers import Classifier
+from mae_vit.finetuning.plan_text import describe_plan, describe_rates, rates_of
+from mae_vit.finetuning.results.predict import Measuring
+from mae_vit.finetuning.results.write import Outputs
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.objectives.mixup import PAIRS
+from mae_vit.runtime.collectives import decided_by_rank_zero
+from mae_vit.runtime.device import find_device
+from mae_vit.runtime.failures import run_to_exit_code
+from mae_vit.runtime.ranks import find_ranks
+from mae_vit.training.checkpoints.resume import find_checkpoint, run_identity
+from mae_vit.training.engines.base import Engine
+from mae_vit.training.engines.build import build_engine
+from mae_vit.training.engines.cost import Estimate, estimate
+from mae_vit.training.engines.state import Best, weights_of
+from mae_vit.training.evals import HeldOut, OnlineProbe
+from mae_vit.training.optim.param_groups import LayerRate
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.run import Run
+from mae_vit.training.startup import begin, check_engine, check_length, is_finished, open_run_folder
+from mae_vit.weights.load import warn_of_normalization
+from mae_vit.weights.seen_labels import SeenLabels
+from mae_vit.weights.start import Start
+
+EXAMPLES = """examples:
+  python finetune/run.py --ckpt runs/mae_cifar_tiny                      its data, the recipe for its size
+  python finetune/run.py --config configs/finetune_cifar_tiny.yaml       the same network from scratch
+  python finetune/run.py --ckpt mae_pretrain_vit_base.pth --config configs/finetune_base.yaml data.path=data/mine
+  python finetune/run.py --ckpt runs/mae_cifar_tiny data.labels_per_class=500 finetune.mode=few_shot
+  python finetune/run.py --ckpt runs/mae_cifar_tiny finetune.mode=linear_probe
+  python finetune/run.py --config configs/simple_cnn_cifar.yaml model.name=timm:resnet18
+Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command goes on.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+
+    def job() -> int:
+        arguments = parse_arguments(
+            argv,
+            description="Fine-tune an encoder, or train a network from scratch, on labeled images;\n"
+            "or measure a frozen encoder (finetune.mode=linear_probe, few_shot or knn).",
+            keys=describe_keys(FinetuneConfig, without=NOT_HERE),
+            examples=EXAMPLES,
+            takes_ckpt=True,
+        )
+        return finetune(arguments)
+
+    return run_to_exit_code(job)
+
+
+def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Start | None, list[str]]:
+    """Reads config and start, which has a say in the config; and what of the file that replaced.
+
+    Raises:
+        InputError: for whatever does not fit.
+    """
+    path, recipe = arguments.config, list[str]()
+    if path is None:
+        path, recipe = find_recipe(arguments.ckpt, arguments.overrides)
+    overrides = [*recipe, *arguments.overrides]
+    amendment = StartAmendment(arguments.ckpt, path.stem, overrides)
+    config = load_config(FinetuneConfig, path, overrides, amend=amendment)
+    notes = [
+        f"note: {key}={said} of {path.name} gives way to the start's {start}"
+        for key, (said, start) in amendment.replaced.items()
+    ]
+    geometry = amendment.start.geometry if amendment.start else None
+    if geometry is not None and height_width(geometry["img_size"]) != config.model.image_hw:
+        notes.append(
+            f"note: model.img_size={config.model.img_size}: the start was pretrained at {geometry['img_size']}, its "
+            "positions are interpolated"
+        )
+    return config, amendment.start, notes
+
+
+def finetune(arguments: Arguments) -> int:
+    """Checks everything, then trains and tests; returns the exit code.
+
+    Raises:
+        InputError: before anything is written, for whatever the user can mend.
+    """
+    config, start, notes = read_config(arguments)
+    ranks = find_ranks()
+    if notes and ranks.rank == 0:
+        print("\n".join(notes))
+    check_engine(config, ranks)
+    device = find_device(ranks)
+    data = open_data(config, ranks, device)
+    info = describe_encoder(config, data)
+    folder = open_run_folder(config)
+    teacher = find_teacher(config, data, device)
+    build = partial(build_classifier, config, data, info, teacher)
+    if config.finetune.mode != "finetune":
+        if arguments.extend:
+            raise InputError(f'--extend has no effect with finetune.mode="{config.finetune.mode}"')
+        return score_frozen(arguments, config, data, build, start, folder, ranks, device)
+
+    plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
+    if config.finetune.mixup or config.finetune.cutmix:
+        check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
+    costs = estimate_costs(config, plan, build)
+    derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
+    if teacher is not None:
+        derived["finetune.teacher_digest"] = teacher.digest
+    if len(data.held_out):
+        # When held-out images are measured decides which weights can be chosen.
+        derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
+    labels = all_labels(config, data, start, teacher)
+    identity = run_identity(config, derived=derived).noting(labels.model_dump())
+    seen = labels_seen(start, teacher, config, data)
+    if seen == "held-out" and ranks.rank == 0:
+        warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
+    if arguments.dry_run:
+        found = find_checkpoint(
+            folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0
+        )
+        check_length(folder, found, plan)
+        model = build()
+        coverage = load_into(model, start) if start else None
+        if ranks.rank == 0:
+            print(describe_plan(config, plan, ranks, device, data, costs, folder, found, coverage, model))
+        return 0
+    bring(data.index, data.source, data.order, say=ranks.local_rank == 0)
+    found = begin(config, arguments, folder, identity, ranks, device)
+    if found is not None and is_finished(folder, found, plan, ranks):
+        if ranks.rank == 0:
+            told = folder.path / "results.json" if config.finetune.test else folder.summary
+            print(f"{folder.path} is finished ({found.step} steps); results: {told}")
+        return 0
+    model = build()
+    if found is None and start is not None:
+        coverage = load_into(model, start)
+        if ranks.rank == 0:
+            print(coverage.describe(start.source))
+            warn_of_normalization(start, data.mean, data.std)
+    rates = rates_of(config, model, plan)
+    if rates:
+        if ranks.rank == 0:
+            print(describe_rates(rates))
+        decided_by_rank_zero(lambda: _write_rates(folder, rates), ranks)
+    engine = build_engine(config, plan, model, ranks, device, optimizer=optimizer_of(config))
+    selects = "top1" if len(data.held_out) else None
+    run = Run(
+        config,
+        plan,
+        engine,
+        folder,
+        identity,
+        costs,
+        draws_noise(model),
+        selects,
+        config.finetune.start or "scratch",
+    )
+    facts = {"labels_seen_by_start": seen}
+    return run.go(Job(config, plan, data, info, labels, engine, folder, build(), facts), found)
+
+
+def _write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_json(folder.path / "rates.json", [asdict(row) for row in rates])
+
+
+def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Classifier]) -> Estimate:
+    """Measures what the run will cost.
+
+    Raises:
+        InputError: if the network does not take such images.
+    """
+    channels, (height, width) = config.model.in_chans, config.model.image_hw
+    try:
+        return estimate(
+            build,
+            image_shape=(channels, height, width),
+            batch_size_per_device=plan.batch_size_per_device,
+            activation_checkpointing=config.train.activation_checkpointing,
+            optimizer_slots=len(optimizer_of(config).slots),
+            averaged=config.train.ema_decay is not None,
+        )
+    except (RuntimeError, AssertionError, ValueError) as error:
+        # Our own encoders take what their config allows.
+        if isinstance(config.model, ModelSection):
+            raise
+        raise InputError(
+            f'model.name="{config.model.name}" does not take {channels} x {height} x {width} images: {error}'
+        ) from None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What fine-tuning brings to a run.
+
+    Attributes:
+        measured: a second network, for the chosen weights.
+        facts: what the summary says beside what is measured.
+    """
+
+    config: FinetuneConfig
+    plan: Plan
+    data: FinetuneData
+    info: EncoderInfo | None
+    labels: SeenLabels
+    engine: Engine
+    folder: RunFolder
+    measured: Classifier
+    facts: dict[str, Any]
+    _summary: dict[str, Any] = field(default_factory=dict)
+
+    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
+        """Yields this rank's micro-batches from `start_step` to the end of the run."""
+        return self.data.batches(self.engine.ranks, self.plan, start_step, skipped)
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Names the samples of a step of the data order."""
+        return self.data.samples_of(data_step)
+
+    def held_out(self) -> HeldOut | None:
+        """The images that choose the epoch."""
+        return self.data.measured(
+            self.engine.ranks,
+            pictures=self.config.monitor.picture_images,
+            batch_size=self.plan.batch_size_per_device,
+        )
+
+    def probe(self) -> OnlineProbe | None:
+        """None: the held-out accuracy says more."""
+        return None
+
+    def views(self) -> None:
+        """None: `mae-vit inspect` looks at what came of it."""
+        return None
+
+    def finish(self, step: int, best: Best | None) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Tests the chosen weights, the last ones where none were chosen; collective."""
+        if best is None:
+            with self.engine.whole():
+                best = Best(step, float("nan"), weights_of(self.engine.objective))
+        measuring = Measuring(
+            self.engine.ranks,
+            self.engine.device,
+            self.engine.module.context,
+            self.plan.batch_size_per_device,
+        )
+        outputs = Outputs(self.config, self.data, self.folder, measuring, self.info, self.labels)
+        found, write = outputs.measure(self.measured, best)
+        self._summary.update({**self.facts, **found})
+        return self._summary, write
+
+    def results(self) -> list[str]:
+        """Names the outcome and the files."""
+        told, path = self._summary, self.folder.path
+        model = f"  model     {path / 'model.safetensors'}"
+        if not self.config.finetune.test:
+            return [
+                f"  held-out  {told['val_top1']:.2%} of {told['val_size']:,} images at step {told['best_step']}; "
+                "the test split was not read (finetune.test=false)",
+                model,
+            ]
+        return [
+            f"  test      {told['test_top1']:.2%} of {told['test_size']:,} images, by the weights of step "
+            f"{told['best_step']} (always the most frequent class: {told['test_most_frequent']:.2%})",
+            f"  reading   {told['reading']}",
+            model,
+            f"  details   {path / 'results.json'}, {path / 'predictions.csv'}",
+        ]

@@ -1,0 +1,1 @@
+"""mae_vit/finetuning/models/__init__.py."""

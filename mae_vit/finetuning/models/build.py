@@ -1,0 +1,146 @@
+"""Builds what is fine-tuned, and puts a start into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mae_vit.config.geometry import resolve_encoder
+from mae_vit.config.schema import ModelSection
+from mae_vit.core.errors import InputError
+from mae_vit.finetuning.config.schema import FinetuneConfig, FinetuneSection
+from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
+from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
+from mae_vit.finetuning.models.teacher import Teacher, read_teacher
+from mae_vit.models.baselines import build_network
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.objectives.label_loss import LabelLoss
+from mae_vit.training.optim.optimizers import OptimizerOptions
+from mae_vit.training.optim.param_groups import EMBEDDINGS
+from mae_vit.weights.load import Coverage, load_start
+from mae_vit.weights.start import Start
+
+_FINAL_NORM = ("norm.weight", "norm.bias")
+
+
+def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo | None:
+    """Resolves the geometry of the encoder; None for a network of another kind.
+
+    Raises:
+        InputError: if width and heads do not fit.
+    """
+    if not isinstance(config.model, ModelSection):
+        return None
+    return resolve_encoder(config.model, mean=data.mean, std=data.std, objective="finetune")
+
+
+def find_teacher(config: FinetuneConfig, data: FinetuneData, device: torch.device) -> Teacher | None:
+    """Reads the teacher, where there is one, and brings it to where it is asked.
+
+    Raises:
+        InputError: if it cannot be read, or does not fit.
+    """
+    path = config.finetune.teacher
+    if path is None or config.finetune.mode != "finetune":
+        return None
+    model = config.model
+    teacher = read_teacher(Path(path), classes=data.classes, in_chans=model.in_chans, img_size=model.image_hw)
+    teacher.model.to(device)
+    return teacher
+
+
+def _distillation(section: FinetuneSection, teacher: Teacher) -> Distillation:
+    assert section.distillation is not None
+    assert section.distillation_weight is not None
+    return Distillation(
+        teacher,
+        section.distillation,
+        weight=section.distillation_weight,
+        temperature=section.distillation_temperature or 1.0,
+    )
+
+
+def build_classifier(
+    config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None, teacher: Teacher | None = None
+) -> Classifier:
+    """Builds the network with fresh weights, from the run's seed.
+
+    Raises:
+        InputError: if it cannot be built.
+    """
+    torch.manual_seed(config.run.seed)
+    model, finetune, classes = config.model, config.finetune, len(data.classes)
+    labels = LabelLoss(
+        classes, label_smoothing=finetune.label_smoothing, mixup=finetune.mixup, cutmix=finetune.cutmix
+    )
+    common: dict[str, Any] = {"mean": data.mean, "std": data.std, "labels": labels}
+    if isinstance(model, ModelSection):
+        assert info is not None
+        encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
+        if finetune.freeze_patch_embed:
+            encoder.patch_embed.requires_grad_(False)
+        if teacher is None:
+            return ViTClassifier(encoder, pool=finetune.pool, head_init=finetune.head_init, **common)
+        return DistilledViTClassifier(
+            encoder, head_init=finetune.head_init, distillation=_distillation(finetune, teacher), **common
+        )
+    try:
+        network = build_network(
+            model.name,
+            num_classes=classes,
+            in_chans=model.in_chans,
+            img_size=model.image_hw,
+            drop_path_rate=model.drop_path_rate,
+        )
+    except ValueError as error:
+        raise InputError(f"model.name: {error}") from None
+    return NetworkClassifier(network, **common)
+
+
+def draws_noise(model: Classifier) -> bool:
+    """Whether layers draw noise: dropout, stochastic depth, whatever architecture asks for it."""
+    return any(
+        max(getattr(module, "p", 0.0) or 0.0, getattr(module, "drop_prob", 0.0) or 0.0) > 0
+        for module in model.modules()
+        if "drop" in type(module).__name__.lower()
+    )
+
+
+def load_into(model: Classifier, start: Start) -> Coverage:
+    """Puts a start into a fresh classifier's encoder.
+
+    Returns:
+        What became of each tensor; the read-out and head begin anew by design.
+
+    Raises:
+        InputError: if it does not fit, naming the difference.
+    """
+    assert isinstance(model, ViTClassifier)
+    coverage = load_start(start, model.encoder)
+    if model.pool == "mean":
+        dropped = [name for name in _FINAL_NORM if name in coverage.skipped]
+        coverage.skipped = [name for name in coverage.skipped if name not in dropped]
+        if dropped:
+            note = "final norm, dropped: the mean of the patch tokens has a new norm behind it (MAE)"
+            coverage.by_design[" + ".join(dropped)] = note
+        coverage.by_design["fc_norm"] = "fresh: the norm behind the mean"
+    coverage.by_design["head"] = "fresh: these classes"
+    if isinstance(model, DistilledViTClassifier):
+        coverage.by_design["dist_token + head_dist"] = "fresh: the teacher's"
+    return coverage
+
+
+def optimizer_of(config: FinetuneConfig) -> OptimizerOptions:
+    """Which optimizer; as in the official MAE code, [CLS] and positions do not decay."""
+    optim = config.optim
+    return OptimizerOptions(
+        optim.name,
+        optim.weight_decay,
+        optim.own_options,
+        # LARS tells its groups apart by their first parameter's shape alone.
+        exempt=() if optim.name == "lars" else EMBEDDINGS,
+        layer_decay=optim.layer_decay,
+    )

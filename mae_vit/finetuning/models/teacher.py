@@ -1,0 +1,155 @@
+"""The teacher of distillation: a classifier from another fine-tuning run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import reason_of
+from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
+from mae_vit.models.baselines import build_network
+from mae_vit.models.encoder_file import EncoderInfo, read_metadata
+from mae_vit.models.vit import Pool
+from mae_vit.objectives.label_loss import LabelLoss
+from mae_vit.weights.seen_labels import SeenLabels
+
+FILE = "model.safetensors"
+
+
+class Description(BaseModel):
+    """What a `model.safetensors` says of its network; a Vision Transformer's geometry lies beside it.
+
+    Attributes:
+        classes: names, in order.
+        mean: per-channel mean of the pixels (in 0..1) that it was given.
+        std: per-channel standard deviation.
+        img_size: [H, W] in pixels.
+        network: name of a network that is no Vision Transformer of ours.
+        pool: read-out of one that is.
+        labels: those that it was trained on.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+
+    classes: list[str] = Field(min_length=2)
+    mean: list[float]
+    std: list[float]
+    img_size: list[int] = Field(min_length=2, max_length=2)
+    network: str | None = None
+    pool: Pool = "cls"
+    labels: SeenLabels | None = None
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained classifier, frozen; called with raw images.
+
+    No module of the student's: it is neither trained nor saved with it.
+
+    Attributes:
+        model: normalizes images as it was trained itself.
+        told: what its file says of it.
+        digest: of its file.
+    """
+
+    model: Classifier
+    told: Description
+    digest: str
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Classifies raw images on the model's device: (B, C, H, W) in 0..255 -> float32 (B, K)."""
+        if images.is_meta:
+            # A student's costs are estimated without its teacher's.
+            return torch.empty(len(images), self.model.labels.num_classes, device="meta")
+        return self.model.logits(self.model.normalize(images)).float()
+
+
+def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size: tuple[int, int]) -> Teacher:
+    """Reads the `model.safetensors` of a fine-tuning run, or of its folder.
+
+    Args:
+        path: of either.
+        classes: what the student tells apart, in order.
+        in_chans: C of the student's images.
+        img_size: (H, W) of them.
+
+    Raises:
+        InputError: if there is none, or if it does not fit the student.
+    """
+    file, named = path / FILE if path.is_dir() else path, f"finetune.teacher={path}"
+    try:
+        told, tensors = Description.model_validate(read_metadata(file)), load_file(file)
+    except OSError as error:
+        raise InputError(
+            f"{named}: cannot read {file.name}: {reason_of(error)} "
+            "(give the folder of a finished fine-tuning run)"
+        ) from None
+    except (SafetensorError, KeyError, TypeError, ValueError, ValidationError, RecursionError):
+        raise InputError(f"{named} is not the {FILE} of a fine-tuning run") from None
+    if "dist_token" in tensors:
+        raise InputError(f"{named} was distilled itself, which does not teach: give its own teacher")
+    if told.classes != list(classes):
+        raise InputError(
+            f"{named} tells apart {len(told.classes)} classes ({', '.join(told.classes[:3])}, ...), "
+            f"the data has {len(classes)} ({', '.join(classes[:3])}, ...)"
+        )
+    if len(told.mean) != in_chans:
+        raise InputError(f"{named} takes {len(told.mean)} channels, model.in_chans={in_chans}")
+    if tuple(told.img_size) != img_size:
+        raise InputError(f"{named} takes images of {told.img_size}, the student's are {list(img_size)}")
+    try:
+        model = _rebuild(told, tensors)
+    except Exception as error:  # any malformed content of an untrusted file
+        raise InputError(f"{named} cannot be rebuilt: {reason_of(error)[:160]}") from None
+    model.eval().requires_grad_(False)
+    return Teacher(model, told, hashlib.sha256(file.read_bytes()).hexdigest()[:16])
+
+
+def _rebuild(told: Description, tensors: dict[str, Tensor]) -> Classifier:
+    """Builds what is described, once the tensors are known to be its own; raises whatever is wrong."""
+    if len(told.std) != len(told.mean) or min(told.std) <= 0:
+        raise ValueError(f"std={told.std} does not fit mean={told.mean}")
+    common: dict[str, Any] = {"mean": told.mean, "std": told.std, "labels": LabelLoss(len(told.classes))}
+    build: Callable[[], Classifier]
+    if told.network is not None:
+        name, prefix = told.network, "network."
+
+        def build() -> Classifier:
+            network = build_network(
+                name,
+                num_classes=len(told.classes),
+                in_chans=len(told.mean),
+                img_size=(told.img_size[0], told.img_size[1]),
+            )
+            return NetworkClassifier(network, **common)
+
+    else:
+        prefix = "encoder."
+        facts = {**told.model_dump(), "img_size": tuple(told.img_size)}
+        info = EncoderInfo(
+            **{field.name: facts[field.name] for field in fields(EncoderInfo) if field.name in facts}
+        )
+
+        def build() -> Classifier:
+            return ViTClassifier(info.build(), pool=told.pool, head_init="zero", **common)
+
+    # Without memory first: a small file may describe a network of any size.
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in build().state_dict().items()}
+    own = {name if name in shapes else prefix + name: value for name, value in tensors.items()}
+    if {name: value.shape for name, value in own.items()} != shapes:
+        raise ValueError("its tensors are not those of the network that it names")
+    model = build()
+    model.load_state_dict(own, strict=True)
+    return model

@@ -1,0 +1,114 @@
+"""The plan of a fine-tuning run, for people: what `--dry-run` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from mae_vit.config.plan import Plan
+from mae_vit.config.schema import ModelSection
+from mae_vit.core.messages import counted
+from mae_vit.core.urls import shown
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.models.classifiers import Classifier
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
+from mae_vit.training.engines.cost import Estimate
+from mae_vit.training.optim.param_groups import LayerRate, layer_rates
+from mae_vit.training.outputs.plan_text import describe_training, describe_views, times
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.weights.load import Coverage
+
+
+def describe_plan(
+    config: FinetuneConfig,
+    plan: Plan,
+    ranks: Ranks,
+    device: torch.device,
+    data: FinetuneData,
+    costs: Estimate,
+    folder: RunFolder,
+    found: CheckpointInfo | None,
+    coverage: Coverage | None,
+    model: Classifier,
+) -> str:
+    """Returns the resolved plan, a line for each fact, with what is loaded and what each layer learns at."""
+    finetune = config.finetune
+    height, width = config.model.image_hw
+    begin = (
+        f"goes on from {found.path} (step {found.step})" if found else f"from {finetune.start or 'scratch'}"
+    )
+    chosen = (
+        f"{len(data.held_out):,} images of the same split, {times(plan.evaluate_every_steps, plan)}"
+        if len(data.held_out)
+        else "none: the last weights are tested"
+    )
+    facts = {
+        "run": f"{folder.path}, {begin}, seed {config.run.seed}",
+        "model": f"{config.model.name}, {height}x{width} px, {costs.parameters:,} parameters",
+        "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
+        "data": f'{shown(config.data.path)}, split "{config.data.split}": {counted(len(data.train), "image")} of '
+        f"{len(data.classes)} classes",
+        "cores": data.describe_cores(ranks),
+        "chosen by": chosen,
+        "tested on": describe_test(config, data),
+        "views": describe_views(config),
+        "recipe": describe_recipe(config),
+        **describe_training(config, plan, costs, ranks, device, folder.path),
+    }
+    lines = [f"{name:<12}{text}" for name, text in facts.items()]
+    lines += [f"warning: {text}" for text in data.core_warnings()]
+    if coverage is not None:
+        lines.append(coverage.describe(finetune.start or ""))
+    if rates := rates_of(config, model, plan):
+        lines.append(describe_rates(rates))
+    return "\n".join([*lines, "all checks passed; nothing was trained"])
+
+
+def describe_test(config: FinetuneConfig, data: FinetuneData) -> str:
+    """Says what the result is measured on."""
+    if not config.finetune.test:
+        return "nothing (finetune.test=false)"
+    return f'split "{data.test_index.split}", {len(data.test):,} images, once, at the end'
+
+
+def describe_recipe(config: FinetuneConfig) -> str:
+    """Names the parts of the recipe that are on."""
+    finetune, model = config.finetune, config.model
+    parts = {
+        "label smoothing": finetune.label_smoothing,
+        "mixup": finetune.mixup,
+        "cutmix": finetune.cutmix,
+        "drop-path": model.drop_path_rate,
+        "average of the weights": config.train.ema_decay,
+        "clipped at norm": config.optim.clip_grad,
+        "layer decay": config.optim.layer_decay,
+    }
+    found = [f"{name} {value:g}" for name, value in parts.items() if value]
+    if isinstance(model, ModelSection):
+        found.append(
+            f"{'[CLS]' if finetune.pool == 'cls' else 'mean of the patches'}, head {finetune.head_init}"
+        )
+    if finetune.freeze_patch_embed:
+        found.append("patch projection frozen")
+    if finetune.teacher:
+        found.append(f"{finetune.distillation} distillation from {finetune.teacher}")
+    return ", ".join(found) or "no extras"
+
+
+def rates_of(config: FinetuneConfig, model: Classifier, plan: Plan) -> list[LayerRate]:
+    """Lists what each layer learns at; empty without layer-wise decay."""
+    decay = config.optim.layer_decay
+    return [] if decay is None else layer_rates(model, decay, plan.lr)
+
+
+def describe_rates(rates: Sequence[LayerRate]) -> str:
+    """A table for people."""
+    lines = ["rates    layer            share       peak  parameters"]
+    lines += [
+        f"         {row.layer:<14} {row.lr_scale:>7.4f} {row.lr:>10.3e} {row.parameters:>11,}"
+        for row in rates
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,77 @@
+"""What a classifier says of images, over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mae_vit.core.batch import Batch
+from mae_vit.evaluation.metrics import Predictions
+from mae_vit.finetuning.models.classifiers import Classifier
+from mae_vit.runtime.collectives import sum_over_ranks
+from mae_vit.runtime.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Where and how images are measured.
+
+    Attributes:
+        ranks: all of them take part.
+        device: of this rank.
+        autocast: makes the context of the run's precision.
+        batch_size: images of a batch.
+    """
+
+    ranks: Ranks
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[Any]]
+    batch_size: int
+
+    @torch.no_grad()
+    def predict(self, model: Classifier, batches: Iterable[Batch], labels: np.ndarray) -> Predictions:
+        """Classifies images, each rank its share; collective.
+
+        Args:
+            model: on the device; left in evaluation mode.
+            batches: this rank's part: every world_size-th image. Damaged ones are not counted.
+            labels: (n,) of all images.
+        """
+        model.eval()
+        rows = []
+        with self.autocast():
+            for batch in batches:
+                moved = batch.to(self.device)
+                first, confidence, found = _best(model.classify(moved).softmax(dim=-1), moved.labels)
+                damaged = torch.tensor([one.sample for one in batch.damaged], dtype=torch.int64)
+                whole = ~torch.isin(batch.keys.index, damaged).to(self.device)
+                columns = [first, confidence, found, whole]
+                rows.append(torch.stack(columns, dim=1).double())
+        table = torch.zeros(len(labels), 4, dtype=torch.float64, device=self.device)
+        if rows:
+            table[self.ranks.rank :: self.ranks.world_size] = torch.cat(rows)
+        told = sum_over_ranks(table, self.ranks).cpu().numpy()
+        whole_ones = told[:, 3] > 0
+        labels, told = labels[whole_ones], told[whole_ones]
+        return Predictions(
+            labels.astype(np.int64), told[:, 0].astype(np.int64), told[:, 1], told[:, 2].astype(bool)
+        )
+
+
+def predictions_of(labels: np.ndarray, chances: Tensor) -> Predictions:
+    """What probabilities (n, K) say of images with these labels (n,)."""
+    best = _best(chances, torch.from_numpy(labels).to(chances.device))
+    first, confidence, found = (column.cpu() for column in best)
+    return Predictions(labels, first.numpy(), confidence.double().numpy(), found.numpy())
+
+
+def _best(chances: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest class, its probability, and whether the label is among the first five; each (n,)."""
+    top = chances.topk(min(5, chances.shape[1]), dim=-1)
+    return top.indices[:, 0], top.values[:, 0], (top.indices == labels[:, None]).any(dim=1)

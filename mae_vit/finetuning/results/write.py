@@ -1,0 +1,159 @@
+"""What a finished run leaves: the test split is read here, once."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from safetensors.torch import save as save_tensors
+
+from mae_vit.core.files import write_atomically, write_json
+from mae_vit.evaluation.metrics import Predictions, read_gap
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier
+from mae_vit.finetuning.results.predict import Measuring
+from mae_vit.models.attention import choose_attention
+from mae_vit.models.encoder_file import EncoderInfo, to_metadata
+from mae_vit.runtime.ranks import share_weights
+from mae_vit.training.engines.state import Best
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.weights.seen_labels import SeenLabels
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Writes the results of a run into its folder; all ranks take part, rank 0 writes.
+
+    Attributes:
+        config: of the run.
+        data: of the run.
+        folder: of the run.
+        measuring: where images are measured.
+        info: geometry of the encoder; None for a network of another kind.
+        labels: that the weights have seen.
+    """
+
+    config: FinetuneConfig
+    data: FinetuneData
+    folder: RunFolder
+    measuring: Measuring
+    info: EncoderInfo | None
+    labels: SeenLabels
+
+    def measure(self, model: Classifier, best: Best) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Measures chosen weights on training and on test images; collective.
+
+        Args:
+            model: takes the weights.
+            best: weights, those of rank 0, and when and by what they were chosen.
+
+        Returns:
+            What belongs into `summary.json`, and what writes the weights and the rest.
+        """
+        if self.measuring.ranks.rank == 0:
+            model.load_state_dict(best.tensors, strict=True)
+        model.to(self.measuring.device)
+        share_weights(model, self.measuring.ranks)
+        choose_attention(model, self.measuring.device)
+        data, ranks, size = self.data, self.measuring.ranks, self.measuring.batch_size
+        known = data.some_of_train(self.config.finetune.train_images)
+        train = self.measuring.predict(
+            model,
+            data.fixed(data.plain, known, ranks, size, replace=True),
+            np.asarray(data.index.labels)[known],
+        )
+        held_out = best.score if len(data.held_out) else None
+        summary = {
+            **sizes_of(self.config, data),
+            "best_step": best.step,
+            "train_top1": train.top1,
+            "val_top1": held_out,
+        }
+        test = None
+        if self.config.finetune.test:
+            test = self.measuring.predict(
+                model,
+                data.fixed(data.open_test(), data.test, ranks, size),
+                np.asarray(data.test_index.labels)[data.test],
+            )
+            summary |= measured_on_test(train, test)
+
+        def write() -> None:
+            write_atomically(self.folder.path / "model.safetensors", self._model_bytes(model, best))
+            if test is not None:
+                self.write(test, summary, {"train_images_measured": len(train.labels)})
+
+        return summary, write
+
+    def write(self, test: Predictions, summary: dict[str, Any], more: dict[str, Any]) -> None:
+        """Writes `results.json` and `predictions.csv`."""
+        classes = self.data.classes
+        details = {
+            **summary,
+            **more,
+            "test_split": self.data.test_index.split,
+            "classes": classes,
+            "per_class": dict(zip(classes, test.per_class(len(classes)), strict=True)),
+            "confusion": test.confusion(len(classes)).tolist(),
+        }
+        write_json(self.folder.path / "results.json", details)
+        write_atomically(self.folder.path / "predictions.csv", self._table(test).encode())
+
+    def _table(self, test: Predictions) -> str:
+        keys, classes = self.data.test_index.keys(), self.data.classes
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(["key", "label", "prediction", "confidence"])
+        for row, sample in enumerate(self.data.test):
+            label, guess = classes[test.labels[row]], classes[test.classes[row]]
+            writer.writerow([keys[sample], label, guess, f"{test.confidences[row]:.6f}"])
+        return stream.getvalue()
+
+    def _model_bytes(self, model: Classifier, best: Best) -> bytes:
+        """The whole classifier: a Vision Transformer by timm's names, other networks by their own."""
+        prefix = "encoder." if isinstance(model, ViTClassifier) else "network."
+        tensors = {
+            name.removeprefix(prefix): value.detach().cpu().contiguous()
+            for name, value in model.state_dict().items()
+        }
+        told: dict[str, Any] = {
+            "classes": self.data.classes,
+            "mean": self.data.mean,
+            "std": self.data.std,
+        }
+        if self.info is not None:
+            told |= {**asdict(self.info), "step": best.step, "pool": self.config.finetune.pool}
+        else:
+            told |= {"network": self.config.model.name, "img_size": list(self.config.model.image_hw)}
+        told["labels"] = self.labels.model_dump()
+        return save_tensors(tensors, metadata=to_metadata(told))
+
+
+def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:
+    """What test images say, alone and beside training images, for a run's summary."""
+    return {
+        "test_top1": test.top1,
+        "test_most_frequent": test.most_frequent,
+        "test_top5": test.top5,
+        "train_test_gap": train.top1 - test.top1,
+        "reading": read_gap(train.top1, test.top1),
+        "calibration_error": test.calibration_error,
+    }
+
+
+def sizes_of(config: FinetuneConfig, data: FinetuneData) -> dict[str, Any]:
+    """What a run was done with, for its summary."""
+    return {
+        "mode": config.finetune.mode,
+        "model": config.model.name,
+        "start": config.finetune.start,
+        "seed": config.run.seed,
+        "train_size": len(data.train),
+        "val_size": len(data.held_out),
+        "test_size": len(data.test),
+    }

@@ -1,0 +1,151 @@
+"""Images to look at an encoder with: some of a folder, an archive or prepared shards, always the same."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mae_vit.core.batch import Batch
+from mae_vit.core.errors import InputError
+from mae_vit.core.keyed_rng import SampleKeys, Stream, derive_key
+from mae_vit.core.urls import shown
+from mae_vit.data.batches.sources import decode_sample
+from mae_vit.data.images.augment import Augment
+from mae_vit.data.images.decode import DecodeError, decode
+from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.order.permutation import permute
+from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.remote.folder import RemoteFolder, locate
+from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
+from mae_vit.data.shards.shard_files import ReadError
+
+# Where prepared data are looked at, best first: images that were not trained on.
+_SPLITS = ("val", "test", "train")
+# So that every encoder is looked at with the same images and masks.
+_SEED = 0
+_FETCHED = 4
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Images, as an encoder of this geometry takes them.
+
+    Attributes:
+        images: uint8 (n, C, H, W).
+        labels: int64 (n,), -1 where there is none.
+        keys: names, for people.
+        classes: names of the labels.
+        source: what they are of, for people.
+        passed_over: how many could not be decoded.
+    """
+
+    images: Tensor
+    labels: Tensor
+    keys: tuple[str, ...]
+    classes: tuple[str, ...]
+    source: str
+    passed_over: int = 0
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batch(self, count: int) -> Batch:
+        """The first images as a batch, with keys that masks are drawn from."""
+        chosen = slice(0, count)
+        keys = SampleKeys(_SEED, 0, torch.arange(len(self.images[chosen])))
+        return Batch(self.images[chosen], self.labels[chosen], keys)
+
+
+def draw_samples(
+    data: str, *, count: int, channels: int, img_size: tuple[int, int], split: str | None = None
+) -> Samples:
+    """Draws images by a key, without augmentation: the largest centered box, resized.
+
+    Args:
+        data: prepared shards, a folder of images or an archive of one.
+        count: how many, at most.
+        channels: C.
+        img_size: (H, W) in pixels.
+        split: of prepared data; the first of val, test, train by default.
+
+    Raises:
+        InputError: if there is nothing to look at.
+    """
+    folder, remote = locate(data)
+    if (folder / FILE_NAME).is_file():
+        return _of_shards(_open(folder, split, remote), count, channels, img_size, shown(data))
+    if split is not None:
+        raise InputError(f"{data} is no prepared data: it has no split {split!r} to choose")
+    return _of_files(data, count, channels, img_size)
+
+
+def _of_shards(
+    index: ShardIndex, count: int, channels: int, img_size: tuple[int, int], where: str
+) -> Samples:
+    # Of shards elsewhere the first ones alone: each is fetched whole.
+    shards = index.split_info.shards[: _FETCHED if index.remote else None]
+    chosen = _draw(sum(shard.samples for shard in shards), count)
+    images, kept = [], []
+    for sample in chosen.tolist():
+        try:
+            images.append(decode_sample(index, sample, channels))
+            kept.append(sample)
+        except (ReadError, DecodeError):
+            continue
+    labels = np.asarray(index.labels)[kept].astype(np.int64)
+    return Samples(
+        _cut(images, img_size, f"{where}, split {index.split}"),
+        torch.from_numpy(labels).clamp(min=-1),
+        tuple(index.find_key(sample) or str(sample) for sample in kept),
+        tuple(index.dataset.classes),
+        f'{where}, split "{index.split}"',
+        len(chosen) - len(kept),
+    )
+
+
+def _open(folder: Path, split: str | None, remote: RemoteFolder | None) -> ShardIndex:
+    there = read_dataset(folder).splits
+    chosen = split or next((name for name in _SPLITS if name in there), next(iter(there)))
+    return open_index(folder, chosen, tolerant=True, remote=remote)
+
+
+def _of_files(data: str, count: int, channels: int, img_size: tuple[int, int]) -> Samples:
+    with tempfile.TemporaryDirectory(prefix="mae-vit-inspect-") as scratch:
+        source = find_images(data, out=Path(scratch))
+        chosen = [source.entries[place] for place in _draw(len(source.entries), count).tolist()]
+        images, kept = [], []
+        for entry in chosen:
+            try:
+                images.append(decode(entry.read(), channels))
+                kept.append(entry)
+            except (OSError, DecodeError):
+                continue
+    classes = tuple(sorted({entry.class_name for entry in kept if entry.class_name is not None}))
+    labels = [-1 if entry.class_name is None else classes.index(entry.class_name) for entry in kept]
+    return Samples(
+        _cut(images, img_size, data),
+        torch.tensor(labels, dtype=torch.int64),
+        tuple(entry.path for entry in kept),
+        classes,
+        data,
+        len(chosen) - len(kept),
+    )
+
+
+def _draw(total: int, count: int) -> np.ndarray:
+    """Some of `total` samples, in keyed order: fewer are the first of more."""
+    return permute(np.arange(min(count, total)), total, derive_key(_SEED, Stream.ORDER, 0))
+
+
+def _cut(images: list[np.ndarray], img_size: tuple[int, int], where: str) -> Tensor:
+    if not images:
+        raise InputError(f"{where}: not one of the images that were drawn can be decoded")
+    augment = Augment(img_size=img_size)
+    sizes = np.array([image.shape[1:] for image in images], np.int64)
+    view = augment.draw(_SEED, 0, np.arange(len(images)), sizes)
+    return torch.from_numpy(augment.apply(images, view))

@@ -1,0 +1,199 @@
+"""Looks at one encoder, or at two side by side, and writes what it sees."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import partial_of, put_in_place
+from mae_vit.core.messages import counted, reason_of
+from mae_vit.inspection import html
+from mae_vit.inspection.drawing import to_png
+from mae_vit.inspection.images import Samples, draw_samples
+from mae_vit.inspection.subject import Subject, open_subject
+from mae_vit.inspection.views import CONDITIONAL, View, all_views
+
+INDEX = "index.html"
+# Names what lies beside it: a folder that holds anything else is not replaced.
+_CONTENTS = "inspection.json"
+# The first column of two, and the second.
+_SIDES = ("a", "b")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A view that lies on the disk.
+
+    Attributes:
+        view: what it is.
+        png: its picture, encoded.
+        files: of its numbers, named from the page's folder.
+    """
+
+    view: View
+    png: bytes
+    files: list[str]
+
+
+def inspect(
+    sources: Sequence[str],
+    data: str,
+    out: Path,
+    *,
+    images: int,
+    split: str | None = None,
+    norm_pix_loss: bool = False,
+    device: torch.device | None = None,
+    names: Sequence[str] = (),
+) -> Path:
+    """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all.
+
+    Args:
+        sources: one start, or two to be compared.
+        data: prepared shards, a folder of images or an archive.
+        out: folder; an earlier inspection there is replaced once the new one is whole.
+        images: how many are looked at.
+        split: of prepared data.
+        norm_pix_loss: of official files with a decoder.
+        device: that computes; the CPU by default.
+        names: what the page calls the sources; their own if there are none.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        InputError: if there is nothing to look at or with, or `out` is something else.
+    """
+    _check_place(out)
+    subjects = [open_subject(source, norm_pix_loss=norm_pix_loss) for source in sources]
+    partial = partial_of(out)
+    try:
+        parts = []
+        for side, subject in zip(_SIDES, subjects, strict=False):
+            info = subject.model.info
+            samples = draw_samples(
+                data, count=images, channels=info.in_chans, img_size=info.img_size, split=split
+            )
+            folder = partial / side if len(subjects) > 1 else partial
+            folder.mkdir(parents=True)
+            parts.append((subject, samples, _write_views(subject, samples, folder, partial, device)))
+        (partial / INDEX).write_text(
+            _page(parts, names or [subject.name for subject in subjects]), encoding="utf-8"
+        )
+        contents = sorted(path.name for path in partial.iterdir())
+        (partial / _CONTENTS).write_text(json.dumps({"inspection": contents}), encoding="utf-8")
+        put_in_place(partial, out)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {reason_of(error)}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out / INDEX
+
+
+def _check_place(out: Path) -> None:
+    """Makes sure that nothing but an earlier inspection would be replaced."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(f"--out {out} is a file: give a folder")
+    there = {path.name for path in out.iterdir()}
+    try:
+        known = {_CONTENTS, *json.loads((out / _CONTENTS).read_text(encoding="utf-8"))["inspection"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        known = set()
+    if strangers := sorted(there - known):
+        raise InputError(f"--out {out} holds {strangers[0]}, which is of no inspection: give another folder")
+
+
+def _write_views(
+    subject: Subject, samples: Samples, folder: Path, root: Path, device: torch.device | None
+) -> list[Seen]:
+    for part in (subject.model, subject.objective):
+        if part is not None:
+            part.to(device or "cpu")
+    seen = []
+    for view in all_views(subject, samples):
+        png, path = to_png(view.drawn), folder / view.name
+        path.with_suffix(".png").write_bytes(png)
+        files = [path.with_suffix(".png")]
+        if view.table is not None:
+            files.append(path.with_suffix(".csv"))
+            with files[-1].open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+                csv.writer(file, lineterminator="\n").writerows([view.table[0], *view.table[1]])
+        if view.arrays:
+            files.append(path.with_suffix(".npz"))
+            np.savez_compressed(files[-1], **view.arrays)  # type: ignore[arg-type]
+        seen.append(Seen(view, png, [file.relative_to(root).as_posix() for file in files]))
+        print(f"  {view.title}", file=sys.stderr, flush=True)
+    for text in _left_out(seen):
+        print(f"  left out: {text}", file=sys.stderr, flush=True)
+    return seen
+
+
+def _left_out(seen: Sequence[Seen]) -> list[str]:
+    """Which views these images do not allow, and why."""
+    there = {one.view.name for one in seen}
+    return [f"{title} ({takes})" for name, (title, takes) in CONDITIONAL.items() if name not in there]
+
+
+def _page(parts: Sequence[tuple[Subject, Samples, list[Seen]]], names: Sequence[str]) -> str:
+    title = " and ".join(names)
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        _in_columns([_facts(*part) for part in parts], names),
+    ]
+    by_name = [{one.view.name: one for one in seen} for _, _, seen in parts]
+    for name in dict.fromkeys(name for side in by_name for name in side):
+        first = next(side[name] for side in by_name if name in side)
+        body.append(f"<h2>{escape(first.view.title)}</h2>")
+        body.append(f'<p class="note">{escape(first.view.reading)}</p>')
+        body.append(_in_columns([_shown(side.get(name)) for side in by_name], names))
+    return html.page(title, body)
+
+
+def _facts(subject: Subject, samples: Samples, seen: Sequence[Seen]) -> str:
+    info = subject.model.info
+    height, width = info.img_size
+    facts = {
+        "weights": subject.name,
+        "objective": info.objective + (f", {info.step:,} steps" if info.step else ""),
+        "encoder": f"{info.depth} blocks of {info.num_heads} heads, width {info.embed_dim}, patches of "
+        f"{info.patch_size} px in {height} x {width}, read by {subject.model.pool}",
+        "images": f"{counted(len(samples), 'image')} of {samples.source}",
+    }
+    if samples.passed_over:
+        facts["passed over"] = f"{counted(samples.passed_over, 'image')} that cannot be decoded"
+    if subject.why_no_objective:
+        facts["no reconstructions"] = subject.why_no_objective
+    if left_out := _left_out(seen):
+        facts["left out"] = "; ".join(left_out)
+    rows = [[name, value] for name, value in facts.items()]
+    return html.table(["", ""], rows).replace("<thead><tr><th></th><th></th></tr></thead>", "")
+
+
+def _shown(seen: Seen | None) -> str:
+    if seen is None:
+        return '<p class="note">nothing of this</p>'
+    links = ", ".join(f'<a href="{escape(file)}">{escape(file)}</a>' for file in seen.files)
+    picture = html.image(seen.png, seen.view.title, squares=isinstance(seen.view.drawn, np.ndarray))
+    return f'{picture}<p class="note">{links}</p>'
+
+
+def _in_columns(cells: Sequence[str], names: Sequence[str]) -> str:
+    if len(cells) == 1:
+        return cells[0]
+    sides = [
+        f'<div><p class="side">{escape(name)}</p>{cell}</div>'
+        for cell, name in zip(cells, names, strict=True)
+    ]
+    return '<div class="pair">' + "".join(sides) + "</div>"

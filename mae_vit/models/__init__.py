@@ -1,0 +1,1 @@
+"""mae_vit/models/__init__.py."""

@@ -1,0 +1,76 @@
+"""timm's attention with a plain path, and the choice between the two."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention
+from torch import Tensor, nn
+
+from mae_vit.models.patches import take_tokens
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """Computes in the types that tensors have; costs are estimated on the meta device, which has no autocast."""
+    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
+
+
+class PlainOrFusedAttention(Attention):
+    """timm's attention, with a plain path made for short sequences on a CPU.
+
+    Same parameters and function. Queries, keys and values are brought into order by
+    one copy, and in bf16 the softmax stays in bf16 (its sums are float32 inside), where
+    autocast would go through float32 and back.
+    """
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Attends: (B, n, D) -> (B, n, D)."""
+        if self.fused_attn or attn_mask is not None or is_causal:
+            return super().forward(x, attn_mask, is_causal)
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.num_heads, self.head_dim)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
+        return self._mix(q, k, v)
+
+    def forward_at(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Attends to all tokens, from some: (B, n, D), int64 (B, m) -> (B, m, D)."""
+        batch, length, _ = x.shape
+        size, weight, bias = self.attn_dim, self.qkv.weight, self.qkv.bias
+        q = F.linear(take_tokens(x, ids), weight[:size], bias[:size])
+        q = q.view(batch, -1, self.num_heads, self.head_dim).transpose(1, 2).contiguous()
+        kv = F.linear(x, weight[size:], bias[size:]).view(batch, length, 2, self.num_heads, self.head_dim)
+        k, v = kv.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
+        if self.fused_attn:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+            return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))
+        return self._mix(q, k, v)
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Plain attention of contiguous (B, heads, length, head width), and the output projection."""
+        batch, heads, length, _ = q.shape
+        with without_autocast(q):
+            q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+            scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=self.scale)
+            mixed = torch.bmm(scores.softmax(dim=-1), v)
+        return self.proj_drop(self.proj(mixed.view(batch, heads, length, -1).transpose(1, 2).flatten(2)))
+
+
+def choose_attention(model: nn.Module, device: torch.device) -> None:
+    """Takes what is faster on a device: PyTorch's fused attention on GPUs, plain products on CPUs.
+
+    Measured on CPUs with AVX-512 at MAE's sequence lengths: the fused one takes twice the time
+    of the plain one's step in bf16, 10 % more in fp32 (torch 2.15, benchmarks/step.py).
+    """
+    set_fused_attention(model, fused=device.type != "cpu")
+
+
+def set_fused_attention(model: nn.Module, fused: bool) -> None:
+    """Chooses PyTorch's fused attention or plain matmul-softmax-matmul, per module.
+
+    Both compute the same function; `choose_attention` takes the faster one.
+    """
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.fused_attn = fused

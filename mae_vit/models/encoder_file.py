@@ -1,0 +1,110 @@
+"""Reading and writing encoders: safetensors with timm's keys and what is needed to use them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_tensors
+
+from mae_vit.models.pos_embed import PositionKind
+from mae_vit.models.vit import ViTEncoder
+
+# Of a safetensors file's metadata, the entry that is ours: JSON.
+_KEY = "mae_vit"
+
+
+@dataclass(frozen=True)
+class EncoderInfo:
+    """What travels with an encoder's weights. No time, path or run name: equal runs give equal bytes.
+
+    Attributes:
+        size: name in `mae_vit.models.vit.SIZES` that the geometry started from.
+        img_size: (H, W) in pixels.
+        patch_size: P.
+        in_chans: C.
+        embed_dim: D.
+        depth: blocks.
+        num_heads: attention heads.
+        mlp_ratio: hidden width of the MLP over D.
+        pos_embed: "learnable" or "sincos".
+        mean: per-channel mean of the pixels (in 0..1) that the network was given.
+        std: per-channel standard deviation.
+        objective: name of the pretraining objective.
+        step: optimizer steps of pretraining.
+        images_seen: in these steps, counted as often as they were seen; None if not known.
+        flops: model FLOPs of these steps; None if not known.
+        labels: those that it was trained on, as `mae_vit.weights.seen_labels.SeenLabels` has them; None
+            for none (or in files from before they were told).
+    """
+
+    size: str
+    img_size: tuple[int, int]
+    patch_size: int
+    in_chans: int
+    embed_dim: int
+    depth: int
+    num_heads: int
+    mlp_ratio: float
+    pos_embed: PositionKind
+    mean: Sequence[float]
+    std: Sequence[float]
+    objective: str
+    step: int
+    labels: dict[str, Any] | None = None
+    images_seen: int | None = None
+    flops: float | None = None
+
+    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> ViTEncoder:
+        """Builds an encoder of this geometry, with fresh weights."""
+        return ViTEncoder(
+            img_size=self.img_size,
+            patch_size=self.patch_size,
+            in_chans=self.in_chans,
+            embed_dim=self.embed_dim,
+            depth=self.depth,
+            num_heads=self.num_heads,
+            mlp_ratio=self.mlp_ratio,
+            pos_embed=self.pos_embed,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+        )
+
+
+def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:
+    """Returns the content of an `encoder.safetensors`: timm's keys, float32, metadata."""
+    tensors = {
+        name: value.detach().float().cpu().contiguous() for name, value in encoder.state_dict().items()
+    }
+    return save_tensors(tensors, metadata=to_metadata(asdict(info)))
+
+
+def to_metadata(told: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the metadata of a safetensors file that says this of itself."""
+    return {_KEY: json.dumps(told, sort_keys=True)}
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Reads what a safetensors file says of itself; empty for those of others.
+
+    Raises:
+        OSError: if it cannot be read.
+        SafetensorError: if it is none.
+        ValueError: if what it says is no JSON.
+    """
+    with safe_open(path, framework="pt") as file:
+        told: dict[str, Any] = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+    return told
+
+
+def read_info(path: Path) -> EncoderInfo | None:
+    """Reads what an `encoder.safetensors` says of itself; None if it is not one of ours."""
+    try:
+        told = read_metadata(path)
+        return EncoderInfo(**{**told, "img_size": tuple(told["img_size"])})
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,148 @@
+"""Which patches are hidden, as a pure function of (seed, epoch, sample index).
+
+Masks index patches only (0..N-1), never prefix tokens; 1 = masked and counted in
+the loss, 0 = visible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mae_vit.core.keyed_rng import SampleKeys, Stream
+
+KIND_MASK, KIND_RANDOM, KIND_UNCHANGED = 0, 1, 2
+
+
+def patch_ranks(keys: SampleKeys, num_patches: int) -> Tensor:
+    """Draws one distinct integer for each patch, to be sorted: int64 (B, N).
+
+    The patch number fills the low bits, so no two are equal and every sort on
+    every device gives the same order.
+
+    Raises:
+        ValueError: for more patches than 16 bits number.
+    """
+    return _ranked(keys.words(Stream.MASK, num_patches))
+
+
+def _ranked(drawn: Tensor) -> Tensor:
+    """Makes words (B, N) of 32 bits distinct."""
+    num_patches = drawn.shape[1]
+    if num_patches > 2**16:
+        raise ValueError(f"{num_patches} patches: at most {2**16} can be ranked")
+    return (drawn << 16) | torch.arange(num_patches, device=drawn.device)
+
+
+def num_masked_patches(num_patches: int, mask_ratio: float) -> int:
+    """Returns N - int(N * (1 - mask_ratio)), as the official MAE code rounds."""
+    return num_patches - int(num_patches * (1 - mask_ratio))
+
+
+@dataclass(frozen=True)
+class Masking:
+    """A random mask per image.
+
+    Attributes:
+        ids_keep: int64 (B, N_keep), the visible patches in shuffled order.
+        ids_masked: int64 (B, N - N_keep), the masked ones, likewise.
+        ids_restore: int64 (B, N), where each patch stands in the shuffled order.
+        mask: float32 (B, N), 1 = masked, 0 = visible.
+    """
+
+    ids_keep: Tensor
+    ids_masked: Tensor
+    ids_restore: Tensor
+    mask: Tensor
+
+
+def random_masking(ranks: Tensor, mask_ratio: float) -> Masking:
+    """Keeps the patches with the lowest ranks (MAE Sec. 3, "Masking").
+
+    Args:
+        ranks: (B, N), distinct within a row (`patch_ranks`).
+        mask_ratio: share of patches that are masked, in (0, 1).
+    """
+    batch, num_patches = ranks.shape
+    num_keep = num_patches - num_masked_patches(num_patches, mask_ratio)
+    ids_shuffle = ranks.argsort(dim=1)
+    ids_restore = torch.empty_like(ids_shuffle)
+    places = torch.arange(num_patches, device=ranks.device).expand(batch, -1)
+    ids_restore.scatter_(1, ids_shuffle, places)
+    mask = (ids_restore >= num_keep).float()
+    return Masking(ids_shuffle[:, :num_keep], ids_shuffle[:, num_keep:], ids_restore, mask)
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """The 80-10-10 corruption of masked patch prediction (ViT App. B.1.2).
+
+    Attributes:
+        ids: int64 (B, M), the corrupted patches, ascending.
+        kind: int64 (B, M), KIND_MASK, KIND_RANDOM or KIND_UNCHANGED for each.
+        source: int64 (B, M), the other patch whose embedding a KIND_RANDOM takes.
+        mask: float32 (B, N), 1 = corrupted and counted in the loss.
+    """
+
+    ids: Tensor
+    kind: Tensor
+    source: Tensor
+    mask: Tensor
+
+
+def corrupt(
+    keys: SampleKeys,
+    num_patches: int,
+    *,
+    corrupt_ratio: float,
+    mask_share: float,
+    random_share: float,
+) -> Corruption:
+    """Draws exactly round(corrupt_ratio * N) corrupted patches per image.
+
+    A fixed count per image is our reading of "50 %": a static shape, and equal
+    weights however the batch is split over ranks. The kind of each is drawn from
+    its own number. A "random other patch" is another patch of the same image.
+    """
+    num_corrupted = round(corrupt_ratio * num_patches)
+    streams = (Stream.MASK, Stream.CORRUPT_KIND, Stream.CORRUPT_SOURCE)
+    order, kinds, sources = keys.words_of(streams, num_patches).unbind(0)
+    ids = _ranked(order).argsort(dim=1)[:, :num_corrupted].sort(dim=1).values
+    mask = torch.zeros(ids.shape[0], num_patches, device=ids.device).scatter_(1, ids, 1.0)
+
+    drawn = kinds.gather(1, ids)
+    is_mask = drawn < int(mask_share * 2**32)
+    is_random = ~is_mask & (drawn < int((mask_share + random_share) * 2**32))
+    kind = torch.full_like(ids, KIND_UNCHANGED)
+    kind = kind.masked_fill(is_mask, KIND_MASK).masked_fill(is_random, KIND_RANDOM)
+
+    # Multiply-and-shift maps a 32-bit word to 0..N-2; one further on round the
+    # ring is never the patch itself.
+    drawn = sources.gather(1, ids)
+    step = 1 + ((drawn * (num_patches - 1)) >> 32)
+    return Corruption(ids, kind, (ids + step) % num_patches, mask)
+
+
+def nearest_visible(mask: Tensor, grid_size: tuple[int, int]) -> Tensor:
+    """Finds for each patch the nearest visible one (ties: the lowest number).
+
+    Args:
+        mask: (B, N), 1 = masked, 0 = visible; at least one visible per row.
+        grid_size: (rows, columns) of patches.
+
+    Returns:
+        int64 (B, N) patch numbers; a visible patch finds itself.
+    """
+    weights = squared_distances(grid_size, mask.device)
+    blocked = mask[:, None, :].bool()
+    return weights[None].masked_fill(blocked, torch.inf).argmin(dim=-1)
+
+
+def squared_distances(grid_size: tuple[int, int], device: torch.device) -> Tensor:
+    """Returns the squared distance in patches between all pairs, float32 (N, N)."""
+    rows = torch.arange(grid_size[0], device=device, dtype=torch.float32)
+    columns = torch.arange(grid_size[1], device=device, dtype=torch.float32)
+    places = torch.cartesian_prod(rows, columns)
+    return (places[:, None] - places[None]).square().sum(dim=-1)

@@ -1,0 +1,129 @@
+"""Images as patches, and colors as classes.
+
+Shapes: B batch, C channels, H W pixels, P patch size, N = H*W / P**2 patches.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def take_tokens(tokens: Tensor, ids: Tensor) -> Tensor:
+    """Picks tokens: (B, n, D), int64 (B, m) -> (B, m, D)."""
+    return tokens.gather(1, ids[..., None].expand(-1, -1, tokens.shape[-1]))
+
+
+COLOR_BITS = 3
+
+
+def patchify(images: Tensor, patch_size: int) -> Tensor:
+    """Cuts images into flattened patches, in raster order.
+
+    Args:
+        images: (B, C, H, W), any dtype; H and W divisible by `patch_size`.
+        patch_size: P.
+
+    Returns:
+        (B, N, P*P*C), each patch ordered row, column, channel as in the official
+        MAE code (MAE Sec. 3).
+    """
+    batch, channels, height, width = images.shape
+    p = patch_size
+    grid = images.reshape(batch, channels, height // p, p, width // p, p)
+    return grid.permute(0, 2, 4, 3, 5, 1).reshape(batch, (height // p) * (width // p), p * p * channels)
+
+
+def gather_patches(images: Tensor, patch_size: int, ids: Tensor) -> Tensor:
+    """Cuts some patches out of images, in the order of a convolution's weights.
+
+    The same numbers as of `F.unfold` at `ids`, without a copy of the other patches, and in one kernel:
+    CUDA's unfold launches one for each image (torch 2.15, aten/src/ATen/native/cuda/Im2Col.cu).
+
+    Args:
+        images: (B, C, H, W), any dtype; H and W divisible by `patch_size`.
+        patch_size: P.
+        ids: int64 (B, M), patch numbers in raster order.
+
+    Returns:
+        (B, M, C*P*P), each patch ordered channel, row, column.
+    """
+    batch, channels, height, width = images.shape
+    p, columns = patch_size, width // patch_size
+    grid = images.reshape(batch, channels, height // p, p, columns, p)
+    image = torch.arange(batch, device=images.device)[:, None]
+    return grid[image, :, ids // columns, :, ids % columns].flatten(2)
+
+
+def unpatchify(patches: Tensor, patch_size: int, img_size: tuple[int, int]) -> Tensor:
+    """Inverts `patchify`.
+
+    Args:
+        patches: (B, N, P*P*C).
+        patch_size: P.
+        img_size: (H, W).
+
+    Returns:
+        (B, C, H, W).
+    """
+    p = patch_size
+    rows, columns = img_size[0] // p, img_size[1] // p
+    grid = patches.reshape(patches.shape[0], rows, columns, p, p, -1)
+    return grid.permute(0, 5, 1, 3, 2, 4).reshape(patches.shape[0], -1, rows * p, columns * p)
+
+
+def mean_color_classes(images: Tensor, patch_size: int) -> Tensor:
+    """Quantizes the mean color of each patch (ViT App. B.1.2).
+
+    The mean is over the raw pixels, per channel; bin = min(7, floor(mean / 32));
+    class = 64 R + 8 G + B. Computed in integers, so it is exact on any device.
+
+    Args:
+        images: uint8 (B, C, H, W), raw 0..255, after crop and flip.
+        patch_size: P.
+
+    Returns:
+        int64 (B, N) in [0, 8**C).
+    """
+    pixels = patch_size * patch_size
+    batch, channels = images.shape[:2]
+    patches = patchify(images, patch_size).reshape(batch, -1, pixels, channels)
+    sums = patches.sum(dim=2, dtype=torch.int64)
+    bins = (sums // (pixels * 32)).clamp_(max=2**COLOR_BITS - 1)
+    return (bins * _class_weights(channels, images.device)).sum(dim=-1)
+
+
+def _class_weights(channels: int, device: torch.device) -> Tensor:
+    """64, 8, 1 of three channels; made on the device, which a copy of host numbers would wait for."""
+    return 2 ** (COLOR_BITS * torch.arange(channels - 1, -1, -1, device=device))
+
+
+def downsized_color_classes(images: Tensor, patch_size: int, cells: int) -> Tensor:
+    """Quantizes the mean colors of the `cells` x `cells` areas of each patch (ViT App. B.1.2, variant 2).
+
+    Args:
+        images: uint8 (B, C, H, W), raw 0..255, after crop and flip.
+        patch_size: P, divisible by `cells`.
+        cells: areas along a side; 1 is the mean color of the patch.
+
+    Returns:
+        int64 (B, N, cells * cells), areas in raster order, classes as of `mean_color_classes`.
+    """
+    rows, columns = images.shape[2] // patch_size, images.shape[3] // patch_size
+    classes = mean_color_classes(images, patch_size // cells)
+    classes = classes.reshape(-1, rows, cells, columns, cells)
+    return classes.transpose(2, 3).reshape(len(images), rows * columns, cells * cells)
+
+
+def class_colors(classes: Tensor, channels: int) -> Tensor:
+    """Returns the color at the middle of each class's bins.
+
+    Args:
+        classes: int64 (...), from `mean_color_classes`.
+        channels: C.
+
+    Returns:
+        float32 (..., C) in 0..255.
+    """
+    bins = (classes[..., None] // _class_weights(channels, classes.device)) % 8
+    return bins.float() * 32 + 16

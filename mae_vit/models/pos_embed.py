@@ -1,0 +1,40 @@
+"""Position tables."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PositionKind = Literal["learnable", "sincos"]
+
+
+def sincos_position_table(grid_size: tuple[int, int], embed_dim: int) -> Tensor:
+    """Builds the fixed 2-D table of the official MAE code.
+
+    The first half of the channels encodes the column, the second the row, each as
+    sines then cosines; a zero row for [CLS] stands in front.
+
+    Args:
+        grid_size: (rows, columns) of patches.
+        embed_dim: D, divisible by 4.
+
+    Returns:
+        float32 (1, 1 + N, D).
+
+    Raises:
+        ValueError: if `embed_dim` is not divisible by 4.
+    """
+    if embed_dim % 4:
+        raise ValueError(f"sincos positions need a width divisible by 4, not {embed_dim}")
+    frequencies = 1.0 / 10000 ** (np.arange(embed_dim // 4, dtype=np.float64) / (embed_dim / 4))
+    rows, columns = np.meshgrid(np.arange(grid_size[0]), np.arange(grid_size[1]), indexing="ij")
+    halves = []
+    for places in (columns, rows):
+        angles = places.reshape(-1, 1).astype(np.float64) * frequencies
+        halves += [np.sin(angles), np.cos(angles)]
+    table = np.concatenate(halves, axis=1)
+    table = np.concatenate([np.zeros((1, embed_dim)), table])
+    return torch.from_numpy(table).float()[None]

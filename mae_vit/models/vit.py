@@ -1,0 +1,189 @@
+"""The shared encoder: timm's VisionTransformer, plus the two masked entries.
+
+Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible
+patches, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from mae_vit.models.attention import PlainOrFusedAttention
+from mae_vit.models.patches import gather_patches, take_tokens
+from mae_vit.models.pos_embed import PositionKind, sincos_position_table
+
+Pool = Literal["cls", "mean"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Width and depth of an encoder; patch and image size are chosen apart."""
+
+    embed_dim: int
+    depth: int
+    num_heads: int
+
+    def with_changes(self, embed_dim: int | None, depth: int | None, num_heads: int | None) -> Size:
+        """Returns the same, but for what is given."""
+        return Size(embed_dim or self.embed_dim, depth or self.depth, num_heads or self.num_heads)
+
+
+# ViT Table 1 (B, L, H); DeiT Table 1 (Ti, S); "tiny-cifar" is the 1.2 M parameter
+# network of small-data CIFAR experiments (32 px, patch 4).
+SIZES = {
+    "tiny-cifar": Size(128, 6, 4),
+    "Ti": Size(192, 12, 3),
+    "S": Size(384, 12, 6),
+    "B": Size(768, 12, 12),
+    "L": Size(1024, 24, 16),
+    "H": Size(1280, 32, 16),
+}
+
+
+def init_transformer(module: nn.Module) -> None:
+    """Initializes one layer as the official MAE code does: apply with `Module.apply`."""
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.ones_(module.weight)
+        nn.init.zeros_(module.bias)
+
+
+def pooled(tokens: Tensor, pool: Pool) -> Tensor:
+    """Reads [CLS], or the mean of the patch tokens: (B, 1 + N, D) -> (B, D)."""
+    return tokens[:, 0] if pool == "cls" else tokens[:, 1:].mean(dim=1)
+
+
+def block_at(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
+    """Runs a block for some tokens only, all of them attended to: (B, n, D) -> (B, m, D).
+
+    The same numbers as running the block whole and picking afterwards, without the
+    queries and the MLP of what nobody reads. For blocks without drop-path or layer scale.
+    """
+    mixed = take_tokens(tokens, ids) + block.attn.forward_at(block.norm1(tokens), ids)
+    return mixed + block.mlp(block.norm2(mixed))
+
+
+class ViTEncoder(VisionTransformer):
+    """timm's VisionTransformer without a head, with entries for masked images.
+
+    Its state dict is timm's, so it loads strictly into `timm.create_model` of the
+    same geometry. Initialization follows the official MAE code: xavier-uniform
+    linear layers (the patch projection as a linear layer), [CLS] and learnable
+    positions normal with std 0.02.
+    """
+
+    def __init__(
+        self,
+        *,
+        img_size: tuple[int, int],
+        patch_size: int,
+        in_chans: int = 3,
+        embed_dim: int,
+        depth: int,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        pos_embed: PositionKind = "learnable",
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        """Builds the encoder.
+
+        Args:
+            img_size: (H, W) in pixels, both divisible by `patch_size`.
+            patch_size: P.
+            in_chans: C.
+            embed_dim: D.
+            depth: number of blocks.
+            num_heads: attention heads; divides D.
+            mlp_ratio: hidden width of the MLP over D.
+            pos_embed: "learnable" 1-D (ViT Sec. 3.1) or fixed 2-D "sincos" (MAE Sec. 3).
+            drop_rate: dropout after positions are added and after every dense layer but
+                the q, k, v projection (ViT App. B.1).
+            drop_path_rate: stochastic depth, rising linearly to this at the last block.
+        """
+        super().__init__(
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=0,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            pos_drop_rate=drop_rate,
+            proj_drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+            attn_layer=PlainOrFusedAttention,
+            weight_init="skip",
+        )
+        self.img_size = img_size
+        self.patch_size = patch_size
+        self.grid_size: tuple[int, int] = (img_size[0] // patch_size, img_size[1] // patch_size)
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+        self._init_weights(pos_embed)
+
+    def _init_weights(self, pos_embed: PositionKind) -> None:
+        self.apply(init_transformer)
+        projection = self.patch_embed.proj
+        nn.init.xavier_uniform_(projection.weight.view(projection.weight.shape[0], -1))
+        nn.init.zeros_(projection.bias)
+        nn.init.normal_(self.cls_token, std=0.02)
+        if pos_embed == "sincos":
+            self.pos_embed.data.copy_(sincos_position_table(self.grid_size, self.embed_dim))
+            self.pos_embed.requires_grad_(False)
+        else:
+            nn.init.normal_(self.pos_embed, std=0.02)
+
+    def embed_patches(self, images: Tensor) -> Tensor:
+        """Projects patches, without positions: (B, C, H, W) -> (B, N, D)."""
+        return self.patch_embed(images)
+
+    def encode(self, patch_tokens: Tensor) -> Tensor:
+        """Runs [CLS] and the given patch tokens through all blocks and the final norm.
+
+        Args:
+            patch_tokens: (B, n, D), positions added.
+
+        Returns:
+            (B, 1 + n, D), [CLS] first.
+        """
+        cls_token = self.cls_token + self.pos_embed[:, :1]
+        tokens = torch.cat([cls_token.expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)
+        return self.norm(self.blocks(self.pos_drop(tokens)))
+
+    def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
+        """Encodes the visible patches only (MAE Sec. 3, "MAE encoder").
+
+        Args:
+            images: (B, C, H, W), normalized.
+            ids_keep: int64 (B, N_keep), patch numbers in the order wanted.
+
+        Returns:
+            (B, 1 + N_keep, D).
+        """
+        # Pixels are gathered before they are projected: the same tokens, without
+        # projecting patches that are then thrown away.
+        weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
+        tokens = F.linear(gather_patches(images, self.patch_size, ids_keep), weight.flatten(1), bias)
+        return self.encode(tokens + F.embedding(ids_keep, self.pos_embed[0, 1:]))
+
+    def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
+        """Encodes patch embeddings of which some were replaced (ViT App. B.1.2).
+
+        Args:
+            patch_tokens: (B, N, D), from `embed_patches` with replacements made;
+                positions are added here.
+
+        Returns:
+            (B, 1 + N, D).
+        """
+        return self.encode(patch_tokens + self.pos_embed[:, 1:])

@@ -1,0 +1,60 @@
+"""How labels are learned from: mixing of images, and the cross-entropy with its targets."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mae_vit.core.batch import Batch
+from mae_vit.core.image_rows import Picture
+from mae_vit.objectives.mixup import Mixing
+from mae_vit.objectives.objective import ObjectiveOutput
+
+
+class LabelLoss(nn.Module):
+    """The training loss of a classifier; none of it touches what is measured.
+
+    Shapes: B batch, C channels, H W pixels, K classes.
+    """
+
+    def __init__(
+        self, num_classes: int, *, label_smoothing: float = 0.0, mixup: float = 0.0, cutmix: float = 0.0
+    ) -> None:
+        """Holds the options.
+
+        Args:
+            num_classes: K.
+            label_smoothing: share of the target that is spread over all classes (arXiv 1512.00567).
+            mixup: alpha of mixup, 0 for none.
+            cutmix: alpha of cutmix, 0 for none.
+        """
+        super().__init__()
+        self.num_classes, self.label_smoothing = num_classes, label_smoothing
+        self.mixing = Mixing(mixup=mixup, cutmix=cutmix) if mixup or cutmix else None
+
+    def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Returns raw images (B, C, H, W) as trained on, and labels: int64 (B,), or mixed float32 (B, K)."""
+        if self.mixing is None:
+            return batch.images, batch.labels
+        return self.mixing(batch, self.num_classes)
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean over the batch of logits (B, K)."""
+        return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+
+    def pictures(self, batch: Batch, logits: Tensor) -> list[Picture]:
+        """Shows which images are classified wrongly (none without a label is), and all."""
+        wrong = (logits.argmax(dim=-1) != batch.labels) & (batch.labels >= 0)
+        original = batch.images.float() / 255
+        return [
+            Picture("classified wrongly", torch.where(wrong[:, None, None, None], original, 0.5)),
+            Picture("original", original),
+        ]
+
+    def output(self, loss: Tensor, logits: Tensor, targets: Tensor) -> ObjectiveOutput:
+        """Adds the accuracy on images as trained on; of mixed ones the larger part's label counts."""
+        with torch.no_grad():
+            labels = targets if targets.ndim == 1 else targets.argmax(dim=-1)
+            hits = (logits.argmax(dim=-1) == labels).sum()
+        return ObjectiveOutput(loss, {"accuracy": (hits, torch.full_like(hits, len(logits)))})

@@ -1,0 +1,137 @@
+"""What every pretraining objective, and every task of fine-tuning, offers to the training loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mae_vit.config.section import Section
+from mae_vit.core.batch import Batch
+from mae_vit.core.image_rows import Picture
+from mae_vit.models.vit import ViTEncoder
+
+
+class ObjectiveOutput(NamedTuple):
+    """What a forward pass returns: a tuple, in which DeepSpeed finds the tensors.
+
+    Attributes:
+        loss: scalar float32, the mean over the micro-batch.
+        values: named numbers to log, each as a detached sum and what to divide it by;
+            both are added over micro-batches and ranks first, so that the split of a
+            batch does not show.
+    """
+
+    loss: Tensor
+    values: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 (only read)
+
+
+class Task(nn.Module, ABC):
+    """What the loop trains: networks and a loss.
+
+    Images arrive as raw uint8 and are normalized here, on the device, since some
+    targets need raw pixels.
+    """
+
+    mean: Tensor
+    std: Tensor
+    # Steps after which what a step computes repeats.
+    turns: int = 1
+
+    def __init__(self, *, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Holds the per-channel normalization (of pixels in 0..1)."""
+        super().__init__()
+        # Not persistent: they belong to the data, and travel in the metadata of
+        # the exported encoder.
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Maps uint8 (B, C, H, W) to float32, zero mean and unit variance over the data."""
+        return (images.float() / 255 - self.mean) / self.std
+
+    def denormalize(self, images: Tensor) -> Tensor:
+        """Maps normalized (B, C, H, W) back to 0..1, clipped."""
+        return (images * self.std + self.mean).clamp(0, 1)
+
+    def begin_step(self, step: int) -> None:
+        """Told by the loop before each optimizer step."""
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> ObjectiveOutput:
+        """Computes the training loss of a micro-batch."""
+
+    @abstractmethod
+    def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
+        """Computes sums over the images of a batch, to be added over batches and ranks."""
+
+    @abstractmethod
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Turns total sums into named metrics of held-out images."""
+
+    @abstractmethod
+    def pictures(self, batch: Batch) -> list[Picture]:
+        """Shows rows of a few images, the original last; masked, predicted and pasted before it, where there are."""
+
+
+class Objective(Task):
+    """An encoder with what its pretraining task adds to it."""
+
+    def __init__(self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Holds the encoder and the per-channel normalization (of pixels in 0..1)."""
+        super().__init__(mean=mean, std=std)
+        self.encoder = encoder
+
+    @property
+    def hidden_ratio(self) -> float:
+        """The share of patches that it hides in training; 0 for none."""
+        return 0.0
+
+
+class Grouping(NamedTuple):
+    """Rows of the global order that a loss takes together: 2j and 2j + 1, or 2jG to 2(j + 1)G - 1.
+
+    Attributes:
+        unit: consecutive rows; a micro-batch holds whole units, so that no split of a batch changes the loss.
+        views: rows that are views of one image (`data.repeats`).
+        why: for people, the beginning of a sentence.
+    """
+
+    unit: int
+    views: int
+    why: str
+
+
+class ObjectiveSection(Section, ABC):
+    """The `objective` section of a config: an objective's options, and how to build it.
+
+    `uses_labels` says whether it learns from labels, and is measured by those of held-out images.
+    """
+
+    name: str
+    uses_labels: ClassVar[bool] = False
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """The rows that it takes together; None where each image has a loss of its own."""
+        return None
+
+    @abstractmethod
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+        """Raises ValueError, naming the key, for what only shows together with model and data."""
+
+    @abstractmethod
+    def build(
+        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+    ) -> Objective:
+        """Builds the objective around an encoder.
+
+        Args:
+            encoder: what is pretrained.
+            mean: per-channel mean of the pixels in 0..1.
+            std: per-channel standard deviation.
+            num_classes: of the data's labels; 0 where it has none.
+        """

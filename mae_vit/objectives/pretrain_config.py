@@ -1,0 +1,12 @@
+"""The config of a pretraining run: comparisons check it too, without the job."""
+
+from __future__ import annotations
+
+from mae_vit.config.schema import Config
+from mae_vit.objectives import ObjectiveConfig
+
+
+class PretrainConfig(Config):
+    """A pretraining run: the common sections and an objective."""
+
+    objective: ObjectiveConfig

@@ -1,0 +1,176 @@
+"""Opens the data of a pretraining job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from mae_vit.config.schema import Config
+from mae_vit.core.errors import InputError
+from mae_vit.core.keyed_rng import Stream, derive_key
+from mae_vit.data.batches.loader import FixedBatches
+from mae_vit.data.batches.prefetch import check_cache
+from mae_vit.data.batches.sources import Source, open_source
+from mae_vit.data.batches.subset import limit_per_class
+from mae_vit.data.images.augment import Augment
+from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.order.permutation import permute
+from mae_vit.data.remote.folder import locate
+from mae_vit.data.shards.index_rows import NO_LABEL
+from mae_vit.data.splits import check_labels, find_split, open_training_index
+from mae_vit.data.training_data import TrainingData, check_pad, open_training_data
+from mae_vit.pretraining.probe_split import ProbeSplit, choose_probe
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.evals import HeldOut, OnlineProbe
+
+# Where held-out images are looked for, best first.
+_HELD_OUT_SPLITS = ("val", "test")
+# Not the run's seed: runs of all seeds are measured on the same images and masks.
+_HELD_OUT_SEED = 0
+
+
+@dataclass(frozen=True)
+class Data(TrainingData):
+    """The images of a run.
+
+    Attributes:
+        held_out_index: of the held-out split, None where there is none.
+        why_none: why that is.
+        held_out_source: its images without augmentation.
+        probe_split: those of them that the online probe is about.
+    """
+
+    held_out_index: ShardIndex | None
+    why_none: str
+    held_out_source: Source | None
+    probe_split: ProbeSplit
+
+    @cached_property
+    def num_classes(self) -> int:
+        """Classes of the labels; 0 if any image has none. Looks at all of them: 2 GB at 100 million images."""
+        unlabeled = (np.asarray(self.source.labels) == NO_LABEL).any()
+        return 0 if unlabeled else len(self.index.dataset.classes)
+
+    def check_held_out_labels(self) -> None:
+        """Makes sure that what learns from labels can be measured by some.
+
+        Raises:
+            InputError: if no held-out image has one, naming the split.
+        """
+        index = self.held_out_index
+        if index is None or (index.labels >= 0).any():
+            return
+        others = [
+            name
+            for name, split in index.dataset.splits.items()
+            if any(split.class_counts) and name != self.index.split
+        ]
+        raise InputError(
+            f'held-out split "{index.split}" has no labels to measure by: '
+            + (f"give monitor.evaluate_split={others[0]}, or " if others else "")
+            + "prepare it from class folders, or draw one from train (mae-vit prepare ... --holdout 0.05)"
+        )
+
+    def probe(self, ranks: Ranks, *, batch_size: int) -> OnlineProbe | None:
+        """Loads the online probe, this rank's part of its images; None where there is none."""
+        source, samples = self.held_out_source, self.probe_split.samples
+        if source is None or self.probe_split.why_none:
+            return None
+        places = np.arange(len(samples))[ranks.rank :: ranks.world_size]
+        return OnlineProbe(
+            batches=list(FixedBatches(source, samples[places], seed=_HELD_OUT_SEED, batch_size=batch_size)),
+            places=torch.from_numpy(places),
+            labels=torch.from_numpy(np.asarray(source.labels)[samples].astype(np.int64)),
+            num_support=len(self.probe_split.support),
+            num_classes=len(self.index.dataset.classes),
+        )
+
+    def held_out(self, ranks: Ranks, *, images: int, picture_images: int, batch_size: int) -> HeldOut | None:
+        """Loads fixed held-out images, this rank's part of them; None where there are none."""
+        if self.held_out_index is None or self.held_out_source is None:
+            return None
+        total = len(self.held_out_index)
+        key = derive_key(_HELD_OUT_SEED, Stream.ORDER, 0)
+        chosen = permute(np.arange(min(max(images, ranks.world_size), total)), total, key)
+        mine = chosen[ranks.rank :: ranks.world_size]
+        source, probe = self.held_out_source, chosen[:picture_images]
+        return HeldOut(
+            list(FixedBatches(source, mine, seed=_HELD_OUT_SEED, batch_size=batch_size)),
+            next(iter(FixedBatches(source, probe, seed=_HELD_OUT_SEED, batch_size=len(probe)))),
+        )
+
+
+def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
+    """Opens the splits and chooses source and workers.
+
+    Raises:
+        InputError: for a missing, empty or damaged data folder, an unknown split, or
+            settings that do not fit the images.
+    """
+    section = config.data
+    folder, remote = locate(
+        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
+    )
+    index = open_training_index(
+        folder,
+        section.split,
+        damage_budget=section.damage_budget,
+        say=ranks.rank == 0,
+        remote=remote,
+    )
+    # First what is looked up at once: keys that samples are chosen by are read from all shards.
+    check_pad(section.augment.crop, index, config.model.image_hw)
+    held_out = _held_out_index(config, index)
+    why_none = "" if held_out else 'no split "val" or "test"'
+    if held_out and len(held_out) < ranks.world_size:
+        # A rank without images could not take part.
+        why_none = f'split "{held_out.split}" has {len(held_out)} images for {ranks.world_size} ranks'
+        held_out = None
+    training = open_training_data(config, index, _choose(config, index), ranks, device)
+    check_cache(
+        index, training.source, training.order, world_size=ranks.world_size, node_ranks=ranks.local_world_size
+    )
+    return Data(
+        **vars(training),
+        held_out_index=held_out,
+        why_none=why_none,
+        held_out_source=open_source(
+            held_out,
+            "auto",
+            channels=config.model.in_chans,
+            augment=Augment(img_size=config.model.image_hw),
+            memory_limit_gib=section.memory_limit_gib,
+        )
+        if held_out
+        else None,
+        probe_split=choose_probe(config.monitor, held_out, ranks.world_size, why_none),
+    )
+
+
+def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
+    """Chooses the samples that are trained on; None for all."""
+    limit = config.data.leave_out_per_class
+    if limit is None:
+        return None
+    check_labels(index)
+    labels = np.asarray(index.labels)
+    taken, _ = limit_per_class(np.flatnonzero(labels >= 0), labels, index.keys(), limit)
+    rest = np.setdiff1d(np.arange(len(labels)), taken)
+    if not len(rest):
+        raise InputError(f'data.leave_out_per_class={limit} leaves nothing of split "{index.split}"')
+    return rest
+
+
+def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
+    """Opens the split that is measured but not trained on."""
+    found = find_split(
+        index.dataset.splits,
+        wanted=config.monitor.evaluate_split,
+        own=config.data.split,
+        known=_HELD_OUT_SPLITS,
+        key="monitor.evaluate_split",
+    )
+    return open_index(index.folder, found, remote=index.remote) if found else None

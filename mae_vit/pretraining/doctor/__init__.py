@@ -1,0 +1,1 @@
+"""mae_vit/pretraining/doctor/__init__.py."""

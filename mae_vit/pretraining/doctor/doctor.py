@@ -1,0 +1,218 @@
+"""Checks a config, its data and the machine before a run: `mae-vit doctor`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mae_vit.config.load import load_config
+from mae_vit.core.errors import InputError, Unreachable, damage_allowed
+from mae_vit.core.messages import counted
+from mae_vit.data.batches.sources import decode_sample
+from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.order.block_order import BlockOrder
+from mae_vit.data.order.order import unrepeated
+from mae_vit.data.shards.shard_files import ReadError
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.data import Data
+from mae_vit.pretraining.doctor.find_batch import Trial, best_of, find_batch
+from mae_vit.pretraining.doctor.machine_checks import (
+    Check,
+    Status,
+    check_devices,
+    check_disk,
+    check_locks,
+    check_memory,
+    check_software,
+    check_workers,
+)
+from mae_vit.pretraining.doctor.rank_checks import check_exchange, check_versions, gathered, meet
+from mae_vit.pretraining.plan_text import describe_plan, order_warnings
+from mae_vit.pretraining.setup import Setup, least_kept, set_up
+from mae_vit.runtime.collectives import gather_objects
+from mae_vit.runtime.device import find_device
+from mae_vit.runtime.exit_codes import EXIT_FAILED
+from mae_vit.runtime.failures import run_to_exit_code
+from mae_vit.runtime.ranks import Ranks, find_ranks
+from mae_vit.training.outputs.plan_text import retention
+from mae_vit.training.startup import open_run_folder
+
+_READ_SAMPLES = 64
+
+
+def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool = False) -> int:
+    """Checks everything that a run needs, and prints what it finds; returns the exit code.
+
+    Under a launcher all ranks check, and rank 0 prints.
+
+    Args:
+        path: of the config; None for what all runs need.
+        overrides: of its values.
+        tries_batches: train a few steps with micro-batches of growing size.
+
+    Returns:
+        0, 1 if a check fails, 2 if the config is none, or if what needs one comes without; else as jobs end.
+    """
+    # As jobs end: ranks that fail alike say it once for each node.
+    return run_to_exit_code(lambda: _examine_all(path, overrides, tries_batches=tries_batches))
+
+
+def _examine_all(path: Path | None, overrides: Sequence[str], *, tries_batches: bool) -> int:
+    if path is None and (overrides or tries_batches):
+        raise InputError(f"{overrides[0] if overrides else '--find-batch'} needs --config FILE")
+    config = load_config(PretrainConfig, path, overrides) if path is not None else None
+    ranks = find_ranks()
+    if tries_batches and ranks.world_size > 1:
+        raise InputError("--find-batch tries on one process: without a launcher")
+    met = meet(ranks, _device_of(ranks))
+    if met.status != "ok":
+        # Those who cannot meet speak for themselves.
+        print(met, flush=True)
+        return EXIT_FAILED
+    if config is not None:
+        setup, checks = examine(config, ranks)
+        device = setup.device if setup else None
+    else:
+        setup, (device, checks) = None, examine_machine(ranks)
+    checks += [met, check_versions(ranks)]
+    if all(gather_objects(device is not None, ranks)):
+        assert device is not None
+        checks.append(check_exchange(ranks, device))
+    checks = gathered(checks, ranks)
+    if setup is not None and ranks.rank == 0:
+        print(describe_plan(setup, open_run_folder(setup.config), None), end="\n\n")
+    if ranks.rank == 0:
+        print("\n".join(map(str, checks)), flush=True)
+    failed = any(check.status == "FAIL" for check in checks)
+    if tries_batches and setup is not None and not failed:
+        checks.append(try_batches(setup))
+    failures, warnings = (sum(check.status == status for check in checks) for status in ("FAIL", "warn"))
+    if ranks.rank == 0:
+        told = f"{counted(failures, 'check')} failed, {counted(warnings, 'warning')}"
+        print(told if failures or warnings else "all checks passed")
+        if path is None:
+            print(
+                "not checked: data, workers, memory, disk and locks, which depend on the run: --config FILE"
+            )
+    return EXIT_FAILED if failures else 0
+
+
+def _device_of(ranks: Ranks) -> torch.device | None:
+    try:
+        return find_device(ranks)
+    except InputError:
+        return None  # the checks say why
+
+
+def examine_machine(ranks: Ranks) -> tuple[torch.device | None, list[Check]]:
+    """Checks what does not depend on a run; None if this rank has no device."""
+    checks = check_software(compiles=False, deepspeed=True)
+    try:
+        device = find_device(ranks)
+    except InputError as error:
+        return None, [*checks, Check("FAIL", "device", str(error))]
+    # As the larger configs have it.
+    return device, [*checks, *check_devices(ranks, device, precision="bf16")]
+
+
+def examine(config: PretrainConfig, ranks: Ranks) -> tuple[Setup | None, list[Check]]:
+    """Checks what each rank can by itself; None if the run cannot be set up."""
+    checks = check_software(
+        compiles=config.train.compile not in (False, "auto"),
+        deepspeed=config.train.engine_on(ranks.world_size) == "deepspeed",
+    )
+    try:
+        setup = set_up(config, ranks)
+        folder = open_run_folder(config)
+        checks += check_devices(ranks, setup.device, precision=config.train.precision)
+        checks += check_run(setup, folder.path)
+    except (InputError, Unreachable) as error:
+        return None, [*checks, Check("FAIL", "plan", str(error))]
+    return setup, checks
+
+
+def check_run(setup: Setup, folder: Path) -> list[Check]:
+    """Checks what depends on the run: memory, disk, data, workers."""
+    config, ranks, costs = setup.config, setup.ranks, setup.costs
+    sharing = {"world_size": ranks.world_size, "zero_stage": config.train.zero_stage}
+    least = costs.least_gib(**sharing, kept_bytes=least_kept(setup))
+    height, width = setup.info.img_size
+    batch_bytes = setup.plan.batch_size_per_device * setup.info.in_chans * height * width
+    return [
+        check_memory(least, costs.memory_gib(**sharing), ranks, setup.device),
+        check_disk(folder, retention(setup.config, setup.plan, setup.costs)[1]),
+        check_locks(folder),
+        *check_workers(setup.data.workers, batch_bytes, ranks),
+        *check_cores(setup.data),
+        *check_shards(setup.data, ranks),
+        check_samples(setup.data, setup.info.in_chans, config.data.damage_budget),
+    ]
+
+
+def check_shards(data: Data, ranks: Ranks) -> list[Check]:
+    """Looks at shards against ranks and workers."""
+    shards = len(data.index.split_info.shards)
+    text = f"{counted(shards, 'shard')} for {counted(ranks.world_size, 'rank')} of {counted(data.workers, 'worker')}"
+    checks = [Check("warn", "shards", warning) for warning in order_warnings(data)]
+    order = unrepeated(data.order)
+    if isinstance(order, BlockOrder) and not checks:
+        text += f", in {order.num_blocks} blocks"
+    # Any number does in the order "global": samples are read one by one.
+    return checks or [Check("ok", "shards", text)]
+
+
+def check_cores(data: Data) -> list[Check]:
+    """Looks at what a rank loads with."""
+    told = data.core_warnings()
+    if data.workers > data.cores:
+        few = f"{counted(data.workers, 'worker')} of a rank on its {counted(data.cores, 'core')}"
+        told.append(f"{few}: data.workers=auto, or more cores (sbatch --cpus-per-task)")
+    return [Check("warn", "cores", warning) for warning in told]
+
+
+def check_samples(data: Data, channels: int, budget: float) -> Check:
+    """Reads and decodes some samples, evenly spread over the split."""
+    index = data.index
+    # From elsewhere each shard would be fetched whole.
+    last = len(index) if index.remote is None else index.split_info.shards[0].samples
+    chosen = np.linspace(0, last - 1, min(_READ_SAMPLES, last)).astype(int).tolist()
+    broken, begun = [], time.monotonic()
+    for sample in chosen:
+        try:
+            decode_sample(index, sample, channels)
+        except (ReadError, DecodeError) as error:
+            broken.append(index.damage(sample, str(error)))
+    rate = len(chosen) / (time.monotonic() - begun)
+    text = f"{len(chosen)} of {counted(len(index), 'sample')} read and decoded, {rate:,.0f}/s on one core"
+    if not broken:
+        return Check("ok", "samples", text)
+    # What a few say of all.
+    status: Status = "FAIL" if len(broken) / len(chosen) > budget else "warn"
+    allowed = damage_allowed(budget, len(index))
+    return Check(
+        status,
+        "samples",
+        f"{text}; {len(broken)} damaged, the first: {broken[0]}; data.damage_budget allows {allowed:,} of all: "
+        f"`mae-vit check {index.folder}`",
+    )
+
+
+def try_batches(setup: Setup) -> Check:
+    """Tries micro-batches, and prints what they give."""
+    print("\nimages of a micro-batch   images/s   GiB (weights and states unsharded)")
+    trials: list[Trial] = []
+    for trial in find_batch(setup):
+        trials.append(trial)
+        rate = "does not fit" if trial.images_per_s is None else f"{trial.images_per_s:,.0f}"
+        print(f"{trial.batch_size_per_device:>23}   {rate:>8}   {trial.gib:.2f}", flush=True)
+    best = best_of(trials)
+    if best is None:
+        check = Check("FAIL", "batch", "none fits: a smaller model, or train.activation_checkpointing=true")
+    else:
+        check = Check("ok", "batch", f"use train.batch_size_per_device={best.batch_size_per_device}")
+    print(check, end="\n\n")
+    return check

@@ -1,0 +1,208 @@
+"""Puts a pretraining job together: config, data, objective, engine, resume, loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from mae_vit.config.command_line import Arguments, parse_arguments
+from mae_vit.config.keys import describe_keys
+from mae_vit.config.load import load_config
+from mae_vit.config.plan import Plan
+from mae_vit.core.batch import Batch
+from mae_vit.core.files import write_atomically
+from mae_vit.data.batches.prefetch import bring
+from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.objectives import Objective
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.data import Data
+from mae_vit.pretraining.plan_text import describe_plan
+from mae_vit.pretraining.reference_curves import watch_of
+from mae_vit.pretraining.setup import seen_labels, set_up
+from mae_vit.runtime.failures import run_to_exit_code
+from mae_vit.runtime.ranks import find_ranks
+from mae_vit.training.callbacks import Views
+from mae_vit.training.checkpoints.format import LABELS_SEEN
+from mae_vit.training.checkpoints.resume import find_checkpoint, run_identity
+from mae_vit.training.engines.base import Engine
+from mae_vit.training.engines.build import build_engine
+from mae_vit.training.engines.state import Best
+from mae_vit.training.evals import HeldOut, OnlineProbe
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.run import Run
+from mae_vit.training.startup import begin, check_length, is_finished, open_run_folder
+from mae_vit.weights.load import load_start, warn_of_normalization
+from mae_vit.weights.read import read_start
+from mae_vit.weights.start import Start
+
+EXAMPLES = """examples:
+  python pretrain/run.py --config configs/mae_digits.yaml
+  deepspeed --num_accelerators 2 pretrain/run.py --config configs/mae_cifar_tiny.yaml \\
+      data.path=data/mine data.augment.crop=random_resized
+  python pretrain/run.py --config configs/mae_cifar_tiny.yaml --dry-run
+Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command goes on.
+"""
+
+
+_NOTHING_HELD_OUT = (
+    "{why}: no held-out metrics and no pictures (mae-vit prepare ... --holdout 0.05 sets some images aside)"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+
+    def job() -> int:
+        arguments = parse_arguments(
+            argv,
+            description="Pretrain a Vision Transformer without labels.",
+            keys=describe_keys(PretrainConfig),
+            examples=EXAMPLES,
+        )
+        return pretrain(arguments)
+
+    return run_to_exit_code(job)
+
+
+def pretrain(arguments: Arguments) -> int:
+    """Checks everything, then trains; returns the exit code.
+
+    Raises:
+        InputError: before anything is written, for whatever the user can mend.
+    """
+    assert arguments.config is not None
+    config = load_config(PretrainConfig, arguments.config, arguments.overrides)
+    ranks = find_ranks()
+    setup = set_up(config, ranks)
+    folder = open_run_folder(config)
+    identity = run_identity(config, derived=setup.data.identity)
+    if arguments.dry_run:
+        found = find_checkpoint(
+            folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0
+        )
+        # Whatever does not fit is said before all is said to be well.
+        check_length(folder, found, setup.plan)
+        if found is None and config.model.init is not None:
+            initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
+        if ranks.rank == 0:
+            print(describe_plan(setup, folder, found))
+            print("all checks passed; nothing was trained")
+        return 0
+
+    bring(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)
+    found = begin(config, arguments, folder, identity, ranks, setup.device)
+    if found is not None and is_finished(folder, found, setup.plan, ranks):
+        if ranks.rank == 0:
+            print(f"{folder.path} is finished ({found.step} steps); encoder: {folder.encoder}")
+        return 0
+    objective = setup.build()
+    # Labels reach the weights through what they begin from, too.
+    if found is None:
+        start = initialize(objective, config, setup.info, say=ranks.rank == 0)
+        labels = seen_labels(config, setup.data, start.labels if start else None)
+        info = replace(setup.info, labels=labels.model_dump() if labels else None)
+    else:
+        info = replace(setup.info, labels=found.identity.get(LABELS_SEEN, setup.info.labels))
+    engine = build_engine(config, setup.plan, objective, ranks, setup.device)
+    noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
+    begins_from = config.model.init or "scratch"
+    # Rank 0 alone logs, and has lines to be judged.
+    watch = watch_of(config.model_dump(mode="json"), setup.plan.total_steps) if ranks.rank == 0 else None
+    run = Run(
+        config,
+        setup.plan,
+        engine,
+        folder,
+        identity.noting(info.labels),
+        setup.costs,
+        noisy,
+        begins_from=begins_from,
+        advice=_NOTHING_HELD_OUT.format(why=setup.data.why_none),
+        judge=watch.judge if watch else None,
+    )
+    job = Job(config, setup.plan, setup.data, info, engine, folder, setup.costs.flops_per_image)
+    return run.go(job, found)
+
+
+def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool) -> Start | None:
+    """Loads `model.init` into a fresh objective, where one is asked for; returns it.
+
+    Raises:
+        InputError: if there is nothing to load, or if it does not fit.
+    """
+    if config.model.init is None:
+        return None
+    start = read_start(config.model.init)
+    coverage = load_start(start, objective.encoder, objective, objective=config.objective.name)
+    if say:
+        print(coverage.describe(start.source))
+        warn_of_normalization(start, info.mean, info.std)
+    return start
+
+
+@dataclass(frozen=True)
+class Job:
+    """What pretraining brings to a run."""
+
+    config: PretrainConfig
+    plan: Plan
+    data: Data
+    info: EncoderInfo
+    engine: Engine
+    folder: RunFolder
+    flops_per_image: float
+
+    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
+        """Yields this rank's micro-batches from `start_step` to the end of the run."""
+        return self.data.batches(self.engine.ranks, self.plan, start_step, skipped)
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Names the samples of a step of the data order."""
+        return self.data.samples_of(data_step)
+
+    def held_out(self) -> HeldOut | None:
+        """Loads the fixed held-out images."""
+        monitor = self.config.monitor
+        return self.data.held_out(
+            self.engine.ranks,
+            images=monitor.evaluate_images,
+            picture_images=monitor.picture_images,
+            batch_size=self.plan.batch_size_per_device,
+        )
+
+    def probe(self) -> OnlineProbe | None:
+        """Loads the online probe."""
+        return self.data.probe(self.engine.ranks, batch_size=self.plan.batch_size_per_device)
+
+    def views(self) -> Views | None:
+        """What draws views of the encoder."""
+        if self.config.monitor.inspect_every_epochs is None:
+            return None
+        # Imports matplotlib: only where it draws.
+        from mae_vit.inspection.in_training import draw_views
+
+        return draw_views
+
+    def finish(self, step: int, best: Best | None) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Says which images the probe's scores are of, and gives what writes `encoder.safetensors`; collective."""
+        content = b""
+        with self.engine.whole():
+            if self.engine.ranks.rank == 0:
+                images = step * self.plan.effective_batch_size
+                info = replace(self.info, step=step, images_seen=images, flops=images * self.flops_per_image)
+                objective = self.engine.objective
+                assert isinstance(objective, Objective)
+                content = encoder_bytes(objective.encoder, info)
+        results = {}
+        probe, index = self.data.probe_split, self.data.held_out_index
+        if index is not None and not probe.why_none:
+            sizes = {"images": len(probe.queries), "fitted_on": len(probe.support)}
+            results = {"probed": {**sizes, "classes": len(index.dataset.classes)}}
+        return results, partial(write_atomically, self.folder.encoder, content)
+
+    def results(self) -> list[str]:
+        """Names the encoder."""
+        return [f"  encoder   {self.folder.encoder}"]

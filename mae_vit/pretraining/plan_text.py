@@ -1,0 +1,97 @@
+"""The plan of a run, for people: what `--dry-run` prints."""
+
+from __future__ import annotations
+
+from mae_vit.config.plan import Plan
+from mae_vit.core.messages import counted
+from mae_vit.core.urls import shown
+from mae_vit.data.order.block_order import BlockOrder
+from mae_vit.data.order.order import Share, unrepeated
+from mae_vit.pretraining.data import Data
+from mae_vit.pretraining.setup import Setup
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
+from mae_vit.training.outputs.plan_text import describe_training, describe_views, times
+from mae_vit.training.outputs.run_folder import RunFolder
+
+
+def describe_plan(setup: Setup, folder: RunFolder, found: CheckpointInfo | None) -> str:
+    """Returns the resolved plan, a line for each fact."""
+    config, plan, ranks, data, costs = setup.config, setup.plan, setup.ranks, setup.data, setup.costs
+    model = config.model
+    height, width = model.image_hw
+    tokens = (height // model.patch_size) * (width // model.patch_size)
+    source = type(data.source).__name__.removesuffix("Source").lower()
+    begin = (
+        f"goes on from {found.path} (step {found.step})"
+        if found
+        else f"from {config.model.init or 'scratch'}"
+    )
+    held_out = (
+        f'split "{data.held_out_index.split}", {min(config.monitor.evaluate_images, len(data.held_out_index)):,} '
+        f"of {len(data.held_out_index):,} images, {times(plan.evaluate_every_steps, plan)}"
+        if data.held_out_index
+        else f"none: {data.why_none}"
+    )
+    facts = {
+        "run": f"{folder.path}, {begin}, seed {config.run.seed}",
+        "model": f"{model.name}, {height}x{width} px, patch {model.patch_size}: {tokens} tokens + [CLS]",
+        "parameters": f"{costs.encoder_parameters:,} encoder, {costs.parameters:,} with the objective",
+        "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
+        "data": f'{shown(config.data.path)}, split "{config.data.split}": {counted(plan.num_samples, "image")} in '
+        f"{counted(len(data.index.split_info.shards), 'shard')}, source {source}",
+        "cores": data.describe_cores(ranks),
+        "order": describe_order(data, ranks),
+        "views": describe_views(config),
+        "held out": held_out,
+        "probe": describe_probe(data, plan),
+        **describe_training(config, plan, costs, ranks, setup.device, folder.path),
+    }
+    lines = [f"{name:<12}{text}" for name, text in facts.items()]
+    lines += [f"warning: {text}" for text in (*data.core_warnings(), *order_warnings(data))]
+    return "\n".join(lines)
+
+
+def describe_probe(data: Data, plan: Plan) -> str:
+    """Says what the online probe fits on and scores, and how often; or why there is none."""
+    probe, index = data.probe_split, data.held_out_index
+    if index is None or probe.why_none:
+        return f"none: {probe.why_none}"
+    return (
+        f"fitted on {counted(len(probe.support), 'image')} (up to {probe.shots} of each of "
+        f"{counted(len(index.dataset.classes), 'class', 'classes')}), scored on {counted(len(probe.queries), 'other')} "
+        f'of split "{index.split}", {times(plan.probe_every_steps, plan)}'
+    )
+
+
+def describe_order(data: Data, ranks: Ranks) -> str:
+    """Says which shards a rank reads."""
+    order, shards = unrepeated(data.order), len(data.index.split_info.shards)
+    if not isinstance(order, BlockOrder):
+        return f"global: each rank reads {'all ' if shards > 1 else ''}{counted(shards, 'shard')}"
+    most = max(
+        len(order.shards_of(Share(rank, ranks.world_size), epoch=0)) for rank in range(ranks.world_size)
+    )
+    each = order.lanes / ranks.world_size
+    return (
+        f"blocks: {shards} shards in {order.num_blocks} blocks of {order.block_shards}, cut into {order.lanes} lanes; "
+        f"each of {ranks.world_size} ranks reads {f'{each:g}' if each >= 1 else f'1/{1 / each:g}'} lanes, "
+        f"at most {most} shards an epoch"
+    )
+
+
+def order_warnings(data: Data) -> list[str]:
+    """What works, but defeats the purpose of the order mode."""
+    order, shards = unrepeated(data.order), len(data.index.split_info.shards)
+    if not isinstance(order, BlockOrder) or order.num_blocks >= order.lanes:
+        return []
+    instead = (
+        f"data.block_shards={shards // order.lanes}"
+        if shards >= order.lanes
+        else f"data.block_shards=1 and at most data.lanes={shards}"
+    )
+    return [
+        f"too few shards for data.lanes={order.lanes} x data.block_shards={order.block_shards}: {shards}, so that "
+        f"ranks read each other's; prepare at least {order.lanes * order.block_shards} (--shard-samples), "
+        f"or set {instead}"
+    ]

@@ -1,0 +1,89 @@
+"""Which held-out images the online probe fits on and scores, or why there is no probe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mae_vit.config.schema import MonitorSection
+from mae_vit.core.errors import InputError
+from mae_vit.data.index import ShardIndex
+from mae_vit.evaluation.few_shot import draw_shots
+
+_DEFAULT_SHOTS = 25
+# Images fitted on, of all classes together: what one closed form solves in no time.
+_MAX_SUPPORT = 1000
+
+
+@dataclass(frozen=True)
+class ProbeSplit:
+    """Labeled held-out images, by their numbers in the split.
+
+    Attributes:
+        support: to fit on.
+        queries: to score.
+        shots: most images of a class among `support`.
+        why_none: why there is no probe; empty where there is one.
+    """
+
+    support: np.ndarray
+    queries: np.ndarray
+    shots: int = 0
+    why_none: str = ""
+
+    @property
+    def samples(self) -> np.ndarray:
+        """All of them, support first."""
+        return np.concatenate([self.support, self.queries])
+
+
+def choose_probe(
+    monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str
+) -> ProbeSplit:
+    """Chooses images of the held-out split for the probe.
+
+    Args:
+        monitor: what is asked for.
+        index: of the held-out split, None where there is none.
+        world_size: ranks, each of which encodes a part.
+        why_none: why there is no held-out split.
+
+    Raises:
+        InputError: for what is asked for and cannot take effect.
+    """
+    chosen = _choose(monitor, index, world_size, why_none)
+    for name in ("probe_every_steps", "probe_every_epochs", "probe_shots"):
+        value = getattr(monitor, name)
+        if chosen.why_none and value is not None:
+            raise InputError(f"monitor.{name}={value} has no effect: there is no probe ({chosen.why_none})")
+    return chosen
+
+
+def _choose(monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str) -> ProbeSplit:
+    def none(why: str) -> ProbeSplit:
+        return ProbeSplit(np.zeros(0, np.int64), np.zeros(0, np.int64), why_none=why)
+
+    if index is None:
+        return none(why_none)
+    if not monitor.probe_queries:
+        return none("monitor.probe_queries=0")
+    labels, most = np.asarray(index.labels), max(1, _MAX_SUPPORT // max(1, len(index.dataset.classes)))
+    if monitor.probe_shots is not None and monitor.probe_shots > most:
+        raise InputError(
+            f"monitor.probe_shots={monitor.probe_shots} of {len(index.dataset.classes)} classes are more than "
+            f"the {_MAX_SUPPORT} images that the probe fits on (at most monitor.probe_shots={most})"
+        )
+    asked = monitor.probe_shots or min(_DEFAULT_SHOTS, most)
+    support, queries = draw_shots(labels, shots=asked, queries=monitor.probe_queries)
+    if len(np.unique(labels[support])) < 2 or not len(queries):
+        return none(f'split "{index.split}" has no labels of two classes, with two images of each')
+    if len(support) + len(queries) < world_size:
+        return none(f'split "{index.split}" has fewer labeled images than there are ranks')
+    shots = int(np.bincount(labels[support]).max())
+    if monitor.probe_shots is not None and shots < monitor.probe_shots:
+        raise InputError(
+            f'monitor.probe_shots={monitor.probe_shots} is more than half of any class of split "{index.split}" '
+            f"(at most monitor.probe_shots={shots})"
+        )
+    return ProbeSplit(support, queries, shots)

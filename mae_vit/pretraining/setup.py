@@ -1,0 +1,159 @@
+"""From a config to all that a pretraining run is made of, checked, before its ranks are joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from mae_vit.config.geometry import resolve_encoder
+from mae_vit.config.plan import Plan, check_grouping, make_plan
+from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.objectives import Objective
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.data import Data, open_data
+from mae_vit.runtime.device import find_device
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.engines.build import optimizer_options
+from mae_vit.training.engines.compiling import choose_compiling
+from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
+from mae_vit.training.startup import check_engine
+from mae_vit.weights.seen_labels import SeenLabels
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a config comes to on these ranks.
+
+    Attributes:
+        config: of the run.
+        ranks: this process's place.
+        device: of this rank.
+        data: its images.
+        plan: its numbers.
+        info: of the encoder.
+        costs: of its steps.
+    """
+
+    config: PretrainConfig
+    ranks: Ranks
+    device: torch.device
+    data: Data
+    plan: Plan
+    info: EncoderInfo
+    costs: Estimate
+
+    def build(self) -> Objective:
+        """Builds encoder and objective, initialized from the run's seed."""
+        return build_objective(self.config, self.info, num_classes=count_classes(self.config, self.data))
+
+
+def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
+    """Opens the data and resolves everything.
+
+    Raises:
+        InputError: for whatever does not fit.
+    """
+    check_engine(config, ranks)
+    device = find_device(ranks)
+    data = open_data(config, ranks, device)
+    if config.objective.uses_labels:
+        data.check_held_out_labels()
+    if config.monitor.inspect_every_epochs and data.held_out_index is None:
+        raise InputError(
+            f"monitor.inspect_every_epochs={config.monitor.inspect_every_epochs:g} has no effect: {data.why_none}, "
+            "no images to look at (mae-vit prepare ... --holdout 0.05)"
+        )
+    plan = make_plan(
+        config,
+        num_samples=data.num_samples,
+        world_size=ranks.world_size,
+        probe_size=len(data.probe_split.samples),
+    )
+    choose_compiling(config, plan, device)
+    if grouping := config.objective.grouping:
+        check_grouping(plan, ranks.world_size, config.data.repeats, **grouping._asdict())
+    info = describe_encoder(config, data)
+    costs = estimate_costs(
+        config,
+        info,
+        num_classes=count_classes(config, data),
+        batch_size_per_device=plan.batch_size_per_device,
+    )
+    return Setup(config, ranks, device, data, plan, info, costs)
+
+
+def count_classes(config: PretrainConfig, data: Data) -> int:
+    """Returns the classes of the labels; 0 where they are of no use."""
+    return data.num_classes if config.objective.uses_labels else 0
+
+
+def estimate_costs(
+    config: PretrainConfig, info: EncoderInfo, *, num_classes: int, batch_size_per_device: int
+) -> Estimate:
+    """Measures what steps with micro-batches of a size will cost."""
+    return estimate(
+        lambda: build_objective(config, info, num_classes=num_classes),
+        image_shape=(info.in_chans, *info.img_size),
+        batch_size_per_device=batch_size_per_device,
+        activation_checkpointing=config.train.activation_checkpointing,
+        optimizer_slots=len(optimizer_options(config).slots),
+        averaged=config.train.ema_decay is not None,
+    )
+
+
+def least_kept(setup: Setup) -> int:
+    """Bytes that a step keeps for its backward pass at least; 0 where the compiler chooses what it keeps."""
+    train, info = setup.config.train, setup.info
+    if choose_compiling(setup.config, setup.plan, setup.device).on:
+        return 0
+    return kept_bytes(
+        setup.build,
+        image_shape=(info.in_chans, *info.img_size),
+        batch_size_per_device=setup.plan.batch_size_per_device,
+        precision=train.precision,
+        fused_attention=setup.device.type == "cuda",
+        activation_checkpointing=train.activation_checkpointing,
+    )
+
+
+def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
+    """Resolves the geometry of the encoder.
+
+    Raises:
+        InputError: if width and heads do not fit.
+    """
+    info = resolve_encoder(config.model, mean=data.mean, std=data.std, objective=config.objective.name)
+    labels = seen_labels(config, data, None)
+    return replace(info, labels=labels.model_dump() if labels else None)
+
+
+def seen_labels(config: PretrainConfig, data: Data, before: SeenLabels | None) -> SeenLabels | None:
+    """The labels that a run's weights will have seen, after those that they had seen `before` it."""
+    if not config.objective.uses_labels:
+        return before
+    own = SeenLabels(fingerprint=data.index.fingerprint, left_out=config.data.leave_out_per_class or 0)
+    return own.joined(before)
+
+
+def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: int) -> Objective:
+    """Builds encoder and objective, initialized from the run's seed.
+
+    Raises:
+        InputError: if objective and model do not fit.
+    """
+    grid_size = (info.img_size[0] // info.patch_size, info.img_size[1] // info.patch_size)
+    try:
+        config.objective.check(
+            grid_size=grid_size,
+            patch_size=info.patch_size,
+            in_chans=info.in_chans,
+            num_classes=num_classes,
+        )
+    except ValueError as error:
+        raise InputError(f"objective.{error}") from None
+    torch.manual_seed(config.run.seed)
+    model = config.model
+    encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
+    return config.objective.build(encoder, mean=info.mean, std=info.std, num_classes=num_classes)

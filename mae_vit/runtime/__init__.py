@@ -1,0 +1,1 @@
+"""mae_vit/runtime/__init__.py."""

@@ -1,0 +1,69 @@
+"""Collective calls over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import reason_of
+from mae_vit.runtime.ranks import Ranks
+
+T = TypeVar("T")
+
+
+def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """Adds a tensor over ranks, in place."""
+    if ranks.world_size > 1:
+        torch.distributed.all_reduce(values)
+    return values
+
+
+def from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
+    """Returns on all ranks what rank 0 hands in; collective."""
+    if ranks.world_size == 1:
+        return text
+    box = [text]
+    torch.distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def decided_by_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
+    """Lets rank 0 find or do something, and tells all ranks what came of it; collective.
+
+    What lies on a disk is for one rank to say: another node may see it a moment late.
+
+    Raises:
+        InputError: on all ranks, if `decide` does, or if a file is not to be had.
+    """
+    told: list[Any] = [None, None]
+    if ranks.rank == 0:
+        try:
+            told[0] = decide()
+        except InputError as error:
+            told[1] = str(error)
+        except OSError as error:
+            told[1] = ": ".join(filter(None, (error.filename and str(error.filename), reason_of(error))))
+    if ranks.world_size > 1:
+        torch.distributed.broadcast_object_list(told, src=0)
+    if told[1] is not None:
+        raise InputError(told[1])
+    found: T = told[0]
+    return found
+
+
+def gather_objects(value: Any, ranks: Ranks) -> list[Any]:
+    """Returns each rank's value, on all ranks; collective."""
+    if ranks.world_size == 1:
+        return [value]
+    gathered: list[Any] = [None] * ranks.world_size
+    torch.distributed.all_gather_object(gathered, value)
+    return gathered
+
+
+def barrier(ranks: Ranks) -> None:
+    """Waits for all ranks."""
+    if ranks.world_size > 1:
+        torch.distributed.barrier()

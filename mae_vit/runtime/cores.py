@@ -1,0 +1,105 @@
+"""What this machine gives to this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+
+
+def cores_of_rank(*, world_size: int = 1, local_world_size: int = 1) -> int:
+    """Cores that one rank may use, at least one; by default those of a process that runs alone.
+
+    The affinity mask of a task of srun is the task's own where Slurm binds tasks (task/affinity,
+    task/cgroup), and the whole node's where it does not (task/none): what the task was given says how
+    much of it is its own. Processes of one launcher share the mask that the launcher itself has.
+
+    Args:
+        world_size: processes of the run.
+        local_world_size: those on this node, or of this launcher on it.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    sharing, on_node = local_world_size, _number("SLURM_CPUS_ON_NODE")
+    if "SLURM_STEP_ID" in os.environ:
+        tasks = _tasks_of_node()
+        # Ranks may be tasks, or processes of torchrun or deepspeed inside of one task.
+        sharing = min(local_world_size, world_size // (_number("SLURM_STEP_NUM_TASKS") or 1))
+        if own := _number("SLURM_CPUS_PER_TASK"):
+            cores = min(cores, own)
+        elif on_node:
+            cores = min(cores, on_node // tasks)
+        else:
+            cores //= tasks
+    elif on_node:
+        cores = min(cores, on_node)
+    cores //= max(1, sharing)
+    if (quota := cpu_quota()) is not None:
+        # The group that has it may hold all ranks of the node.
+        cores = min(cores, int(quota / local_world_size))
+    return max(1, cores)
+
+
+def _tasks_of_node() -> int:
+    """Tasks of this step on this node, of text like "2(x3),1": two on each of three nodes, one on the fourth."""
+    node = _number("SLURM_NODEID") or 0
+    with suppress(ValueError):
+        for part in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):
+            tasks, _, nodes = part.rstrip(")").partition("(x")
+            node -= int(nodes or 1)
+            if node < 0:
+                return max(1, int(tasks))
+    return 1
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else None
+
+
+def cpu_quota(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> float | None:
+    """Cores' worth of time that a container or a job may take; None where nothing limits it.
+
+    `docker run --cpus` and Kubernetes limit time, and leave the affinity mask as it is.
+    """
+    quotas = [quota for group in control_groups("cpu", root, own) if (quota := _quota_of(group)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota_of(group: Path) -> float | None:
+    """The quota of one group, of version 2 or 1; None where it has none."""
+    with suppress(OSError, ValueError):
+        most, period = (group / "cpu.max").read_text().split()
+        return None if most == "max" else int(most) / int(period)
+    with suppress(OSError, ValueError):
+        most, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(most) / int(period) if int(most) > 0 else None
+    return None
+
+
+def control_groups(controller: str, root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> Iterator[Path]:
+    """Yields the folders of this process's control groups, each with those above it: a limit holds for all below.
+
+    Some may not be there. In a container a path may be the host's, and of its folders only the root is to be seen.
+
+    Args:
+        controller: "cpu" or "memory".
+        root: that the groups are mounted at.
+        own: the process's table of them.
+    """
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, kinds, place = line.split(":", 2)
+            if kinds and controller not in kinds.split(","):
+                continue
+            # Version 1 has a folder for each controller, or set of them; version 2 one for all.
+            mounts = dict.fromkeys((root / kinds, root / controller)) if kinds else [root]
+            parts = Path(place.lstrip("/")).parts
+            # So a namespace shows what lies outside of it.
+            parts = () if ".." in parts else parts
+            for mount in mounts:
+                for length in range(len(parts), -1, -1):
+                    yield mount.joinpath(*parts[:length])

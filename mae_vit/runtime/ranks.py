@@ -1,0 +1,115 @@
+"""Who we are among the ranks, under `python`, `deepspeed`, `torchrun` and `srun` alike."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+import torch
+
+from mae_vit.core.errors import InputError
+from mae_vit.runtime.cores import cores_of_rank
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place.
+
+    Attributes:
+        rank: 0..world_size-1.
+        world_size: processes of the run.
+        local_rank: place on this node; chooses the GPU.
+        local_world_size: processes on this node.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+    @property
+    def cores(self) -> int:
+        """Cores that this rank may use, at least one; its own share of what the ranks of the node have."""
+        return cores_of_rank(world_size=self.world_size, local_world_size=self.local_world_size)
+
+
+ALONE = Ranks()
+# Each launcher's names for: rank, world size, local rank, local world size.
+# SLURM_STEP_ID tells a task that srun started from a plain process in an allocation,
+# which sees SLURM_PROCID too.
+_LAUNCHERS = (
+    ("RANK", ("RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))),
+    (
+        "SLURM_STEP_ID",
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_STEP_TASKS_PER_NODE",)),
+    ),
+)
+
+
+def find_ranks() -> Ranks:
+    """Reads this process's place from the launcher's environment; alone if there is none.
+
+    Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT where the launcher
+    does not, since DeepSpeed reads them.
+
+    Raises:
+        InputError: if the environment is incomplete.
+    """
+    ranks = _read_environment()
+    environment = {
+        "RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.world_size),
+        "LOCAL_RANK": str(ranks.local_rank),
+    }
+    if ranks.world_size == 1:
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    elif "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+        raise InputError(
+            f"{ranks.world_size} ranks need MASTER_ADDR and MASTER_PORT (slurm/pretrain.sh sets them for srun)"
+        )
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    return ranks
+
+
+def _read_environment() -> Ranks:
+    for marker, (rank, world_size, local_rank, local_world_sizes) in _LAUNCHERS:
+        if marker not in os.environ:
+            continue
+        try:
+            place, total, local_place = (int(os.environ[name]) for name in (rank, world_size, local_rank))
+            local = next((os.environ[name] for name in local_world_sizes if name in os.environ), "1")
+            # Slurm writes "2(x3)" for three nodes of two tasks each.
+            return Ranks(place, total, local_place, int(local.split("(")[0].split(",")[0]))
+        except (KeyError, ValueError) as error:
+            raise InputError(
+                f"{marker} is set, but the launcher's environment is incomplete: {error}"
+            ) from None
+    return Ranks()
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _share_compilers(ranks: Ranks) -> None:
+    """Lets torch.compile start as many processes as this rank has cores, at most torch's 32.
+
+    By itself each rank starts one for every core that it sees: 256 on a node of eight whose ranks are not bound.
+    """
+    # Slow to import, and there already where a model is.
+    from torch._inductor import config
+
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        config.compile_threads = min(32, ranks.cores)
+
+
+def share_weights(model: torch.nn.Module, ranks: Ranks) -> None:
+    """Gives all ranks rank 0's parameters and buffers of a model that has the same ones everywhere; collective."""
+    if ranks.world_size > 1:
+        for tensor in model.state_dict().values():
+            torch.distributed.broadcast(tensor, src=0)

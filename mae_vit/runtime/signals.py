@@ -1,0 +1,200 @@
+"""Being told to stop: signals, and the loss of the launcher."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import NoReturn
+
+import psutil
+
+from mae_vit.runtime.exit_codes import EXIT_INTERRUPTED, EXIT_REQUEUE
+
+# Programs, or Python programs, whose death means that nobody waits for their ranks.
+# A shell or a terminal is none: its end must not end a run.
+_LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd", "mpirun")
+_POLL_S = 1.0
+INTERRUPTED = "interrupted; the same command goes on"
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+# LOCAL_RANK as the launcher set it, where DeepSpeed has to be told another number.
+PLACE_ON_NODE = "MAE_VIT_PLACE_ON_NODE"
+_heard_early: list[str] = []
+
+Handler = Callable[[int, FrameType | None], object] | int
+
+
+def hear_early() -> None:
+    """Handles signals until there is a `StopRequest`; for a program's first lines.
+
+    SIGUSR1, which a scheduler may send at any time, is kept: it would kill a process that still
+    imports, and a job with a short limit would never take a step. Ctrl-C ends at once, in a line.
+    """
+    signal.signal(signal.SIGUSR1, lambda number, frame: _heard_early.append(signal.Signals(number).name))
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, frame: _end_now(INTERRUPTED))
+
+
+@contextmanager
+def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
+    """Handles signals by `handler` for a while; what is ignored stays so, as `nohup` wants it.
+
+    Only in the main thread, where Python lets it; elsewhere nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, held in before.items():
+        if held != signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, held in before.items():
+            signal.signal(number, held)
+
+
+def leave_with_parent() -> None:
+    """Ends this process of multiprocessing's when the one that started it is gone, however that went.
+
+    Not by the parent's process id: a forked worker's parent is the server that it was forked from,
+    which lives as long as the worker does, and one that waits at a queue holds both of its ends.
+    """
+    threading.Thread(target=_end_after_parent, daemon=True, name="parent-watch").start()
+
+
+def _end_after_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Lets signals, or the loss of a launcher, end this process without more ado: it has nothing to save yet."""
+
+    def end() -> NoReturn:
+        _end_now(INTERRUPTED, EXIT_REQUEUE)
+
+    if heard_early():
+        end()
+    over = threading.Event()
+    if launchers := find_launchers():
+        watch = partial(_watch, launchers, lambda reason: end(), over.is_set)
+        threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
+    try:
+        with handling((signal.SIGTERM, signal.SIGUSR1), lambda number, frame: end()):
+            yield
+    finally:
+        over.set()
+
+
+def _watch(launchers: list[psutil.Process], then: Callable[[str], object], over: Callable[[], bool]) -> None:
+    """Calls `then` with a reason once a launcher is gone, until it is `over`."""
+    # is_running() compares creation times, so a reused pid does not deceive it.
+    while not over():
+        for launcher in launchers:
+            if not _alive(launcher):
+                then(f"launcher {launcher.pid} ended")
+                return
+        threading.Event().wait(_POLL_S)
+
+
+def _end_now(line: str, code: int = EXIT_INTERRUPTED) -> NoReturn:
+    """Ends this process without more ado: what is on the disk is whole at any moment.
+
+    An exception instead could surface anywhere, inside an import or a library's thread, or be swallowed there.
+    """
+    _say(line)
+    os._exit(code)
+
+
+def _say(line: str) -> None:
+    """Prints from a signal's handler, where buffered writing is not allowed; once on each node."""
+    if first_of_node():
+        os.write(2, f"\n{line}\n".encode())
+
+
+def first_of_node() -> bool:
+    """Whether this rank speaks for those of its node; by the environment alone, at any moment."""
+    names = (PLACE_ON_NODE, "LOCAL_RANK", "SLURM_LOCALID")
+    return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
+
+
+def heard_early() -> str | None:
+    """The name of the signal that came since `hear_early`, if any."""
+    return _heard_early[0] if _heard_early else None
+
+
+class StopRequest:
+    """A flag that SIGTERM, SIGUSR1, Ctrl-C, a closed terminal or the loss of a launcher raises.
+
+    The loop reads it at step boundaries; all ranks agree before any leaves.
+    SIGTERM to the `deepspeed` runner kills the runner alone and would leave its
+    ranks training as orphans, so a thread watches the launchers above this process.
+    """
+
+    def __init__(self) -> None:
+        """Installs the handlers and starts the watch."""
+        self.reason = heard_early()
+        for number in STOP_SIGNALS:
+            # What is ignored stays so: nohup means that a closed terminal stops nothing.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+        launchers = find_launchers()
+        if launchers:
+            watch = partial(_watch, launchers, self._stop_for, lambda: self.reason is not None)
+            threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
+
+    def __bool__(self) -> bool:
+        """True once a stop was requested."""
+        return self.reason is not None
+
+    def dismiss(self) -> None:
+        """Ignores further signals, once the run is saved and this rank leaves.
+
+        A launcher that sees one rank leave signals the others; Python gives signals
+        their deadly default back while it shuts down, which would turn this rank's
+        exit code into that of a kill.
+        """
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if self.reason == "SIGINT":
+                _end_now("interrupted: ended without saving; the same command goes on from the last save")
+            _say("stopping after this step, and saving; Ctrl-C once more ends without that")
+        self.reason = self.reason or signal.Signals(number).name
+
+    def _stop_for(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+
+def find_launchers() -> list[psutil.Process]:
+    """Returns the unbroken chain of launcher processes above this one, nearest first."""
+    chain = []
+    for ancestor in psutil.Process().parents():
+        try:
+            name, command = ancestor.name(), " ".join(ancestor.cmdline()[:4])
+        except psutil.Error:
+            break
+        is_python = name.startswith("python") and any(word in command for word in _LAUNCHERS)
+        if not is_python and name not in _LAUNCHERS:
+            break
+        chain.append(ancestor)
+    return chain
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,46 @@
+"""Restarts of a job by Slurm: it runs the same command again, and counts in SLURM_RESTART_COUNT."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from mae_vit.core.files import write_atomically
+from mae_vit.core.messages import reason_of
+
+
+def note_progress() -> None:
+    """Notes at which restart something was saved, for slurm/common.sh.
+
+    That gives a job up after some restarts in a row that saved nothing: it sees those too
+    that end before they know their run folder.
+    """
+    path = os.environ.get("MAE_VIT_SAVED")
+    if path is None:
+        return
+    try:
+        write_atomically(Path(path), f"{_restart()}\n".encode())
+    except OSError as error:
+        # No reason to end a run: at worst its job is not restarted.
+        reason = reason_of(error)
+        print(f"warning: {path}: {reason}; this restart counts as one that saved nothing", file=sys.stderr)
+
+
+def begun_by_this_job(run: Path) -> bool:
+    """Whether a run folder is of an earlier start of this very job, which is to go on with it.
+
+    `--resume never` would else begin again at each restart.
+    """
+    if not _restart():
+        return False
+    try:
+        told = json.loads((run / "environment.json").read_text())["slurm_job"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return told is not None and told == os.environ.get("SLURM_JOB_ID")
+
+
+def _restart() -> int:
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))

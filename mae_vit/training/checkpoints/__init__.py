@@ -1,0 +1,1 @@
+"""mae_vit/training/checkpoints/__init__.py."""

@@ -1,0 +1,130 @@
+"""What checkpoints are on disk: which there are, and which of their parts are whole.
+
+`mae_vit.training.checkpoints.checkpoint` writes them and reads the whole state; `mae_vit.weights.read` reads
+the parameters alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+_NAME = re.compile(r"step-(\d{8,})")
+FORMAT = 1
+# What makes a folder a checkpoint, and describes it.
+STATE = "state.json"
+# In a checkpoint's identity: the labels that its weights were trained on, as `seen_labels.SeenLabels`; or None.
+LABELS_SEEN = "labels_seen"
+Found = TypeVar("Found")
+
+
+class BrokenCheckpoint(ValueError):
+    """A checkpoint is incomplete or damaged."""
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Returns complete-looking checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
+    return sorted(found, key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """Returns the step in a checkpoint's name."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match.group(1))
+
+
+def read_newest(folder: Path, read: Callable[[Path], Found]) -> tuple[Found | None, list[BrokenCheckpoint]]:
+    """Reads the newest checkpoint that is whole.
+
+    Args:
+        folder: of checkpoints.
+        read: reads one; raises BrokenCheckpoint.
+
+    Returns:
+        What was read, None where there is no checkpoint, and what is wrong with newer ones.
+
+    Raises:
+        BrokenCheckpoint: if there are checkpoints and none is whole.
+    """
+    paths, broken = list_checkpoints(folder), list[BrokenCheckpoint]()
+    for path in reversed(paths):
+        try:
+            return read(path), broken
+        except BrokenCheckpoint as error:
+            broken.append(error)
+    if paths:
+        raise BrokenCheckpoint(f"all {len(paths)} checkpoints in {folder} are broken: {broken[0]}")
+    return None, broken
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint's `state.json`.
+
+    Raises:
+        BrokenCheckpoint: if it is of another format; others as in `as_broken`.
+    """
+    described: dict[str, Any] = json.loads((path / STATE).read_text())
+    if described["format"] != FORMAT:
+        raise BrokenCheckpoint(f"{path}: format {described['format']}, this version reads {FORMAT}")
+    return described
+
+
+def read_part(path: Path, part: str, described: dict[str, Any]) -> dict[str, Tensor]:
+    """Reads and verifies the tensors of one part, such as "parameters".
+
+    Raises:
+        BrokenCheckpoint: if its checksum differs; others as in `as_broken`.
+    """
+    data = (path / f"{part}.safetensors").read_bytes()
+    _compare(path, part, sha256(data), described)
+    return load_tensors(data)
+
+
+def check_part(path: Path, part: str, described: dict[str, Any]) -> dict[str, Tensor]:
+    """Verifies one part as `read_part` does and keeps nothing of it.
+
+    Raises:
+        BrokenCheckpoint: if its checksum differs; others as in `as_broken`.
+    """
+    digest = hashlib.sha256()
+    with (path / f"{part}.safetensors").open("rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    _compare(path, part, digest.hexdigest(), described)
+    return {}
+
+
+def _compare(path: Path, part: str, found: str, described: dict[str, Any]) -> None:
+    if found != described["sha256"][part]:
+        raise BrokenCheckpoint(f"{path}: {part}.safetensors is damaged (checksum differs)")
+
+
+def sha256(data: bytes) -> str:
+    """Returns the hexadecimal SHA-256."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def as_broken(path: Path) -> Iterator[None]:
+    """Turns whatever goes wrong with an untrusted checkpoint into BrokenCheckpoint."""
+    try:
+        yield
+    except BrokenCheckpoint:
+        raise
+    except OSError as error:
+        name = Path(error.filename).name if error.filename else "a file"
+        raise BrokenCheckpoint(f"{path}: {name}: {(error.strerror or 'unreadable').lower()}") from None
+    except Exception as error:  # any malformed content of an untrusted file
+        raise BrokenCheckpoint(f"{path}: not a checkpoint: {type(error).__name__}: {error}") from None

@@ -1,0 +1,206 @@
+"""Where a run starts: own run > explicit checkpoint > from scratch; and what must not change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mae_vit.config.command_line import ResumeMode
+from mae_vit.config.schema import Config
+from mae_vit.core.errors import InputError
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, newest_checkpoint, verify_checkpoint
+from mae_vit.training.checkpoints.format import LABELS_SEEN, STATE, BrokenCheckpoint, list_checkpoints
+from mae_vit.training.outputs.run_folder import RunFolder
+
+# What may change when a run goes on; all else is refused by name.
+_FREE_SECTIONS = ("monitor", "checkpoint", "guard")
+_FREE_KEYS = (
+    "run.name",
+    "run.dir",
+    "run.hang_timeout_s",
+    # Moved data is the same data: its fingerprint is compared instead.
+    "data.path",
+    "data.cache_dir",
+    "data.cache_gib",
+    # So are moved weights, which leave a digest.
+    "finetune.start",
+    "data.workers",
+    "data.source",
+    "data.memory_limit_gib",
+    "data.damage_budget",
+    "train.batch_size_per_device",
+    "train.zero_stage",
+    "train.engine",
+    "train.compile",
+    "train.compress_gradients",
+    # The same numbers, computed twice.
+    "train.activation_checkpointing",
+)
+_LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What must stay the same for a run to be the same run.
+
+    Attributes:
+        values: by dotted key, as plain data.
+        new: keys that an older checkpoint may lack: options that stand at their
+            defaults, and what is derived. Else each new option would orphan old runs.
+    """
+
+    values: dict[str, Any]
+    new: frozenset[str]
+
+    def noting(self, labels: dict[str, Any] | None) -> Identity:
+        """Adds which labels its weights have seen, by way of its start too: told on, and compared with nothing."""
+        return replace(self, values={**self.values, LABELS_SEEN: labels})
+
+
+def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
+    """Flattens a resolved config, without what may change.
+
+    Args:
+        config: of the run.
+        derived: what follows from the data: its fingerprint, its normalization.
+    """
+
+    def flat(sections: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: value
+            for section, values in sections.items()
+            if section not in _FREE_SECTIONS
+            for key, value in _flatten(section, values)
+            if key not in _FREE_KEYS
+        }
+
+    dumped = config.model_dump(mode="json")
+    values = flat(dumped)
+    new = {key for key in values if _at_default(config, dumped, key)}
+    return Identity({**values, **derived}, frozenset({*new, *derived}))
+
+
+def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
+    """Whether a config without this key is the same config.
+
+    Asked of the schema: some defaults depend on other options (betas on the optimizer).
+    """
+    without = copy.deepcopy(dumped)
+    *path, name = key.split(".")
+    section = without
+    for part in path:
+        section = section[part]
+    del section[name]
+    try:
+        return type(config).model_validate(without) == config
+    except ValueError:
+        return False  # it has to be given, or another one then
+
+
+def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [item for key, inner in value.items() for item in _flatten(f"{prefix}.{key}", inner)]
+    return [(prefix, value)]
+
+
+def check_identity(
+    saved: Mapping[str, Any], identity: Identity, place: Path, *, extend: bool = False
+) -> None:
+    """Refuses, by name, to go on with something else than what was begun.
+
+    Args:
+        saved: values of the identity of what was begun.
+        identity: of the run that is to go on.
+        place: of what was begun, a checkpoint or the folder of a run.
+        extend: its length may be another.
+
+    Raises:
+        InputError: naming each key that differs, with both values.
+    """
+    now = identity.values
+    differing = [
+        key
+        for key in {**saved, **now}
+        if key != LABELS_SEEN
+        and saved.get(key) != now.get(key)
+        and (key in saved or key not in identity.new)
+        and not (extend and key in _LENGTH_KEYS)
+    ]
+    if differing:
+        shown = [f"{key} was {saved.get(key)!r}, now {now.get(key)!r}" for key in differing[:4]]
+        longer = ", --extend goes on to another length" if set(differing) <= set(_LENGTH_KEYS) else ""
+        raise InputError(
+            f"{place} belongs to another run: {'; '.join(shown)}. "
+            f"Take those back{longer}, or give this run another run.name"
+        )
+
+
+def find_checkpoint(
+    folder: RunFolder,
+    resume: ResumeMode,
+    identity: Identity,
+    *,
+    extend: bool = False,
+    warn: bool = True,
+) -> CheckpointInfo | None:
+    """Finds the checkpoint that the run continues from; None for a fresh start.
+
+    Args:
+        folder: of the run.
+        resume: what the user asked for.
+        identity: what must not have changed, from `run_identity`.
+        extend: the length may have.
+        warn: say which broken checkpoints are skipped.
+
+    Raises:
+        InputError: if an explicit path holds no whole checkpoint, if the checkpoint is
+            another run's, or if none of the run's own is whole.
+    """
+    if resume == "never":
+        return None
+    own = newest_checkpoint(folder.checkpoints, warn=warn)
+    found = own or (find_explicit(resume, warn=warn) if isinstance(resume, Path) else None)
+    if found is None:
+        return None
+    try:
+        check_identity(found.identity, identity, found.path, extend=extend)
+    except InputError:
+        # Nothing was done yet that another config could spoil.
+        if own is None or own.step:
+            raise
+        return None
+    return found
+
+
+def find_explicit(path: Path, *, warn: bool = True) -> CheckpointInfo:
+    """Verifies a checkpoint folder, or the newest one of a run folder.
+
+    Raises:
+        InputError: if there is none.
+    """
+    if (path / STATE).exists():
+        try:
+            return verify_checkpoint(path)
+        except BrokenCheckpoint as error:
+            raise InputError(f"--resume {error}") from None
+    for folder in (path / "checkpoints", path):
+        if list_checkpoints(folder):
+            found = newest_checkpoint(folder, warn=warn)
+            assert found is not None
+            return found
+    what = "is no folder" if not path.is_dir() else "holds no checkpoint (step-NNNNNNNN with state.json)"
+    raise InputError(f"--resume {path}: {what}")
+
+
+def set_aside(folder: RunFolder) -> Path | None:
+    """Moves an existing run folder to NAME.1, NAME.2, ...; returns where to, None if there is none."""
+    if not folder.path.exists():
+        return None
+    number = 1
+    while (moved := folder.path.with_name(f"{folder.path.name}.{number}")).exists():
+        number += 1
+    folder.path.rename(moved)
+    return moved

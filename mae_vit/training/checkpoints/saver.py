@@ -1,0 +1,188 @@
+"""Saving beside training: the state is gathered, then written by a thread; what fails, fails for all ranks."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mae_vit.config.schema import CheckpointSection
+from mae_vit.runtime.collectives import from_rank_zero
+from mae_vit.runtime.failures import BadStep, TrainingFailed
+from mae_vit.runtime.slurm import note_progress
+from mae_vit.training.checkpoints.checkpoint import prune_checkpoints, save_checkpoint
+from mae_vit.training.engines.base import Engine
+from mae_vit.training.engines.state import Best, Course, TrainState
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# A write that training waited for so long is told.
+_SLOW_S = 10.0
+_NOT_FINITE = "left weights that are not finite"
+
+
+class Saver:
+    """Writes checkpoints; all ranks call it alike, rank 0 writes.
+
+    A save that fails (a full, broken or read-only disk) is told, and the run goes on with the
+    last good checkpoint: the next save tries again. With `checkpoint.max_failed_saves` in a row
+    the run stops. On a full disk older checkpoints go before a save is given up; the
+    newest whole one never does.
+
+    Attributes:
+        stall_s: how long training stood still for saves since this was last set to 0.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        options: CheckpointSection,
+        *,
+        identity: dict[str, Any],
+        every_steps: int,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Clears away what saves that were cut short have left.
+
+        Args:
+            engine: whose state is saved.
+            folder: of checkpoints.
+            options: when to save and what to keep.
+            identity: what must not change when the run resumes.
+            every_steps: steps between saves of the plan.
+            say: tells people a line.
+            clock: seconds, of rank 0.
+        """
+        self._engine, self._folder, self._options = engine, folder, options
+        self._identity, self._every_steps, self._say = identity, every_steps, say
+        self._thread: threading.Thread | None = None
+        self._problem: str | None = None
+        # Alike on all ranks.
+        self._pending, self._step = False, 0
+        self._failures = 0
+        self.stall_s = 0.0
+        self._clock = clock
+        self.restart_clock()
+        if engine.ranks.rank == 0:
+            for torn in folder.glob(".step-*.tmp"):
+                shutil.rmtree(torn, ignore_errors=True)
+
+    def restart_clock(self) -> None:
+        """Counts `checkpoint.every_minutes` from now."""
+        self._saved_s = self._clock()
+
+    def due(self) -> bool:
+        """Whether it is time for a save: rank 0 decides, the others learn of it with a step's report.
+
+        Not while one is being written: the save would wait for it, and training for both.
+        """
+        minutes = self._options.every_minutes
+        if minutes is None or self._engine.ranks.rank != 0:
+            return False
+        writing = self._thread is not None and self._thread.is_alive()
+        return not writing and self._clock() - self._saved_s >= 60 * minutes
+
+    def save(self, step: int, best: Best | None, course: Course, *, wait: bool) -> bool:
+        """Saves the state after `step`; collective.
+
+        Args:
+            step: optimizer steps done.
+            best: of runs that choose among their epochs.
+            course: what the run has met so far.
+            wait: return only when it is on the disk.
+
+        Returns:
+            False if this save is known to have failed.
+
+        Raises:
+            BadStep: on all ranks, if the state saved before, or waited for now, is not finite.
+            TrainingFailed: on all ranks, after too many failures in a row.
+        """
+        begun = time.monotonic()
+        # First: the state being written lies where the next one is gathered to.
+        self.settle()
+        state = self._engine.gather()
+        state.best, state.course = best, course
+        self._pending, self._step = True, step
+        self.restart_clock()
+        if self._engine.ranks.rank == 0:
+            # Not a daemon: an interpreter that ends waits for it.
+            self._thread = threading.Thread(target=self._write, args=(step, state), name="saver")
+            self._thread.start()
+        good = self.settle() if wait or not self._options.asynchronous else True
+        self.stall_s += time.monotonic() - begun
+        return good
+
+    def settle(self) -> bool:
+        """Waits for the write under way and agrees on how it went; collective.
+
+        Returns:
+            False if it failed.
+
+        Raises:
+            BadStep: on all ranks, if the state was not finite.
+            TrainingFailed: on all ranks, after too many failures in a row.
+        """
+        if not self._pending:
+            return True
+        self._pending = False
+        self.close()
+        problem = from_rank_zero(self._problem, self._engine.ranks)
+        if problem == _NOT_FINITE:
+            raise BadStep(self._step, problem)
+        if problem is None:
+            self._failures = 0
+            return True
+        self._failures += 1
+        if self._failures >= self._options.max_failed_saves:
+            raise TrainingFailed(
+                f"{self._failures} saves in a row failed, the last one: {problem}; the last good checkpoint stands "
+                "(checkpoint.max_failed_saves)"
+            )
+        self._say(f"warning: {problem}; going on, with the last good checkpoint ({self._failures} in a row)")
+        return False
+
+    def close(self) -> None:
+        """Waits for what rank 0 still writes; not collective."""
+        if self._thread is None:
+            return
+        begun = time.monotonic()
+        self._thread.join()
+        self._thread = None
+        if (waited := time.monotonic() - begun) > _SLOW_S:
+            self._say(f"training waited {waited:.0f} s for a checkpoint to be written")
+
+    def _write(self, step: int, state: TrainState) -> None:
+        """Runs in the thread; leaves what went wrong as a line."""
+        try:
+            if not state.is_finite():
+                self._problem = _NOT_FINITE
+                return
+            try:
+                save_checkpoint(self._folder, step=step, state=state, identity=self._identity)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                self._prune(step, keep_last=1)
+                save_checkpoint(self._folder, step=step, state=state, identity=self._identity)
+            if step:
+                note_progress()
+            self._prune(step, keep_last=self._options.keep_last)
+            self._problem = None
+        except Exception as error:
+            reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else repr(error)
+            self._problem = f"the checkpoint of step {step} cannot be written to {self._folder}: {reason}"
+
+    def _prune(self, step: int, *, keep_last: int) -> None:
+        prune_checkpoints(
+            self._folder,
+            upto=step,
+            keep_last=keep_last,
+            keep_every=self._options.keep_every,
+            every_steps=self._every_steps,
+        )

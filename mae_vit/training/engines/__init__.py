@@ -1,0 +1,1 @@
+"""mae_vit/training/engines/__init__.py."""

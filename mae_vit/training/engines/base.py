@@ -1,0 +1,242 @@
+"""How a step is taken: the interface of engines, and the plain torch engine.
+
+Precisions bf16 and fp16 mean fp32 parameters with autocast, as in the official MAE
+code. The autocast wraps the objective inside the engine, so both engines compute the
+same thing and gradients are reduced in fp32 (DeepSpeed's own `torch_autocast` section
+would reduce them in bf16). The loss scale of fp16 is ours on both engines too
+(`mae_vit.training.optim.loss_scale.LossScale`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mae_vit.core.batch import Batch
+from mae_vit.models.attention import choose_attention
+from mae_vit.objectives.objective import ObjectiveOutput, Task
+from mae_vit.runtime.collectives import sum_over_ranks
+from mae_vit.runtime.process_group import leave
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.engines.activation_checkpointing import recompute_blocks
+from mae_vit.training.engines.data_parallel import Compression
+from mae_vit.training.engines.ema import Average
+from mae_vit.training.engines.precision import Autocast, Precision
+from mae_vit.training.engines.staging import Staging
+from mae_vit.training.engines.state import TrainState, persistent_buffers, restore_slots, slot_tensors
+from mae_vit.training.optim.loss_scale import LossScale
+from mae_vit.training.optim.optimizers import OptimizerOptions
+
+NamedTensors = Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What engines need to know beyond the model.
+
+    Attributes:
+        optimizer: which one, and its options.
+        clip_grad: largest global gradient norm; None for no clipping.
+        precision: of the forward and backward pass.
+        batch_size_per_device: images per micro-batch.
+        accumulation: micro-batches per step.
+        zero_stage: DeepSpeed's ZeRO stage.
+        zero_keeps_whole_below: at ZeRO 3, smaller parameters stay whole on every rank
+            (DeepSpeed's default).
+        compile: fuse the objective's operations by torch.compile; costs a minute at the
+            start, on a CPU it needs a C++ compiler.
+        cuda_graphs: record what is compiled, and launch it as one; on the torch engine, one micro-batch a step.
+        activation_checkpointing: recompute each block's activations in the backward pass.
+        ema_decay: of the moving average of the weights (`mae_vit.training.engines.ema`); None for none.
+        compression: of the gradients that the torch engine sends to other ranks.
+    """
+
+    optimizer: OptimizerOptions
+    clip_grad: float | None
+    precision: Precision
+    batch_size_per_device: int
+    accumulation: int
+    zero_stage: int = 0
+    zero_keeps_whole_below: int = 100_000
+    compile: bool = False
+    cuda_graphs: bool = False
+    activation_checkpointing: bool = False
+    ema_decay: float | None = None
+    compression: Compression = "none"
+
+
+class StepResult(NamedTuple):
+    """What a step has to say.
+
+    Attributes:
+        grad_norm: global gradient norm before clipping, not scaled.
+        skipped: fp16's gradients overflowed, and nothing was updated.
+    """
+
+    grad_norm: Tensor
+    skipped: bool = False
+
+
+class Engine(ABC):
+    """One way of taking optimizer steps; all collective calls are made by all ranks.
+
+    Attributes:
+        objective: what is trained.
+        trainable: parameters that are trained, by name.
+        loss_scale: of fp16; None in other precisions.
+        updates: optimizer updates made in the whole run.
+        average: of the weights; None where they are measured themselves.
+    """
+
+    def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
+        """Moves `objective` to `device` and prepares to train it."""
+        self.objective = objective.to(device)
+        self.options = options
+        self.ranks = ranks
+        self.device = device
+        self.loss_scale = LossScale() if options.precision == "fp16" else None
+        self.updates = 0
+        # Once: to walk through the modules in each step takes as long as its clipping.
+        self.trainable = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
+        self.average = None if options.ema_decay is None else Average(self.objective, options.ema_decay)
+        self._staging = Staging(device, copies=ranks.rank == 0)
+        choose_attention(objective, device)
+        if options.activation_checkpointing:
+            recompute_blocks(objective)
+        if options.compile:
+            # In place, so that names in state dicts stay. Shapes never change in a run.
+            self.objective.compile(dynamic=False, mode="reduce-overhead" if options.cuda_graphs else None)
+        self.module = Autocast(self.objective, device, options.precision)
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> ObjectiveOutput:
+        """Computes the loss of a micro-batch."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of one micro-batch, weighted by 1 / accumulation."""
+
+    @abstractmethod
+    def step(self, lr: float) -> StepResult:
+        """Clips, updates and clears gradients."""
+
+    @abstractmethod
+    def gather(self) -> TrainState:
+        """Collects the whole state on rank 0's host, no tensors on others; collective.
+
+        The next call may write over the tensors of the last one's.
+        """
+
+    @abstractmethod
+    def restore(self, state: TrainState) -> None:
+        """Puts a gathered state back, whatever engine, stage or world size wrote it."""
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """While it is open `objective` holds, whole, what is measured and exported; collective.
+
+        That is the average of the weights, where one is kept.
+        """
+        with nullcontext() if self.average is None else self.average.in_place():
+            yield
+
+    def close(self) -> None:
+        """Leaves the process group, where there is one; nothing collective comes after it."""
+        leave()
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """Adds a tensor over ranks, in place."""
+        return sum_over_ranks(values, self.ranks)
+
+    def reduce_buffers(self) -> None:
+        """Makes the statistics that layers keep (BatchNorm) alike on all ranks.
+
+        After every step, so that they do not depend on when a run was saved.
+        """
+        if self.ranks.world_size == 1:
+            return
+        kept = [b for b in persistent_buffers(self.objective).values() if b.is_floating_point()]
+        if not kept:
+            return
+        mean = self.all_reduce_sum(torch.cat([b.flatten() for b in kept])) / self.ranks.world_size
+        for buffer, part in zip(kept, mean.split([b.numel() for b in kept]), strict=True):
+            buffer.copy_(part.view_as(buffer))
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Applies the loss scale, if there is one."""
+        return loss if self.loss_scale is None else loss * self.loss_scale.scale
+
+    def clip_local(self) -> StepResult:
+        """Unscales and clips gradients that this process holds whole."""
+        parameters = list(self.trainable.values())
+        if self.loss_scale is not None:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, 1 / self.loss_scale.scale)
+        return self.settle(clip_gradients(parameters, self.options.clip_grad))
+
+    def settle(self, grad_norm: Tensor) -> StepResult:
+        """Decides whether a step is to be skipped; waits for the device in fp16 alone."""
+        skipped = self.loss_scale is not None and self.loss_scale.update(
+            overflow=not bool(grad_norm.isfinite())
+        )
+        self.updates += not skipped
+        return StepResult(grad_norm, skipped)
+
+    def averaged(self, result: StepResult) -> StepResult:
+        """Takes a step's weights into the average; passes its result on."""
+        if self.average is not None and not result.skipped:
+            self.average.update(self.updates)
+        return result
+
+    def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:
+        """Collects the state where this process's optimizer holds all of it."""
+        slots = {slot: slot_tensors(optimizer, self.trainable, slot) for slot in self.options.optimizer.slots}
+        return self.describe(self.objective.named_parameters(), slots)
+
+    def describe(self, parameters: NamedTensors, slots: Mapping[str, NamedTensors]) -> TrainState:
+        """Copies what is gathered to rank 0's host, one tensor after the other, and adds the counters."""
+        staging = self._staging
+        staging.begin()
+        state = TrainState(
+            staging.collect(parameters, torch.float32),
+            {slot: staging.collect(tensors, torch.float32) for slot, tensors in slots.items()},
+            self.updates,
+            None if self.loss_scale is None else replace(self.loss_scale),
+            staging.collect(persistent_buffers(self.objective).items()),
+            average=staging.collect(self.average.tensors.items()) if self.average else {},
+        )
+        staging.wait()
+        return state
+
+    def restore_local(self, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
+        """Puts a state back where this process's optimizer holds all of it."""
+        self.restore_counters(state)
+        with torch.no_grad():
+            for name, parameter in self.objective.named_parameters():
+                parameter.copy_(state.parameters[name])
+        counts_updates = self.options.optimizer.counts_updates
+        restore_slots(optimizer, self.trainable, state, counts_updates=counts_updates)
+
+    def restore_counters(self, state: TrainState) -> None:
+        """Puts the counters back, and what layers keep beside parameters."""
+        for name, buffer in persistent_buffers(self.objective).items():
+            buffer.copy_(state.buffers[name])
+        self.updates = state.optimizer_step
+        if self.average is not None:
+            self.average.restore(state.average)
+        if self.loss_scale is not None and state.loss_scale is not None:
+            self.loss_scale = replace(state.loss_scale)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], clip_grad: float | None) -> Tensor:
+    """Returns the global gradient norm before clipping, and clips where asked."""
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    if clip_grad is None:
+        return nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+    return nn.utils.clip_grad_norm_(trained, clip_grad)

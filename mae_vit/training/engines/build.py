@@ -1,0 +1,72 @@
+"""From a config to an engine, and what has to be set up before there is one."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from mae_vit.config.plan import Plan
+from mae_vit.config.schema import Config
+from mae_vit.objectives.objective import Task
+from mae_vit.runtime.process_group import give_up_after, join
+from mae_vit.runtime.ranks import ALONE, Ranks
+from mae_vit.training.engines.base import Engine, StepOptions
+from mae_vit.training.engines.compiling import choose_compiling
+from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.optim.optimizers import OptimizerOptions
+
+
+def be_deterministic() -> None:
+    """Makes equal runs on equal devices equal bit for bit, or fail.
+
+    Not `warn_only`: with it flash and memory-efficient attention keep their backward
+    passes of varying order, deterministic ones being chosen only without.
+    """
+    # cuBLAS asks for this.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
+def connect(config: Config, device: torch.device, ranks: Ranks = ALONE) -> None:
+    """Joins the ranks, where there are several, or where the engine is DeepSpeed, which needs a group of one."""
+    if ranks.world_size > 1 or config.train.engine_on(ranks.world_size) == "deepspeed":
+        join(ranks, device, timeout=give_up_after(config.run.hang_timeout_s))
+
+
+def optimizer_options(config: Config) -> OptimizerOptions:
+    """Which optimizer, with its own options."""
+    optim = config.optim
+    return OptimizerOptions(optim.name, optim.weight_decay, optim.own_options)
+
+
+def build_engine(
+    config: Config,
+    plan: Plan,
+    objective: Task,
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    optimizer: OptimizerOptions | None = None,
+) -> Engine:
+    """Builds the engine that the config asks for, with its optimizer or a given one."""
+    compiling = choose_compiling(config, plan, device)
+    options = StepOptions(
+        optimizer=optimizer or optimizer_options(config),
+        clip_grad=config.optim.clip_grad,
+        precision=config.train.precision,
+        batch_size_per_device=plan.batch_size_per_device,
+        accumulation=plan.accumulation,
+        zero_stage=config.train.zero_stage,
+        compile=compiling.on,
+        cuda_graphs=compiling.cuda_graphs,
+        activation_checkpointing=config.train.activation_checkpointing,
+        ema_decay=config.train.ema_decay,
+        compression=config.train.compress_gradients,
+    )
+    if config.train.engine_on(ranks.world_size) == "torch":
+        return TorchEngine(objective, options, ranks, device)
+    # DeepSpeed takes seconds to import: not before the input was checked.
+    from mae_vit.training.engines.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(objective, options, ranks, device)

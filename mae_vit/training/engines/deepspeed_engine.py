@@ -1,0 +1,269 @@
+"""The engine of pretraining: DeepSpeed, ZeRO 0-3, on CPU (gloo) or GPU (nccl).
+
+The only file that imports DeepSpeed. Scheduler, loader, gradient norm, loss scale and
+checkpoints are ours; DeepSpeed reduces gradients and shards optimizer state (ZeRO 1),
+gradients (2) and parameters (3).
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import deepspeed
+import torch
+import torch.nn.functional as F
+from deepspeed.runtime.zero import GatheredParameters
+from deepspeed.utils import (
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
+from torch import Tensor, nn
+
+from mae_vit.core.batch import Batch
+from mae_vit.models.attention import choose_attention
+from mae_vit.objectives.objective import ObjectiveOutput, Task
+from mae_vit.runtime.process_group import group_as_patient
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.runtime.signals import PLACE_ON_NODE
+from mae_vit.training.engines.base import Engine, StepOptions, StepResult
+from mae_vit.training.engines.cost import ZERO_BUCKET
+from mae_vit.training.engines.state import TrainState
+from mae_vit.training.optim.optimizers import make_optimizer
+
+
+def _use_process_group(device: torch.device) -> None:
+    """Lets DeepSpeed use the process group that the ranks have joined."""
+    if device.type == "cuda":
+        # DeepSpeed takes the GPU of this number, at ZeRO 3 throughout the run. A launcher may show
+        # each rank its own GPU alone, which is number 0 to all of them.
+        os.environ.setdefault(PLACE_ON_NODE, os.environ.get("LOCAL_RANK", "0"))
+        os.environ["LOCAL_RANK"] = str(device.index)
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # DeepSpeed would compile a C++ shared-memory op here (30 to 70 s, needs g++ and
+    # ninja), which only its inference uses. An empty table of compatible ops makes
+    # it go on without; drop this line when the build becomes optional.
+    deepspeed.ops.__compatible_ops__ = {}
+    # ZeRO 3 would warn that it finds no tensors in a `Batch`: none of them has a gradient.
+    deepspeed.runtime.zero.utils.warned = True
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, verbose=False)
+
+
+class DeepSpeedEngine(Engine):
+    """Steps through `deepspeed.initialize`."""
+
+    def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
+        """Wraps `objective`; the ranks must have joined."""
+        _use_process_group(device)
+        # DeepSpeed exchanges by a clone of the group that the ranks have joined.
+        deepspeed.utils.groups._WORLD_GROUP = group_as_patient()
+        # Made before any hook is.
+        self._shell = _shell_of(objective) if options.zero_stage == 3 else None
+        super().__init__(objective, options, ranks, device)
+        if self._shell is not None:
+            choose_attention(self._shell.to(device), device)
+        self._optimizer = make_optimizer(self.objective, options.optimizer)
+        trainable = sum(p.numel() for p in self.trainable.values())
+        self._engine, self._wrapped, _, _ = deepspeed.initialize(
+            model=self.module,
+            optimizer=self._optimizer,
+            config=deepspeed_config(options, trainable=trainable, device=device),
+            dist_init_required=False,
+        )
+        if options.zero_stage:
+            self._make_slots()
+            self._hand_over_scale()
+
+    def forward(self, batch: Batch) -> ObjectiveOutput:  # noqa: D102
+        return self._engine(batch)
+
+    def backward(self, loss: Tensor) -> None:  # noqa: D102
+        # From ZeRO 1 on DeepSpeed applies the scale that it was told.
+        self._engine.backward(loss if self.options.zero_stage else self.scaled(loss))
+        if not self._engine.is_gradient_accumulation_boundary():
+            self._engine.step()
+
+    def step(self, lr: float) -> StepResult:  # noqa: D102
+        for group in self._wrapped.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        self.reduce_buffers()
+        if self.options.zero_stage:
+            self._engine.step()
+            # DeepSpeed skips a non-finite step itself, and reports a norm of infinity.
+            norm = torch.as_tensor(self._engine.get_global_grad_norm(), device=self.device)
+            result = self.settle(norm)
+            self._hand_over_scale()
+            return self.averaged(result)
+        # At ZeRO 0 gradients are reduced by now, and DeepSpeed keeps no norm.
+        result = self.clip_local()
+        if result.skipped:
+            # Optimizers pass over parameters without a gradient.
+            self._optimizer.zero_grad(set_to_none=True)
+        self._engine.step()
+        return self.averaged(result)
+
+    def gather(self) -> TrainState:  # noqa: D102
+        # safe_get_* returns None, and safe_set_* does nothing, at ZeRO 0.
+        if not self.options.zero_stage:
+            return self.gather_local(self._optimizer)
+        slots = {slot: self._whole_slot(slot) for slot in self.options.optimizer.slots}
+        return self.describe(self._whole_parameters(), slots)
+
+    def _whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Each is whole until the next one is asked for; collective."""
+        for name, parameter in self.objective.named_parameters():
+            with GatheredParameters([parameter], enabled=self._shell is not None):
+                yield name, parameter
+
+    def _whole_slot(self, slot: str) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.trainable.items():
+            yield name, safe_get_full_optimizer_state(parameter, slot)
+
+    def restore(self, state: TrainState) -> None:  # noqa: D102
+        if not self.options.zero_stage:
+            self.restore_local(self._optimizer, state)
+            return
+        self.restore_counters(state)
+        self._hand_over_scale()
+        if self.options.optimizer.counts_updates:
+            for flat in self._flat_partitions():
+                # Adam's step counter is reachable by none of DeepSpeed's safe_* calls.
+                self._optimizer.state[flat]["step"].fill_(float(state.optimizer_step))
+        for name, parameter in self.objective.named_parameters():
+            value = state.parameters[name].to(self.device)
+            with GatheredParameters([parameter], modifier_rank=0, enabled=self._shell is not None):
+                parameter.data.copy_(value)
+            if parameter.requires_grad:
+                self._set_master(parameter, value, None)
+                for slot, values in state.slots.items():
+                    self._set_master(parameter, values[name].to(self.device), slot)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """At ZeRO 3, gathers parameters into a second objective, without DeepSpeed's hooks.
+
+        So ranks may run it differently (other numbers of held-out batches, pictures on
+        one rank). For the time being each rank holds all parameters.
+        """
+        if self._shell is None:
+            with super().whole():
+                yield
+            return
+        shell, sharded = self._shell, self.objective
+        for parameter, target in zip(sharded.parameters(), shell.parameters(), strict=True):
+            with GatheredParameters([parameter]):
+                target.data = parameter.detach().clone()
+        for buffer, copied in zip(sharded.buffers(), shell.buffers(), strict=True):
+            copied.copy_(buffer)
+        self.objective = shell
+        try:
+            yield
+        finally:
+            self.objective = sharded
+            _empty(shell)
+
+    def close(self) -> None:
+        """Leaves the process group, and has DeepSpeed forget it: the next run of a process has another."""
+        deepspeed.comm.destroy_process_group()
+
+    def _set_master(self, parameter: nn.Parameter, value: Tensor, slot: str | None) -> None:
+        """Sets ZeRO's own copy of a parameter, or of one of its slots, to a whole value."""
+        if self.options.zero_stage < 3:
+            if slot is None:
+                safe_set_full_fp32_param(parameter, value)
+            else:
+                safe_set_full_optimizer_state(parameter, value, slot)
+            return
+        # Each rank's part by itself: DeepSpeed 0.19's call for whole values fails where
+        # ranks do not divide a parameter.
+        size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+        padded = F.pad(value.flatten(), (0, size * self.ranks.world_size - value.numel()))
+        part = padded.narrow(0, size * self.ranks.rank, size)
+        if slot is None:
+            safe_set_local_fp32_param(parameter, part)
+        else:
+            safe_set_local_optimizer_state(parameter, part, slot)
+
+    def _flat_partitions(self) -> list[Tensor]:
+        """ZeRO's own parameters: this rank's flat part of each group."""
+        if self.options.zero_stage == 3:
+            return list(self._wrapped.fp32_partitioned_groups_flat)
+        return [group["params"][0] for group in self._optimizer.param_groups]
+
+    def _make_slots(self) -> None:
+        """Creates the state that the optimizer would make at its first step, and links it to parameters.
+
+        DeepSpeed 0.19 links all groups once the first group has stepped, when the others
+        have no state yet: with several groups, safe_get_full_optimizer_state then fails
+        for all but the first. With the state there beforehand the link is complete.
+        """
+        for flat in self._flat_partitions():
+            state = {slot: torch.zeros_like(flat) for slot in self.options.optimizer.slots}
+            if self.options.optimizer.counts_updates:
+                state["step"] = torch.zeros((), device=flat.device)
+            self._optimizer.state[flat] = state
+        if self.options.zero_stage < 3:
+            self._wrapped._lazy_init_hp_params_optimizer_state()
+
+    def _hand_over_scale(self) -> None:
+        """Tells DeepSpeed the loss scale: it scales losses, unscales its parts of the gradients."""
+        if self.loss_scale is not None:
+            self._wrapped.override_loss_scale(self.loss_scale.scale)
+
+
+def _shell_of(objective: Task) -> Task:
+    """Copies an objective without its parameters' values."""
+    shell = copy.deepcopy(objective).requires_grad_(False)
+    _empty(shell)
+    return shell
+
+
+def _empty(shell: Task) -> None:
+    for parameter in shell.parameters():
+        parameter.data = torch.empty(0, device=parameter.device)
+
+
+def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.device) -> dict[str, Any]:
+    """Generates DeepSpeed's dictionary from ours.
+
+    Args:
+        options: of a step.
+        trainable: numbers of the model that are trained.
+        device: of this rank.
+    """
+    return {
+        "train_micro_batch_size_per_gpu": options.batch_size_per_device,
+        "gradient_accumulation_steps": options.accumulation,
+        # At ZeRO 0 we clip ourselves, to know the norm.
+        "gradient_clipping": (options.clip_grad or 0.0) if options.zero_stage else 0.0,
+        "zero_optimization": {
+            "stage": options.zero_stage,
+            "stage3_param_persistence_threshold": options.zero_keeps_whole_below,
+            **_exchange(trainable, device),
+        },
+        # SGD works on flat parts as Adam does; LARS, which does not, is refused before.
+        "zero_allow_untested_optimizer": True,
+        # Never: progress is reported by our own loop.
+        "steps_per_print": None,
+        # It would wait for the device twice in each micro-batch; the loop keeps the time.
+        "timers": {"throughput": {"enabled": False}},
+    }
+
+
+def _exchange(trainable: int, device: torch.device) -> dict[str, Any]:
+    """How ranks exchange gradients and weights at ZeRO 1 to 3; ZeRO 0 reduces all at once after the backward pass."""
+    if device.type != "cuda":
+        # One bucket: a CPU has nothing to do it beside. DeepSpeed allocates it whole (5e8 numbers by default).
+        return {"reduce_bucket_size": max(1, min(500_000_000, trainable))}
+    # A bucket is sent while the backward pass fills the next one: large enough for the network's
+    # full rate, small enough that the first is full early (ViT-B has 86 M numbers).
+    bucket = max(1, min(ZERO_BUCKET, trainable))
+    return {"overlap_comm": True, "reduce_bucket_size": bucket, "allgather_bucket_size": ZERO_BUCKET}

@@ -1,0 +1,72 @@
+"""The moving average of a model's weights (Polyak & Juditsky 1992; ViT Sec. 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from mae_vit.training.engines.state import persistent_buffers
+
+
+class Average:
+    """Keeps `decay` of itself at each update, and takes the rest from the model.
+
+    It begins as the model does. For early updates the decay is lower, (1 + n) / (10 + n) at the
+    n-th (as in TensorFlow's): else a run as short as 1 / (1 - decay) updates would be measured by
+    a mixture with the weights that it began from. Statistics that layers keep (BatchNorm) are
+    averaged too; what they count is copied.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        """Begins at the model's weights, on its device.
+
+        Args:
+            model: whose parameters are whole on this rank.
+            decay: 0 < decay < 1.
+        """
+        self._model, self._decay = model, decay
+        self._kept = {name: tensor.detach().clone() for name, tensor in self._now().items()}
+
+    @torch.no_grad()
+    def update(self, updates: int) -> None:
+        """Takes in the model's weights.
+
+        Args:
+            updates: optimizer updates made in the whole run, this one too.
+        """
+        now = self._now()
+        lerp = get_ema_multi_avg_fn(min(self._decay, (1 + updates) / (10 + updates)))
+        averaged = [name for name, tensor in now.items() if tensor.is_floating_point()]
+        lerp([self._kept[name] for name in averaged], [now[name].detach() for name in averaged], 0)
+        for name in now.keys() - set(averaged):
+            self._kept[name].copy_(now[name])
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While it is open the model has the average's weights; none may be updated."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The average itself, by name, on the model's device."""
+        return self._kept
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Puts a copy back."""
+        for name, tensor in self._kept.items():
+            tensor.copy_(saved[name])
+
+    def _now(self) -> dict[str, Tensor]:
+        return {**dict(self._model.named_parameters()), **persistent_buffers(self._model)}
+
+    def _swap(self) -> None:
+        for name, tensor in self._now().items():
+            tensor.data, self._kept[name] = self._kept[name], tensor.data

@@ -1,0 +1,66 @@
+"""The plain torch engine: the oracle of the DeepSpeed engine."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mae_vit.core.batch import Batch
+from mae_vit.objectives.objective import ObjectiveOutput, Task
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.engines.base import Engine, StepOptions, StepResult
+from mae_vit.training.engines.data_parallel import DataParallel
+from mae_vit.training.engines.state import TrainState
+from mae_vit.training.optim.optimizers import make_optimizer
+
+
+class TorchEngine(Engine):
+    """Plain PyTorch, each rank with a whole model: one process, or several by DistributedDataParallel."""
+
+    def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
+        """Prepares to train `objective`; several ranks must have joined."""
+        super().__init__(objective, options, ranks, device)
+        assert options.zero_stage == 0
+        assert not options.cuda_graphs or (options.accumulation == 1 and ranks.world_size == 1)
+        self._parallel = None
+        if ranks.world_size > 1:
+            static_graph = objective.turns == 1
+            self._parallel = DataParallel(
+                self.module, static_graph=static_graph, compression=options.compression
+            )
+        self._optimizer = make_optimizer(self.objective, options.optimizer)
+        self._micro_batches = 0
+
+    def forward(self, batch: Batch) -> ObjectiveOutput:  # noqa: D102
+        if self._parallel is not None:
+            # Gradients are added up here first, and sent once a step.
+            return self._parallel.forward(batch, reduces=self._micro_batches == self.options.accumulation - 1)
+        if not self.options.cuda_graphs:
+            return self.module(batch)
+        # Whatever the last step returned is done with: without gradients since its end, and copied here.
+        torch.compiler.cudagraph_mark_step_begin()
+        output = self.module(batch)
+        # The next replay writes over these, and they may be read later.
+        values = {name: (total.clone(), count.clone()) for name, (total, count) in output.values.items()}
+        return ObjectiveOutput(output.loss.clone(), values)
+
+    def backward(self, loss: Tensor) -> None:  # noqa: D102
+        (self.scaled(loss) / self.options.accumulation).backward()
+        self._micro_batches += 1
+
+    def step(self, lr: float) -> StepResult:  # noqa: D102
+        self._micro_batches = 0
+        self.reduce_buffers()
+        result = self.clip_local()
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        if not result.skipped:
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return self.averaged(result)
+
+    def gather(self) -> TrainState:  # noqa: D102
+        return self.gather_local(self._optimizer)
+
+    def restore(self, state: TrainState) -> None:  # noqa: D102
+        self.restore_local(self._optimizer, state)

@@ -1,0 +1,1 @@
+"""mae_vit/training/optim/__init__.py."""

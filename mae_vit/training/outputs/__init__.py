@@ -1,0 +1,1 @@
+"""mae_vit/training/outputs/__init__.py."""

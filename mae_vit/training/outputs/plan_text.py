@@ -1,0 +1,109 @@
+"""The part of a plan for people that pretraining and fine-tuning share."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from mae_vit.config.plan import Plan
+from mae_vit.config.schema import Config
+from mae_vit.core.files import existing
+from mae_vit.core.messages import clock, counted
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.engines.compiling import choose_compiling
+from mae_vit.training.engines.cost import Estimate, matrix_rate
+
+
+def describe_views(config: Config) -> str:
+    """Says how training images are seen."""
+    augment = config.data.augment
+    parts = [f"crop {augment.crop}", *(["flip"] if augment.flip else [])]
+    if config.data.repeats > 1:
+        parts.insert(0, f"{config.data.repeats} of each image")
+    if augment.policy != "none":
+        parts.append(augment.policy)
+    if augment.erasing:
+        parts.append(f"a box of {augment.erasing:.0%} of them erased")
+    return ", ".join(parts)
+
+
+def describe_training(
+    config: Config, plan: Plan, costs: Estimate, ranks: Ranks, device: torch.device, folder: Path
+) -> dict[str, str]:
+    """Says how long, how large and how fast a run trains, and what it takes: a line for each name."""
+    optim, train = config.optim, config.train
+    schedule = optim.schedule + (f" over the last {plan.decay_steps:,}" if plan.decay_steps else "")
+    memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
+    kept, disk = retention(config, plan, costs)
+    free = shutil.disk_usage(existing(folder)).free
+    return {
+        "batch": f"{plan.effective_batch_size:,} = {counted(ranks.world_size, 'rank')} x "
+        f"{counted(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
+        "length": f"{counted(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
+        f"{counted(plan.steps_per_epoch, 'step')} ({plan.num_samples % plan.effective_batch_size:,} images left out "
+        "of each)",
+        "rate": f"{plan.lr:.3e} peak after {counted(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
+        f"{optim.min_lr:g}; {optim.name}",
+        "time": describe_time(plan, costs, ranks, matrix_rate(device, train.precision)),
+        "engine": f"{describe_engine(config, ranks)}, {train.precision}, {device}",
+        "compiled": str(choose_compiling(config, plan, device)),
+        "memory": f"{memory:.2f} GiB for each rank at most, about (states and float32 activations)",
+        "disk": f"{disk / 2**20:,.0f} MiB for {counted(kept, 'checkpoint')} of "
+        f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
+        f"{save_times(config, plan)}; free: {free / 2**30:,.0f} GiB",
+    }
+
+
+def describe_engine(config: Config, ranks: Ranks) -> str:
+    """Says which engine a run is on, and why."""
+    train = config.train
+    engine, several = train.engine_on(ranks.world_size), ranks.world_size > 1
+    if engine == "deepspeed":
+        told = f"deepspeed, ZeRO {train.zero_stage}"
+        why = "several processes" if several else f"zero_stage={train.zero_stage}"
+    else:
+        told = "torch, DistributedDataParallel" if several else "torch"
+        told += (
+            f", gradients sent in {train.compress_gradients}" if train.compress_gradients != "none" else ""
+        )
+        why = "one process"
+    return f"{told} ({f'auto: {why}' if train.engine == 'auto' else f'train.engine={engine}'})"
+
+
+def describe_time(plan: Plan, costs: Estimate, ranks: Ranks, rate: float) -> str:
+    """Says how long the matrix products of all steps take at FLOP/s of `rate` on each rank."""
+    # The ranks of a machine without GPUs share its cores as they train; this one has its part of them.
+    seconds = costs.flops_per_image * plan.total_steps * plan.effective_batch_size / (rate * ranks.world_size)
+    least = "a moment"
+    if seconds >= 1:
+        least = f"{clock(seconds)} at least, two to three times that for small networks"
+    return (
+        f"{least}, beside start and evaluation: at the "
+        f"{rate / 1e9:,.0f} GFLOP/s that a rank's matrix products reach here now"
+    )
+
+
+def retention(config: Config, plan: Plan, costs: Estimate) -> tuple[int, int]:
+    """Returns how many checkpoints lie on the disk at most, and the bytes of all that the run leaves, about."""
+    written = 1 + -(-plan.total_steps // plan.checkpoint_every_steps)  # with that of step 0
+    kept = config.checkpoint.keep_last + 1
+    if config.checkpoint.every_minutes is None:
+        kept = min(kept, written)
+    if config.checkpoint.keep_every:
+        kept += plan.total_steps // (plan.checkpoint_every_steps * config.checkpoint.keep_every)
+    return kept, kept * costs.checkpoint_bytes + 4 * costs.encoder_parameters
+
+
+def save_times(config: Config, plan: Plan) -> str:
+    """When checkpoints are saved."""
+    minutes, at = config.checkpoint.every_minutes, times(plan.checkpoint_every_steps, plan)
+    return at if minutes is None else f"every {minutes:g} min{' and' if at == 'at the end' else ','} {at}"
+
+
+def times(every_steps: int, plan: Plan) -> str:
+    """When something is done that is done at the end of a run in any case."""
+    if every_steps >= plan.total_steps:
+        return "at the end"
+    return "every step" if every_steps == 1 else f"every {every_steps:,} steps and at the end"

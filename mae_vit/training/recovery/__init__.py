@@ -1,0 +1,1 @@
+"""mae_vit/training/recovery/__init__.py."""

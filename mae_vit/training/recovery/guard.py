@@ -1,0 +1,73 @@
+"""Judges every step by its loss and gradient norm, alike on all ranks."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+
+from mae_vit.config.schema import GuardSection
+from mae_vit.runtime.failures import BadStep
+from mae_vit.training.engines.state import Course
+
+_WINDOW = 256
+# Fewer losses say little about how far they scatter.
+_ENOUGH = 128
+# Of a normal distribution: standard deviation over median absolute deviation.
+_SIGMA_PER_MAD = 1.4826
+
+
+class Guard:
+    """Finds steps that are not finite, and losses that leap and stay high.
+
+    A loss leaps if it is `spike_sigmas` robust standard deviations above the median of the last
+    256; `spike_steps` in a row are a spike. One alone is a hard batch.
+    """
+
+    def __init__(self, options: GuardSection, course: Course) -> None:
+        """Goes on where `course` stands."""
+        self._options, self._skipped = options, course.skipped
+        self._losses = deque(course.losses, maxlen=_WINDOW)
+        self._streak = course.streak
+
+    @property
+    def course(self) -> Course:
+        """What a checkpoint is to keep."""
+        return Course(self._skipped, tuple(self._losses), self._streak)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no step since the last good one is in doubt."""
+        return self._streak == 0
+
+    def judge(self, step: int, loss: float, grad_norm: float) -> None:
+        """Takes in a step.
+
+        Args:
+            step: its number, from 1.
+            loss: mean over the global batch.
+            grad_norm: global, before clipping.
+
+        Raises:
+            BadStep: if it, or the steps up to it, are bad.
+        """
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            reason = f"is not finite (loss {loss}, gradient norm {grad_norm})"
+            raise BadStep(step, reason, loss, grad_norm, tuple(self._losses))
+        bound = self._bound()
+        if bound is None or loss <= bound:
+            self._streak = 0
+            self._losses.append(loss)
+            return
+        self._streak += 1
+        if self._streak >= self._options.spike_steps:
+            first = step - self._streak + 1
+            reason = f"begins a spike (loss {loss:.4g} after {self._streak} steps above {bound:.4g})"
+            raise BadStep(first, reason, loss, grad_norm, tuple(self._losses))
+
+    def _bound(self) -> float | None:
+        if self._options.spike_sigmas is None or len(self._losses) < _ENOUGH:
+            return None
+        middle = statistics.median(self._losses)
+        mad = statistics.median(abs(loss - middle) for loss in self._losses)
+        return middle + self._options.spike_sigmas * _SIGMA_PER_MAD * mad

@@ -1,0 +1,122 @@
+"""The damaged samples of a run: counted, told to all ranks, listed in `quarantine.jsonl`, up to a budget."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mae_vit.core.errors import Damage, damage_allowed
+from mae_vit.core.files import sync, to_json, write_atomically
+from mae_vit.runtime.collectives import gather_objects
+from mae_vit.runtime.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the list.
+
+    Attributes:
+        step: whose images it was first asked for, counted from 1 as in `metrics.jsonl`.
+        damage: what it is.
+    """
+
+    step: int
+    damage: Damage
+
+
+class Quarantine:
+    """Distinct damaged samples, alike on all ranks once told; rank 0 writes.
+
+    Attributes:
+        path: of the list.
+        share: of the samples that may be damaged.
+        allowed: how many that are.
+    """
+
+    def __init__(self, path: Path, ranks: Ranks, *, share: float, samples: int, start_step: int) -> None:
+        """Takes up the list of a run that goes on at `start_step`; what came later comes again, or is mended.
+
+        Args:
+            path: of the list.
+            ranks: all of them take part.
+            share: of the samples that may be damaged.
+            samples: that are trained on.
+            start_step: steps done before.
+        """
+        self.path, self.share, self._ranks = path, share, ranks
+        self.allowed = damage_allowed(share, samples)
+        kept = [entry for entry in _read(path) if entry.step <= start_step]
+        self._told = {entry.damage.sample: entry for entry in kept}
+        self._waiting: dict[int, Entry] = {}
+        if ranks.rank == 0 and path.exists():
+            if self._told:
+                write_atomically(path, _lines(self._told.values()))
+            else:
+                path.unlink()
+
+    @property
+    def samples(self) -> Collection[int]:
+        """Numbers of the samples told of."""
+        return self._told.keys()
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether there are more than allowed."""
+        return len(self._told) > self.allowed
+
+    def note(self, step: int, found: Iterable[Damage]) -> int:
+        """Takes what this rank met at a step; returns how many are new to it."""
+        waiting, told = self._waiting, self._told
+        new = {d.sample: Entry(step, d) for d in found if d.sample not in waiting and d.sample not in told}
+        self._waiting |= new
+        return len(new)
+
+    def exchange(self) -> list[Damage]:
+        """Tells all ranks what each has noted, and lists it; collective.
+
+        Returns:
+            What is new to the run, in the order of the list, which does not depend on the ranks.
+        """
+        gathered = [e for entries in gather_objects([*self._waiting.values()], self._ranks) for e in entries]
+        self._waiting, new = {}, []
+        for entry in sorted(gathered, key=lambda entry: (entry.step, entry.damage.sample)):
+            if entry.damage.sample not in self._told:
+                self._told[entry.damage.sample] = entry
+                new.append(entry)
+        if new and self._ranks.rank == 0:
+            self._append(_lines(new))
+        return [entry.damage for entry in new]
+
+    def _append(self, data: bytes) -> None:
+        first = not self.path.exists()
+        with self.path.open("ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if first:
+            sync(self.path.parent)
+
+
+def _lines(entries: Iterable[Entry]) -> bytes:
+    told = (to_json({"step": entry.step, **asdict(entry.damage)}) for entry in entries)
+    return "".join(f"{line}\n" for line in told).encode()
+
+
+def _read(path: Path) -> list[Entry]:
+    """Reads a list; a torn line, as a power cut leaves it, is passed over."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    entries = []
+    for line in lines:
+        try:
+            told: dict[str, Any] = json.loads(line)
+            entries.append(Entry(int(told.pop("step")), Damage(**told)))
+        except (ValueError, TypeError, AttributeError, KeyError):
+            continue
+    return entries

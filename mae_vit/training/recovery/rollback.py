@@ -1,0 +1,111 @@
+"""Takes a run back to its last good checkpoint, past the data that it failed on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mae_vit.config.schema import GuardSection
+from mae_vit.core.files import write_json
+from mae_vit.data.order.skipped_steps import data_step, skip
+from mae_vit.runtime.collectives import decided_by_rank_zero
+from mae_vit.runtime.failures import BadStep, TrainingFailed
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, verify_checkpoint
+from mae_vit.training.checkpoints.format import BrokenCheckpoint, list_checkpoints, step_of
+from mae_vit.training.engines.state import Course
+from mae_vit.training.outputs.run_folder import RunFolder
+
+# Of the losses before a bad step, so many are told.
+_TOLD_LOSSES = 32
+
+
+@dataclass
+class Rollbacks:
+    """Goes back a bounded number of times from each checkpoint; a newer one is progress.
+
+    Attributes:
+        folder: of the run.
+        options: how often, and how much data is skipped: twice as much at each further try.
+        ranks: all of which call it.
+        samples_of: names the samples of a step of the data order, for people.
+    """
+
+    folder: RunFolder
+    options: GuardSection
+    ranks: Ranks
+    samples_of: Callable[[int], list[dict[str, Any]]]
+    _tries: dict[int, int] = field(default_factory=dict)
+
+    def find(self, bad: BadStep, course: Course) -> tuple[CheckpointInfo, Course]:
+        """Finds where to go on after a bad step, and leaves a report of it; collective.
+
+        Args:
+            bad: the step.
+            course: of the run until then.
+
+        Returns:
+            A checkpoint from before it, and how to go on from there.
+
+        Raises:
+            TrainingFailed: on all ranks, if there is none, or after too many tries.
+        """
+        # Another node may see the folder a moment late.
+        found = decided_by_rank_zero(lambda: self._newest_before(bad.step), self.ranks)
+        if found is None:
+            raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
+        tried = self._tries[found.step] = self._tries.get(found.step, 0) + 1
+        culprit = data_step(bad.step - 1, course.skipped)
+        width = self.options.skip_steps * 2 ** (tried - 1)
+        first = max(data_step(found.step, course.skipped), culprit - width + 1)
+        incident = {
+            "step": bad.step,
+            "reason": bad.reason,
+            "loss": bad.loss,
+            "grad_norm": bad.grad_norm,
+            "losses_before": list(bad.losses[-_TOLD_LOSSES:]),
+            "back_to_step": found.step,
+            "try": tried,
+            "of_tries": self.options.max_rollbacks,
+            "data_step": culprit,
+            "skipped_data_steps": [first, culprit + 1],
+        }
+        given_up = tried > self.options.max_rollbacks
+        if self.ranks.rank == 0:
+            self._report(incident, culprit, tried)
+            self._drop_after(found.step)
+        if given_up:
+            raise TrainingFailed(
+                f"{bad}; tries from the checkpoint of step {found.step}: {tried - 1} of "
+                f"guard.max_rollbacks={self.options.max_rollbacks}; see {self._path(bad.step, tried)}"
+            )
+        skipped = skip(course.skipped, first, culprit + 1)
+        return found, Course(skipped, found.course.losses)
+
+    def _newest_before(self, step: int) -> CheckpointInfo | None:
+        for path in reversed(list_checkpoints(self.folder.checkpoints)):
+            if step_of(path) < step:
+                with suppress(BrokenCheckpoint):
+                    return verify_checkpoint(path)
+        return None
+
+    def _drop_after(self, step: int) -> None:
+        """What was saved since belongs to the course that failed."""
+        for path in list_checkpoints(self.folder.checkpoints):
+            if step_of(path) > step:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _path(self, step: int, tried: int) -> Path:
+        return self.folder.path / "incidents" / f"step-{step:08d}-{tried}.json"
+
+    def _report(self, incident: dict[str, Any], culprit: int, tried: int) -> None:
+        path = self._path(incident["step"], tried)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, {**incident, "samples": self.samples_of(culprit)})
+        except OSError:
+            pass  # a full disk must not keep the run from going back

@@ -1,0 +1,1 @@
+"""mae_vit/weights/__init__.py."""

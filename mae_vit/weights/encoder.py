@@ -1,0 +1,252 @@
+"""An encoder for use: weights of any kind that we can begin from, ready to turn images into features.
+
+Shapes: B batch, C channels, H W pixels, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import reason_of
+from mae_vit.data.images.augment import center_crop
+from mae_vit.data.images.decode import DecodeError, decode, pixels_of
+from mae_vit.data.normalization import IMAGENET_MEAN, IMAGENET_STD
+from mae_vit.models.encoder_file import EncoderInfo, read_info
+from mae_vit.models.pos_embed import sincos_position_table
+from mae_vit.models.vit import SIZES, Pool, ViTEncoder, pooled
+from mae_vit.training.checkpoints.format import STATE, step_of
+from mae_vit.weights.load import load_start
+from mae_vit.weights.read import read_start
+from mae_vit.weights.start import Start
+
+
+class PretrainedEncoder(nn.Module):
+    """A pretrained encoder with its read-out and its normalization.
+
+    Attributes:
+        encoder: timm's VisionTransformer, in evaluation mode.
+        pool: what is read: [CLS], or the mean of the patch tokens.
+        info: geometry, normalization and history.
+        start: the weights as they were read; a decoder is among them where the file has one.
+    """
+
+    def __init__(self, encoder: ViTEncoder, *, pool: Pool, info: EncoderInfo, start: Start) -> None:
+        """Wraps an encoder whose weights are loaded; `load_encoder` does."""
+        super().__init__()
+        self.encoder, self.pool, self.info, self.start = encoder, pool, info, start
+        # A classifier of the mean has its norm behind it, and none in front (official MAE code).
+        self.fc_norm: nn.Module = nn.Identity()
+        if "fc_norm.weight" in start.tensors:
+            encoder.norm = nn.Identity()
+            self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)
+            self.fc_norm.load_state_dict(
+                {name: start.tensors[f"fc_norm.{name}"] for name in ("weight", "bias")}
+            )
+        self.eval()
+
+    @property
+    def embed_dim(self) -> int:
+        """D, the width of the features."""
+        return int(self.encoder.embed_dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Encodes images as `transform` makes them: float32 (B, C, H, W) -> (B, D).
+
+        Raises:
+            ValueError: for images of another shape, or not normalized.
+        """
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            raise ValueError("images are float32 (B, C, H, W), as this encoder's transform makes them")
+        wanted = (self.info.in_chans, *self.info.img_size)
+        if images.shape[1:] != wanted:
+            raise ValueError(
+                f"images of {tuple(images.shape)}: this encoder takes (B, {', '.join(map(str, wanted))}), as its "
+                "transform makes them; load_encoder(..., img_size=...) interpolates its positions for others"
+            )
+        tokens = self.encoder.forward_features(images)
+        return self.fc_norm(pooled(tokens, self.pool))
+
+    def transform(self, image: str | Path | bytes | Image.Image | np.ndarray) -> Tensor:
+        """Brings one image to what the encoder was trained on.
+
+        The largest centered box of the encoder's aspect ratio, resized (bicubic, antialiased) and
+        normalized: what fine-tuning measures on.
+
+        Args:
+            image: a path, the bytes of an image file, a PIL image, or uint8 (H, W, 3) or (H, W).
+
+        Returns:
+            float32 (C, H, W).
+
+        Raises:
+            InputError: if it is no whole image.
+        """
+        return self.normalize(torch.from_numpy(self.crop(image))[None])[0]
+
+    def crop(self, image: str | Path | bytes | Image.Image | np.ndarray) -> np.ndarray:
+        """The same without normalization: uint8 (C, H, W).
+
+        Raises:
+            InputError: if it is no whole image.
+        """
+        return center_crop(_pixels_of(image, self.info.in_chans), self.info.img_size)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Maps uint8 (B, C, H, W) to what the encoder takes."""
+        shape = partial(torch.tensor, dtype=torch.float32, device=images.device)
+        mean, std = (shape(list(values)).view(-1, 1, 1) for values in (self.info.mean, self.info.std))
+        return (images.float() / 255 - mean) / std
+
+
+def load_encoder(
+    start: str | Path, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
+) -> PretrainedEncoder:
+    """Loads an encoder.
+
+    Args:
+        start: a run folder, an `encoder.safetensors`, an official MAE file (.pth), or "timm:NAME".
+        img_size: pixels, or (H, W), divisible by the patch size; positions are interpolated.
+            As trained by default.
+        pool: "cls" or "mean"; what a fine-tuned run reads, else "cls".
+
+    Raises:
+        InputError: if there are no weights of a Vision Transformer of ours.
+    """
+    return from_start(read_start(str(start)), img_size=img_size, pool=pool)
+
+
+def from_start(
+    start: Start, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
+) -> PretrainedEncoder:
+    """Builds the encoder of weights that are read already; see `load_encoder`.
+
+    Raises:
+        InputError: if they are none of ours, or the size does not fit.
+    """
+    if pool not in (None, "cls", "mean"):
+        raise InputError(f'pool="{pool}": give "cls" or "mean"')
+    info = describe_start(start)
+    if img_size is not None:
+        info = replace(info, img_size=_size(img_size, info.patch_size))
+    encoder = info.build()
+    load_start(start, encoder)
+    own: Pool = "mean" if "fc_norm.weight" in start.tensors else "cls"
+    return PretrainedEncoder(encoder, pool=pool or own, info=info, start=start)
+
+
+def describe_start(start: Start) -> EncoderInfo:
+    """Tells geometry, normalization and history of weights, from what they say and from their shapes.
+
+    Raises:
+        InputError: if they are of no Vision Transformer, or nothing tells the number of heads.
+    """
+    geometry = start.geometry or _geometry_of_shapes(start)
+    told = {
+        **{key: value for key, value in geometry.items() if key != "name"},
+        "size": geometry["name"] or "S",
+        "img_size": (int(geometry["img_size"][0]), int(geometry["img_size"][1])),
+        "mean": start.mean or _imagenet(IMAGENET_MEAN, geometry["in_chans"], start.source),
+        "std": start.std or _imagenet(IMAGENET_STD, geometry["in_chans"], start.source),
+        "objective": start.objective or "unknown",
+        "step": 0,
+    }
+    info = EncoderInfo(
+        **{field.name: told[field.name] for field in fields(EncoderInfo) if field.name in told}
+    )
+    path, history = Path(start.source), ("objective", "step", "images_seen", "flops")
+    known = read_info(path)
+    if (path / STATE).is_file():  # a checkpoint of ours, beside which a finished run leaves its encoder
+        info = replace(info, step=step_of(path))
+        beside = read_info(path.parents[1] / "encoder.safetensors")
+        known = beside if beside is not None and beside.step == info.step else None
+    return info if known is None else replace(info, **{name: getattr(known, name) for name in history})
+
+
+def _geometry_of_shapes(start: Start) -> dict[str, Any]:
+    """The geometry of files that do not tell it: official MAE's, and others' by timm's names."""
+    tensors = start.tensors
+    try:
+        embed_dim, in_chans, patch_size, _ = tensors["patch_embed.proj.weight"].shape
+        num_patches = tensors["pos_embed"].shape[1] - 1
+        hidden = tensors["blocks.0.mlp.fc1.weight"].shape[0]
+    except (KeyError, ValueError):
+        raise InputError(f"{start.source} holds no Vision Transformer by timm's names") from None
+    depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
+    side = round(num_patches**0.5)
+    if side * side != num_patches:
+        raise InputError(
+            f"{start.source}: its positions are of no square image, and it does not say of which"
+        )
+    known = [name for name, size in SIZES.items() if (size.embed_dim, size.depth) == (embed_dim, depth)]
+    heads = start.num_heads or (SIZES[known[0]].num_heads if known else None)
+    if heads is None:
+        raise InputError(
+            f"{start.source} does not say how many heads it has, and width {embed_dim} with {depth} blocks is none "
+            f"of {', '.join(SIZES)}"
+        )
+    table = sincos_position_table((side, side), embed_dim) if embed_dim % 4 == 0 else None
+    fixed = table is not None and torch.allclose(tensors["pos_embed"].float(), table, atol=1e-4)
+    return {
+        "name": known[0] if known else "S",
+        "img_size": [side * patch_size, side * patch_size],
+        "patch_size": patch_size,
+        "in_chans": in_chans,
+        "embed_dim": embed_dim,
+        "depth": depth,
+        "num_heads": heads,
+        "mlp_ratio": hidden / embed_dim,
+        "pos_embed": "sincos" if fixed else "learnable",
+    }
+
+
+def _imagenet(values: tuple[float, ...], channels: int, source: str) -> tuple[float, ...]:
+    """What weights that do not tell it were trained with, most likely; gray takes the mean of the colors."""
+    if channels == len(values):
+        return values
+    if channels == 1:
+        return (sum(values) / len(values),)
+    raise InputError(f"{source} takes images of {channels} channels and does not say how they are normalized")
+
+
+def _size(img_size: int | Sequence[int], patch_size: int) -> tuple[int, int]:
+    sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    if len(sides) != 2:
+        raise InputError(f"img_size={img_size}: give one number, or height and width")
+    height, width = sides
+    for side in sides:
+        if side % patch_size or side < patch_size:
+            nearest = max(1, round(side / patch_size)) * patch_size
+            raise InputError(
+                f"img_size={img_size}: {side} is not divisible by the encoder's patch_size={patch_size}: {nearest} is"
+            )
+    return height, width
+
+
+def _pixels_of(image: str | Path | bytes | Image.Image | np.ndarray, channels: int) -> np.ndarray:
+    """Returns uint8 (C, H, W)."""
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim not in (2, 3):
+            raise InputError(f"images are uint8 (H, W, 3) or (H, W), not {image.dtype} {image.shape}")
+        image = Image.fromarray(image)
+    try:
+        if isinstance(image, Image.Image):
+            if image.mode == "I" and image.format is None:
+                # Of files it is known to be 16 bits.
+                raise DecodeError('pixels of mode "I" that come of no file have no known range: convert them')
+            return np.ascontiguousarray(pixels_of(image, channels))
+        return decode(image if isinstance(image, bytes) else Path(image).read_bytes(), channels)
+    except OSError as error:
+        raise InputError(f"cannot read {image!s}: {reason_of(error)}") from None
+    except DecodeError as error:
+        named = str(image) if isinstance(image, str | Path) else "the image"
+        raise InputError(f"{named} cannot be decoded: {error}") from None

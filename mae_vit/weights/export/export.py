@@ -1,0 +1,117 @@
+"""Puts an export in place: written under a temporary name, verified there, then renamed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import partial_of, put_in_place, sync
+from mae_vit.core.messages import reason_of
+from mae_vit.weights.export import to_hf, to_official, to_onnx, to_timm, to_torch
+from mae_vit.weights.export.history import collect
+from mae_vit.weights.export.model_card import CARD, SIGNATURE, card
+from mae_vit.weights.export.network import Handed
+from mae_vit.weights.export.verify import Verified
+from mae_vit.weights.start import name_of
+
+TARGETS: dict[str, Callable[[Handed, Path], Verified]] = {
+    "timm": to_timm.write,
+    "hf": to_hf.write,
+    "official": to_official.write,
+    "onnx": to_onnx.write,
+    "torch": to_torch.write,
+}
+# All that exports consist of. --force replaces folders that hold nothing else, and a card of ours.
+_OURS = {
+    CARD, "model.safetensors", "config.json", "preprocessor_config.json", "mae", "model.pth", "model.onnx",
+    "model.onnx.data", "model.pt2",
+}  # fmt: skip
+_FILES = (".safetensors", ".pth", ".pt", ".onnx", ".pt2")
+
+
+@dataclass(frozen=True)
+class Export:
+    """An export in its place.
+
+    Attributes:
+        folder: that holds it.
+        files: in the folder, the card last.
+        verified: what it was found to be.
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    verified: Verified
+
+
+def default_folder(asked: str, target: str) -> Path:
+    """Where an export goes if nothing else is said: RUN/TARGET of a run folder, else NAME-TARGET in the current one."""
+    if (Path(asked) / "config.yaml").is_file():
+        return Path(asked) / target
+    return Path(f"{name_of(asked)}-{target}")
+
+
+def check_place(out: Path, *, force: bool) -> None:
+    """Looks at the place before anything is computed.
+
+    Raises:
+        InputError: if something is there that may not be replaced, or `out` is no folder's name.
+    """
+    if out.suffix in _FILES:
+        raise InputError(
+            f"--out {out}: an export is a folder, which holds its files and a card: give {out.stem}"
+        )
+    if not out.exists() and not out.is_symlink():
+        return
+    if not out.is_dir() or out.is_symlink():
+        raise InputError(f"--out {out} exists and is no folder: give another name")
+    strangers = sorted(path.name for path in out.iterdir() if path.name not in _OURS)
+    if strangers:
+        raise InputError(f"--out {out} holds {strangers[0]}, which is of no export: give another folder")
+    if any(out.iterdir()) and not _is_export(out):
+        raise InputError(f"--out {out} is no export: it has no {CARD} of one: give another folder")
+    if not force and any(out.iterdir()):
+        raise InputError(f"--out {out} exists: --force replaces it, or give another folder")
+
+
+def write_export(handed: Handed, target: str, out: Path, *, force: bool) -> Export:
+    """Writes, verifies, and puts in place; whatever goes wrong, nothing half-written is left.
+
+    Args:
+        handed: what is exported.
+        target: a key of `TARGETS`.
+        out: the folder to be.
+        force: replace an earlier export.
+
+    Raises:
+        InputError: if the other library has no such network, computes something else, or is
+            missing; or if the folder cannot be written.
+    """
+    check_place(out, force=force)
+    partial = partial_of(out)
+    try:
+        partial.mkdir(parents=True)
+        verified = TARGETS[target](handed, partial)
+        (partial / CARD).write_text(card(handed, target, verified, collect(handed)))
+        for path in partial.rglob("*"):
+            if path.is_file():
+                sync(path)
+        put_in_place(partial, out)
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {reason_of(error)}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    files = sorted(
+        (path for path in out.rglob("*") if path.is_file()), key=lambda path: (path.name == CARD, path)
+    )
+    return Export(out, tuple(files), verified)
+
+
+def _is_export(folder: Path) -> bool:
+    try:
+        return SIGNATURE in (folder / CARD).read_text()
+    except (OSError, UnicodeDecodeError):
+        return False

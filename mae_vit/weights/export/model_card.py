@@ -1,0 +1,113 @@
+"""The model card: a README.md beside each export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mae_vit.core import __version__
+from mae_vit.weights.export.history import Facts
+from mae_vit.weights.export.network import Handed
+from mae_vit.weights.export.verify import TOLERANCE, Verified
+
+CARD = "README.md"
+# By which an export knows another.
+SIGNATURE = "Exported by mae-vit"
+_HUB_LIBRARIES = {"timm": "timm", "hf": "transformers", "onnx": "onnx"}
+
+
+def card(handed: Handed, target: str, verified: Verified, facts: Facts) -> str:
+    """Writes what the model is, how it was made, how it is used, and what it cannot do.
+
+    Args:
+        handed: what was exported.
+        target: name of the form.
+        verified: what it was found to be.
+        facts: what is known of its history.
+
+    Returns:
+        Markdown, with the front matter of model hubs.
+    """
+    parts = [
+        _front_matter(target),
+        f"# {facts.name}\n\n{_introduction(handed, facts)}",
+        f"## Use\n\nIn this folder:\n\n```python\n{images_code(handed)}\n{verified.code}```",
+        _notes(verified),
+        f"## History\n\n{_table(facts.history)}",
+        f"## Results\n\n{_table(facts.results) if facts.results else 'None are recorded beside the weights.'}",
+        f"## Limits\n\n{_bullets(facts.limits)}",
+        "## License\n\nTo be stated by whoever publishes these weights; the terms of the training data may bind them.",
+        f"{SIGNATURE} {__version__}; with {verified.by}, {verified.what} of random images differ by at most "
+        f"{verified.difference:.2g} from the source's ({TOLERANCE:g} allowed).",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def images_code(handed: Handed) -> str:
+    """Python that makes `images` of a file as `PretrainedEncoder.transform` does, by Pillow alone."""
+    info = handed.encoder.info
+    height, width = info.img_size
+    mean, std = ([float(f"{value:.7g}") for value in values] for values in (info.mean, info.std))
+    return f"""# By Pillow: the box of mae_vit.load_encoder(...).transform, pixels within 2 of 255 of it on photographs.
+import numpy as np
+import torch
+from PIL import Image
+
+image = Image.open("image.jpg")
+if image.mode.startswith("I"):  # 16 bits: Pillow would clip them at 255
+    image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+image = image.convert("{"L" if info.in_chans == 1 else "RGB"}")
+scale = min(image.width / {width}, image.height / {height})
+box_width, box_height = round(scale * {width}), round(scale * {height})
+left, top = (image.width - box_width) // 2, (image.height - box_height) // 2
+image = image.crop((left, top, left + box_width, top + box_height))
+image = image.resize(({width}, {height}), Image.Resampling.BICUBIC)  # width, height
+pixels = torch.from_numpy(np.array(image)).float().reshape(1, {height}, {width}, {info.in_chans}).movedim(3, 1) / 255
+mean, std = (torch.tensor(values)[:, None, None] for values in ({mean}, {std}))
+images = (pixels - mean) / std  # float32 (B, {info.in_chans}, {height}, {width})
+"""
+
+
+def describe(handed: Handed) -> str:
+    """The network in one line."""
+    info, network = handed.encoder.info, handed.network
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    read = "[CLS]" if handed.encoder.pool == "cls" else "mean of the patches"
+    return (
+        f"Vision Transformer, {info.depth} blocks of width {info.embed_dim}, {info.num_heads} heads, "
+        f"{info.img_size[0]} x {info.img_size[1]} px in patches of {info.patch_size}, "
+        f"{parameters / 1e6:.3g} M parameters; {network.output_name} (B, {network.output_size}) from {read}"
+    )
+
+
+def _introduction(handed: Handed, facts: Facts) -> str:
+    info = handed.encoder.info
+    mean, std = ([float(f"{value:.4g}") for value in values] for values in (info.mean, info.std))
+    lines = [
+        f"{describe(handed)}. Objective: {facts.objective}.",
+        f"Images are float32 (B, {info.in_chans}, {info.img_size[0]}, {info.img_size[1]}): pixels in 0..1, then "
+        f"normalized by mean {mean} and standard deviation {std}.",
+    ]
+    if handed.classes:
+        shown = ", ".join(handed.classes[:20])
+        lines.append(
+            f"Classes: {shown}{', ...' if len(handed.classes) > 20 else ''} ({len(handed.classes)})."
+        )
+    return "\n\n".join(lines)
+
+
+def _front_matter(target: str) -> str:
+    library = f"library_name: {_HUB_LIBRARIES[target]}\n" if target in _HUB_LIBRARIES else ""
+    return f"---\n# license: to be stated\n{library}tags: [vision-transformer, image-feature-extraction]\n---"
+
+
+def _notes(verified: Verified) -> str:
+    return _bullets([f"{note[0].upper()}{note[1:]}." for note in verified.notes])
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    cells = [tuple(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows]
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in cells)])

@@ -1,0 +1,81 @@
+"""`--to timm`: a state dict that loads strictly into `timm.create_model`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
+
+from mae_vit.weights.export.network import Handed
+from mae_vit.weights.export.verify import Verified, expected, largest_difference, random_images
+
+WEIGHTS = "model.safetensors"
+# timm's model nearest to each of `mae_vit.models.vit.SIZES`; all are one class, and the geometry is given in full.
+_NAMES = {
+    "S": "vit_small_patch16_224",
+    "B": "vit_base_patch16_224",
+    "L": "vit_large_patch16_224",
+    "H": "vit_huge_patch14_224",
+}
+
+
+def create_model_arguments(handed: Handed) -> tuple[str, dict[str, Any]]:
+    """Returns name and arguments by which timm builds the same network."""
+    info, network = handed.encoder.info, handed.network
+    height, width = info.img_size
+    arguments: dict[str, Any] = {
+        "img_size": height if height == width else (height, width),
+        "patch_size": info.patch_size,
+        "embed_dim": info.embed_dim,
+        "depth": info.depth,
+        "num_heads": info.num_heads,
+        "num_classes": 0 if network.head is None else network.head.out_features,
+    }
+    if info.in_chans != 3:
+        arguments["in_chans"] = info.in_chans
+    if info.mlp_ratio != 4:
+        arguments["mlp_ratio"] = info.mlp_ratio
+    if handed.encoder.pool == "mean":
+        arguments |= {"global_pool": "avg", "fc_norm": network.has_fc_norm}
+    return _NAMES.get(info.size, "vit_tiny_patch16_224"), arguments
+
+
+def create_model_line(handed: Handed) -> str:
+    """The same as Python."""
+    name, arguments = create_model_arguments(handed)
+    listed = (
+        f"{key}={json.dumps(value) if isinstance(value, str) else value}" for key, value in arguments.items()
+    )
+    return f'timm.create_model("{name}", {", ".join(listed)})'
+
+
+def write(handed: Handed, folder: Path) -> Verified:
+    """Writes the weights, and loads them with timm."""
+    name, arguments = create_model_arguments(handed)
+    metadata = {"format": "pt", **handed.metadata()}
+    (folder / WEIGHTS).write_bytes(save_tensors(handed.network.timm_state(), metadata=metadata))
+    model = timm.create_model(name, **arguments).eval()
+    model.load_state_dict(load_file(folder / WEIGHTS), strict=True)
+    what = handed.network.output_name
+    with torch.no_grad():
+        difference = largest_difference(expected(handed), model(random_images(handed)), f"timm's {what}")
+    line = create_model_line(handed)
+    summary = f'model = {line}; model.load_state_dict(safetensors.torch.load_file("{WEIGHTS}"))'
+    code = f"""import timm
+from safetensors.torch import load_file
+
+model = {line}
+model.load_state_dict(load_file("{WEIGHTS}"), strict=True)
+{what} = model.eval()(images)
+"""
+    notes = (
+        ("without its head, by `model.reset_classifier(0)`, it gives features",)
+        if handed.network.head
+        else ()
+    )
+    return Verified(f"timm {timm.__version__}", what, difference, code, summary, notes)

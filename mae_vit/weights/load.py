@@ -1,0 +1,238 @@
+"""Taking over weights: what fits is loaded, the rest is named.
+
+`mae_vit.weights.read` reads them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from mae_vit.core.errors import InputError
+from mae_vit.models.pos_embed import sincos_position_table
+from mae_vit.models.vit import ViTEncoder
+from mae_vit.weights.start import ENCODER_PREFIX, Start
+
+# Less than this share of the encoder's parameters found in a file: it is another model's.
+MIN_COVERAGE = 0.9
+# Parts of other encoders than ours (layer scale, registers, a norm in front): without them
+# the rest computes something else.
+_FOREIGN = ("blocks.", "reg_token", "norm_pre.", "dist_token")
+
+
+@dataclass
+class Coverage:
+    """What became of each tensor when a start was loaded.
+
+    Attributes:
+        loaded: names taken over.
+        interpolated: position tables resampled to another grid, with both grids.
+        kept: names left as they were on purpose, with the reason.
+        skipped: names of the file that the model has no use for.
+        random: names of the model that the file does not hold.
+        by_design: names of either that are not to be taken over, with the reason.
+        share: of the encoder's parameters that were loaded or interpolated.
+        passed_over: what is wrong with newer checkpoints of the same run.
+    """
+
+    loaded: list[str] = field(default_factory=list)
+    interpolated: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    random: list[str] = field(default_factory=list)
+    by_design: dict[str, str] = field(default_factory=dict)
+    share: float = 0.0
+    passed_over: tuple[str, ...] = ()
+
+    def describe(self, source: str) -> str:
+        """A table for people."""
+        lines = [f"start    {source}: {self.share:.1%} of the encoder's parameters"]
+        lines += [f"  passed over   {problem}" for problem in self.passed_over]
+        lines.append(f"  loaded        {len(self.loaded)} tensors: {_shorten(self.loaded)}")
+        for title, notes in (
+            ("interpolated", self.interpolated),
+            ("kept", self.kept),
+            ("by design", self.by_design),
+        ):
+            lines += [f"  {title:<13} {name} ({note})" for name, note in notes.items()]
+        for title, names in (("skipped", self.skipped), ("left random", self.random)):
+            if names:
+                lines.append(f"  {title:<13} {len(names)} tensors: {_shorten(names)}")
+        return "\n".join(lines)
+
+
+def load_start(
+    start: Start, encoder: ViTEncoder, parts: nn.Module | None = None, *, objective: str | None = None
+) -> Coverage:
+    """Loads an encoder, and the parts of an objective where the start is of the same one.
+
+    Args:
+        start: from `read_start`.
+        encoder: changed in place.
+        parts: the objective around the encoder; None for the encoder alone.
+        objective: its name.
+
+    Raises:
+        InputError: if the geometry does not fit, naming the difference, or if less than
+            `MIN_COVERAGE` of the encoder is there.
+    """
+    _check_blocks(start, encoder)
+    coverage = Coverage(passed_over=start.passed_over)
+    state = encoder.state_dict()
+    _check_kind(start, set(state))
+    taken: dict[str, Tensor] = {}
+    for name, own in state.items():
+        found = start.tensors.get(name)
+        if found is None:
+            coverage.random.append(name)
+        elif name == "pos_embed":
+            _load_positions(found, own, encoder, taken, coverage, start)
+        elif found.shape != own.shape:
+            raise InputError(f"{start.source} does not fit the model: {_difference(name, found, own)}")
+        else:
+            taken[name] = found
+            coverage.loaded.append(name)
+    total = sum(value.numel() for value in state.values())
+    there = sum(state[name].numel() for name in {*taken, *coverage.kept})
+    coverage.share = there / total
+    if coverage.share < MIN_COVERAGE:
+        raise InputError(
+            f"{start.source} covers {coverage.share:.0%} of the encoder's parameters (at least "
+            f"{MIN_COVERAGE:.0%} needed): it is another model's; missing: {_shorten(coverage.random)}"
+        )
+    encoder.load_state_dict({**state, **taken})
+    used = set(state)
+    if parts is not None:
+        used |= _load_parts(start, parts, objective, coverage)
+    coverage.skipped = sorted(name for name in start.tensors if name not in used)
+    return coverage
+
+
+def warn_of_normalization(start: Start, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Says so if images are not normalized as a start was trained; an override asked for it."""
+    if start.mean is not None and (start.mean, start.std) != (tuple(mean), tuple(std)):
+        theirs, ours = ([round(value, 4) for value in values] for values in (start.mean, mean))
+        print(
+            f"warning: {start.source} was trained on images normalized by mean {theirs}, "
+            f"this run's is {ours} (data.normalize)",
+            file=sys.stderr,
+        )
+
+
+def _check_kind(start: Start, own: set[str]) -> None:
+    """What the rest would compute something else without."""
+    if foreign := [name for name in start.tensors if name.startswith(_FOREIGN) and name not in own]:
+        if "dist_token" in foreign:
+            raise InputError(
+                f"{start.source} was distilled: its blocks are used to a second token, without which they compute "
+                "something else"
+            )
+        raise InputError(
+            f"{start.source} is an encoder of another kind: ours has no {foreign[0]} ({len(foreign)} such tensors)"
+        )
+
+
+def _check_blocks(start: Start, encoder: ViTEncoder) -> None:
+    """What shapes alone would let pass: another number of blocks, or of heads."""
+    depth = len({name.split(".")[1] for name in start.tensors if name.startswith("blocks.")})
+    if depth and depth != len(encoder.blocks):
+        raise InputError(
+            f"{start.source} does not fit the model: depth is {depth} there, "
+            f"model.depth={len(encoder.blocks)} here"
+        )
+    own_heads = encoder.blocks[0].attn.num_heads
+    if start.num_heads not in (None, own_heads):
+        raise InputError(
+            f"{start.source} does not fit the model: num_heads is {start.num_heads} there, "
+            f"model.num_heads={own_heads} here"
+        )
+
+
+def _load_positions(
+    found: Tensor,
+    own: Tensor,
+    encoder: ViTEncoder,
+    taken: dict[str, Tensor],
+    coverage: Coverage,
+    start: Start,
+) -> None:
+    """Positions of the same grid, of another one (2-D interpolation, [CLS] kept), or fixed."""
+    source = start.source
+    if found.ndim != 3 or found.shape[-1] != own.shape[-1]:
+        raise InputError(f"{source} does not fit the model: {_difference('pos_embed', found, own)}")
+    num_found, known = found.shape[1] - 1, start.grid_size
+    if known is not None and known[0] * known[1] != num_found:
+        raise InputError(
+            f"{source} is an encoder of another kind: its pos_embed has {num_found + 1} rows for "
+            f"{known[0]} x {known[1]} patches, ours one for each and one for [CLS]"
+        )
+    side = round(num_found**0.5)
+    if not encoder.pos_embed.requires_grad:
+        grid = known or (encoder.grid_size if num_found == encoder.num_patches else (side, side))
+        if grid[0] * grid[1] != num_found or not torch.allclose(
+            found.float(), sincos_position_table(grid, found.shape[-1]), atol=1e-4
+        ):
+            raise InputError(
+                f'{source} has learned positions, which model.pos_embed="sincos" would throw away: use "learnable"'
+            )
+        coverage.kept["pos_embed"] = "fixed sin-cos table, the same function"
+        return
+    if known == encoder.grid_size or (known is None and num_found == encoder.num_patches):
+        taken["pos_embed"] = found
+        coverage.loaded.append("pos_embed")
+        return
+    old_rows, old_columns = known or (side, side)
+    if old_rows * old_columns != num_found:
+        raise InputError(
+            f"{source} does not fit the model: pos_embed of {num_found} patches is of no square image"
+        )
+    taken["pos_embed"] = resample_abs_pos_embed(
+        found.float(), list(encoder.grid_size), [old_rows, old_columns]
+    )
+    rows, columns = encoder.grid_size
+    coverage.interpolated["pos_embed"] = f"{old_rows} x {old_columns} -> {rows} x {columns} patches"
+
+
+def _load_parts(start: Start, parts: nn.Module, objective: str | None, coverage: Coverage) -> set[str]:
+    """The decoder or heads of the same objective, all of them or none; fixed tables are our own."""
+    own = {
+        name: value
+        for name, value in parts.named_parameters()
+        if value.requires_grad and not name.startswith(ENCODER_PREFIX)
+    }
+    same = start.objective == objective and all(
+        name in start.tensors and start.tensors[name].shape == value.shape for name, value in own.items()
+    )
+    if not same:
+        coverage.random += list(own)
+        return set()
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(start.tensors[name])
+    coverage.loaded += list(own)
+    return set(own)
+
+
+def _difference(name: str, found: Tensor, own: Tensor) -> str:
+    """Names what differs in the field's words where the shape tells it."""
+    if name == "patch_embed.proj.weight" and found.ndim == 4:
+        for axis, what in ((2, "patch_size"), (1, "in_chans"), (0, "embed_dim")):
+            if found.shape[axis] != own.shape[axis]:
+                return f"{what} is {found.shape[axis]} there, model.{what}={own.shape[axis]} here"
+    if name in ("cls_token", "norm.weight") or name.endswith("norm1.weight") or name == "pos_embed":
+        return f"embed_dim is {found.shape[-1]} there, model.embed_dim={own.shape[-1]} here"
+    return f"{name} is {list(found.shape)} there, {list(own.shape)} here"
+
+
+def _shorten(names: list[str]) -> str:
+    """Lists names by their first part, counted: blocks (72), patch_embed (2)."""
+    counts: dict[str, int] = {}
+    for name in names:
+        first = name.split(".")[0]
+        counts[first] = counts.get(first, 0) + 1
+    return ", ".join(first if count == 1 else f"{first} ({count})" for first, count in counts.items())

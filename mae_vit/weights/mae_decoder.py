@@ -1,0 +1,121 @@
+"""The decoder that an MAE was trained with, where the weights hold one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.models.pos_embed import sincos_position_table
+from mae_vit.models.vit import ViTEncoder
+from mae_vit.objectives.mae import MAE, MAEConfig
+from mae_vit.training.checkpoints.format import STATE, read_description
+from mae_vit.weights.start import Start
+
+# The official MAE code has decoders of this width and so many heads alone.
+_OFFICIAL_WIDTH, _OFFICIAL_HEADS = 512, 16
+_NAMES = ("decoder_", "mask_token")
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder and what is known of it.
+
+    Attributes:
+        tensors: by the official names, which are ours: `decoder_embed.weight` and so on.
+        config: its options; None if nothing says how many heads the decoder has.
+        mae: the objective around the encoder; None likewise.
+        notes: what had to be assumed.
+    """
+
+    tensors: dict[str, Tensor]
+    config: MAEConfig | None
+    mae: MAE | None
+    notes: tuple[str, ...]
+
+
+def read_decoder(
+    start: Start, encoder: ViTEncoder, info: EncoderInfo, *, norm_pix_loss: bool = False
+) -> Decoder | None:
+    """Finds the decoder of an MAE, alone or in a joint objective; None if there is none.
+
+    Args:
+        start: weights as they were read.
+        encoder: of these weights; the objective is put around it.
+        info: its geometry and normalization.
+        norm_pix_loss: whether it predicts normalized pixels, for files that do not say it.
+
+    Raises:
+        InputError: if there is one that does not fit the encoder, or none, or one that says it,
+            where `norm_pix_loss` is given.
+    """
+    prefix = "mae." if start.objective == "joint" else ""
+    tensors = {
+        name.removeprefix(prefix): value.detach().float().contiguous()
+        for name, value in start.tensors.items()
+        if name.startswith(tuple(prefix + name for name in _NAMES))
+    }
+    if start.objective not in ("mae", "contrastive_mae", "joint") or "decoder_embed.weight" not in tensors:
+        if norm_pix_loss:
+            raise InputError(f"--norm-pix-loss changes nothing: {start.source} has no decoder of MAE")
+        return None
+    width = tensors["decoder_embed.weight"].shape[0]
+    if width % 4 == 0:
+        # Fixed, and so not in every file.
+        tensors.setdefault("decoder_pos_embed", sincos_position_table(encoder.grid_size, width))
+    told = _options_of(start, f"objective.{prefix}")
+    heads = told.get("decoder_num_heads") or (_OFFICIAL_HEADS if width == _OFFICIAL_WIDTH else None)
+    notes = []
+    if "norm_pix_loss" not in told:
+        notes.append(
+            f"the file does not say whether its decoder predicts normalized pixels: norm_pix_loss is set to "
+            f"{str(norm_pix_loss).lower()}, mask_ratio to 0.75"
+        )
+    elif norm_pix_loss:
+        raise InputError(f"--norm-pix-loss changes nothing: {start.source} says it itself")
+    if heads is None:
+        return Decoder(tensors, None, None, tuple(notes))
+    blocks = {name.split(".")[1] for name in tensors if name.startswith("decoder_blocks.")}
+    config = MAEConfig(
+        name="mae",
+        mask_ratio=told.get("mask_ratio", 0.75),
+        decoder_embed_dim=width,
+        decoder_depth=max(1, len(blocks)),
+        decoder_num_heads=heads,
+        norm_pix_loss=told.get("norm_pix_loss", norm_pix_loss),
+    )
+    return Decoder(tensors, config, _build(config, encoder, info, tensors, start.source), tuple(notes))
+
+
+def _build(
+    config: MAEConfig, encoder: ViTEncoder, info: EncoderInfo, tensors: dict[str, Tensor], source: str
+) -> MAE:
+    """The objective with these weights.
+
+    Raises:
+        InputError: if they are of another geometry.
+    """
+    own = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    try:
+        config.check(
+            grid_size=encoder.grid_size, patch_size=info.patch_size, in_chans=info.in_chans, num_classes=0
+        )
+        mae = config.build(encoder, mean=info.mean, std=info.std)
+        mae.load_state_dict({**own, **tensors}, strict=True)
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise InputError(f"{source}: its decoder does not fit its encoder: {reason}") from None
+    return mae.eval()
+
+
+def _options_of(start: Start, prefix: str) -> dict[str, Any]:
+    """The options that a checkpoint of ours says its objective had; empty for other files."""
+    path = Path(start.source)
+    if not (path / STATE).is_file():
+        return {}
+    identity = read_description(path)["identity"]
+    return {key.removeprefix(prefix): value for key, value in identity.items() if key.startswith(prefix)}

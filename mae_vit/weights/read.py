@@ -1,0 +1,259 @@
+"""Weights to begin from: our runs and encoders, timm models, official MAE files.
+
+Nothing read here can execute code: safetensors hold no objects, and pickled files
+go through torch's restricted reader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import load_file
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import closest, reason_of
+from mae_vit.models.baselines import TIMM_PREFIX
+from mae_vit.models.encoder_file import read_metadata
+from mae_vit.models.vit import SIZES, ViTEncoder
+from mae_vit.training.checkpoints.format import (
+    LABELS_SEEN,
+    BrokenCheckpoint,
+    as_broken,
+    read_description,
+    read_newest,
+    read_part,
+    step_of,
+)
+from mae_vit.weights.seen_labels import SeenLabels
+from mae_vit.weights.start import _STARTS, ENCODER_PREFIX, GEOMETRY, Start, check_there
+
+
+def read_start(start: str) -> Start:
+    """Reads weights to begin from.
+
+    Args:
+        start: a run folder, an `encoder.safetensors` or other safetensors file with timm's
+            names, an official MAE file (.pth), or "timm:NAME".
+
+    Raises:
+        InputError: if there is nothing readable there.
+    """
+    if start.startswith(TIMM_PREFIX):
+        return _read_timm(start)
+    check_there(start)
+    path = Path(start)
+    try:
+        if path.is_dir():
+            return _read_run(path)
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path)
+        return _read_pickled(path)
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename or start}: {reason_of(error)}") from None
+    except Exception as error:  # any malformed content of an untrusted file
+        raise InputError(f"{start} holds no weights: {reason_of(error)}") from None
+
+
+def _read_run(folder: Path) -> Start:
+    """The newest whole checkpoint, which has the objective's parts; else the exported encoder."""
+    if (folder / "model.safetensors").exists():
+        # Fine-tuned: its best weights, which the newest checkpoint need not hold.
+        return _read_safetensors(folder / "model.safetensors")
+    try:
+        found, broken = read_newest(folder / "checkpoints", _read_checkpoint)
+    except BrokenCheckpoint as error:
+        exported = folder / "encoder.safetensors"
+        instead = f": {exported} is there as well" if exported.exists() else ""
+        raise InputError(f"start {folder} cannot be used: {error}{instead}") from None
+    if found is not None:
+        if step_of(Path(found.source)) == 0:
+            raise InputError(
+                f"start {folder} has not been trained yet: its only checkpoint is that of step 0"
+            )
+        return replace(found, passed_over=tuple(map(str, broken)))
+    if (folder / "encoder.safetensors").exists():
+        return _read_safetensors(folder / "encoder.safetensors")
+    raise InputError(
+        f"start {folder} is no run folder: it has neither checkpoints nor an encoder.safetensors"
+    )
+
+
+def _measured_part(described: Mapping[str, Any]) -> str:
+    """The weights that the run is measured by: their average, where it keeps one."""
+    return "average" if "average" in described["sha256"] else "parameters"
+
+
+def _read_checkpoint(path: Path) -> Start:
+    """The parameters of a checkpoint of ours, and what it says of them."""
+    with as_broken(path):
+        described = read_description(path)
+        tensors = read_part(path, _measured_part(described), described)
+        identity: dict[str, Any] = described["identity"]
+    mean, std = identity.get("data.mean"), identity.get("data.std")
+    geometry = _geometry_of(identity, str(path.parents[1]))
+    return Start(
+        source=str(path),
+        tensors=_without_prefix(tensors),
+        objective=identity.get("objective.name"),
+        num_heads=geometry["num_heads"],
+        mean=tuple(mean) if mean else None,
+        std=tuple(std) if std else None,
+        geometry=geometry,
+        labels=_labels_seen(identity),
+    )
+
+
+def _labels_seen(identity: dict[str, Any]) -> SeenLabels | None:
+    """The labels that a run has seen, as it says; of older checkpoints, as follows from their options."""
+    if LABELS_SEEN in identity:
+        return None if identity[LABELS_SEEN] is None else SeenLabels.model_validate(identity[LABELS_SEEN])
+    if "finetune.mode" not in identity and identity.get("objective.name") != "supervised":
+        return None
+    return SeenLabels(
+        fingerprint=identity["data.fingerprint"],
+        left_out=identity.get("data.leave_out_per_class") or 0,
+        per_class=identity.get("data.labels_per_class"),
+        holdout=float(identity.get("finetune.holdout") or 0.0),
+    )
+
+
+def _geometry_of(identity: dict[str, Any], source: str) -> dict[str, Any]:
+    """The encoder of a run, by what its checkpoints say of its config."""
+    name = identity["model.name"]
+    if name not in SIZES:
+        raise InputError(f"start {source} is a run of {name}: it has no Vision Transformer to begin from")
+    img_size = identity["model.img_size"]
+    size = SIZES[name].with_changes(
+        identity.get("model.embed_dim"), identity.get("model.depth"), identity.get("model.num_heads")
+    )
+    return {
+        "name": name,
+        "img_size": img_size if isinstance(img_size, list) else [img_size, img_size],
+        "patch_size": identity["model.patch_size"],
+        "in_chans": identity["model.in_chans"],
+        "embed_dim": size.embed_dim,
+        "depth": size.depth,
+        "num_heads": size.num_heads,
+        "mlp_ratio": identity["model.mlp_ratio"],
+        "pos_embed": identity["model.pos_embed"],
+    }
+
+
+def _read_safetensors(path: Path) -> Start:
+    metadata = read_metadata(path)
+    if metadata.get("network"):
+        raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")
+    mean, std = metadata.get("mean"), metadata.get("std")
+    geometry = {"name": metadata.get("size"), **{key: metadata.get(key) for key in GEOMETRY}}
+    return Start(
+        source=str(path),
+        tensors=_without_prefix(load_file(path)),
+        num_heads=metadata.get("num_heads"),
+        mean=tuple(mean) if mean else None,
+        std=tuple(std) if std else None,
+        geometry=geometry if all(value is not None for value in geometry.values()) else None,
+        labels=SeenLabels.model_validate(metadata["labels"]) if metadata.get("labels") else None,
+    )
+
+
+def _read_pickled(path: Path) -> Start:
+    """An official MAE file: `model` holds the weights, users' own files an argparse.Namespace too."""
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols, of files that are then refused
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = [line.strip() for line in str(error).splitlines() if "GLOBAL" in line]
+        if not named:
+            raise InputError(f"{path} is no file of weights: give {_STARTS}") from None
+        raise InputError(f"{path} is refused: it holds more than weights ({named[0][:120]})") from None
+    except OSError:
+        raise
+    except Exception:  # an archive of another kind, text
+        raise InputError(f"{path} is no file of weights: give {_STARTS}") from None
+    tensors = content.get("model", content) if isinstance(content, dict) else None
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise InputError(f'{path} holds no weights: expected tensors by name, or those under "model"')
+    has_decoder = any(name.startswith("decoder_") for name in tensors)
+    return Start(str(path), _without_prefix(tensors), objective="mae" if has_decoder else None)
+
+
+def _read_timm(start: str) -> Start:
+    name = start.removeprefix(TIMM_PREFIX)
+    if not timm.is_model(name.split(".")[0]):
+        raise InputError(f"timm has no model {name!r}: {_nearest_timm(name)}")
+    try:
+        model = timm.create_model(name, pretrained=True, num_classes=0)
+    except Exception as error:  # no network, no such weights, a broken download
+        raise InputError(
+            f"cannot fetch the weights of {start} (network needed): {reason_of(error)[:160]}"
+        ) from None
+    if isinstance(model, VisionTransformer):
+        _check_function(model, start)
+    config = model.pretrained_cfg
+    return Start(
+        start,
+        model.state_dict(),
+        num_heads=model.blocks[0].attn.num_heads if isinstance(model, VisionTransformer) else None,
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        geometry=_geometry_in(model) if isinstance(model, VisionTransformer) else None,
+    )
+
+
+def _check_function(model: VisionTransformer, source: str) -> None:
+    """Refuses what has our names and shapes and computes something else."""
+    own = ViTEncoder(img_size=(1, 1), patch_size=1, embed_dim=4, depth=1, num_heads=1).blocks[0]
+    other = model.blocks[0]
+    facts = [("blocks are", type(other).__name__, type(own).__name__)]
+    if type(other) is type(own):
+        facts += [
+            ("activation is", repr(other.mlp.act), repr(own.mlp.act)),
+            ("norm is", _norm_name(other.norm1), _norm_name(own.norm1)),
+        ]
+    for what, found, ours in facts:
+        if found != ours:
+            raise InputError(f"{source} is an encoder of another kind: its {what} {found}, ours {ours}")
+
+
+def _norm_name(norm: torch.nn.Module) -> str:
+    return f"{type(norm).__name__} of eps {norm.eps:g}"
+
+
+def _geometry_in(model: VisionTransformer) -> dict[str, Any]:
+    """The geometry of a timm model, under the name of the size nearest to it."""
+    block, embed = model.blocks[0], model.patch_embed
+    found = (model.embed_dim, len(model.blocks), block.attn.num_heads)
+    names = [name for name, size in SIZES.items() if (size.embed_dim, size.depth, size.num_heads) == found]
+    return {
+        "name": names[0] if names else "S",
+        "img_size": list(embed.img_size),
+        "patch_size": embed.patch_size[0],
+        "in_chans": embed.proj.in_channels,
+        "embed_dim": found[0],
+        "depth": found[1],
+        "num_heads": found[2],
+        "mlp_ratio": block.mlp.fc1.out_features / model.embed_dim,
+        "pos_embed": "learnable",
+    }
+
+
+def _nearest_timm(name: str) -> str:
+    known = timm.list_models()
+    return closest(name, known) or f"it has {len(known)}, such as vit_base_patch16_224"
+
+
+def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(ENCODER_PREFIX): value for name, value in tensors.items()}

@@ -1,0 +1,94 @@
+"""Weights that a run begins from, once they are read."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import closest_path
+from mae_vit.models.baselines import TIMM_PREFIX
+from mae_vit.weights.seen_labels import SeenLabels
+
+ENCODER_PREFIX = "encoder."
+_STARTS = f'a run folder, an encoder.safetensors, an official MAE file (.pth) or "{TIMM_PREFIX}NAME"'
+# Of an encoder, by the keys of a config's `model` section.
+GEOMETRY = (
+    "img_size",
+    "patch_size",
+    "in_chans",
+    "embed_dim",
+    "depth",
+    "num_heads",
+    "mlp_ratio",
+    "pos_embed",
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Named weights, and where they are from.
+
+    Attributes:
+        source: the checkpoint or file that was read, or "timm:NAME".
+        tensors: encoder weights by timm's names; parts of an objective by the names that
+            it gives them.
+        objective: whose parts those are; None if there are none.
+        mean: per-channel mean the network was trained with, None if not known.
+        std: per-channel standard deviation.
+        num_heads: attention heads, which no shape tells; None if not known.
+        geometry: of the encoder, by the keys of a config's `model` section; None if not known.
+        passed_over: what is wrong with newer checkpoints of the same run.
+        labels: those that it was trained on; None if on none, or not known.
+    """
+
+    source: str
+    tensors: dict[str, Tensor]
+    objective: str | None = None
+    num_heads: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    geometry: dict[str, Any] | None = None
+    passed_over: tuple[str, ...] = ()
+    labels: SeenLabels | None = None
+
+    @property
+    def grid_size(self) -> tuple[int, int] | None:
+        """Rows and columns of patches; None if not known."""
+        if self.geometry is None:
+            return None
+        (height, width), patch = self.geometry["img_size"], self.geometry["patch_size"]
+        return height // patch, width // patch
+
+    @property
+    def digest(self) -> str:
+        """Changes when any of the weights does."""
+        found = hashlib.blake2b(digest_size=16)
+        for name in sorted(self.tensors):
+            found.update(name.encode())
+            found.update(self.tensors[name].detach().cpu().float().contiguous().numpy().data)
+        return found.hexdigest()
+
+
+def check_there(start: str) -> None:
+    """Makes sure that there is something at a start's path.
+
+    Raises:
+        InputError: if there is not.
+    """
+    if not start.startswith(TIMM_PREFIX) and not Path(start).exists():
+        hint = closest_path(Path(start)) or f"give {_STARTS}"
+        raise InputError(f"start {start} does not exist: {hint}")
+
+
+def name_of(asked: str) -> str:
+    """A short name for weights: the run's folder, the file, or timm's model."""
+    if asked.startswith(TIMM_PREFIX):
+        return asked.removeprefix(TIMM_PREFIX).replace("/", "-")
+    path = Path(asked).resolve()
+    generic = path.stem in ("encoder", "model") and path.suffix
+    return path.parent.name if generic else path.stem if path.is_file() else path.name

@@ -1,0 +1,32 @@
+"""What of checkpoints that were read is still in memory while a run trains."""
+
+import gc
+import weakref
+
+from mae_vit.training import run as running
+from mae_vit.training.checkpoints import checkpoint
+
+
+class Leftovers:
+    """Follows every tensor that is read from checkpoints; looks for them whenever training begins."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.read: list[weakref.ref] = []
+        self.alive: list[int] = []
+        read_part, train = checkpoint.read_part, running.train
+
+        def following(path, part, described):
+            tensors = read_part(path, part, described)
+            # A run keeps the best weights, to save them again.
+            self.read += map(weakref.ref, [] if part == "best" else tensors.values())
+            return tensors
+
+        def looking(*arguments, **options):
+            gc.collect()
+            kinds = (checkpoint.Checkpoint, checkpoint.TrainState)
+            found = [thing for thing in gc.get_objects() if type(thing) in kinds]
+            self.alive.append(len(found) + sum(tensor() is not None for tensor in self.read))
+            return train(*arguments, **options)
+
+        monkeypatch.setattr(checkpoint, "read_part", following)
+        monkeypatch.setattr(running, "train", looking)

@@ -1,0 +1,139 @@
+"""The cores of a rank, in every kind of job that ranks are started in."""
+
+import os
+
+import pytest
+
+from mae_vit.runtime import cores as machine
+from mae_vit.runtime.cores import cores_of_rank, cpu_quota
+
+STEP = {"SLURM_STEP_ID": "0", "SLURM_NODEID": "0"}
+
+
+def step(tasks: int, **more: str) -> dict[str, str]:
+    """What srun tells each task of eight on a node."""
+    return (
+        STEP | {"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_TASKS_PER_NODE": f"8(x{tasks // 8})"} | more
+    )
+
+
+def one_task(nodes: int, **more: str) -> dict[str, str]:
+    """What srun tells the one task of each node."""
+    return STEP | {"SLURM_STEP_NUM_TASKS": str(nodes), "SLURM_STEP_TASKS_PER_NODE": f"1(x{nodes})"} | more
+
+
+# name: (cores in the mask, environment, (ranks, ranks of this node), cores of a rank)
+CASES = {
+    "python": (16, {}, (1, 1), 16),
+    "torchrun or deepspeed": (96, {}, (8, 8), 12),
+    "more ranks than cores": (2, {}, (8, 8), 1),
+    "torchrun in a batch script, bound": (96, {"SLURM_CPUS_ON_NODE": "96"}, (8, 8), 12),
+    "torchrun in a batch script, task/none": (192, {"SLURM_CPUS_ON_NODE": "96"}, (8, 8), 12),
+    "srun, bound": (12, step(8, SLURM_CPUS_PER_TASK="12", SLURM_CPUS_ON_NODE="96"), (8, 8), 12),
+    "srun on four nodes, bound": (
+        *(12, step(32, SLURM_CPUS_PER_TASK="12", SLURM_CPUS_ON_NODE="96"), (32, 8), 12),
+    ),
+    "srun, task/none": (192, step(8, SLURM_CPUS_PER_TASK="12", SLURM_CPUS_ON_NODE="96"), (8, 8), 12),
+    "srun, bound to cores of two threads": (24, step(8, SLURM_CPUS_PER_TASK="12"), (8, 8), 12),
+    "srun, fewer bound than asked for": (6, step(8, SLURM_CPUS_PER_TASK="12"), (8, 8), 6),
+    "srun without --cpus-per-task, bound": (1, step(8, SLURM_CPUS_ON_NODE="8"), (8, 8), 1),
+    "srun --cpus-per-gpu, bound": (12, step(8, SLURM_CPUS_ON_NODE="96"), (8, 8), 12),
+    "srun --exclusive, not bound": (96, step(8, SLURM_CPUS_ON_NODE="96"), (8, 8), 12),
+    "srun, bound to sockets": (48, step(8, SLURM_CPUS_ON_NODE="96"), (8, 8), 12),
+    "srun that says nothing of cores": (96, step(8), (8, 8), 12),
+    "srun, the node of fewer tasks": (
+        *(
+            96,
+            STEP
+            | {"SLURM_NODEID": "2", "SLURM_STEP_NUM_TASKS": "20", "SLURM_STEP_TASKS_PER_NODE": "8(x2),4"},
+            (20, 8),
+            24,
+        ),
+    ),
+    # RANK=$SLURM_PROCID python ...: without LOCAL_WORLD_SIZE, and with it.
+    "srun, ranks by hand": (12, step(16, SLURM_CPUS_PER_TASK="12"), (16, 1), 12),
+    "srun, ranks by hand, all told": (12, step(16, SLURM_CPUS_PER_TASK="12"), (16, 8), 12),
+    "torchrun in one task of each node, bound": (96, one_task(2, SLURM_CPUS_PER_TASK="96"), (16, 8), 12),
+    "torchrun in one task of each node, task/none": (
+        *(192, one_task(2, SLURM_CPUS_PER_TASK="96", SLURM_CPUS_ON_NODE="96"), (16, 8), 12),
+    ),
+    "torchrun in one task of a node, no --cpus-per-task": (
+        *(96, one_task(1, SLURM_CPUS_ON_NODE="96"), (8, 8), 12),
+    ),
+    "deepspeed of two nodes in a shell of srun": (96, one_task(1, SLURM_CPUS_ON_NODE="96"), (16, 8), 12),
+    "a comparison's run in its share of a task": (4, one_task(1, SLURM_CPUS_PER_TASK="32"), (1, 1), 4),
+}
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """Puts this process in a machine: place(cores, environment, quota=None)."""
+
+    def put(cores: int, environment: dict[str, str], quota: float | None = None) -> None:
+        for name in [name for name in os.environ if name.startswith("SLURM_")]:
+            monkeypatch.delenv(name)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+        monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
+
+    return put
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_cores_of_a_rank(place, case):
+    mask, environment, (world_size, local_world_size), expected = CASES[case]
+    place(mask, environment)
+    assert cores_of_rank(world_size=world_size, local_world_size=local_world_size) == expected
+
+
+@pytest.mark.parametrize(
+    ("quota", "ranks", "expected"),
+    [(8.0, 1, 8), (2.5, 1, 2), (0.5, 1, 1), (16.0, 8, 2), (900.0, 8, 12), (None, 8, 12)],
+)
+def test_a_quota_is_shared_by_the_ranks_of_a_node(place, quota, ranks, expected):
+    place(96, {}, quota)
+    assert cores_of_rank(world_size=ranks, local_world_size=ranks) == expected
+
+
+VERSION_2 = "0::/pod/box"
+VERSION_1 = "4:cpu,cpuacct:/pod/box"
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "expected"),
+    [
+        (VERSION_2, {"pod/box/cpu.max": "250000 100000"}, 2.5),
+        (VERSION_2, {"pod/box/cpu.max": "max 100000"}, None),
+        # The tightest of nested limits holds.
+        (VERSION_2, {"pod/box/cpu.max": "max 100000", "pod/cpu.max": "400000 100000"}, 4.0),
+        (VERSION_2, {"pod/box/cpu.max": "300000 100000", "pod/cpu.max": "200000 100000"}, 2.0),
+        # In a container that is shown the host's path, or one outside of its own.
+        (VERSION_2, {"cpu.max": "150000 50000"}, 3.0),
+        ("0::/../../pod", {"cpu.max": "150000 50000", "../../pod/cpu.max": "1 100000"}, 3.0),
+        (VERSION_2, {"cpu.max": "a riddle"}, None),
+        (VERSION_2, {}, None),
+        (VERSION_1, {"cpu/pod/box/cpu.cfs_quota_us": "200000"}, 2.0),
+        (VERSION_1, {"cpu,cpuacct/pod/box/cpu.cfs_quota_us": "200000"}, 2.0),
+        (VERSION_1, {"cpu/pod/box/cpu.cfs_quota_us": "-1"}, None),
+        (VERSION_1, {"cpu/cpu.cfs_quota_us": "600000"}, 6.0),
+        # Another controller's group.
+        ("7:memory:/pod/box", {"cpu/pod/box/cpu.cfs_quota_us": "200000"}, None),
+    ],
+)
+def test_the_quota_of_a_container(tmp_path, line, files, expected):
+    own = tmp_path / "own"
+    own.write_text(f"1:name=systemd:/elsewhere\n{line}\n")
+    root = tmp_path / "at" / "root"
+    root.mkdir(parents=True)
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+        if "cfs_quota" in name:
+            path.with_name("cpu.cfs_period_us").write_text("100000\n")
+    assert cpu_quota(root, own) == expected
+
+
+def test_without_control_groups_there_is_no_quota(tmp_path):
+    assert cpu_quota(tmp_path, tmp_path / "nothing") is None

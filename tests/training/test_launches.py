@@ -1,0 +1,101 @@
+"""What a step asks of a GPU, told on a CPU by its operations: few of them, and none in a loop over images."""
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mae_vit.core.batch import Batch
+from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.models.attention import set_fused_attention
+from mae_vit.models.vit import ViTEncoder
+from mae_vit.objectives import OBJECTIVES
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.engines.base import StepOptions
+from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.optim.optimizers import OptimizerOptions
+
+DECODER = {"decoder_embed_dim": 16, "decoder_depth": 8, "decoder_num_heads": 2}
+OPTIONS = {
+    "mae": DECODER,
+    "mae decoding a half": {"name": "mae", "decode_ratio": 0.5, **DECODER},
+    "contrastive_mae": {**DECODER, "group_size": 2},
+    "masked_patch": {},
+    "joint": {"mae": DECODER},
+    "simmim": {},
+    "supervised mixed": {"name": "supervised", "mixup": 0.8, "cutmix": 1.0},
+}
+# Launches of a step of ViT-B's depth (12 blocks, 8 of MAE's decoder) in forward pass, backward pass and optimizer
+# (torch 2.15). Fewer are welcome: lower the number. Of the 5 us that each takes the host a step of ViT-B has some 7 ms.
+BUDGETS = {
+    "mae": (583, 699, 12),
+    "mae decoding a half": (585, 695, 12),
+    "contrastive_mae": (628, 735, 12),
+    "masked_patch": (453, 428, 12),
+    "joint": (947, 1177, 12),
+    "simmim": (398, 417, 12),
+    "supervised mixed": (449, 412, 12),
+}
+# Operations that CUDA runs image by image, a kernel or more for each (torch 2.15, aten/src/ATen/native/cuda:
+# Im2Col.cu, ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu, NaiveDilatedConvolution.cu).
+BY_IMAGE = ("im2col", "_slow_conv2d_forward", "slow_conv_transpose2d", "slow_conv_dilated2d")
+# Memory without a kernel, a view by another name, and the profiler's marks.
+WITHOUT_KERNEL = (
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
+    *("_unsafe_view", "_record_function_enter_new", "_record_function_exit"),
+)
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that compute or copy something; views do neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if not func.is_view and name not in WITHOUT_KERNEL:
+            self.found[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count(name: str) -> dict[str, Counter[str]]:
+    """Launches of the parts of a bf16 step; of the second one, which sets nothing up."""
+    torch.manual_seed(0)
+    encoder = ViTEncoder(img_size=(16, 16), patch_size=4, embed_dim=16, depth=12, num_heads=2)
+    options = {"name": name, **OPTIONS[name]}
+    section = OBJECTIVES[options["name"]].model_validate(options)
+    objective = section.build(encoder, mean=[0.5] * 3, std=[0.25] * 3, num_classes=5)
+    adamw = OptimizerOptions("adamw", 0.05, {"betas": (0.9, 0.95), "eps": 1e-8})
+    engine = TorchEngine(objective, StepOptions(adamw, 1.0, "bf16", 4, 1), Ranks(), torch.device("cpu"))
+    # As on a GPU.
+    set_fused_attention(objective, True)
+    images = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
+    for step in range(2):
+        batch = Batch(images, torch.arange(4), SampleKeys(0, 0, torch.arange(4) + 4 * step))
+        forward, backward, optimizer = Launches(), Launches(), Launches()
+        with forward:
+            output = engine.forward(batch)
+        with backward:
+            engine.backward(output.loss)
+        with optimizer:
+            engine.step(1e-3)
+    return {"forward": forward.found, "backward": backward.found, "optimizer": optimizer.found}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_step_stays_within_its_budget_of_launches(name):
+    step = count(name)
+    for (part, found), budget in zip(step.items(), BUDGETS[name], strict=True):
+        assert found.total() <= budget, (part, found.most_common())
+        assert not found.keys() & set(BY_IMAGE), part
+
+
+def test_launches_are_counted():
+    with Launches() as launches:
+        images = torch.rand(2, 3, 8, 8)
+        F.unfold(images.transpose(2, 3), 4, stride=4).add_(1)
+    assert launches.found == {"rand": 1, "im2col": 1, "add_": 1}
