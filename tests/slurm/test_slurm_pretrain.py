@@ -39,8 +39,10 @@ def test_both_nodes_train(undisturbed):
 def test_the_limits_signal_saves_and_requeues_as_often_as_it_comes(pretrain, undisturbed, tmp_path):
     # Restarts that save are not those that are counted.
     job = pretrain(site="max_restarts=1")
-    # Before there is a rank that could hear it, then in the middle.
-    job.wait_until(lambda: job.shown("JobState") == "RUNNING", "its start")
+    # Before there is a rank that could hear it, then in the middle. Slurm calls a job RUNNING before its script
+    # runs, and loses a signal sent until then: the script's first note says that it listens.
+    notes = tmp_path / "run.notes"
+    job.wait_until(lambda: notes.is_dir() and any(notes.iterdir()), "its start")
     job.tell_of_limit()
     job.wait_for("exit code 75 at restart 0: requeueing")
     job.wait_for("\nstep 40/")
