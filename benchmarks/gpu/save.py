@@ -54,7 +54,7 @@ class _Save:
             self.model.name,
             {
                 "checkpoint_gb": found["checkpoint_gb"],
-                "gather_s": round(statistics.median(gathered), 3),
+                "gather_s": round(statistics.median(gathered), 6),
                 "gather_gb_s": round(size / statistics.median(gathered) / 1e9, 2),
                 "stall_s": found["stall_s"]["median"],
                 "write_s": found["write_s"]["median"],
