@@ -37,7 +37,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
 from mae_vit.pretraining.setup import set_up
 from mae_vit.runtime.ranks import find_ranks
-from mae_vit.training.engines.build import build_engine, connect
+from mae_vit.training.engines.build import build_engine, init_process_group
 
 SHARDS, READY = "shards", "ready-made"
 AT_MOST = 1.03
@@ -82,7 +82,7 @@ def run_rank(job: Job, rank: int, port: int, pipe: Connection | None) -> None:
     ranks = find_ranks()
     setup = set_up(job.workload.config, ranks)
     torch.set_num_threads(job.workload.threads)
-    connect(setup.config, setup.device)
+    init_process_group(setup.config, setup.device)
     engine = build_engine(setup.config, setup.plan, setup.build(), ranks, setup.device)
 
     def from_shards() -> Iterator[Batch]:

@@ -35,7 +35,7 @@ from mae_vit.config.plan import make_plan
 from mae_vit.core.batch import Batch
 from mae_vit.models.attention import choose_attention
 from mae_vit.runtime.ranks import find_ranks
-from mae_vit.training.engines.build import build_engine, connect, optimizer_options
+from mae_vit.training.engines.build import build_engine, init_process_group, optimizer_options
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.optim.optimizers import make_optimizer
 
@@ -74,7 +74,7 @@ def bare_life(workload: Workload, pipe: Connection) -> None:
 def engine_life(workload: Workload, pipe: Connection) -> None:
     """A run on the config's engine."""
     ranks, device = find_ranks(), workload.device()
-    connect(workload.config, device)
+    init_process_group(workload.config, device)
     config, samples = workload.config, 1000 * workload.batch_size
     plan = make_plan(config, num_samples=samples, world_size=1)
     engine = build_engine(config, plan, workload.objective(), ranks, device)

@@ -13,7 +13,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.prepare.convert import Conversion
-from mae_vit.data.prepare.in_place import adopt
+from mae_vit.data.prepare.in_place import index_in_place
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.selection import Selection
 from mae_vit.data.prepare.sources.find import find_images
@@ -104,7 +104,7 @@ def write_many(shards: Path, folder: Path) -> None:
     for number in range(-(-MIB_OF_MANY * 2**20 // size)):
         for path in paths:
             shutil.copy(path, partial_folder / f"train-{number:02}{path.stem[-4:]}.tar")
-    adopt(partial_folder, workers=os.cpu_count() or 1)
+    index_in_place(partial_folder, workers=os.cpu_count() or 1)
     partial_folder.rename(folder)
 
 

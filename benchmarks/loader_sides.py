@@ -14,7 +14,7 @@ from benchmarks.loader_rows import BOX, PAD_PX, PHOTO_PX, Row, augment_of
 from mae_vit.data.batches.loader import load_batches, start_worker_server
 from mae_vit.data.batches.sources import open_source
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.data.order.order import GlobalOrder, RepeatedOrder, Share
+from mae_vit.data.order.order import GlobalOrder, RankSlice, RepeatedOrder
 from mae_vit.data.shards.samples import read_samples
 
 Turn = Callable[[], float]  # seconds for one image
@@ -48,7 +48,7 @@ def our_images(row: Row, folder: Path) -> Turn:
         batches = load_batches(
             source,
             order,
-            Share(),
+            RankSlice(),
             start_step=start,
             stop_step=start + row.batches + 1,
             workers=0 if row.small else 1,

@@ -21,14 +21,15 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import estimate_costs
 from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.base import Engine
-from mae_vit.training.engines.state import Best
+from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.run import Run
+from mae_vit.training.run import run
+from mae_vit.training.run_setup import RunSetup
 
 
 @dataclass(frozen=True)
 class InTurns:
-    """What a job brings to a run (`mae_vit.training.run.Work`): batches in turns, nothing beside.
+    """What a job brings to a run (`mae_vit.training.run_setup.Job`): batches in turns, nothing beside.
 
     The time of a turn ends when the loop asks for the batch after its last.
 
@@ -70,7 +71,7 @@ class InTurns:
     def views(self) -> None:
         """Draws nothing."""
 
-    def finish(self, step: int, best: Best | None) -> tuple[dict[str, Any], Callable[[], None]]:
+    def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
         """Leaves nothing."""
         return {}, lambda: None
 
@@ -108,9 +109,9 @@ def live(
         config, info, num_classes=num_classes, batch_size_per_device=plan.batch_size_per_device
     )
     identity = run_identity(config, derived={})
-    run = Run(config, plan, engine, RunFolder(folder), identity, costs, noisy=False)
+    setup = RunSetup(config, plan, engine, RunFolder(folder), identity, costs, noisy=False)
     # What a run says is no part of the report.
     with redirect_stdout(sys.stderr):
-        code = run.go(InTurns(source, pipe, engine.device, plan), None)
+        code = run(setup, InTurns(source, pipe, engine.device, plan), None)
     if code:
         raise SystemExit(code)

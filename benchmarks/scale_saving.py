@@ -24,7 +24,7 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.base import StepOptions
 from mae_vit.training.engines.build import optimizer_options
-from mae_vit.training.engines.state import Course
+from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.engines.torch_engine import TorchEngine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,11 +81,11 @@ def save_rounds(engine: TorchEngine, folder: Path, *, rounds: int) -> dict[str, 
     stalls, writes, pauses = [], [], []
     for step in range(1, rounds + 1):
         saver.stall_s = 0.0
-        saver.save(step, None, Course(), wait=False)
+        saver.save(step, None, LossHistory(), wait=False)
         begun = time.perf_counter()
         pauses.append(_longest_pause())
         writes.append(time.perf_counter() - begun)
-        saver.settle()
+        saver.wait()
         stalls.append(saver.stall_s)
     size = sum(file.stat().st_size for file in (folder / f"step-{rounds:08d}").iterdir())
     shutil.rmtree(folder)

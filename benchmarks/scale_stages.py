@@ -14,7 +14,7 @@ import psutil
 
 from mae_vit.config.load import load_config
 from mae_vit.data.index import ShardIndex
-from mae_vit.data.order.order import Order, Share, micro_batches
+from mae_vit.data.order.order import Order, RankSlice, micro_batches
 from mae_vit.data.training_data import make_order
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import set_up
@@ -85,7 +85,7 @@ def look_up(index: ShardIndex, orders: dict[str, Order], steps: int) -> dict[str
         ordering, reading = [], []
         # From the middle of the second epoch: no step is easier to find than another.
         first = order.steps_per_epoch * 3 // 2
-        positions = micro_batches(order, Share(), start_step=first, stop_step=first + steps)
+        positions = micro_batches(order, RankSlice(), start_step=first, stop_step=first + steps)
         for _ in range(steps):
             begun = time.perf_counter()
             _, samples = next(positions)

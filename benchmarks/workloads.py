@@ -119,7 +119,6 @@ class Workload:
         batch_of = self.batches(device)
 
         def step(number: int) -> None:
-            engine.objective.begin_step(number)
             engine.backward(engine.forward(batch_of(number)).loss)
             engine.step(1e-4)
 

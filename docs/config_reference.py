@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mae_vit.config.keys import branches
 from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.config.schema import NOT_HERE, FinetuneConfig
+from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 OUT = Path(__file__).resolve().parent / "config.md"
@@ -28,7 +28,7 @@ _HEAD = """# All keys of a config
 Made from the schema by `python docs/config_reference.py`. Every key can be given on the command line as
 `section.key=value`; `null` unsets one. Unknown keys and impossible combinations are errors.
 """
-_REFUSED = [f"`{key}`" for key in NOT_HERE if not key.startswith("finetune.")]
+_REFUSED = [f"`{key}`" for key in HIDDEN_KEYS if not key.startswith("finetune.")]
 _FINETUNING = f"""Keys are pretraining's, without `objective` and those that have no effect here:
 {", ".join(_REFUSED[:-1])} and {_REFUSED[-1]}.
 These are more, or have other values.
@@ -43,7 +43,7 @@ def render() -> str:
         *(
             "## Fine-tuning\n",
             _FINETUNING,
-            *_sections(FinetuneConfig, besides=PretrainConfig, without=NOT_HERE),
+            *_sections(FinetuneConfig, besides=PretrainConfig, without=HIDDEN_KEYS),
         ),
         *("## Comparing\n", *_sections(CompareConfig)),
     ]

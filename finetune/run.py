@@ -13,9 +13,9 @@ from pathlib import Path
 if __name__ == "__main__":
     # So that a checkout runs without being installed.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from mae_vit.runtime.signals import hear_early
+    from mae_vit.runtime.signals import install_early_handlers
 
-    hear_early()
+    install_early_handlers()
     from mae_vit.finetuning.job import main
 
     sys.exit(main())

@@ -3,8 +3,8 @@
 import gc
 import weakref
 
-from mae_vit.training import run as running
 from mae_vit.training.checkpoints import checkpoint
+from mae_vit.training.trainer import Trainer
 
 
 class Leftovers:
@@ -13,7 +13,7 @@ class Leftovers:
     def __init__(self, monkeypatch) -> None:
         self.read: list[weakref.ref] = []
         self.alive: list[int] = []
-        read_part, train = checkpoint.read_part, running.train
+        read_part, train = checkpoint.read_part, Trainer.train
 
         def following(path, part, described):
             tensors = read_part(path, part, described)
@@ -29,4 +29,4 @@ class Leftovers:
             return train(*arguments, **options)
 
         monkeypatch.setattr(checkpoint, "read_part", following)
-        monkeypatch.setattr(running, "train", looking)
+        monkeypatch.setattr(Trainer, "train", looking)

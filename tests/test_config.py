@@ -12,7 +12,7 @@ from mae_vit.config.load import dump_config, load_config
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.matrix import Matrix
-from mae_vit.finetuning.config.from_start import StartAmendment
+from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -335,7 +335,7 @@ def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
         config = load_config(CompareConfig, path)
         Matrix(config, path.parent, Path("runs")).check()
     elif "\nfinetune:" in path.read_text():
-        load_config(FinetuneConfig, path, amend=StartAmendment(None, path.stem))
+        load_config(FinetuneConfig, path, amend=WeightsOverrides(None, path.stem))
     else:
         load_config(PretrainConfig, path)
     header = path.read_text().split("\n\n")[0]

@@ -22,11 +22,11 @@ from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
 from mae_vit.finetuning.models.teacher import Teacher
-from mae_vit.finetuning.results.predict import Measuring, predictions_of
+from mae_vit.finetuning.results.predict import Predictor, predictions_of
 from mae_vit.inspection.attention import (
+    attention_maps,
     attention_weights,
     head_entropy,
-    looks,
     mean_attention_distance,
     rollout,
 )
@@ -41,7 +41,7 @@ from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.precision import Autocast
 from mae_vit.training.evals import HeldOut, OnlineProbe
-from mae_vit.weights.embed.crop_loader import Piece
+from mae_vit.weights.embed.crop_loader import BatchPart
 from mae_vit.weights.embed.features import Settings, _encode, _gather
 from mae_vit.weights.encoder import load_encoder
 
@@ -53,7 +53,6 @@ VARIANTS = {
     "contrastive_mae contrasting": ("contrastive_mae", {"contrast_weight": 0.5}),
     "masked_patch 4x4": ("masked_patch", {"target": "downsized_4x4"}),
     "masked_patch pixels": ("masked_patch", {"target": "pixels_l2"}),
-    "joint alternating": ("joint", {"mode": "alternate"}),
     "supervised mixed": ("supervised", {"mixup": 0.8, "cutmix": 1.0}),
     "supervised linear": ("supervised", {"head": "linear", "pool": "mean"}),
 }
@@ -104,10 +103,8 @@ def test_objectives(name, left_behind):
         on_cuda(task, but="encoder.blocks.1.norm1.weight" if left_behind else "")
         engine = engine_of(task)
         with noticed(left_behind):
-            for step in range(task.turns):
-                task.begin_step(step)
-                found = engine.module(batch_of().to(CUDA))
-                assert on_device(found.loss, *(part for value in found.values.values() for part in value))
+            found = engine.module(batch_of().to(CUDA))
+            assert on_device(found.loss, *(part for value in found.values.values() for part in value))
         held_out = HeldOut([batch_of()], batch_of(4))
         with noticed(left_behind):
             assert all(on_device(value) for value in task.evaluation_sums(batch_of().to(CUDA)).values())
@@ -193,7 +190,7 @@ def test_classifiers(name, left_behind):
             assert all(on_device(value) for value in task.evaluation_sums(batch_of().to(CUDA)).values())
             assert on_device(*(row.images for row in task.pictures(batch_of().to(CUDA))))
         with noticed(left_behind):
-            told = Measuring(Ranks(), CUDA, engine.module.context, 8).predict(
+            told = Predictor(Ranks(), CUDA, engine.module.context, 8).predict(
                 task, [batch_of()], np.zeros(8, np.int64)
             )
             assert len(told.classes) == 8
@@ -225,7 +222,7 @@ def test_frozen_features(mode, left_behind, monkeypatch):
     task = classifier_of("cls")
     with fake_cuda():
         on_cuda(task, but="encoder.norm.weight" if left_behind else "")
-        measuring = Measuring(Ranks(), CUDA, Autocast(task, CUDA, "bf16").context, 16)
+        measuring = Predictor(Ranks(), CUDA, Autocast(task, CUDA, "bf16").context, 16)
         with noticed(left_behind):
             _, guesses = score_in_closed_form(config, data, task, measuring)
             assert len(guesses.classes) == 8
@@ -241,7 +238,7 @@ def test_encoders_for_use(left_behind):
         with noticed(left_behind):
             assert on_device(encoder(encoder.normalize(pixels.to(CUDA))))
         settings = Settings(CUDA, precision="bf16")
-        pieces = [Piece(0, 3, np.arange(3), pixels, [])]
+        pieces = [BatchPart(0, 3, np.arange(3), pixels, [])]
         with noticed(left_behind):
             # The fake tensors of inference mode ask for a driver.
             features = _encode.__wrapped__(encoder, pieces, settings)
@@ -263,7 +260,7 @@ def test_inspection(left_behind):
             assert len(layer_features(encoder, samples)) == 6
         with noticed(left_behind):
             weights = attention_weights(task.encoder, task.normalize(batch_of().images.to(CUDA)))
-            assert on_device(*weights, rollout(weights), looks(weights[0], (4, 4), query="mean"))
+            assert on_device(*weights, rollout(weights), attention_maps(weights[0], (4, 4), query="mean"))
             assert on_device(mean_attention_distance(weights[0], (4, 4), 4), head_entropy(weights[0]))
         with noticed(left_behind):
             for part in reconstruct(task, batch_of().to(CUDA), shown=2):

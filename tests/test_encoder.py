@@ -151,4 +151,6 @@ def test_attention_of_an_example_worked_by_hand(fused):
     expected = (weights @ tokens.double()).float()
     torch.testing.assert_close(attention(tokens[None])[0, 0], expected, atol=1e-6, rtol=0)
     first = torch.zeros(1, 1, dtype=torch.int64)
-    torch.testing.assert_close(attention.forward_at(tokens[None], first)[0, 0], expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        attention.forward_queries(tokens[None], first)[0, 0], expected, atol=1e-6, rtol=0
+    )

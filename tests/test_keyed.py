@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from mae_vit.core.keyed_rng import SampleKeys, Stream, derive_key, noise_seed, threefry2x32, uniform, words
+from mae_vit.core.keyed_rng import (
+    RngStream,
+    SampleKeys,
+    derive_key,
+    noise_seed,
+    random_uint32,
+    threefry2x32,
+    uniform,
+)
 
 # Random123's kat_vectors, threefry 2x32 with 20 rounds: counter, key, result.
 KNOWN = [
@@ -23,25 +31,29 @@ def test_known_answers(counter, key, expected):
 
 
 def test_numpy_and_torch_agree():
-    key = derive_key(2**40 + 17, Stream.MASK, 3)
+    key = derive_key(2**40 + 17, RngStream.MASK, 3)
     index = np.array([0, 1, 77, 2**31, 2**32 - 1])
-    for in_numpy, in_torch in zip(words(key, index, 9), words(key, torch.from_numpy(index), 9), strict=True):
+    for in_numpy, in_torch in zip(
+        random_uint32(key, index, 9), random_uint32(key, torch.from_numpy(index), 9), strict=True
+    ):
         np.testing.assert_array_equal(in_numpy.astype(np.int64), in_torch.numpy())
 
 
 @pytest.mark.gpu
 def test_cuda_agrees():
-    key, index = derive_key(5, Stream.MASK, 1), torch.arange(1000)
-    for host, device in zip(words(key, index, 64), words(key, index.cuda(), 64), strict=True):
+    key, index = derive_key(5, RngStream.MASK, 1), torch.arange(1000)
+    for host, device in zip(random_uint32(key, index, 64), random_uint32(key, index.cuda(), 64), strict=True):
         assert torch.equal(host, device.cpu())
 
 
 @pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (2**40 + 3, 7), (2**64 - 1, 2**32 - 1)])
 def test_streams_drawn_at_once_are_those_drawn_alone(seed, epoch):
-    keys, streams = SampleKeys(seed, epoch, torch.tensor([0, 1, 2**32 - 1])), (Stream.MASK, Stream.MIX)
-    expected = torch.stack([keys.words(stream, 5) for stream in streams])
-    assert torch.equal(keys.words_of(streams, 5), expected)
-    in_numpy = [words(derive_key(seed, stream, epoch), keys.index.numpy(), 5)[0] for stream in streams]
+    keys, streams = SampleKeys(seed, epoch, torch.tensor([0, 1, 2**32 - 1])), (RngStream.MASK, RngStream.MIX)
+    expected = torch.stack([keys.random_uint32(stream, 5) for stream in streams])
+    assert torch.equal(keys.random_uint32_of_each(streams, 5), expected)
+    in_numpy = [
+        random_uint32(derive_key(seed, stream, epoch), keys.index.numpy(), 5)[0] for stream in streams
+    ]
     np.testing.assert_array_equal(expected.numpy(), np.stack(in_numpy).astype(np.int64))
 
 
@@ -55,24 +67,26 @@ def test_an_epoch_derives_its_key_once(monkeypatch):
 
     monkeypatch.setattr("mae_vit.core.keyed_rng.threefry2x32", watched)
     derive_key.cache_clear()
-    drawn = [SampleKeys(11, 5, torch.arange(4) + 4 * step).words(Stream.MASK, 3) for step in range(3)]
+    drawn = [
+        SampleKeys(11, 5, torch.arange(4) + 4 * step).random_uint32(RngStream.MASK, 3) for step in range(3)
+    ]
     assert len(derived) == 1
-    whole = SampleKeys(11, 5, torch.arange(12)).words(Stream.MASK, 3)
+    whole = SampleKeys(11, 5, torch.arange(12)).random_uint32(RngStream.MASK, 3)
     assert torch.equal(torch.cat(drawn), whole)
 
 
 def test_a_draw_depends_on_its_sample_alone():
     keys = SampleKeys(1, 2, torch.arange(100))
     alone = SampleKeys(1, 2, torch.tensor([42]))
-    assert torch.equal(keys.words(Stream.MASK, 7)[42], alone.words(Stream.MASK, 7)[0])
+    assert torch.equal(keys.random_uint32(RngStream.MASK, 7)[42], alone.random_uint32(RngStream.MASK, 7)[0])
 
 
-@pytest.mark.parametrize("change", [{"seed": 2**33}, {"stream": Stream.FLIP}, {"epoch": 1}])
+@pytest.mark.parametrize("change", [{"seed": 2**33}, {"stream": RngStream.FLIP}, {"epoch": 1}])
 def test_seed_stream_and_epoch_each_matter(change):
-    base = {"seed": 0, "stream": Stream.CROP, "epoch": 0}
+    base = {"seed": 0, "stream": RngStream.CROP, "epoch": 0}
     index = np.arange(50)
-    first = words(derive_key(**base), index, 2)[0]
-    second = words(derive_key(**{**base, **change}), index, 2)[0]
+    first = random_uint32(derive_key(**base), index, 2)[0]
+    second = random_uint32(derive_key(**{**base, **change}), index, 2)[0]
     assert (first != second).mean() > 0.9
 
 
@@ -85,7 +99,7 @@ def test_noise_differs_by_rank_step_and_micro_batch():
 
 
 def test_uniform_numbers_are_uniform():
-    numbers = uniform(derive_key(0, Stream.CROP, 0), np.arange(20_000), 3)
+    numbers = uniform(derive_key(0, RngStream.CROP, 0), np.arange(20_000), 3)
     assert numbers.dtype == np.float64
     assert numbers.min() >= 0
     assert numbers.max() < 1

@@ -11,7 +11,7 @@ from mae_vit.models.masking import (
     corrupt,
     nearest_visible,
     num_masked_patches,
-    patch_ranks,
+    patch_noise,
     random_masking,
 )
 
@@ -26,7 +26,7 @@ def test_number_of_masked_patches_rounds_as_the_official_code(patches, ratio, ma
 
 
 def test_masking_is_a_permutation_and_mask_matches_ids():
-    masking = random_masking(patch_ranks(KEYS, 64), 0.75)
+    masking = random_masking(patch_noise(KEYS, 64), 0.75)
     assert masking.ids_keep.shape == (500, 16)
     assert (masking.mask.sum(dim=1) == 48).all()
     assert torch.equal(masking.ids_restore.sort(dim=1).values, torch.arange(64).expand(500, -1))
@@ -37,16 +37,16 @@ def test_masking_is_a_permutation_and_mask_matches_ids():
 
 
 def test_every_patch_is_masked_equally_often():
-    share = random_masking(patch_ranks(SampleKeys(0, 0, torch.arange(20_000)), 64), 0.75).mask.mean(dim=0)
+    share = random_masking(patch_noise(SampleKeys(0, 0, torch.arange(20_000)), 64), 0.75).mask.mean(dim=0)
     # Standard deviation sqrt(.75 * .25 / 20000) = 0.003.
     assert (share - 0.75).abs().max() < 5 * 0.0031
 
 
 def test_masks_do_not_depend_on_the_batch():
-    whole = random_masking(patch_ranks(KEYS, 64), 0.75).mask
-    part = random_masking(patch_ranks(SampleKeys(0, 0, torch.arange(100, 103)), 64), 0.75).mask
+    whole = random_masking(patch_noise(KEYS, 64), 0.75).mask
+    part = random_masking(patch_noise(SampleKeys(0, 0, torch.arange(100, 103)), 64), 0.75).mask
     assert torch.equal(whole[100:103], part)
-    other_epoch = random_masking(patch_ranks(SampleKeys(0, 1, torch.arange(100, 103)), 64), 0.75).mask
+    other_epoch = random_masking(patch_noise(SampleKeys(0, 1, torch.arange(100, 103)), 64), 0.75).mask
     assert not torch.equal(part, other_epoch)
 
 

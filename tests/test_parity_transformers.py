@@ -7,7 +7,7 @@ import torch
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.masking import patch_ranks
+from mae_vit.models.masking import patch_noise
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives.mae import MAE, MAEConfig
 
@@ -120,13 +120,13 @@ def test_same_loss_and_predictions(img_size: int, patch_size: int, norm_pix_loss
     reference, model = theirs(img_size, patch_size, norm_pix_loss), ours(img_size, patch_size, norm_pix_loss)
     model.load_state_dict(convert(reference.state_dict()), strict=True)
     images = torch.randn(4, 3, img_size, img_size)
-    ranks = patch_ranks(SampleKeys(0, 0, torch.arange(4)), model.encoder.num_patches)
+    ranks = patch_noise(SampleKeys(0, 0, torch.arange(4)), model.encoder.num_patches)
     # Ranks need 48 bits; as float32 noise their order alone counts.
     noise = ranks.argsort(dim=1).argsort(dim=1).float()
     with torch.no_grad():
         expected = reference(images, noise=noise)
         prediction, mask = model.reconstruct(images, ranks)
-        loss = model.loss(images, prediction, mask)
+        loss = model.masked_mse(images, prediction, mask)
     assert torch.isfinite(loss)
     assert loss.item() == pytest.approx(expected.loss.item(), rel=1e-5)
     assert torch.equal(mask, expected.mask.float())

@@ -11,9 +11,9 @@ from mae_vit.config.overrides import parse_yaml
 from mae_vit.pretraining import reference_curves
 from mae_vit.pretraining.job import main as pretrain
 from mae_vit.pretraining.reference_curves import (
-    Watch,
+    ReferenceWatch,
     curves_of,
-    departures,
+    deviations,
     nearest_reference,
     read_references,
     recipe_of,
@@ -74,7 +74,7 @@ def test_seeds_of_the_reference_are_normal(folder):
     assert (reference.name, reference.seeds, reference.total_steps) == ("small", (0, 1), 12)
     assert {"loss", "heldout.psnr_db"} <= set(reference.bands)
     for seed in (0, 1):
-        found, compared = departures(reference, lines_of(folder / f"seed{seed}"))
+        found, compared = deviations(reference, lines_of(folder / f"seed{seed}"))
         assert found == []
         assert compared > 12  # all parts of the loss, and the held-out metrics
 
@@ -85,13 +85,13 @@ def test_a_run_that_leaves_the_band_is_named(folder):
     for line in lines:
         if line["step"] >= 5:
             line["loss"] *= 3
-    (found,), _ = departures(reference, lines)
+    (found,), _ = deviations(reference, lines)
     assert (found.curve, found.step) == ("loss", 5)
     assert found.value > found.high
     assert "loss" in str(found)
     assert f"{found.value - found.high:+.3g}" in str(found)
-    watch = Watch(reference)
-    said = [watch.judge(line) for line in lines]
+    watch = ReferenceWatch(reference)
+    said = [watch.check(line) for line in lines]
     assert [place + 1 for place, text in enumerate(said) if text] == [5]
     assert "said once" in said[4]
 
@@ -101,7 +101,7 @@ def test_parts_that_are_not_all_there_are_passed_over(folder):
     (reference,) = read_references(folder / "curves")
     bands = {"loss": replace(reference.bands["loss"], lines=reference.bands["loss"].lines + 1)}
     lines = [line | {"loss": 99.0, "heldout": {}} for line in lines_of(folder / "seed0")]
-    assert departures(replace(reference, bands=bands), lines) == ([], 0)
+    assert deviations(replace(reference, bands=bands), lines) == ([], 0)
 
 
 def test_options_that_are_newer_than_the_reference_are_no_difference(folder, tmp_path):
@@ -124,7 +124,7 @@ def test_another_recipe_is_another(folder):
 
 
 def refer_to(monkeypatch, curves):
-    for name in ("read_references", "watch_of"):
+    for name in ("read_references", "reference_watch"):
         monkeypatch.setattr(getattr(reference_curves, name), "__defaults__", (curves,))
 
 

@@ -7,7 +7,7 @@ from commands import ROOT
 from pydantic import ValidationError
 
 from mae_vit.pretraining.job import main
-from mae_vit.weights.read import read_start
+from mae_vit.weights.read import read_weights
 from mae_vit.weights.seen_labels import SeenLabels, SplitLabels
 
 ALL = SeenLabels(fingerprint="a")
@@ -51,7 +51,7 @@ def test_labels_are_known_through_what_a_run_began_from(digits, tmp_path):
     """Else a start that has them by way of another run would be compared as if it had none."""
     supervised = ["objective={name: supervised}", "train.steps=2", "data.leave_out_per_class=20"]
     pretrain_some(digits, tmp_path / "first", *supervised)
-    known = read_start(str(tmp_path / "first")).labels
+    known = read_weights(str(tmp_path / "first")).labels
     assert known is not None
     assert known.left_out == 20
     begun = [f"model.init={tmp_path / 'first'}"]
@@ -61,19 +61,19 @@ def test_labels_are_known_through_what_a_run_began_from(digits, tmp_path):
     pretrain_some(digits, tmp_path / "second", *begun, "train.steps=4", "--extend")
     pretrain_some(digits, tmp_path / "none", "train.steps=2")
     for name, expected in (("second", known), ("second/encoder.safetensors", known), ("none", None)):
-        assert read_start(str(tmp_path / name)).labels == expected
+        assert read_weights(str(tmp_path / name)).labels == expected
 
 
 def test_a_checkpoint_that_does_not_say_is_known_by_its_options(digits, tmp_path):
     pretrain_some(digits, tmp_path / "old", "objective={name: supervised}", "train.steps=2")
     path = tmp_path / "old"
-    expected = read_start(str(path)).labels
+    expected = read_weights(str(path)).labels
     states = sorted(path.glob("checkpoints/step-*/state.json"))
     for state in states:
         described = json.loads(state.read_text())
         assert described["identity"].pop("labels_seen")
         state.write_text(json.dumps(described))
-    assert read_start(str(path)).labels == expected == SeenLabels(fingerprint=expected.fingerprint)
+    assert read_weights(str(path)).labels == expected == SeenLabels(fingerprint=expected.fingerprint)
 
 
 @pytest.mark.parametrize(

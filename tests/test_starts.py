@@ -18,8 +18,8 @@ from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives.mae import MAEConfig
 from mae_vit.pretraining.job import main
-from mae_vit.weights.load import load_start
-from mae_vit.weights.read import read_start
+from mae_vit.weights.load import load_weights
+from mae_vit.weights.read import read_weights
 
 
 def official(path: Path, *, decoder: bool, namespace: bool = False) -> dict[str, torch.Tensor]:
@@ -59,7 +59,7 @@ def test_official_files_are_loaded_in_full(tmp_path, decoder, namespace):
     model = official(path, decoder=decoder, namespace=namespace)
     objective = mae_of()
     before = objective.decoder_embed.weight.clone()
-    coverage = load_start(read_start(str(path)), objective.encoder, objective, objective="mae")
+    coverage = load_weights(read_weights(str(path)), objective.encoder, objective, objective="mae")
     assert coverage.share == 1
     for name, value in objective.encoder.state_dict().items():
         torch.testing.assert_close(value, model[name])
@@ -90,7 +90,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path, wrapped):
     else:
         path.write_bytes(pickle.dumps(Runs(str(mark))))
     with pytest.raises(InputError) as error:
-        read_start(str(path))
+        read_weights(str(path))
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert not mark.exists()
@@ -101,20 +101,20 @@ def test_an_encoder_of_ours_and_another_grid(tmp_path):
     info = EncoderInfo("S", (32, 32), 4, 3, 64, 3, 4, 4.0, "learnable", [0.5] * 3, [0.25] * 3, "mae", 9)
     (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(encoder, info))
     for source in (tmp_path, tmp_path / "encoder.safetensors"):
-        start = read_start(str(source))
+        start = read_weights(str(source))
         assert start.mean == (0.5,) * 3
         same = encoder_of(pos_embed="learnable")
-        assert load_start(start, same).share == 1
+        assert load_weights(start, same).share == 1
         assert torch.equal(same.pos_embed, encoder.pos_embed)
     larger = encoder_of(pos_embed="learnable", img_size=(48, 32))
-    coverage = load_start(read_start(str(tmp_path)), larger)
+    coverage = load_weights(read_weights(str(tmp_path)), larger)
     assert coverage.share == 1
     assert coverage.interpolated == {"pos_embed": "8 x 8 -> 12 x 8 patches"}
     assert torch.equal(larger.pos_embed[:, 0], encoder.pos_embed[:, 0])
     expected = timm.layers.resample_abs_pos_embed(encoder.pos_embed.detach(), [12, 8])
     torch.testing.assert_close(larger.pos_embed.detach(), expected)
     with pytest.raises(InputError, match=r'learned positions.*use "learnable"'):
-        load_start(start, encoder_of(pos_embed="sincos"))
+        load_weights(start, encoder_of(pos_embed="sincos"))
 
 
 @pytest.mark.parametrize("pos_embed", ["learnable", "sincos"])
@@ -125,7 +125,7 @@ def test_positions_go_from_14x14_to_24x24_as_timm_takes_them(tmp_path, pos_embed
     info = EncoderInfo("S", (224, 224), 16, 3, 64, 1, 4, 4.0, pos_embed, [0.5] * 3, [0.25] * 3, "mae", 9)
     (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(encoder, info))
     larger = ViTEncoder(img_size=(384, 384), pos_embed="learnable", **size)
-    coverage = load_start(read_start(str(tmp_path)), larger)
+    coverage = load_weights(read_weights(str(tmp_path)), larger)
     assert coverage.interpolated == {"pos_embed": "14 x 14 -> 24 x 24 patches"}
     theirs = timm.models.vision_transformer.VisionTransformer(img_size=384, num_classes=0, **size)
     theirs.load_state_dict(
@@ -150,14 +150,16 @@ def test_positions_go_from_14x14_to_24x24_as_timm_takes_them(tmp_path, pos_embed
 def test_another_geometry_is_named(tmp_path, changes, expected):
     official(tmp_path / "mae.pth", decoder=False)
     with pytest.raises(InputError, match=expected):
-        load_start(read_start(str(tmp_path / "mae.pth")), encoder_of(**{"pos_embed": "learnable", **changes}))
+        load_weights(
+            read_weights(str(tmp_path / "mae.pth")), encoder_of(**{"pos_embed": "learnable", **changes})
+        )
 
 
 def test_half_a_file_is_another_models(tmp_path):
     model = official(tmp_path / "whole.pth", decoder=False)
     torch.save({n: v for n, v in model.items() if ".mlp." not in n}, tmp_path / "half.pth")
     with pytest.raises(InputError, match=r"covers \d+% of the encoder's parameters"):
-        load_start(read_start(str(tmp_path / "half.pth")), encoder_of())
+        load_weights(read_weights(str(tmp_path / "half.pth")), encoder_of())
 
 
 @pytest.mark.parametrize(
@@ -182,15 +184,15 @@ def test_what_holds_no_weights(tmp_path, name, expected):
     (tmp_path / "text.safetensors").write_text("weights")
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     with pytest.raises(InputError, match=expected):
-        read_start(str(tmp_path / name))
+        read_weights(str(tmp_path / name))
 
 
 def test_timm_names(monkeypatch):
     with pytest.raises(InputError, match='did you mean "vit_base_patch16_224"'):
-        read_start("timm:vit_base_patch16_225")
+        read_weights("timm:vit_base_patch16_225")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no waiting for a network
     with pytest.raises(InputError, match="network needed"):
-        read_start("timm:vit_tiny_patch16_224")
+        read_weights("timm:vit_tiny_patch16_224")
 
 
 @pytest.fixture
@@ -201,10 +203,10 @@ def fresh_timm(monkeypatch):
 
 
 def test_a_timm_model_of_our_kind_is_loaded_in_full(fresh_timm):
-    start = read_start("timm:vit_tiny_patch16_224")
+    start = read_weights("timm:vit_tiny_patch16_224")
     assert start.geometry["name"] == "Ti"
     encoder = ViTEncoder(img_size=(224, 224), patch_size=16, embed_dim=192, depth=12, num_heads=3)
-    assert load_start(start, encoder).share == 1
+    assert load_weights(start, encoder).share == 1
     model = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0).eval()
     model.load_state_dict(start.tensors)
     images = torch.randn(1, 3, 224, 224)
@@ -223,21 +225,21 @@ def test_a_timm_model_of_our_kind_is_loaded_in_full(fresh_timm):
 def test_timm_models_that_compute_something_else_are_refused(fresh_timm, name, expected):
     # Large ones, and none of their numbers is needed.
     with torch.device("meta"), pytest.raises(InputError, match=expected):
-        read_start(f"timm:{name}")
+        read_weights(f"timm:{name}")
 
 
 def test_positions_without_that_of_the_class_token_are_refused(fresh_timm):
     encoder = ViTEncoder(img_size=(224, 224), patch_size=16, embed_dim=192, depth=12, num_heads=3)
-    start = read_start("timm:vit_tiny_patch16_224")
+    start = read_weights("timm:vit_tiny_patch16_224")
     start.tensors["pos_embed"] = start.tensors["pos_embed"][:, 1:]
     with pytest.raises(InputError, match="its pos_embed has 196 rows for 14 x 14 patches, ours one for each"):
-        load_start(start, encoder)
+        load_weights(start, encoder)
 
 
 def test_a_fixed_table_of_another_grid_of_as_many_patches_is_a_fixed_table(tmp_path):
     info = EncoderInfo("S", (16, 64), 4, 3, 64, 3, 4, 4.0, "sincos", [0.5] * 3, [0.25] * 3, "mae", 9)
     (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(encoder_of(img_size=(16, 64)), info))
-    coverage = load_start(read_start(str(tmp_path)), encoder_of())
+    coverage = load_weights(read_weights(str(tmp_path)), encoder_of())
     assert coverage.kept == {"pos_embed": "fixed sin-cos table, the same function"}
 
 
@@ -247,13 +249,13 @@ def test_a_run_begins_from_another(digits, tmp_path, capsys):
         *("train.steps=2", "train.warmup_steps=1", "model.depth=1", "monitor.tensorboard=false"),
     ]
     assert main([*small, f"run.dir={tmp_path / 'first'}"]) == 0
-    first = read_start(str(tmp_path / "first"))
+    first = read_weights(str(tmp_path / "first"))
     assert (
         main([*small, f"run.dir={tmp_path / 'second'}", f"model.init={tmp_path / 'first'}", "optim.lr=1e-12"])
         == 0
     )
     assert "100.0% of the encoder's parameters" in capsys.readouterr().out
-    second = read_start(str(tmp_path / "second"))
+    second = read_weights(str(tmp_path / "second"))
     for name, value in first.tensors.items():
         torch.testing.assert_close(second.tensors[name], value, atol=1e-6, rtol=0)
     newest = sorted((tmp_path / "first" / "checkpoints").glob("step-*"))[-1]
@@ -261,7 +263,7 @@ def test_a_run_begins_from_another(digits, tmp_path, capsys):
     damage = newest.with_name("step-00000099") / "parameters.safetensors"
     damage.write_bytes(damage.read_bytes()[:-1] + b"!")
     (newest.parent / "latest").write_text("step-00000099\n")
-    again = read_start(str(tmp_path / "first"))
+    again = read_weights(str(tmp_path / "first"))
     assert again.source == str(newest)
     for name, value in first.tensors.items():
         assert torch.equal(again.tensors[name], value)
@@ -278,4 +280,4 @@ def test_a_run_begins_from_another(digits, tmp_path, capsys):
     for checkpoint in newest.parent.glob("step-*"):
         (checkpoint / "parameters.safetensors").unlink()
     with pytest.raises(InputError, match=r"all 3 checkpoints in .* are broken: .*/encoder.safetensors is"):
-        read_start(str(tmp_path / "first"))
+        read_weights(str(tmp_path / "first"))

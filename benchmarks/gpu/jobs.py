@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.gpu.lines import FAILED, Lines
 from benchmarks.gpu.telemetry import Telemetry
-from mae_vit.runtime.signals import leave_with_parent
+from mae_vit.runtime.signals import exit_with_parent
 
 Emit = Callable[[str, dict[str, Any]], None]
 # What a process sends when it ends by itself: a key that no figure has.
@@ -115,7 +115,7 @@ def _run(job: Job, wanted: frozenset[str], lines: Lines, until: float) -> dict[s
 def _live(job: Job, wanted: frozenset[str], pipe: Connection) -> None:
     """The life of a job's process, which leads a group: its data workers and compilers end with it."""
     os.setpgid(0, 0)
-    leave_with_parent()
+    exit_with_parent()
     # What libraries print is no figure: all of it goes where progress goes.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     told: dict[str, Any] = {}

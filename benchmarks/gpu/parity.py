@@ -18,7 +18,7 @@ from benchmarks.gpu.sizes import COMPARED, TINY, with_objective
 from benchmarks.workloads import Workload
 from mae_vit.config.schema import CheckpointSection
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.masking import corrupt, patch_ranks, random_masking
+from mae_vit.models.masking import corrupt, patch_noise, random_masking
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.device import find_device
@@ -27,7 +27,7 @@ from mae_vit.training.checkpoints.checkpoint import load_checkpoint
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.precision import Precision
-from mae_vit.training.engines.state import Course
+from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.engines.torch_engine import TorchEngine
 
 STEPS = 10
@@ -96,7 +96,7 @@ def compare_masks(device: torch.device, sizes: Sequence[tuple[int, int]]) -> dic
         drawn = []
         for place in (_CPU, device):
             keys = SampleKeys(2**40 + 7, 3, torch.arange(images, device=place) + 2**31)
-            masking = random_masking(patch_ranks(keys, patches), 0.75)
+            masking = random_masking(patch_noise(keys, patches), 0.75)
             changed = corrupt(keys, patches, corrupt_ratio=0.5, mask_share=0.8, random_share=0.1)
             tensors = {**vars(masking), **vars(changed)}
             drawn.append({name: tensor.cpu() for name, tensor in tensors.items()})
@@ -134,7 +134,7 @@ def move_checkpoint(workload: Workload, first: torch.device, second: torch.devic
     with tempfile.TemporaryDirectory(prefix="mae-vit-benchmark-") as folder:
         options = CheckpointSection(every_steps=half)
         saver = Saver(engine, Path(folder), options, identity={}, every_steps=half, say=print)
-        if not saver.save(half, None, Course(), wait=True):
+        if not saver.save(half, None, LossHistory(), wait=True):
             raise OSError("the checkpoint could not be written: its message says why")
         resumed = _engine(workload, second)
         resumed.restore(load_checkpoint(Path(folder) / f"step-{half:08d}").state)
@@ -150,7 +150,6 @@ def _continue(engine: Engine, workload: Workload, start: int, stop: int) -> list
     torch.manual_seed(0)
     batch_of, losses = workload.batches(engine.device), []
     for step in range(start, stop):
-        engine.objective.begin_step(step)
         loss = engine.forward(batch_of(step)).loss
         engine.backward(loss)
         engine.step(_LR)

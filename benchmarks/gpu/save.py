@@ -43,7 +43,7 @@ class _Save:
             gathered.append(time.perf_counter() - begun)
             size = sum(
                 tensor.nbytes
-                for part in (state.parameters, *state.slots.values())
+                for part in (state.parameters, *state.optimizer_states.values())
                 for tensor in part.values()
             )
             del state

@@ -26,7 +26,7 @@ from mae_vit.config.plan import make_plan
 from mae_vit.core.batch import Batch
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.runtime.ranks import find_ranks
-from mae_vit.training.engines.build import build_engine, connect
+from mae_vit.training.engines.build import build_engine, init_process_group
 
 STEPS = 5
 # Steps before, in which allocators, optimizer state and kernels are made.
@@ -94,7 +94,7 @@ def count_waits(workload: Workload, mode: str) -> dict[str, Any]:
         Waits for each step; `where` the first of them is. `waits_per_step` is None without a GPU.
     """
     ranks, device = find_ranks(), workload.device()
-    connect(workload.config, device)
+    init_process_group(workload.config, device)
     plan = make_plan(workload.config, num_samples=1000 * workload.batch_size, world_size=1)
     engine = build_engine(workload.config, plan, workload.objective(), ranks, device)
     on_gpu = device.type == "cuda"

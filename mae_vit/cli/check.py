@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import counted
-from mae_vit.core.urls import is_url, shown
+from mae_vit.core.messages import count_of
+from mae_vit.core.urls import is_url, redact_url
 from mae_vit.runtime.exit_codes import EXIT_FAILED
 
 
@@ -29,12 +29,12 @@ def _check(arguments: argparse.Namespace) -> int:
 
     if is_url(arguments.path):
         raise InputError(
-            f"{shown(arguments.path)}: shards elsewhere are verified as runs fetch them; give a folder"
+            f"{redact_url(arguments.path)}: shards elsewhere are verified as runs fetch them; give a folder"
         )
     problems = check(Path(arguments.path), decode_all=arguments.decode)
     for problem in problems:
         print(f"damaged: {problem}")
     print(
-        f"{arguments.path}: {counted(len(problems), 'problem') if problems else 'all shards are as described'}"
+        f"{arguments.path}: {count_of(len(problems), 'problem') if problems else 'all shards are as described'}"
     )
     return EXIT_FAILED if problems else 0

@@ -11,7 +11,7 @@ from mae_vit.config.command_line import OneLineParser
 from mae_vit.config.load import read_run_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
-from mae_vit.core.messages import counted, nearest, reason_of
+from mae_vit.core.messages import count_of, error_reason, nearest
 from mae_vit.runtime.exit_codes import EXIT_FAILED
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ def run_curve(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: if there is no run, or nothing to compare it with.
     """
-    from mae_vit.pretraining.reference_curves import departures
+    from mae_vit.pretraining.reference_curves import deviations
 
     run: Path = arguments.path
     lines = _lines_of(run)
     reference, differing = _choose(run, arguments.preset)
-    found, compared = departures(reference, lines)
+    found, compared = deviations(reference, lines)
     if not compared:
         raise InputError(
             f"{run} has nothing in common with the curves of {reference.name} ({reference.total_steps:,} steps, "
@@ -61,7 +61,7 @@ def run_curve(arguments: argparse.Namespace) -> int:
     _draw(reference, lines, out, run.name)
     known = max(int(band.steps[-1]) for band in reference.bands.values())
     part = "" if known == reference.total_steps else f"the first {known:,} of "
-    seeds = counted(len(reference.seeds), "seed")
+    seeds = count_of(len(reference.seeds), "seed")
     print(f"reference  {reference.name}, {seeds}, {part}{reference.total_steps:,} steps")
     for text in differing[:_SHOWN_DIFFERENCES]:
         print(f"  differs  {text}")
@@ -130,7 +130,7 @@ def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, n
             band.mean + band.half_width,
             color="#0072b2",
             alpha=0.2,
-            label=f"{reference.name}, {counted(len(reference.seeds), 'seed')}",
+            label=f"{reference.name}, {count_of(len(reference.seeds), 'seed')}",
         )
         axes.plot(band.steps, band.mean, color="#0072b2", linewidth=1)
         axes.plot(curve.steps, curve.values, color="#d55e00", label=name)
@@ -141,4 +141,4 @@ def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, n
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=110)
     except OSError as error:
-        raise InputError(f"{out} cannot be written: {reason_of(error)}") from None
+        raise InputError(f"{out} cannot be written: {error_reason(error)}") from None

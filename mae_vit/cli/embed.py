@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import counted, reason_of
+from mae_vit.core.messages import count_of, error_reason
 from mae_vit.runtime.exit_codes import EXIT_REQUEUE
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ def run_embed(arguments: argparse.Namespace) -> int:
         outcome = _embed(arguments)
     except OSError as error:
         where = error.filename or arguments.out
-        raise InputError(f"{where}: {reason_of(error)}") from None
+        raise InputError(f"{where}: {error_reason(error)}") from None
     if outcome.rows is None:
         again = "the same command without --restart" if arguments.restart else "the same command"
-        done = f"{outcome.done:,} of {counted(outcome.total, 'image')}"
+        done = f"{outcome.done:,} of {count_of(outcome.total, 'image')}"
         print(f"mae-vit: stopped, {done} are saved: {again} goes on", file=sys.stderr)
         return EXIT_REQUEUE
     _say(outcome, arguments.out)
@@ -193,14 +193,14 @@ def _say(outcome: Outcome, out: Path) -> None:
         print("all images were done already")
     else:
         before = f", {outcome.begun:,} of them before" if outcome.begun else ""
-        print(f"{counted(outcome.total, 'image')}{before}: {rate:,.0f} images/s")
+        print(f"{count_of(outcome.total, 'image')}{before}: {rate:,.0f} images/s")
     if outcome.broken:
-        print(f"passed over {counted(len(outcome.broken), 'broken image')}; {broken_path(out)} names all:")
+        print(f"passed over {count_of(len(outcome.broken), 'broken image')}; {broken_path(out)} names all:")
         for line in outcome.broken[:_NAMED]:
             print(f"  {line}")
         if len(outcome.broken) > _NAMED:
             print(f"  and {len(outcome.broken) - _NAMED} more")
-    print(f"{out}: features of {counted(outcome.rows or 0, 'image')}, {outcome.width} numbers each")
+    print(f"{out}: features of {count_of(outcome.rows or 0, 'image')}, {outcome.width} numbers each")
     for line in _how_to_load(out):
         print(f"  {line}")
 

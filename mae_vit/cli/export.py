@@ -82,11 +82,11 @@ def run_export(arguments: argparse.Namespace) -> int:
     # Slow to import, so that --help is not.
     from mae_vit.weights.export.export import check_place, default_folder, write_export
     from mae_vit.weights.export.model_card import describe
-    from mae_vit.weights.export.network import read_handed
+    from mae_vit.weights.export.network import load_for_export
 
     out = arguments.out or default_folder(arguments.start, arguments.to)
     check_place(out, force=arguments.force)
-    handed = read_handed(arguments.start, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
+    handed = load_for_export(arguments.start, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
     for problem in handed.start.passed_over:
         print(f"passed over: {problem}")
     export = write_export(handed, arguments.to, out, force=arguments.force)

@@ -16,8 +16,7 @@ from mae_vit.cli.prepare import add_prepare
 from mae_vit.cli.replay import add_replay
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core import __version__
-from mae_vit.core.errors import DamagedSample, InputError, Unreachable
-from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_REQUEUE
+from mae_vit.runtime.failures import EXIT_CODES, exit_code_of
 
 EXAMPLES = """examples:
   mae-vit prepare digits data/digits                     handwritten digits, embedded: no network
@@ -48,18 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             getattr(arguments, "parser", parser).unrecognized(rest)
         code: int = arguments.run(arguments)
         return code
-    except InputError as error:
-        print(f"mae-vit: error: {error}", file=sys.stderr)
-        return EXIT_INPUT
-    except DamagedSample as error:
-        print(f"mae-vit: error: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    except Unreachable as error:
-        print(f"mae-vit: error: {error}", file=sys.stderr)
-        return EXIT_REQUEUE
-    except KeyboardInterrupt:
-        print("mae-vit: interrupted; nothing half-written was left", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except tuple(EXIT_CODES) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        said = "interrupted; nothing half-written was left" if interrupted else f"error: {error}"
+        print(f"mae-vit: {said}", file=sys.stderr)
+        return exit_code_of(error)
 
 
 def _parser() -> OneLineParser:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import counted, reason_of
+from mae_vit.core.messages import count_of, error_reason
 
 if TYPE_CHECKING:
     from mae_vit.data.prepare.prepare import Report
@@ -135,9 +135,9 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     begun = time.monotonic()
     out = Path(arguments.paths[-1])
     try:
-        report = _adopt(arguments) if arguments.in_place else _prepare(arguments)
+        report = _index_in_place(arguments) if arguments.in_place else _prepare(arguments)
     except OSError as error:
-        raise InputError(f"{error.filename or out}: {reason_of(error)}") from None
+        raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
     _say(report)
     classes = len(report.dataset.classes)
     print(f"{out}: {f'{classes} classes' if classes else 'no labels'}, {time.monotonic() - begun:.1f} s")
@@ -245,10 +245,10 @@ def _prepare(arguments: argparse.Namespace) -> Report:
     )
 
 
-def _adopt(arguments: argparse.Namespace) -> Report:
-    from mae_vit.data.prepare.in_place import adopt
+def _index_in_place(arguments: argparse.Namespace) -> Report:
+    from mae_vit.data.prepare.in_place import index_in_place
 
-    return adopt(
+    return index_in_place(
         Path(arguments.paths[0]),
         split=arguments.split,
         overwrite=arguments.overwrite,
@@ -275,25 +275,25 @@ def _say(report: Report) -> None:
         info = report.dataset.splits[split]
         labeled = sum(info.class_counts)
         labels = "" if labeled == info.samples else f", {labeled:,} with labels" if labeled else ", no labels"
-        print(f"{split}: {counted(info.samples, 'image')} in {counted(len(info.shards), 'shard')}{labels}")
+        print(f"{split}: {count_of(info.samples, 'image')} in {count_of(len(info.shards), 'shard')}{labels}")
         if labeled and (missing := info.class_counts.count(0)):
             print(
-                f"  {counted(missing, 'class', 'classes')} of {len(info.class_counts)} without an image in it"
+                f"  {count_of(missing, 'class', 'classes')} of {len(info.class_counts)} without an image in it"
             )
         for excluded in info.processing.excluded or ():
             listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
             print(
-                f"  left out {counted(excluded.samples, 'image')} that {excluded.source} has too, by {excluded.hash} "
+                f"  left out {count_of(excluded.samples, 'image')} that {excluded.source} has too, by {excluded.hash} "
                 f"within {excluded.distance}{listed}"
             )
     if report.unreadable:
-        print(f"left out {counted(len(report.unreadable), 'unreadable image')}:")
+        print(f"left out {count_of(len(report.unreadable), 'unreadable image')}:")
         for line in report.unreadable[:_NAMED]:
             print(f"  {line}")
         if len(report.unreadable) > _NAMED:
             print(f"  and {len(report.unreadable) - _NAMED} more")
     if report.ignored:
-        print(f"ignored {counted(report.ignored, 'file')} (no images)")
+        print(f"ignored {count_of(report.ignored, 'file')} (no images)")
     for note in report.notes:
         print(note)
     if report.conversions:

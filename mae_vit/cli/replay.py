@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mae_vit.config.command_line import OneLineParser, add_allow_pipe
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import counted
+from mae_vit.core.messages import count_of
 from mae_vit.core.urls import allow_pipe
 
 
@@ -47,6 +47,6 @@ def _replay(arguments: argparse.Namespace) -> int:
     drawn = min(arguments.images, len(told.samples))
     weights = "fresh weights" if told.weights_step is None else f"the weights of step {told.weights_step}"
     print(f"{arguments.path}: epoch {told.epoch}, step {told.data_step} of the data order")
-    print(f"  picture   {picture} ({counted(drawn, 'image')}; what is predicted is by {weights})")
-    print(f"  names     {names} ({counted(len(told.samples), 'sample')})")
+    print(f"  picture   {picture} ({count_of(drawn, 'image')}; what is predicted is by {weights})")
+    print(f"  names     {names} ({count_of(len(told.samples), 'sample')})")
     return 0

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from mae_vit.config.section import Section, refuse_foreign
+from mae_vit.config.section import Section, check_options_match
 from mae_vit.core.urls import is_url
 
 # MAE Sec. A.1 crops 20 to 100 % of the area; torchvision's shapes; CIFAR's usual shift.
@@ -55,7 +55,7 @@ class AugmentSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> AugmentSection:
-        refuse_foreign(self, {"crop": CROP_OPTIONS, "policy": POLICY_OPTIONS})
+        check_options_match(self, {"crop": CROP_OPTIONS, "policy": POLICY_OPTIONS})
         if self.scale and not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"scale={self.scale}: needs 0 < low <= high <= 1 (shares of the image's area)")
         if self.ratio and not 0 < self.ratio[0] <= self.ratio[1]:
@@ -64,7 +64,7 @@ class AugmentSection(Section):
 
     @property
     def view_options(self) -> dict[str, Any]:
-        """All of it, as `mae_vit.data.training_data.make_views` takes it."""
+        """All of it, as `mae_vit.data.training_data.make_augment` takes it."""
         options = {name: getattr(self, name) for name in ("crop", "flip", "erasing", "policy")}
         options["policy_options"] = {
             name: getattr(self, name) for name in POLICY_OPTIONS.get(self.policy, {})
@@ -122,7 +122,7 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> DataSection:
-        refuse_foreign(self, {"order": {"blocks": BLOCKS_OPTIONS}})
+        check_options_match(self, {"order": {"blocks": BLOCKS_OPTIONS}})
         for name in ("cache_dir", "cache_gib"):
             if getattr(self, name) is not None and not is_url(self.path):
                 raise ValueError(f"{name} has no effect with a path that is no URL")

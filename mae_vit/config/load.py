@@ -25,7 +25,7 @@ from mae_vit.config.overrides import (
 )
 from mae_vit.config.schema import CHOICES, Config
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest_path, reason_of
+from mae_vit.core.messages import closest_path, error_reason
 
 # A config is a page of text; a larger one is a wrong file.
 MAX_CONFIG_BYTES = 1 << 20
@@ -62,9 +62,9 @@ def load_config(
             raise InputError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes: not a config")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise InputError(f"cannot read config {path}: {reason_of(error)}{_like(path)}") from None
+        raise InputError(f"cannot read config {path}: {error_reason(error)}{_like(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read config {path}: {reason_of(error)}") from None
+        raise InputError(f"cannot read config {path}: {error_reason(error)}") from None
     changed = _assemble(schema, path, text, overrides, amend)
     config, problems = _check(schema, changed)
     if config is not None:
@@ -137,7 +137,7 @@ def read_run_config(run: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError(f"{run} is no run folder: it has no config.yaml") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {reason_of(error)}") from None
+        raise InputError(f"cannot read {path}: {error_reason(error)}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is no config of a run")
     return content

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from mae_vit.config.section import Section, exactly_one, refuse_foreign
+from mae_vit.config.section import Section, check_options_match, exactly_one
 
 # Each optimizer's own options and their values: AdamW from MAE Sec. A.1; Adam and the
 # momentum of SGD from ViT Sec. 4.1; LARS from MAE's linear probe (Sec. A.1).
@@ -57,7 +57,7 @@ class OptimSection(Section):
     @model_validator(mode="after")
     def _check(self) -> OptimSection:
         exactly_one(self, ("blr", "lr"), required=True)
-        refuse_foreign(self, {"name": OPTIMIZER_OPTIONS, "schedule": SCHEDULE_OPTIONS})
+        check_options_match(self, {"name": OPTIMIZER_OPTIONS, "schedule": SCHEDULE_OPTIONS})
         if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas}: each needs 0 <= beta < 1")
         if self.nesterov and not self.momentum:

@@ -12,7 +12,7 @@ from ruamel.yaml.error import YAMLError
 from mae_vit.config.keys import fields_at, options_from
 from mae_vit.config.schema import CHOICES
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import reason_of
+from mae_vit.core.messages import error_reason
 
 # Ways of giving one thing; an override takes the place of the file's way.
 _ALTERNATIVES = (
@@ -43,7 +43,7 @@ def parse_yaml(text: str, where: str) -> Any:
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise InputError(f"{where}{place}: not valid YAML: {problem}") from None
     except (RecursionError, ValueError, TypeError, KeyError, OverflowError) as error:
-        raise InputError(f"{where}: not valid YAML: {reason_of(error)}") from None
+        raise InputError(f"{where}: not valid YAML: {error_reason(error)}") from None
 
 
 def drop_alternatives(raw: dict[str, Any], overridden: set[str]) -> None:

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mae_vit.config.data import fitting_lanes, lanes_fit
 from mae_vit.config.schema import Config, TrainSection
 from mae_vit.core.errors import InputError
-from mae_vit.core.urls import shown
+from mae_vit.core.urls import redact_url
+
+
+class Due(NamedTuple):
+    """What happens after a step.
+
+    Attributes:
+        log: a line of metrics; with each of the three below, too.
+        evaluate: held-out images are measured.
+        probe: the online probe scores the features.
+        inspect: views of the encoder are drawn.
+        save: a checkpoint is saved.
+        last: the run is over.
+    """
+
+    log: bool
+    evaluate: bool
+    probe: bool
+    inspect: bool
+    save: bool
+    last: bool
 
 
 @dataclass(frozen=True)
@@ -43,6 +64,19 @@ class Plan:
     evaluate_every_steps: int
     probe_every_steps: int = 0
     inspect_every_steps: int = 0
+
+    def due(self, done: int, *, log_every_steps: int) -> Due:
+        """What is due once `done` steps are; the last step is due for all that the run does at all."""
+        last = done == self.total_steps
+
+        def every(steps: int) -> bool:
+            return steps > 0 and (last or done % steps == 0)
+
+        evaluate, probe, inspect = map(
+            every, (self.evaluate_every_steps, self.probe_every_steps, self.inspect_every_steps)
+        )
+        log = evaluate or probe or inspect or done % log_every_steps == 0
+        return Due(log, evaluate, probe, inspect, every(self.checkpoint_every_steps), last)
 
     def position(self, step: int) -> tuple[int, int]:
         """Returns (epoch, step within the epoch): the whole state of the data order."""
@@ -99,7 +133,7 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     if steps_per_epoch == 0:
         raise InputError(
             f"train.effective_batch_size={batch} is larger than the data: split "
-            f'"{config.data.split}" of {shown(config.data.path)} has {num_samples} images to train on'
+            f'"{config.data.split}" of {redact_url(config.data.path)} has {num_samples} images to train on'
             + (f" (nearest: {nearest})" if (nearest := num_samples // world_size * world_size) else "")
         )
     sizes = {"steps_per_epoch": steps_per_epoch, "effective_batch_size": batch}
@@ -124,6 +158,11 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         given = f"optim.lr={lr:g}" if optim.lr else f"{lr:g} = optim.blr={optim.blr:g} x {batch} / 256"
         raise InputError(f"optim.min_lr={optim.min_lr:g} is above the peak rate {given}")
     save, monitor = config.checkpoint, config.monitor
+
+    def every(default: int, steps: int | None, epochs: float | None) -> int:
+        return max(1, to_steps(steps=steps, epochs=epochs, default=default, **sizes))
+
+    probe_default = -(-_TRAINED_PER_PROBED * probe_size // batch)
     return Plan(
         num_samples=num_samples,
         steps_per_epoch=steps_per_epoch,
@@ -134,36 +173,16 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         accumulation=accumulation,
         lr=lr,
         decay_steps=decay,
-        checkpoint_every_steps=max(
-            1,
-            to_steps(
-                steps=save.every_steps,
-                epochs=save.every_epochs,
-                default=total if save.every_minutes else steps_per_epoch,
-                **sizes,
-            ),
+        checkpoint_every_steps=every(
+            total if save.every_minutes else steps_per_epoch, save.every_steps, save.every_epochs
         ),
-        evaluate_every_steps=max(
-            1,
-            to_steps(
-                steps=monitor.evaluate_every_steps,
-                epochs=monitor.evaluate_every_epochs,
-                default=steps_per_epoch,
-                **sizes,
-            ),
+        evaluate_every_steps=every(
+            steps_per_epoch, monitor.evaluate_every_steps, monitor.evaluate_every_epochs
         ),
-        probe_every_steps=max(
-            1,
-            to_steps(
-                steps=monitor.probe_every_steps,
-                epochs=monitor.probe_every_epochs,
-                default=-(-_TRAINED_PER_PROBED * probe_size // batch),
-                **sizes,
-            ),
-        )
+        probe_every_steps=every(probe_default, monitor.probe_every_steps, monitor.probe_every_epochs)
         if probe_size
         else 0,
-        inspect_every_steps=max(1, to_steps(epochs=monitor.inspect_every_epochs, **sizes))
+        inspect_every_steps=every(0, None, monitor.inspect_every_epochs)
         if monitor.inspect_every_epochs
         else 0,
     )

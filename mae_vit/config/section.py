@@ -23,7 +23,7 @@ def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> 
         raise ValueError(f"give one of {', '.join(names)}")
 
 
-def refuse_foreign(section: BaseModel, choices: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+def check_options_match(section: BaseModel, choices: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
     """Raises ValueError for an option that belongs to another choice of a key than the one made.
 
     Args:

@@ -75,7 +75,7 @@ class DamagedSample(RuntimeError):
         return f"cannot read {self.found[0][1]}{more}: `mae-vit check {self.folder}` lists all such"
 
 
-class Unreachable(RuntimeError):
+class FetchUnavailable(RuntimeError):
     """Data that lie elsewhere cannot be had now; the message says what, and since when.
 
     Uncaught, the run is to be started again (exit code 75), from what it has saved.

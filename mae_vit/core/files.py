@@ -17,7 +17,7 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mae-vit"
 
 
-def partial_of(path: Path) -> Path:
+def temporary_name(path: Path) -> Path:
     """The name that a file or a folder has while this process writes it."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
@@ -28,10 +28,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Where that fails nothing of it is left.
     """
-    partial = partial_of(path)
+    partial = temporary_name(path)
     try:
         yield partial
-        sync(partial)
+        fsync_path(partial)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -47,7 +47,7 @@ def write_parts_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> N
     with replacing(path) as partial, partial.open("wb") as file:
         for part in parts:
             file.write(part)
-    sync(path.parent)
+    fsync_path(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -83,7 +83,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Brings a file to the disk, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -92,7 +92,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def put_in_place(partial: Path, out: Path) -> None:
+def replace_folder(partial: Path, out: Path) -> None:
     """Renames a folder; what lay there is there until the new one is, then removed.
 
     Raises:
@@ -111,7 +111,7 @@ def put_in_place(partial: Path, out: Path) -> None:
     shutil.rmtree(old)
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """Returns a path, or the nearest folder above it that is there."""
     while not path.exists():
         path = path.parent

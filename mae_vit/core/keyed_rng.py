@@ -39,7 +39,7 @@ _PARITY = 0x1BD11BDA
 MAX_INDEX = 2**32
 
 
-class Stream(IntEnum):
+class RngStream(IntEnum):
     """What a random number is for. Values are part of the data format: never renumber."""
 
     ORDER = 0
@@ -109,7 +109,7 @@ def _rounds_of_tensors(schedule: tuple[Tensor | int, ...], x0: Tensor, x1: Tenso
 
 # Asked for in each draw of a batch with the same few answers an epoch; computed by 20 rounds on NumPy scalars.
 @lru_cache(maxsize=256)
-def derive_key(seed: int, stream: Stream, epoch: int) -> tuple[int, int]:
+def derive_key(seed: int, stream: RngStream, epoch: int) -> tuple[int, int]:
     """Returns the key of one stream in one epoch.
 
     Args:
@@ -125,7 +125,7 @@ def derive_key(seed: int, stream: Stream, epoch: int) -> tuple[int, int]:
     return int(k0[0]), int(k1[0])
 
 
-def words(key: tuple[Words | int, Words | int], index: Words, draws: int) -> tuple[Words, Words]:
+def random_uint32(key: tuple[Words | int, Words | int], index: Words, draws: int) -> tuple[Words, Words]:
     """Draws words for each sample: two for each of `draws` counters.
 
     Args:
@@ -153,7 +153,7 @@ def uniform(key: tuple[int, int], index: np.ndarray, draws: int) -> np.ndarray:
     NumPy only: what needs floating point (crop boxes) is computed on the CPU,
     since logarithms and roots differ by device.
     """
-    high, low = words(key, index, draws)
+    high, low = random_uint32(key, index, draws)
     return ((high >> 5) * 67108864.0 + (low >> 6)) * (1.0 / 9007199254740992.0)
 
 
@@ -169,8 +169,8 @@ def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:
         step: optimizer step.
         micro_batch: number within the step, below 2**20.
     """
-    k0, k1 = derive_key(seed, Stream.NOISE, step)
-    k0, k1 = derive_key(k1 << 32 | k0, Stream.NOISE, rank << 20 | micro_batch)
+    k0, k1 = derive_key(seed, RngStream.NOISE, step)
+    k0, k1 = derive_key(k1 << 32 | k0, RngStream.NOISE, rank << 20 | micro_batch)
     return (k1 << 32 | k0) >> 1
 
 
@@ -194,11 +194,11 @@ class SampleKeys:
         """The same keys for a compiled graph: with a plain number it would be made anew for each epoch."""
         return replace(self, epoch_input=torch.full_like(self.index[0], self.epoch))
 
-    def words(self, stream: Stream, draws: int) -> Tensor:
+    def random_uint32(self, stream: RngStream, draws: int) -> Tensor:
         """Draws one 32-bit word a counter: int64 (B, draws)."""
-        return words(self._key(stream), self.index, draws)[0]
+        return random_uint32(self._key(stream), self.index, draws)[0]
 
-    def words_of(self, streams: Sequence[Stream], draws: int) -> Tensor:
+    def random_uint32_of_each(self, streams: Sequence[RngStream], draws: int) -> Tensor:
         """Draws the words of several streams at once: int64 (S, B, draws)."""
         keys = [self._key(stream) for stream in streams]
         # Filled in by the device: numbers of the host would be copied, and waited for.
@@ -207,9 +207,9 @@ class SampleKeys:
             for key in keys
         ]
         k0, k1 = (torch.stack(half)[:, None, None] for half in zip(*scalars, strict=True))
-        return words((k0, k1), self.index, draws)[0]
+        return random_uint32((k0, k1), self.index, draws)[0]
 
-    def _key(self, stream: Stream) -> tuple[Tensor | int, Tensor | int]:
+    def _key(self, stream: RngStream) -> tuple[Tensor | int, Tensor | int]:
         """What `derive_key` gives; in a compiled graph, scalars on the device."""
         if not torch.compiler.is_compiling():
             return derive_key(self.seed, stream, self.epoch)

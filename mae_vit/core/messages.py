@@ -63,19 +63,19 @@ def _most_alike(name: str, known: Iterable[str], cutoff: float) -> str | None:
     return close[0] if close else None
 
 
-def reason_of(error: BaseException) -> str:
+def error_reason(error: BaseException) -> str:
     """Returns what is said of a failure, to stand behind a colon: `no such file or directory`; of others a line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def count_of(number: int, noun: str, plural: str = "") -> str:
     """Returns a number with its noun: `1 shard`, `1,200 shards`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns a time as `h:mm:ss`."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

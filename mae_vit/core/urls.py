@@ -46,7 +46,7 @@ def check_url(url: str) -> None:
     """
     scheme = url.split(":", 1)[0]
     if scheme not in SCHEMES:
-        raise InputError(f'data.path={shown(url)}: no scheme "{scheme}": {nearest(scheme, SCHEMES)}')
+        raise InputError(f'data.path={redact_url(url)}: no scheme "{scheme}": {nearest(scheme, SCHEMES)}')
     if url.startswith(PIPE):
         if not pipe_allowed():
             raise InputError(f"data.path={url}: commands are only run where --allow-pipe is given")
@@ -58,9 +58,9 @@ def check_url(url: str) -> None:
     try:
         host = urlsplit(url).netloc
     except ValueError as error:
-        raise InputError(f"data.path={shown(url)}: no URL: {error}") from None
+        raise InputError(f"data.path={redact_url(url)}: no URL: {error}") from None
     if not host:
-        raise InputError(f"data.path={shown(url)}: names no host: give {scheme}://HOST/FOLDER")
+        raise InputError(f"data.path={redact_url(url)}: names no host: give {scheme}://HOST/FOLDER")
 
 
 def file_url(folder: str, name: str) -> str:
@@ -78,7 +78,7 @@ def file_url(folder: str, name: str) -> str:
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{escaped}"))
 
 
-def shown(path: str) -> str:
+def redact_url(path: str) -> str:
     """Returns a data path as messages tell it: of a URL, without what may be secret."""
     if path.startswith(PIPE) or not is_url(path):
         return path

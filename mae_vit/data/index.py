@@ -18,7 +18,7 @@ import numpy as np
 from mae_vit.core.errors import Damage, InputError
 from mae_vit.core.files import replacing, user_cache
 from mae_vit.core.messages import nearest
-from mae_vit.core.urls import shown
+from mae_vit.core.urls import redact_url
 from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
 from mae_vit.data.shards.dataset_json import Dataset, Split, read_dataset
@@ -127,7 +127,7 @@ class ShardIndex:
 
         Raises:
             ReadError: if its source does not have it.
-            Unreachable: if it cannot be had now.
+            FetchUnavailable: if it cannot be had now.
         """
         self._files.path(shard)
 
@@ -259,17 +259,19 @@ def _find_remote_array(remote: RemoteFolder, split: str, dataset: Dataset, path:
     info = dataset.splits[split]
     if info.index is None:
         raise InputError(
-            f'dataset.json of {shown(remote.url)} names no index of split "{split}", and to make one all shards would '
-            "be read: write the folder with this version's `mae-vit prepare`"
+            f'dataset.json of {redact_url(remote.url)} names no index of split "{split}", and to make one all shards '
+            "would be read: write the folder with this version's `mae-vit prepare`"
         )
     if load_array(path, info) is None:
         if info.index.bytes > info.samples * ROW.itemsize + _NPY_HEADER:
-            raise InputError(f"index {info.index.file} of {shown(remote.url)} is too large for its samples")
+            raise InputError(
+                f"index {info.index.file} of {redact_url(remote.url)} is too large for its samples"
+            )
         fetch_index(remote, info.index, path)
         rows = load_array(path, info)
         if rows is None or not rows_fit(rows, info.shards, len(dataset.classes)):
             path.unlink()
-            raise InputError(f"index {info.index.file} of {shown(remote.url)} is not that of its shards")
+            raise InputError(f"index {info.index.file} of {redact_url(remote.url)} is not that of its shards")
     return path
 
 

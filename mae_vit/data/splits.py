@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.core.errors import InputError, damage_allowed
-from mae_vit.core.messages import counted
+from mae_vit.core.messages import count_of
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.remote.folder import RemoteFolder
 from mae_vit.data.shards.index_rows import UNKNOWN_LABEL
@@ -38,7 +38,7 @@ def open_training_index(
     lost, allowed = len(index.lost), damage_allowed(damage_budget, len(index))
     problems = [f"shard {folder / file} {problem}" for file, problem in index.problems.items()]
     more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
-    told = f'{lost:,} of {counted(len(index), "sample")} of split "{split}" cannot be read'
+    told = f'{lost:,} of {count_of(len(index), "sample")} of split "{split}" cannot be read'
     where = f"{'; '.join(problems[:_NAMED])}{more}: see `mae-vit check {folder}`"
     if lost > allowed:
         raise InputError(
@@ -62,7 +62,7 @@ def check_labels(index: ShardIndex) -> None:
     if len(unknown):
         first = index.damage(int(unknown[0]), index.why_lost(int(unknown[0])))
         raise InputError(
-            f'labels of {counted(len(unknown), "sample")} of split "{index.split}" are lost, and samples are chosen '
+            f'labels of {count_of(len(unknown), "sample")} of split "{index.split}" are lost, and samples are chosen '
             f"by them: {first}: mend it (see `mae-vit check {index.folder}`)"
         )
 

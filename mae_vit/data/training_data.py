@@ -1,4 +1,18 @@
-"""From the config's `data` section to the images that a run trains on, in their order."""
+"""From the config's `data` section to the images that a run trains on, in their order.
+
+An image's way to the loss, in the order of the code:
+
+1. `splits`: which samples of `dataset.json` are trained on, and which are held out.
+2. `order`: a permutation of them for each epoch, from the seed alone.
+3. `order.RankSlice`: the rank's part of each global batch.
+4. `batches.loader`: the sampler hands positions to the workers, from any step on.
+5. `index`, `shards`, `remote`: where a sample lies; its bytes, from disk or cache.
+6. `images.decode`: uint8 pixels (H, W, C).
+7. `images.augment`: crop, resize, flip, policy, erasing, drawn from the sample's key.
+8. `batches.damaged`: another sample in the place of one that cannot be decoded.
+9. `core.batch.Batch`: uint8 (B, C, H, W) in shared memory, labels, keys.
+10. `training.copying`: to the device, ahead of its step; the objective normalizes there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +28,7 @@ from mae_vit.config.schema import Config
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import MAX_INDEX
-from mae_vit.core.messages import counted
+from mae_vit.core.messages import count_of
 from mae_vit.data.batches.loader import choose_workers, start_worker_server
 from mae_vit.data.batches.prefetch import training_batches
 from mae_vit.data.batches.sources import MemorySource, Source, open_source
@@ -24,7 +38,7 @@ from mae_vit.data.images.auto_augment import make_policy
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.normalization import fill_color, normalization
 from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import GlobalOrder, Order, RepeatedOrder, Share
+from mae_vit.data.order.order import GlobalOrder, Order, RankSlice, RepeatedOrder
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.runtime.ranks import Ranks
 
@@ -105,7 +119,7 @@ def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
         )
 
 
-def make_views(
+def make_augment(
     img_size: tuple[int, int],
     mean: Sequence[float],
     *,
@@ -199,8 +213,8 @@ class TrainingData:
 
     def describe_cores(self, ranks: Ranks) -> str:
         """Says what the ranks compute and load with: a line of the plan."""
-        workers = counted(self.workers, "worker")
-        return f"{self.cores}, {workers} for each of {counted(ranks.world_size, 'rank')}"
+        workers = count_of(self.workers, "worker")
+        return f"{self.cores}, {workers} for each of {count_of(ranks.world_size, 'rank')}"
 
     def core_warnings(self) -> list[str]:
         """What lets a GPU wait for images."""
@@ -208,7 +222,7 @@ class TrainingData:
         if not (self.pin_memory and self.decodes) or self.cores >= _FEW_CORES:
             return []
         return [
-            f"{counted(self.cores, 'core')} for each GPU, which will wait for images to be decoded: give its rank "
+            f"{count_of(self.cores, 'core')} for each GPU, which will wait for images to be decoded: give its rank "
             f"{_FEW_CORES} or more (sbatch --cpus-per-task)"
         ]
 
@@ -218,7 +232,7 @@ class TrainingData:
             self.index,
             self.source,
             self.order,
-            Share(ranks.rank, ranks.world_size, plan.accumulation),
+            RankSlice(ranks.rank, ranks.world_size, plan.accumulation),
             node_ranks=ranks.local_world_size,
             start_step=start_step,
             stop_step=plan.total_steps,
@@ -249,7 +263,7 @@ def open_training_data(
     """
     section, img_size = config.data, config.model.image_hw
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
-    views = make_views(img_size, mean, **section.augment.view_options)
+    views = make_augment(img_size, mean, **section.augment.view_options)
     source = open_source(
         index,
         section.source,

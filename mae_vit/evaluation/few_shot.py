@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mae_vit.core.keyed_rng import Stream, derive_key, words
+from mae_vit.core.keyed_rng import RngStream, derive_key, random_uint32
 
 # What the ViT authors' released code uses on standardized features.
 L2_DEFAULT = 2.0**10
@@ -87,7 +87,7 @@ def draw_shots(
     Returns:
         Sorted positions of support and of query samples, which share none.
     """
-    high, _ = words(derive_key(seed, Stream.FEW_SHOT, draw), np.arange(len(labels)), 1)
+    high, _ = random_uint32(derive_key(seed, RngStream.FEW_SHOT, draw), np.arange(len(labels)), 1)
     shuffled = np.argsort(high[:, 0], kind="stable")
     shuffled = shuffled[labels[shuffled] >= 0]
     support = []

@@ -69,7 +69,7 @@ class Predictions:
         return float(np.abs(gaps).sum() / len(self.labels))
 
 
-def read_gap(train_top1: float, test_top1: float) -> str:
+def interpret_gap(train_top1: float, test_top1: float) -> str:
     """Says what accuracy on training images (without augmentation) and on test images tell together."""
     gap = train_top1 - test_top1
     told = f"train {train_top1:.1%}, test {test_top1:.1%}, gap {100 * gap:.1f} points"

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.keyed_rng import Stream, derive_key
-from mae_vit.core.urls import shown
+from mae_vit.core.keyed_rng import RngStream, derive_key
+from mae_vit.core.urls import redact_url
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.sources import MemorySource, Source, open_source
@@ -18,7 +18,7 @@ from mae_vit.data.batches.subset import draw_held_out, limit_per_class
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.order.permutation import permute
-from mae_vit.data.remote.folder import locate
+from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.splits import check_labels, find_split, open_training_index
 from mae_vit.data.training_data import TrainingData, check_pad, open_training_data
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
@@ -86,11 +86,11 @@ class FinetuneData(TrainingData):
             replace=replace,
         )
 
-    def measured(self, ranks: Ranks, *, pictures: int, batch_size: int) -> HeldOut | None:
+    def held_out_batches(self, ranks: Ranks, *, pictures: int, batch_size: int) -> HeldOut | None:
         """Returns the held-out images; None where none are held out."""
         if not len(self.held_out):
             return None
-        key = derive_key(_MEASURING_SEED, Stream.ORDER, 0)
+        key = derive_key(_MEASURING_SEED, RngStream.ORDER, 0)
         count = len(self.held_out)
         shown = self.held_out[permute(np.arange(min(pictures, count)), count, key)]
         return HeldOut(
@@ -101,7 +101,7 @@ class FinetuneData(TrainingData):
     def some_of_train(self, count: int) -> np.ndarray:
         """Draws up to `count` training samples, sorted."""
         total = len(self.train)
-        key = derive_key(_MEASURING_SEED, Stream.ORDER, 0)
+        key = derive_key(_MEASURING_SEED, RngStream.ORDER, 0)
         return np.sort(self.train[permute(np.arange(min(count, total)), total, key)])
 
     def open_test(self) -> Source:
@@ -153,7 +153,7 @@ def _open_plain(config: FinetuneConfig, index: ShardIndex) -> Source:
 def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
     """Opens the split that is trained on; damaged samples are replaced in training alone, not in cached features."""
     section, say = config.data, ranks.rank == 0
-    path, remote = locate(
+    path, remote = resolve_data_path(
         section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
     )
     if config.finetune.mode != "finetune":
@@ -182,8 +182,8 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
     samples = np.flatnonzero(labels >= 0)
     if len(np.unique(labels[samples])) < 2:
         raise InputError(
-            f'split "{index.split}" of {shown(config.data.path)} has no labels of two classes: fine-tuning needs them '
-            "(mae-vit prepare takes them from class folders)"
+            f'split "{index.split}" of {redact_url(config.data.path)} has no labels of two classes: fine-tuning needs '
+            "them (mae-vit prepare takes them from class folders)"
         )
     limit, share = config.data.labels_per_class, config.finetune.holdout
     if limit is None and not share:
@@ -220,10 +220,10 @@ def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
     )
     if found is None:
         raise InputError(
-            f'{shown(config.data.path)} has no split "test" or "val" to measure on ({", ".join(splits)}): '
+            f'{redact_url(config.data.path)} has no split "test" or "val" to measure on ({", ".join(splits)}): '
             "mae-vit prepare ... --holdout 1/10 draws one, or give finetune.test_split"
         )
     test_index = open_index(index.folder, found, remote=index.remote)
     if not (test_index.labels >= 0).any():
-        raise InputError(f'split "{found}" of {shown(config.data.path)} has no labels to measure by')
+        raise InputError(f'split "{found}" of {redact_url(config.data.path)} has no labels to measure by')
     return test_index

@@ -16,29 +16,29 @@ from mae_vit.config.section import height_width
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
-from mae_vit.data.batches.prefetch import bring
+from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
-from mae_vit.finetuning.config.from_start import StartAmendment
+from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.recipes import find_recipe
-from mae_vit.finetuning.config.schema import NOT_HERE, FinetuneConfig
+from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData, open_data
 from mae_vit.finetuning.frozen.score import score_frozen
-from mae_vit.finetuning.label_overlap import all_labels, labels_seen, warn_of_seen_labels
+from mae_vit.finetuning.label_overlap import labels_after_training, start_label_overlap, warn_of_seen_labels
 from mae_vit.finetuning.models.build import (
     build_classifier,
+    classifier_optimizer_options,
     describe_encoder,
     draws_noise,
-    find_teacher,
-    load_into,
-    optimizer_of,
+    load_weights_into,
+    teacher_from_config,
 )
 from mae_vit.finetuning.models.classifiers import Classifier
 from mae_vit.finetuning.plan_text import describe_plan, describe_rates, rates_of
-from mae_vit.finetuning.results.predict import Measuring
+from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.results.write import Outputs
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.mixup import PAIRS
-from mae_vit.runtime.collectives import decided_by_rank_zero
+from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import find_ranks
@@ -46,15 +46,16 @@ from mae_vit.training.checkpoints.resume import find_checkpoint, run_identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.cost import Estimate, estimate
-from mae_vit.training.engines.state import Best, weights_of
+from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.optim.param_groups import LayerRate
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.run import Run
-from mae_vit.training.startup import begin, check_engine, check_length, is_finished, open_run_folder
-from mae_vit.weights.load import warn_of_normalization
+from mae_vit.training.run import run
+from mae_vit.training.run_setup import RunSetup
+from mae_vit.training.startup import check_engine, check_length, is_finished, open_run_folder, resume_or_start
+from mae_vit.weights.load import warn_normalization_differs
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import Start
+from mae_vit.weights.start import Weights
 
 EXAMPLES = """examples:
   python finetune/run.py --ckpt runs/mae_cifar_tiny                      its data, the recipe for its size
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             argv,
             description="Fine-tune an encoder, or train a network from scratch, on labeled images;\n"
             "or measure a frozen encoder (finetune.mode=linear_probe, few_shot or knn).",
-            keys=describe_keys(FinetuneConfig, without=NOT_HERE),
+            keys=describe_keys(FinetuneConfig, without=HIDDEN_KEYS),
             examples=EXAMPLES,
             takes_ckpt=True,
         )
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_to_exit_code(job)
 
 
-def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Start | None, list[str]]:
+def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Weights | None, list[str]]:
     """Reads config and start, which has a say in the config; and what of the file that replaced.
 
     Raises:
@@ -94,7 +95,7 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Start | None, lis
     if path is None:
         path, recipe = find_recipe(arguments.ckpt, arguments.overrides)
     overrides = [*recipe, *arguments.overrides]
-    amendment = StartAmendment(arguments.ckpt, path.stem, overrides)
+    amendment = WeightsOverrides(arguments.ckpt, path.stem, overrides)
     config = load_config(FinetuneConfig, path, overrides, amend=amendment)
     notes = [
         f"note: {key}={said} of {path.name} gives way to the start's {start}"
@@ -124,7 +125,7 @@ def finetune(arguments: Arguments) -> int:
     data = open_data(config, ranks, device)
     info = describe_encoder(config, data)
     folder = open_run_folder(config)
-    teacher = find_teacher(config, data, device)
+    teacher = teacher_from_config(config, data, device)
     build = partial(build_classifier, config, data, info, teacher)
     if config.finetune.mode != "finetune":
         if arguments.extend:
@@ -141,9 +142,9 @@ def finetune(arguments: Arguments) -> int:
     if len(data.held_out):
         # When held-out images are measured decides which weights can be chosen.
         derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
-    labels = all_labels(config, data, start, teacher)
-    identity = run_identity(config, derived=derived).noting(labels.model_dump())
-    seen = labels_seen(start, teacher, config, data)
+    labels = labels_after_training(config, data, start, teacher)
+    identity = run_identity(config, derived=derived).with_seen_labels(labels.model_dump())
+    seen = start_label_overlap(start, teacher, config, data)
     if seen == "held-out" and ranks.rank == 0:
         warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
     if arguments.dry_run:
@@ -152,12 +153,12 @@ def finetune(arguments: Arguments) -> int:
         )
         check_length(folder, found, plan)
         model = build()
-        coverage = load_into(model, start) if start else None
+        coverage = load_weights_into(model, start) if start else None
         if ranks.rank == 0:
             print(describe_plan(config, plan, ranks, device, data, costs, folder, found, coverage, model))
         return 0
-    bring(data.index, data.source, data.order, say=ranks.local_rank == 0)
-    found = begin(config, arguments, folder, identity, ranks, device)
+    fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
+    found = resume_or_start(config, arguments, folder, identity, ranks, device)
     if found is not None and is_finished(folder, found, plan, ranks):
         if ranks.rank == 0:
             told = folder.path / "results.json" if config.finetune.test else folder.summary
@@ -165,18 +166,18 @@ def finetune(arguments: Arguments) -> int:
         return 0
     model = build()
     if found is None and start is not None:
-        coverage = load_into(model, start)
+        coverage = load_weights_into(model, start)
         if ranks.rank == 0:
             print(coverage.describe(start.source))
-            warn_of_normalization(start, data.mean, data.std)
+            warn_normalization_differs(start, data.mean, data.std)
     rates = rates_of(config, model, plan)
     if rates:
         if ranks.rank == 0:
             print(describe_rates(rates))
-        decided_by_rank_zero(lambda: _write_rates(folder, rates), ranks)
-    engine = build_engine(config, plan, model, ranks, device, optimizer=optimizer_of(config))
+        run_on_rank_zero(lambda: _write_rates(folder, rates), ranks)
+    engine = build_engine(config, plan, model, ranks, device, optimizer=classifier_optimizer_options(config))
     selects = "top1" if len(data.held_out) else None
-    run = Run(
+    setup = RunSetup(
         config,
         plan,
         engine,
@@ -188,7 +189,7 @@ def finetune(arguments: Arguments) -> int:
         config.finetune.start or "scratch",
     )
     facts = {"labels_seen_by_start": seen}
-    return run.go(Job(config, plan, data, info, labels, engine, folder, build(), facts), found)
+    return run(setup, Job(config, plan, data, info, labels, engine, folder, build(), facts), found)
 
 
 def _write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:
@@ -209,7 +210,7 @@ def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Class
             image_shape=(channels, height, width),
             batch_size_per_device=plan.batch_size_per_device,
             activation_checkpointing=config.train.activation_checkpointing,
-            optimizer_slots=len(optimizer_of(config).slots),
+            optimizer_slots=len(classifier_optimizer_options(config).optimizer_states),
             averaged=config.train.ema_decay is not None,
         )
     except (RuntimeError, AssertionError, ValueError) as error:
@@ -226,7 +227,7 @@ class Job:
     """What fine-tuning brings to a run.
 
     Attributes:
-        measured: a second network, for the chosen weights.
+        test_model: a second network, for the chosen weights.
         facts: what the summary says beside what is measured.
     """
 
@@ -237,7 +238,7 @@ class Job:
     labels: SeenLabels
     engine: Engine
     folder: RunFolder
-    measured: Classifier
+    test_model: Classifier
     facts: dict[str, Any]
     _summary: dict[str, Any] = field(default_factory=dict)
 
@@ -251,7 +252,7 @@ class Job:
 
     def held_out(self) -> HeldOut | None:
         """The images that choose the epoch."""
-        return self.data.measured(
+        return self.data.held_out_batches(
             self.engine.ranks,
             pictures=self.config.monitor.picture_images,
             batch_size=self.plan.batch_size_per_device,
@@ -265,19 +266,19 @@ class Job:
         """None: `mae-vit inspect` looks at what came of it."""
         return None
 
-    def finish(self, step: int, best: Best | None) -> tuple[dict[str, Any], Callable[[], None]]:
+    def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
         """Tests the chosen weights, the last ones where none were chosen; collective."""
         if best is None:
-            with self.engine.whole():
-                best = Best(step, float("nan"), weights_of(self.engine.objective))
-        measuring = Measuring(
+            with self.engine.full_weights():
+                best = BestWeights(step, float("nan"), weights_of(self.engine.objective))
+        predictor = Predictor(
             self.engine.ranks,
             self.engine.device,
             self.engine.module.context,
             self.plan.batch_size_per_device,
         )
-        outputs = Outputs(self.config, self.data, self.folder, measuring, self.info, self.labels)
-        found, write = outputs.measure(self.measured, best)
+        outputs = Outputs(self.config, self.data, self.folder, predictor, self.info, self.labels)
+        found, write = outputs.measure(self.test_model, best)
         self._summary.update({**self.facts, **found})
         return self._summary, write
 

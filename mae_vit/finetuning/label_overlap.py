@@ -8,11 +8,11 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.teacher import Teacher
 from mae_vit.weights.seen_labels import Overlap, SeenLabels, most_flattering
-from mae_vit.weights.start import Start
+from mae_vit.weights.start import Weights
 
 
-def all_labels(
-    config: FinetuneConfig, data: FinetuneData, start: Start | None = None, teacher: Teacher | None = None
+def labels_after_training(
+    config: FinetuneConfig, data: FinetuneData, start: Weights | None = None, teacher: Teacher | None = None
 ) -> SeenLabels:
     """The labels that a run's weights will have seen, by way of its start and its teacher too."""
     own = SeenLabels(
@@ -23,12 +23,12 @@ def all_labels(
     return own.joined(*_labels_before(start, teacher))
 
 
-def _labels_before(start: Start | None, teacher: Teacher | None) -> list[SeenLabels | None]:
+def _labels_before(start: Weights | None, teacher: Teacher | None) -> list[SeenLabels | None]:
     return [start.labels if start else None, teacher.told.labels if teacher else None]
 
 
-def labels_seen(
-    start: Start | None, teacher: Teacher | None, config: FinetuneConfig, data: FinetuneData
+def start_label_overlap(
+    start: Weights | None, teacher: Teacher | None, config: FinetuneConfig, data: FinetuneData
 ) -> Overlap | None:
     """Tells of which labels a start, or a teacher, passes something on; of both the one that flatters most."""
     holdout = config.finetune.holdout if len(data.held_out) else 0.0

@@ -8,8 +8,8 @@ import torch
 
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import ModelSection
-from mae_vit.core.messages import counted
-from mae_vit.core.urls import shown
+from mae_vit.core.messages import count_of
+from mae_vit.core.urls import redact_url
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifiers import Classifier
@@ -17,9 +17,9 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.optim.param_groups import LayerRate, layer_rates
-from mae_vit.training.outputs.plan_text import describe_training, describe_views, times
+from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.weights.load import Coverage
+from mae_vit.weights.load import LoadReport
 
 
 def describe_plan(
@@ -31,7 +31,7 @@ def describe_plan(
     costs: Estimate,
     folder: RunFolder,
     found: CheckpointInfo | None,
-    coverage: Coverage | None,
+    coverage: LoadReport | None,
     model: Classifier,
 ) -> str:
     """Returns the resolved plan, a line for each fact, with what is loaded and what each layer learns at."""
@@ -49,12 +49,12 @@ def describe_plan(
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",
         "model": f"{config.model.name}, {height}x{width} px, {costs.parameters:,} parameters",
         "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
-        "data": f'{shown(config.data.path)}, split "{config.data.split}": {counted(len(data.train), "image")} of '
+        "data": f'{redact_url(config.data.path)}, split "{config.data.split}": {count_of(len(data.train), "image")} of '
         f"{len(data.classes)} classes",
         "cores": data.describe_cores(ranks),
         "chosen by": chosen,
         "tested on": describe_test(config, data),
-        "views": describe_views(config),
+        "views": describe_augment(config),
         "recipe": describe_recipe(config),
         **describe_training(config, plan, costs, ranks, device, folder.path),
     }

@@ -64,7 +64,7 @@ def _weights(attention: Module, tokens: Tensor) -> Tensor:
     return (queries @ keys.transpose(-2, -1) * attention.scale).softmax(dim=-1)
 
 
-def looks(weights: Tensor, grid_size: tuple[int, int], *, query: str = "cls") -> Tensor:
+def attention_maps(weights: Tensor, grid_size: tuple[int, int], *, query: str = "cls") -> Tensor:
     """Lays attention to the patches over the image.
 
     Args:

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
-from mae_vit.core.keyed_rng import SampleKeys, Stream, derive_key
-from mae_vit.core.urls import shown
+from mae_vit.core.keyed_rng import RngStream, SampleKeys, derive_key
+from mae_vit.core.urls import redact_url
 from mae_vit.data.batches.sources import decode_sample
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.prepare.sources.find import find_images
-from mae_vit.data.remote.folder import RemoteFolder, locate
+from mae_vit.data.remote.folder import RemoteFolder, resolve_data_path
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 from mae_vit.data.shards.shard_files import ReadError
 
@@ -76,9 +76,9 @@ def draw_samples(
     Raises:
         InputError: if there is nothing to look at.
     """
-    folder, remote = locate(data)
+    folder, remote = resolve_data_path(data)
     if (folder / FILE_NAME).is_file():
-        return _of_shards(_open(folder, split, remote), count, channels, img_size, shown(data))
+        return _of_shards(_open(folder, split, remote), count, channels, img_size, redact_url(data))
     if split is not None:
         raise InputError(f"{data} is no prepared data: it has no split {split!r} to choose")
     return _of_files(data, count, channels, img_size)
@@ -139,7 +139,7 @@ def _of_files(data: str, count: int, channels: int, img_size: tuple[int, int]) -
 
 def _draw(total: int, count: int) -> np.ndarray:
     """Some of `total` samples, in keyed order: fewer are the first of more."""
-    return permute(np.arange(min(count, total)), total, derive_key(_SEED, Stream.ORDER, 0))
+    return permute(np.arange(min(count, total)), total, derive_key(_SEED, RngStream.ORDER, 0))
 
 
 def _cut(images: list[np.ndarray], img_size: tuple[int, int], where: str) -> Tensor:

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import partial_of, put_in_place
-from mae_vit.core.messages import counted, reason_of
+from mae_vit.core.files import replace_folder, temporary_name
+from mae_vit.core.messages import count_of, error_reason
 from mae_vit.inspection import html
 from mae_vit.inspection.drawing import to_png
 from mae_vit.inspection.images import Samples, draw_samples
-from mae_vit.inspection.subject import Subject, open_subject
+from mae_vit.inspection.subject import InspectedEncoder, open_subject
 from mae_vit.inspection.views import CONDITIONAL, View, all_views
 
 INDEX = "index.html"
@@ -31,7 +31,7 @@ _SIDES = ("a", "b")
 
 
 @dataclass(frozen=True)
-class Seen:
+class WrittenView:
     """A view that lies on the disk.
 
     Attributes:
@@ -76,7 +76,7 @@ def inspect(
     """
     _check_place(out)
     subjects = [open_subject(source, norm_pix_loss=norm_pix_loss) for source in sources]
-    partial = partial_of(out)
+    partial = temporary_name(out)
     try:
         parts = []
         for side, subject in zip(_SIDES, subjects, strict=False):
@@ -92,9 +92,9 @@ def inspect(
         )
         contents = sorted(path.name for path in partial.iterdir())
         (partial / _CONTENTS).write_text(json.dumps({"inspection": contents}), encoding="utf-8")
-        put_in_place(partial, out)
+        replace_folder(partial, out)
     except OSError as error:
-        raise InputError(f"{out} cannot be written: {reason_of(error)}") from None
+        raise InputError(f"{out} cannot be written: {error_reason(error)}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return out / INDEX
@@ -116,8 +116,8 @@ def _check_place(out: Path) -> None:
 
 
 def _write_views(
-    subject: Subject, samples: Samples, folder: Path, root: Path, device: torch.device | None
-) -> list[Seen]:
+    subject: InspectedEncoder, samples: Samples, folder: Path, root: Path, device: torch.device | None
+) -> list[WrittenView]:
     for part in (subject.model, subject.objective):
         if part is not None:
             part.to(device or "cpu")
@@ -133,20 +133,20 @@ def _write_views(
         if view.arrays:
             files.append(path.with_suffix(".npz"))
             np.savez_compressed(files[-1], **view.arrays)  # type: ignore[arg-type]
-        seen.append(Seen(view, png, [file.relative_to(root).as_posix() for file in files]))
+        seen.append(WrittenView(view, png, [file.relative_to(root).as_posix() for file in files]))
         print(f"  {view.title}", file=sys.stderr, flush=True)
     for text in _left_out(seen):
         print(f"  left out: {text}", file=sys.stderr, flush=True)
     return seen
 
 
-def _left_out(seen: Sequence[Seen]) -> list[str]:
+def _left_out(seen: Sequence[WrittenView]) -> list[str]:
     """Which views these images do not allow, and why."""
     there = {one.view.name for one in seen}
     return [f"{title} ({takes})" for name, (title, takes) in CONDITIONAL.items() if name not in there]
 
 
-def _page(parts: Sequence[tuple[Subject, Samples, list[Seen]]], names: Sequence[str]) -> str:
+def _page(parts: Sequence[tuple[InspectedEncoder, Samples, list[WrittenView]]], names: Sequence[str]) -> str:
     title = " and ".join(names)
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -161,7 +161,7 @@ def _page(parts: Sequence[tuple[Subject, Samples, list[Seen]]], names: Sequence[
     return html.page(title, body)
 
 
-def _facts(subject: Subject, samples: Samples, seen: Sequence[Seen]) -> str:
+def _facts(subject: InspectedEncoder, samples: Samples, seen: Sequence[WrittenView]) -> str:
     info = subject.model.info
     height, width = info.img_size
     facts = {
@@ -169,10 +169,10 @@ def _facts(subject: Subject, samples: Samples, seen: Sequence[Seen]) -> str:
         "objective": info.objective + (f", {info.step:,} steps" if info.step else ""),
         "encoder": f"{info.depth} blocks of {info.num_heads} heads, width {info.embed_dim}, patches of "
         f"{info.patch_size} px in {height} x {width}, read by {subject.model.pool}",
-        "images": f"{counted(len(samples), 'image')} of {samples.source}",
+        "images": f"{count_of(len(samples), 'image')} of {samples.source}",
     }
     if samples.passed_over:
-        facts["passed over"] = f"{counted(samples.passed_over, 'image')} that cannot be decoded"
+        facts["passed over"] = f"{count_of(samples.passed_over, 'image')} that cannot be decoded"
     if subject.why_no_objective:
         facts["no reconstructions"] = subject.why_no_objective
     if left_out := _left_out(seen):
@@ -181,7 +181,7 @@ def _facts(subject: Subject, samples: Samples, seen: Sequence[Seen]) -> str:
     return html.table(["", ""], rows).replace("<thead><tr><th></th><th></th></tr></thead>", "")
 
 
-def _shown(seen: Seen | None) -> str:
+def _shown(seen: WrittenView | None) -> str:
     if seen is None:
         return '<p class="note">nothing of this</p>'
     links = ", ".join(f'<a href="{escape(file)}">{escape(file)}</a>' for file in seen.files)

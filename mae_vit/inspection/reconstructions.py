@@ -11,7 +11,7 @@ from torch import Tensor
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.masking import num_masked_patches, patch_ranks
+from mae_vit.models.masking import num_masked_patches, patch_noise
 from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
@@ -20,7 +20,7 @@ MaskKind = Literal["random", "block", "grid"]
 MASK_KINDS: tuple[MaskKind, ...] = ("random", "block", "grid")
 
 
-def mask_ranks(kind: MaskKind, keys: SampleKeys, grid_size: tuple[int, int]) -> Tensor:
+def mask_noise(kind: MaskKind, keys: SampleKeys, grid_size: tuple[int, int]) -> Tensor:
     """Ranks patches for `mae_vit.models.masking.random_masking`, which keeps the lowest (MAE Fig. 6).
 
     Args:
@@ -35,7 +35,7 @@ def mask_ranks(kind: MaskKind, keys: SampleKeys, grid_size: tuple[int, int]) -> 
     rows, columns = grid_size
     num_patches, images = rows * columns, len(keys.index)
     if kind == "random":
-        return patch_ranks(keys, num_patches)
+        return patch_noise(keys, num_patches)
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     if kind == "block":
         # Far from the middle is visible; as shares of the image, so that the block has its shape.
@@ -43,8 +43,8 @@ def mask_ranks(kind: MaskKind, keys: SampleKeys, grid_size: tuple[int, int]) -> 
         order = (-off.max(dim=0).values * 2 * num_patches).round().long() + num_patches
     else:
         order = _bayer(max(rows, columns))[row, column]
-    ranks = order.flatten() * num_patches + torch.arange(num_patches)
-    return ranks.expand(images, -1).to(keys.index.device)
+    noise = order.flatten() * num_patches + torch.arange(num_patches)
+    return noise.expand(images, -1).to(keys.index.device)
 
 
 def _bayer(size: int) -> Tensor:
@@ -109,7 +109,7 @@ def reconstruct(objective: Objective, batch: Batch, *, shown: int) -> list[Recon
 def _at(mae: MAE, batch: Batch, kind: MaskKind, ratio: float, shown: int) -> Reconstruction:
     images = mae.normalize(batch.images)
     prediction, mask = mae.reconstruct(
-        images, mask_ranks(kind, batch.keys, mae.encoder.grid_size), mask_ratio=ratio
+        images, mask_noise(kind, batch.keys, mae.encoder.grid_size), mask_ratio=ratio
     )
     _, mean, scale = mae.targets(images)
     pixels = prediction.float() * scale + mean

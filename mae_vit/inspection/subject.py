@@ -9,15 +9,15 @@ from mae_vit.config.load import load_config
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoints.format import STATE
-from mae_vit.weights.encoder import PretrainedEncoder, from_start
-from mae_vit.weights.load import load_start
+from mae_vit.weights.encoder import PretrainedEncoder, encoder_from_weights
+from mae_vit.weights.load import load_weights
 from mae_vit.weights.mae_decoder import read_decoder
-from mae_vit.weights.read import read_start
-from mae_vit.weights.start import Start
+from mae_vit.weights.read import read_weights
+from mae_vit.weights.start import Weights
 
 
 @dataclass(frozen=True)
-class Subject:
+class InspectedEncoder:
     """An encoder under inspection.
 
     Attributes:
@@ -33,7 +33,7 @@ class Subject:
     why_no_objective: str = ""
 
 
-def open_subject(source: str, *, norm_pix_loss: bool = False) -> Subject:
+def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncoder:
     """Opens what `--ckpt` names.
 
     Args:
@@ -44,25 +44,27 @@ def open_subject(source: str, *, norm_pix_loss: bool = False) -> Subject:
     Raises:
         InputError: if there is no Vision Transformer, or `norm_pix_loss` has no effect.
     """
-    start = read_start(source)
-    model = from_start(start)
+    start = read_weights(source)
+    model = encoder_from_weights(start)
     decoder = read_decoder(start, model.encoder, model.info, norm_pix_loss=norm_pix_loss)
     if decoder is not None:
         why = "" if decoder.mae else "nothing says how many heads its decoder has"
-        return Subject(source, model, decoder.mae, why)
+        return InspectedEncoder(source, model, decoder.mae, why)
     if (Path(start.source) / STATE).is_file() and start.objective is not None:
         return _of_run(source, start, model)
     if "fc_norm.weight" in start.tensors or "head.weight" in start.tensors:
-        return Subject(source, model, None, "it was fine-tuned: there is nothing to reconstruct by")
+        return InspectedEncoder(source, model, None, "it was fine-tuned: there is nothing to reconstruct by")
     why = "the file holds an encoder alone: reconstructions need the run folder, which has the rest"
-    return Subject(source, model, None, why)
+    return InspectedEncoder(source, model, None, why)
 
 
-def _of_run(source: str, start: Start, model: PretrainedEncoder) -> Subject:
+def _of_run(source: str, start: Weights, model: PretrainedEncoder) -> InspectedEncoder:
     """Another objective than MAE, with its head."""
     config = load_config(PretrainConfig, Path(source) / "config.yaml", [])
     if config.objective.uses_labels:
-        return Subject(source, model, None, "it learned from labels: there is nothing to reconstruct by")
+        return InspectedEncoder(
+            source, model, None, "it learned from labels: there is nothing to reconstruct by"
+        )
     objective = config.objective.build(model.encoder, mean=model.info.mean, std=model.info.std)
-    load_start(start, objective.encoder, objective, objective=config.objective.name)
-    return Subject(source, model, objective.eval())
+    load_weights(start, objective.encoder, objective, objective=config.objective.name)
+    return InspectedEncoder(source, model, objective.eval())

@@ -14,9 +14,9 @@ from torch import Tensor
 from mae_vit.core.image_rows import draw_rows
 from mae_vit.inspection import drawing as figures
 from mae_vit.inspection.attention import (
+    attention_maps,
     attention_weights,
     head_entropy,
-    looks,
     mean_attention_distance,
     rollout,
 )
@@ -25,14 +25,14 @@ from mae_vit.inspection.features import FEWEST_SCORED, layer_features, nearest_i
 from mae_vit.inspection.images import Samples
 from mae_vit.inspection.parameters import center_patch, filter_components, position_similarity
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.inspection.subject import Subject
+from mae_vit.inspection.subject import InspectedEncoder
 from mae_vit.models.vit import Pool, ViTEncoder
 from mae_vit.weights.encoder import PretrainedEncoder
 
 Table = tuple[list[str], list[list[object]]]
 
 
-class Looked(Protocol):
+class InspectableEncoder(Protocol):
     """What is looked at: `PretrainedEncoder`, or an encoder in training (`InTraining`)."""
 
     @property
@@ -93,7 +93,7 @@ class View:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def all_views(subject: Subject, samples: Samples) -> Iterator[View]:
+def all_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
     """Yields what there is to see, one by one: the later ones take longer."""
     yield from reconstruction_views(subject, samples)
     yield from attention_views(subject.model, samples)
@@ -101,7 +101,7 @@ def all_views(subject: Subject, samples: Samples) -> Iterator[View]:
     yield from feature_views(subject.model, samples)
 
 
-def reconstruction_views(subject: Subject, samples: Samples) -> Iterator[View]:
+def reconstruction_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
     """What the objective predicts of hidden patches; nothing without an objective."""
     if subject.objective is None:
         return
@@ -137,7 +137,7 @@ def _told(metrics: dict[str, float]) -> str:
     return f": {metrics['psnr_db']:.2f} dB, {metrics['psnr_gain_db']:+.2f} over its baseline"
 
 
-def attention_views(model: Looked, samples: WithImages) -> Iterator[View]:
+def attention_views(model: InspectableEncoder, samples: WithImages) -> Iterator[View]:
     """Maps by head, rollout, and how far and how widely heads look."""
     shown, depth = samples.images[:_SHOWN], len(model.encoder.blocks)
     weights = _weights_of(model, shown)
@@ -149,9 +149,9 @@ def attention_views(model: Looked, samples: WithImages) -> Iterator[View]:
     yield entropy_view(model, distances, entropies)
 
 
-def block_view(model: Looked, images: Tensor, weights: Tensor, block: int) -> View:
+def block_view(model: InspectableEncoder, images: Tensor, weights: Tensor, block: int) -> View:
     """Where each head of a block looks: a line for each of images uint8 (B, C, H, W), weights (B, H, T, T)."""
-    maps = looks(weights, model.encoder.grid_size, query=model.pool).cpu().numpy()
+    maps = attention_maps(weights, model.encoder.grid_size, query=model.pool).cpu().numpy()
     return View(
         f"attention-block-{block + 1:02d}",
         f"Attention in block {block + 1} of {len(model.encoder.blocks)}",
@@ -167,7 +167,7 @@ def block_view(model: Looked, images: Tensor, weights: Tensor, block: int) -> Vi
     )
 
 
-def rollout_view(model: Looked, images: Tensor, weights: Sequence[Tensor]) -> View:
+def rollout_view(model: InspectableEncoder, images: Tensor, weights: Sequence[Tensor]) -> View:
     """Attention through all blocks, of images uint8 (B, C, H, W)."""
     joint = rollout(weights)
     asked = joint[:, 0, 1:] if model.pool == "cls" else joint[:, 1:, 1:].mean(dim=1)
@@ -188,7 +188,7 @@ def rollout_view(model: Looked, images: Tensor, weights: Sequence[Tensor]) -> Vi
     )
 
 
-def distance_view(model: Looked, distances: np.ndarray, entropies: np.ndarray) -> View:
+def distance_view(model: InspectableEncoder, distances: np.ndarray, entropies: np.ndarray) -> View:
     """How far each head looks, from `head_statistics`."""
     encoder = model.encoder
     same = torch.ones(1, 1, 1 + encoder.num_patches, 1 + encoder.num_patches)
@@ -206,7 +206,7 @@ def distance_view(model: Looked, distances: np.ndarray, entropies: np.ndarray) -
     )
 
 
-def entropy_view(model: Looked, distances: np.ndarray, entropies: np.ndarray) -> View:
+def entropy_view(model: InspectableEncoder, distances: np.ndarray, entropies: np.ndarray) -> View:
     """How widely each head looks, from `head_statistics`."""
     tokens = 1 + model.encoder.num_patches
     return View(
@@ -230,15 +230,15 @@ def _of_heads(distances: np.ndarray, entropies: np.ndarray) -> Table:
     return ["block", "head", "mean_attention_distance_px", "entropy_nats"], rows
 
 
-def _weights_of(model: Looked, images: Tensor) -> list[Tensor]:
+def _weights_of(model: InspectableEncoder, images: Tensor) -> list[Tensor]:
     return attention_weights(model.encoder, model.normalize(images.to(model.encoder.cls_token.device)))
 
 
-def _who(model: Looked) -> str:
+def _who(model: InspectableEncoder) -> str:
     return "the mean over all patches" if model.pool == "mean" else "[CLS]"
 
 
-def head_statistics(model: Looked, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Mean attention distance in pixels and entropy in nats, each (L, H), over uint8 images (n, C, H, W)."""
     encoder = model.encoder
     sums: list[np.ndarray] = [np.zeros(0), np.zeros(0)]

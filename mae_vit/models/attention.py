@@ -34,7 +34,7 @@ class PlainOrFusedAttention(Attention):
         q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
         return self._mix(q, k, v)
 
-    def forward_at(self, x: Tensor, ids: Tensor) -> Tensor:
+    def forward_queries(self, x: Tensor, ids: Tensor) -> Tensor:
         """Attends to all tokens, from some: (B, n, D), int64 (B, m) -> (B, m, D)."""
         batch, length, _ = x.shape
         size, weight, bias = self.attn_dim, self.qkv.weight, self.qkv.bias

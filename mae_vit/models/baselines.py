@@ -19,7 +19,7 @@ from timm.models.resnetv2 import ResNetV2
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from mae_vit.core.messages import closest, reason_of
+from mae_vit.core.messages import closest, error_reason
 from mae_vit.models.vit import SIZES
 
 # In front of timm's names, of architectures and of pretrained weights.
@@ -204,5 +204,5 @@ def build_network(
             return timm.create_model(wanted, num_classes=num_classes, in_chans=in_chans, **options)
     except Exception as error:  # whatever an architecture has against it
         raise ValueError(
-            f"{name} cannot be built for {in_chans} x {img_size}: {reason_of(error)[:160]}"
+            f"{name} cannot be built for {in_chans} x {img_size}: {error_reason(error)[:160]}"
         ) from None

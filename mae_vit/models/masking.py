@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mae_vit.core.keyed_rng import SampleKeys, Stream
+from mae_vit.core.keyed_rng import RngStream, SampleKeys
 
 KIND_MASK, KIND_RANDOM, KIND_UNCHANGED = 0, 1, 2
 
 
-def patch_ranks(keys: SampleKeys, num_patches: int) -> Tensor:
+def patch_noise(keys: SampleKeys, num_patches: int) -> Tensor:
     """Draws one distinct integer for each patch, to be sorted: int64 (B, N).
 
     The patch number fills the low bits, so no two are equal and every sort on
@@ -25,7 +25,7 @@ def patch_ranks(keys: SampleKeys, num_patches: int) -> Tensor:
     Raises:
         ValueError: for more patches than 16 bits number.
     """
-    return _ranked(keys.words(Stream.MASK, num_patches))
+    return _ranked(keys.random_uint32(RngStream.MASK, num_patches))
 
 
 def _ranked(drawn: Tensor) -> Tensor:
@@ -58,18 +58,18 @@ class Masking:
     mask: Tensor
 
 
-def random_masking(ranks: Tensor, mask_ratio: float) -> Masking:
+def random_masking(noise: Tensor, mask_ratio: float) -> Masking:
     """Keeps the patches with the lowest ranks (MAE Sec. 3, "Masking").
 
     Args:
-        ranks: (B, N), distinct within a row (`patch_ranks`).
+        noise: (B, N), distinct within a row (`patch_noise`).
         mask_ratio: share of patches that are masked, in (0, 1).
     """
-    batch, num_patches = ranks.shape
+    batch, num_patches = noise.shape
     num_keep = num_patches - num_masked_patches(num_patches, mask_ratio)
-    ids_shuffle = ranks.argsort(dim=1)
+    ids_shuffle = noise.argsort(dim=1)
     ids_restore = torch.empty_like(ids_shuffle)
-    places = torch.arange(num_patches, device=ranks.device).expand(batch, -1)
+    places = torch.arange(num_patches, device=noise.device).expand(batch, -1)
     ids_restore.scatter_(1, ids_shuffle, places)
     mask = (ids_restore >= num_keep).float()
     return Masking(ids_shuffle[:, :num_keep], ids_shuffle[:, num_keep:], ids_restore, mask)
@@ -107,8 +107,8 @@ def corrupt(
     its own number. A "random other patch" is another patch of the same image.
     """
     num_corrupted = round(corrupt_ratio * num_patches)
-    streams = (Stream.MASK, Stream.CORRUPT_KIND, Stream.CORRUPT_SOURCE)
-    order, kinds, sources = keys.words_of(streams, num_patches).unbind(0)
+    streams = (RngStream.MASK, RngStream.CORRUPT_KIND, RngStream.CORRUPT_SOURCE)
+    order, kinds, sources = keys.random_uint32_of_each(streams, num_patches).unbind(0)
     ids = _ranked(order).argsort(dim=1)[:, :num_corrupted].sort(dim=1).values
     mask = torch.zeros(ids.shape[0], num_patches, device=ids.device).scatter_(1, ids, 1.0)
 

@@ -62,13 +62,13 @@ def pooled(tokens: Tensor, pool: Pool) -> Tensor:
     return tokens[:, 0] if pool == "cls" else tokens[:, 1:].mean(dim=1)
 
 
-def block_at(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
+def block_for_queries(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
     """Runs a block for some tokens only, all of them attended to: (B, n, D) -> (B, m, D).
 
     The same numbers as running the block whole and picking afterwards, without the
     queries and the MLP of what nobody reads. For blocks without drop-path or layer scale.
     """
-    mixed = take_tokens(tokens, ids) + block.attn.forward_at(block.norm1(tokens), ids)
+    mixed = take_tokens(tokens, ids) + block.attn.forward_queries(block.norm1(tokens), ids)
     return mixed + block.mlp(block.norm2(mixed))
 
 

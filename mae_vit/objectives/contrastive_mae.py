@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mae_vit.core.batch import Batch
 from mae_vit.models.attention import without_autocast
-from mae_vit.models.masking import patch_ranks, random_masking
+from mae_vit.models.masking import patch_noise, random_masking
 from mae_vit.models.vit import ViTEncoder, init_transformer
 from mae_vit.objectives.mae import MAE, MAEConfig
 from mae_vit.objectives.objective import Grouping, ObjectiveOutput
@@ -145,7 +145,7 @@ class ContrastiveMAE(MAE):
         images = self.normalize(batch.images[:whole])
         keys = replace(batch.keys, index=batch.keys.index[:whole])
         masks = [
-            random_masking(patch_ranks(one, self.encoder.num_patches), self.mask_ratio)
+            random_masking(patch_noise(one, self.encoder.num_patches), self.mask_ratio)
             for one in (keys, replace(keys, epoch=keys.epoch + 1))
         ]
         views = [self.project(self.encoder.forward_visible(images, mask.ids_keep)) for mask in masks]

@@ -1,8 +1,8 @@
-"""MAE and masked patch prediction on one encoder (ours): summed, or in turns by step."""
+"""MAE and masked patch prediction on one encoder (ours), summed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from mae_vit.objectives.masked_patch import MaskedPatchConfig
 from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
 
 
-class Weights(Section):
+class LossWeights(Section):
     """How much each loss counts in the sum."""
 
     mae: float = Field(default=1.0, gt=0)
@@ -26,16 +26,12 @@ class Weights(Section):
 
 
 class JointConfig(ObjectiveSection):
-    """Options of the `joint` objective: those of its two parts, and how they are joined.
-
-    `mode` "sum" trains both at every step; "alternate" MAE at even steps (counted from
-    0) and masked patch prediction at odd ones. A line of metrics shows the part of its
-    step: an odd `monitor.log_every_steps` shows both in turns.
-    """
+    """Options of the `joint` objective: those of its two parts, and how much each counts in the sum."""
 
     name: Literal["joint"]
-    mode: Literal["sum", "alternate"] = "sum"
-    weights: Weights = Weights()
+    # The one mode that is left; runs and configs of before name it.
+    mode: Literal["sum"] = "sum"
+    weights: LossWeights = LossWeights()
     mae: MAEConfig = MAEConfig(name="mae")
     masked_patch: MaskedPatchConfig = MaskedPatchConfig(name="masked_patch")
 
@@ -68,7 +64,7 @@ class JointConfig(ObjectiveSection):
 class Joint(Objective):
     """Both masked objectives share the encoder; each keeps its own head.
 
-    Both draw from the same ranks of patches, so a part sees the masks that it would
+    Both draw from the same noise of patches, so a part sees the masks that it would
     see alone.
     """
 
@@ -80,28 +76,12 @@ class Joint(Objective):
         self.mae = config.mae.build(encoder, mean=mean, std=std)
         self.masked_patch = config.masked_patch.build(encoder, mean=mean, std=std)
         self._weights = {"mae": config.weights.mae, "masked_patch": config.weights.masked_patch}
-        self._alternate = config.mode == "alternate"
-        self.turns = 2 if self._alternate else 1
-        self._turn = 0
 
     def _parts(self) -> dict[str, Objective]:
         return {"mae": self.mae, "masked_patch": self.masked_patch}
 
-    def begin_step(self, step: int) -> None:
-        """Chooses the part whose turn it is."""
-        self._turn = step % 2
-
     def forward(self, batch: Batch) -> ObjectiveOutput:
-        """Computes the weighted sum, or the loss of the part whose turn it is."""
-        if self._alternate:
-            name, idle = ("mae", self.masked_patch) if self._turn == 0 else ("masked_patch", self.mae)
-            output = self._parts()[name](batch)
-            # All parameters get a gradient, if of zero, at every step: engines and ZeRO
-            # stages would differ in what they do with one that is missing.
-            nothing = sum(0.0 * parameter.sum() for parameter in _head_of(idle) if parameter.requires_grad)
-            return ObjectiveOutput(
-                self._weights[name] * output.loss + nothing, _named(name, output, len(batch.images))
-            )
+        """Computes the weighted sum of both losses."""
         total: Tensor | float = 0.0
         values: dict[str, tuple[Tensor, Tensor]] = {}
         for name, part in self._parts().items():
@@ -141,14 +121,6 @@ class Joint(Objective):
             for row in part.pictures(batch)[:-1]
         ]
         return [*rows, self.mae.pictures(batch)[-1]]
-
-
-def _head_of(part: Objective) -> Iterator[Tensor]:
-    """The parameters that a part does not share; read off their modules, as ZeRO 3 gathers them."""
-    for path, module in part.named_modules():
-        if path.split(".")[0] != "encoder":
-            for key, _ in module.named_parameters(recurse=False):
-                yield getattr(module, key)
 
 
 def _named(name: str, output: ObjectiveOutput, images: int) -> dict[str, tuple[Tensor, Tensor]]:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.attention import PlainOrFusedAttention
-from mae_vit.models.masking import num_masked_patches, patch_ranks, random_masking
+from mae_vit.models.masking import num_masked_patches, patch_noise, random_masking
 from mae_vit.models.patches import patchify, take_tokens
 from mae_vit.models.pos_embed import sincos_position_table
-from mae_vit.models.vit import ViTEncoder, block_at, init_transformer
+from mae_vit.models.vit import ViTEncoder, block_for_queries, init_transformer
 from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
@@ -135,62 +135,65 @@ class MAE(Objective):
         Returns:
             The loss, scalar float32, and the encoded visible tokens (B, 1 + N_keep, D), [CLS] first.
         """
-        masking = random_masking(patch_ranks(batch.keys, self.encoder.num_patches), self.mask_ratio)
-        images = self.normalize(batch.images)
-        encoded = self.encoder.forward_visible(images, masking.ids_keep)
-        ids = masking.ids_masked
+        masking = random_masking(patch_noise(batch.keys, self.encoder.num_patches), self.mask_ratio)
+        images = self.normalize(batch.images)  # float32 (B, C, H, W)
+        encoded = self.encoder.forward_visible(images, masking.ids_keep)  # (B, 1 + N_keep, D)
+        ids = masking.ids_masked  # int64 (B, M)
         if self.decode_ratio < 1:
-            # In the order of their ranks: the first ones are a random choice, and the keys' alone.
+            # In the order of their noise: the first ones are a random choice, and the keys' alone.
             ids = ids[:, : num_decoded_patches(ids.shape[1], self.decode_ratio)]
-            prediction = self.decode_some(encoded, masking.ids_keep, ids)
+            prediction = self.decode_subset(encoded, masking.ids_keep, ids)  # (B, M, P*P*C)
         else:
-            # The same loss as `loss` of `reconstruct`, without predictions that it ignores.
-            prediction = self.decode(encoded, masking.ids_restore, only=ids)
-        target, _, _ = self.targets(images, only=ids)
-        return (prediction.float() - target).square().mean(), encoded
+            # What is not masked is not in the loss, so it is not predicted either.
+            prediction = self.decode(encoded, masking.ids_restore, ids)  # (B, M, P*P*C)
+        return self.squared_error(images, prediction, ids).mean(), encoded
 
     def reconstruct(
-        self, images: Tensor, ranks: Tensor, *, mask_ratio: float | None = None
+        self, images: Tensor, noise: Tensor, *, mask_ratio: float | None = None
     ) -> tuple[Tensor, Tensor]:
         """Masks, encodes and decodes.
 
         Args:
             images: (B, C, H, W), normalized.
-            ranks: (B, N), distinct numbers; the patches of lowest rank stay visible.
+            noise: (B, N), distinct numbers; the patches of lowest rank stay visible.
             mask_ratio: another than it is trained with.
 
         Returns:
             Predictions (B, N, P*P*C) for every patch, and the mask float32 (B, N),
             1 = masked and counted in the loss.
         """
-        masking = random_masking(ranks, self.mask_ratio if mask_ratio is None else mask_ratio)
+        masking = random_masking(noise, self.mask_ratio if mask_ratio is None else mask_ratio)
         encoded = self.encoder.forward_visible(images, masking.ids_keep)
         return self.decode(encoded, masking.ids_restore), masking.mask
 
-    def decode(self, encoded: Tensor, ids_restore: Tensor, only: Tensor | None = None) -> Tensor:
+    def decode(self, encoded: Tensor, ids_restore: Tensor, ids: Tensor | None = None) -> Tensor:
         """Fills in mask tokens, restores the order and predicts pixels (MAE Sec. 3).
 
         Args:
             encoded: (B, 1 + N_keep, D).
             ids_restore: int64 (B, N).
-            only: int64 (B, M), the patches to predict; all N if not given.
+            ids: int64 (B, M), the patches to predict; all N if not given.
 
         Returns:
             (B, N, P*P*C), or (B, M, P*P*C).
         """
-        tokens = self.decoder_embed(encoded)
+        tokens = self.decoder_embed(encoded)  # (B, 1 + N_keep, D_dec)
         num_masked = ids_restore.shape[1] - (tokens.shape[1] - 1)
         mask_tokens = self.mask_token.to(tokens.dtype).expand(len(tokens), num_masked, -1)
-        patches = torch.cat([tokens[:, 1:], mask_tokens], dim=1)
-        patches = patches.gather(1, ids_restore[..., None].expand(-1, -1, patches.shape[-1]))
-        tokens = torch.cat([tokens[:, :1], patches], dim=1) + self.decoder_pos_embed
-        if only is None:
+        patches = torch.cat([tokens[:, 1:], mask_tokens], dim=1)  # (B, N, D_dec), visible ones first
+        patches = patches.gather(
+            1, ids_restore[..., None].expand(-1, -1, patches.shape[-1])
+        )  # in the image's order
+        tokens = torch.cat([tokens[:, :1], patches], dim=1) + self.decoder_pos_embed  # (B, 1 + N, D_dec)
+        if ids is None:
             return self.decoder_pred(self.decoder_norm(self.decoder_blocks(tokens)))[:, 1:]
         tokens = self.decoder_blocks[:-1](tokens)
-        tokens = block_at(self.decoder_blocks[-1], tokens, only + 1)  # [CLS] stands in front
+        tokens = block_for_queries(
+            self.decoder_blocks[-1], tokens, ids + 1
+        )  # (B, M, D_dec); [CLS] stands in front
         return self.decoder_pred(self.decoder_norm(tokens))
 
-    def decode_some(self, encoded: Tensor, ids_keep: Tensor, ids: Tensor) -> Tensor:
+    def decode_subset(self, encoded: Tensor, ids_keep: Tensor, ids: Tensor) -> Tensor:
         """Predicts some masked patches from the visible ones; other masked ones take no part.
 
         Positions are added, so the order of tokens is free: nothing is restored.
@@ -203,29 +206,42 @@ class MAE(Objective):
         Returns:
             (B, M, P*P*C).
         """
-        tokens = self.decoder_embed(encoded)
-        mask_tokens = self.mask_token.to(tokens.dtype).expand(*ids.shape, -1)
+        tokens = self.decoder_embed(encoded)  # (B, 1 + N_keep, D_dec)
+        mask_tokens = self.mask_token.to(tokens.dtype).expand(*ids.shape, -1)  # (B, M, D_dec)
         places = F.pad(torch.cat([ids_keep, ids], dim=1) + 1, (1, 0))  # [CLS] stands in front
         tokens = torch.cat([tokens, mask_tokens], dim=1) + F.embedding(places, self.decoder_pos_embed[0])
         tokens = self.decoder_blocks[:-1](tokens)
         predicted = torch.arange(encoded.shape[1], tokens.shape[1], device=tokens.device).expand_as(ids)
-        tokens = block_at(self.decoder_blocks[-1], tokens, predicted)
+        tokens = block_for_queries(self.decoder_blocks[-1], tokens, predicted)  # (B, M, D_dec)
         return self.decoder_pred(self.decoder_norm(tokens))
 
-    def loss(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
-        """Mean squared error over masked patches only, in float32 (MAE Sec. 3).
+    def squared_error(self, images: Tensor, prediction: Tensor, ids: Tensor | None = None) -> Tensor:
+        """What the loss is the mean of, over masked patches only (MAE Sec. 3).
+
+        Args:
+            images: (B, C, H, W), normalized.
+            prediction: (B, N, P*P*C), or (B, M, P*P*C) of the patches `ids`.
+            ids: int64 (B, M), the patches that are predicted; all N if not given.
+
+        Returns:
+            float32, of the shape of `prediction`.
+        """
+        target, _, _ = self.targets(images, ids)
+        return (prediction.float() - target).square()
+
+    def masked_mse(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
+        """The loss of a prediction of all patches: scalar float32, the mean over masked patches only.
 
         Args:
             images: (B, C, H, W), normalized.
             prediction: (B, N, P*P*C).
             mask: (B, N), 1 = masked and counted.
         """
-        target, _, _ = self.targets(images)
-        error = (prediction.float() - target).square().mean(dim=-1)
+        error = self.squared_error(images, prediction).mean(dim=-1)  # (B, N)
         return (error * mask).sum() / mask.sum()
 
-    def targets(self, images: Tensor, only: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns what is regressed, and each patch's mean and scale to undo it.
+    def targets(self, images: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what is regressed, of all patches or of `ids`, and each patch's mean and scale to undo it.
 
         With norm_pix_loss each patch is normalized by its own mean and unbiased
         variance (MAE Sec. 4.1, "Reconstruction target").
@@ -233,9 +249,9 @@ class MAE(Objective):
         Returns:
             target (B, N, P*P*C), mean (B, N, 1), scale (B, N, 1).
         """
-        target = patchify(images, self.encoder.patch_size)
-        if only is not None:
-            target = take_tokens(target, only)
+        target = patchify(images, self.encoder.patch_size)  # (B, N, P*P*C)
+        if ids is not None:
+            target = take_tokens(target, ids)  # (B, M, P*P*C)
         if not self.norm_pix_loss:
             return target, torch.zeros_like(target[..., :1]), torch.ones_like(target[..., :1])
         mean = target.mean(dim=-1, keepdim=True)
@@ -253,9 +269,9 @@ class MAE(Objective):
         average of the visible patches.
         """
         images = self.normalize(batch.images)
-        prediction, mask = self.reconstruct(images, patch_ranks(batch.keys, self.encoder.num_patches))
-        target, mean, scale = self.targets(images)
-        loss = (prediction.float() - target).square().mean(dim=-1)
+        prediction, mask = self.reconstruct(images, patch_noise(batch.keys, self.encoder.num_patches))
+        loss = self.squared_error(images, prediction).mean(dim=-1)  # (B, N)
+        _, mean, scale = self.targets(images)
         pixels = prediction.float() * scale + mean
         baseline = mean.expand_as(pixels) if self.norm_pix_loss else local_average(images, mask, self.encoder)
         return {"loss": (loss * mask).sum(), **error_sums(self, images, pixels, baseline, mask)}
@@ -267,7 +283,7 @@ class MAE(Objective):
     def pictures(self, batch: Batch) -> list[Picture]:
         """Shows masked, predicted, pasted, original; says when true statistics are borrowed."""
         images = self.normalize(batch.images)
-        prediction, mask = self.reconstruct(images, patch_ranks(batch.keys, self.encoder.num_patches))
+        prediction, mask = self.reconstruct(images, patch_noise(batch.keys, self.encoder.num_patches))
         _, mean, scale = self.targets(images)
         label = "predicted (true patch mean and std)" if self.norm_pix_loss else "predicted"
         return reconstruction_pictures(self, batch.images, prediction.float() * scale + mean, mask, label)

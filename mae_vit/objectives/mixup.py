@@ -15,7 +15,7 @@ from scipy.special import betaincinv
 from torch import Tensor, nn
 
 from mae_vit.core.batch import Batch
-from mae_vit.core.keyed_rng import Stream
+from mae_vit.core.keyed_rng import RngStream
 from mae_vit.objectives.objective import Grouping
 
 # Rows 2j and 2j + 1 of the global order, of two images.
@@ -89,7 +89,7 @@ class Mixing(nn.Module):
         """Returns, for P pairs, how much of an image is kept: at each place (P, H, W), and in all (P,)."""
         height, width = batch.images.shape[-2:]
         keys = batch.keys
-        drawn = replace(keys, index=keys.index[::2]).words(Stream.MIX, 4)
+        drawn = replace(keys, index=keys.index[::2]).random_uint32(RngStream.MIX, 4)
         quantile = drawn[:, 1] >> 16
         blend = self.blends[quantile]
         if not self.cutmix:

@@ -38,8 +38,6 @@ class Task(nn.Module, ABC):
 
     mean: Tensor
     std: Tensor
-    # Steps after which what a step computes repeats.
-    turns: int = 1
 
     def __init__(self, *, mean: Sequence[float], std: Sequence[float]) -> None:
         """Holds the per-channel normalization (of pixels in 0..1)."""
@@ -56,9 +54,6 @@ class Task(nn.Module, ABC):
     def denormalize(self, images: Tensor) -> Tensor:
         """Maps normalized (B, C, H, W) back to 0..1, clipped."""
         return (images * self.std + self.mean).clamp(0, 1)
-
-    def begin_step(self, step: int) -> None:
-        """Told by the loop before each optimizer step."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> ObjectiveOutput:

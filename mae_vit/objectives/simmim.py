@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
-from mae_vit.models.masking import num_masked_patches, patch_ranks, random_masking
+from mae_vit.models.masking import num_masked_patches, patch_noise, random_masking
 from mae_vit.models.patches import patchify
 from mae_vit.models.vit import ViTEncoder, init_transformer
 from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
@@ -66,8 +66,8 @@ class SimMIM(Objective):
     def draw_mask(self, batch: Batch) -> Tensor:
         """Draws the masks of the batch's keys: (B, N), 1 = masked; whole units, a fixed count per image."""
         unit, (rows, columns) = self.config.mask_unit, self.encoder.grid_size
-        ranks = patch_ranks(batch.keys, rows * columns // unit**2)
-        mask = random_masking(ranks, self.config.mask_ratio).mask
+        noise = patch_noise(batch.keys, rows * columns // unit**2)
+        mask = random_masking(noise, self.config.mask_ratio).mask
         mask = mask.reshape(-1, rows // unit, columns // unit)
         return mask.repeat_interleave(unit, 1).repeat_interleave(unit, 2).flatten(1)
 

@@ -10,7 +10,7 @@ import torch
 
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
-from mae_vit.core.keyed_rng import Stream, derive_key
+from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.sources import Source, open_source
@@ -18,7 +18,7 @@ from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.order.permutation import permute
-from mae_vit.data.remote.folder import locate
+from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.index_rows import NO_LABEL
 from mae_vit.data.splits import check_labels, find_split, open_training_index
 from mae_vit.data.training_data import TrainingData, check_pad, open_training_data
@@ -93,7 +93,7 @@ class Data(TrainingData):
         if self.held_out_index is None or self.held_out_source is None:
             return None
         total = len(self.held_out_index)
-        key = derive_key(_HELD_OUT_SEED, Stream.ORDER, 0)
+        key = derive_key(_HELD_OUT_SEED, RngStream.ORDER, 0)
         chosen = permute(np.arange(min(max(images, ranks.world_size), total)), total, key)
         mine = chosen[ranks.rank :: ranks.world_size]
         source, probe = self.held_out_source, chosen[:picture_images]
@@ -111,7 +111,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
             settings that do not fit the images.
     """
     section = config.data
-    folder, remote = locate(
+    folder, remote = resolve_data_path(
         section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
     )
     index = open_training_index(

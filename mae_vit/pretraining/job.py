@@ -13,30 +13,30 @@ from mae_vit.config.load import load_config
 from mae_vit.config.plan import Plan
 from mae_vit.core.batch import Batch
 from mae_vit.core.files import write_atomically
-from mae_vit.data.batches.prefetch import bring
+from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.objectives import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.plan_text import describe_plan
-from mae_vit.pretraining.reference_curves import watch_of
+from mae_vit.pretraining.reference_curves import reference_watch
 from mae_vit.pretraining.setup import seen_labels, set_up
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import find_ranks
-from mae_vit.training.callbacks import Views
 from mae_vit.training.checkpoints.format import LABELS_SEEN
 from mae_vit.training.checkpoints.resume import find_checkpoint, run_identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
-from mae_vit.training.engines.state import Best
-from mae_vit.training.evals import HeldOut, OnlineProbe
+from mae_vit.training.engines.state import BestWeights
+from mae_vit.training.evals import HeldOut, OnlineProbe, Views
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.run import Run
-from mae_vit.training.startup import begin, check_length, is_finished, open_run_folder
-from mae_vit.weights.load import load_start, warn_of_normalization
-from mae_vit.weights.read import read_start
-from mae_vit.weights.start import Start
+from mae_vit.training.run import run
+from mae_vit.training.run_setup import RunSetup
+from mae_vit.training.startup import check_length, is_finished, open_run_folder, resume_or_start
+from mae_vit.weights.load import load_weights, warn_normalization_differs
+from mae_vit.weights.read import read_weights
+from mae_vit.weights.start import Weights
 
 EXAMPLES = """examples:
   python pretrain/run.py --config configs/mae_digits.yaml
@@ -92,8 +92,8 @@ def pretrain(arguments: Arguments) -> int:
             print("all checks passed; nothing was trained")
         return 0
 
-    bring(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)
-    found = begin(config, arguments, folder, identity, ranks, setup.device)
+    fetch_split(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)
+    found = resume_or_start(config, arguments, folder, identity, ranks, setup.device)
     if found is not None and is_finished(folder, found, setup.plan, ranks):
         if ranks.rank == 0:
             print(f"{folder.path} is finished ({found.step} steps); encoder: {folder.encoder}")
@@ -110,24 +110,28 @@ def pretrain(arguments: Arguments) -> int:
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
     begins_from = config.model.init or "scratch"
     # Rank 0 alone logs, and has lines to be judged.
-    watch = watch_of(config.model_dump(mode="json"), setup.plan.total_steps) if ranks.rank == 0 else None
-    run = Run(
+    watch = (
+        reference_watch(config.model_dump(mode="json"), setup.plan.total_steps) if ranks.rank == 0 else None
+    )
+    run_setup = RunSetup(
         config,
         setup.plan,
         engine,
         folder,
-        identity.noting(info.labels),
+        identity.with_seen_labels(info.labels),
         setup.costs,
         noisy,
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT.format(why=setup.data.why_none),
-        judge=watch.judge if watch else None,
+        judge=watch.check if watch else None,
     )
     job = Job(config, setup.plan, setup.data, info, engine, folder, setup.costs.flops_per_image)
-    return run.go(job, found)
+    return run(run_setup, job, found)
 
 
-def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool) -> Start | None:
+def initialize(
+    objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool
+) -> Weights | None:
     """Loads `model.init` into a fresh objective, where one is asked for; returns it.
 
     Raises:
@@ -135,11 +139,11 @@ def initialize(objective: Objective, config: PretrainConfig, info: EncoderInfo, 
     """
     if config.model.init is None:
         return None
-    start = read_start(config.model.init)
-    coverage = load_start(start, objective.encoder, objective, objective=config.objective.name)
+    start = read_weights(config.model.init)
+    coverage = load_weights(start, objective.encoder, objective, objective=config.objective.name)
     if say:
         print(coverage.describe(start.source))
-        warn_of_normalization(start, info.mean, info.std)
+        warn_normalization_differs(start, info.mean, info.std)
     return start
 
 
@@ -186,10 +190,10 @@ class Job:
 
         return draw_views
 
-    def finish(self, step: int, best: Best | None) -> tuple[dict[str, Any], Callable[[], None]]:
+    def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
         """Says which images the probe's scores are of, and gives what writes `encoder.safetensors`; collective."""
         content = b""
-        with self.engine.whole():
+        with self.engine.full_weights():
             if self.engine.ranks.rank == 0:
                 images = step * self.plan.effective_batch_size
                 info = replace(self.info, step=step, images_seen=images, flops=images * self.flops_per_image)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from mae_vit.config.plan import Plan
-from mae_vit.core.messages import counted
-from mae_vit.core.urls import shown
+from mae_vit.core.messages import count_of
+from mae_vit.core.urls import redact_url
 from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import Share, unrepeated
+from mae_vit.data.order.order import RankSlice, unrepeated
 from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.setup import Setup
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
-from mae_vit.training.outputs.plan_text import describe_training, describe_views, times
+from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
 
 
@@ -38,11 +38,11 @@ def describe_plan(setup: Setup, folder: RunFolder, found: CheckpointInfo | None)
         "model": f"{model.name}, {height}x{width} px, patch {model.patch_size}: {tokens} tokens + [CLS]",
         "parameters": f"{costs.encoder_parameters:,} encoder, {costs.parameters:,} with the objective",
         "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
-        "data": f'{shown(config.data.path)}, split "{config.data.split}": {counted(plan.num_samples, "image")} in '
-        f"{counted(len(data.index.split_info.shards), 'shard')}, source {source}",
+        "data": f'{redact_url(config.data.path)}, split "{config.data.split}": {count_of(plan.num_samples, "image")} '
+        f"in {count_of(len(data.index.split_info.shards), 'shard')}, source {source}",
         "cores": data.describe_cores(ranks),
         "order": describe_order(data, ranks),
-        "views": describe_views(config),
+        "views": describe_augment(config),
         "held out": held_out,
         "probe": describe_probe(data, plan),
         **describe_training(config, plan, costs, ranks, setup.device, folder.path),
@@ -58,8 +58,9 @@ def describe_probe(data: Data, plan: Plan) -> str:
     if index is None or probe.why_none:
         return f"none: {probe.why_none}"
     return (
-        f"fitted on {counted(len(probe.support), 'image')} (up to {probe.shots} of each of "
-        f"{counted(len(index.dataset.classes), 'class', 'classes')}), scored on {counted(len(probe.queries), 'other')} "
+        f"fitted on {count_of(len(probe.support), 'image')} (up to {probe.shots} of each of "
+        f"{count_of(len(index.dataset.classes), 'class', 'classes')}), scored on "
+        f"{count_of(len(probe.queries), 'other')} "
         f'of split "{index.split}", {times(plan.probe_every_steps, plan)}'
     )
 
@@ -68,9 +69,9 @@ def describe_order(data: Data, ranks: Ranks) -> str:
     """Says which shards a rank reads."""
     order, shards = unrepeated(data.order), len(data.index.split_info.shards)
     if not isinstance(order, BlockOrder):
-        return f"global: each rank reads {'all ' if shards > 1 else ''}{counted(shards, 'shard')}"
+        return f"global: each rank reads {'all ' if shards > 1 else ''}{count_of(shards, 'shard')}"
     most = max(
-        len(order.shards_of(Share(rank, ranks.world_size), epoch=0)) for rank in range(ranks.world_size)
+        len(order.shards_of(RankSlice(rank, ranks.world_size), epoch=0)) for rank in range(ranks.world_size)
     )
     each = order.lanes / ranks.world_size
     return (

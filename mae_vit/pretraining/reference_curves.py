@@ -216,7 +216,7 @@ def _curve(points: Sequence[tuple[int, float, int]]) -> Curve:
     return Curve(np.array(steps, np.int64), np.array(values, np.float64), np.array(lines, np.int64))
 
 
-def departures(reference: Reference, lines: Sequence[Mapping[str, Any]]) -> tuple[list[Departure], int]:
+def deviations(reference: Reference, lines: Sequence[Mapping[str, Any]]) -> tuple[list[Departure], int]:
     """Names, for each curve, the first place where a run leaves its band.
 
     Places where the run has fewer lines than the reference had are passed over: their mean is noisier, or
@@ -248,19 +248,19 @@ def departures(reference: Reference, lines: Sequence[Mapping[str, Any]]) -> tupl
 
 
 @dataclass
-class Watch:
+class ReferenceWatch:
     """Looks at a run in training, and says once in a sitting that it is far outside of its reference."""
 
     reference: Reference
     _lines: list[Mapping[str, Any]] = field(default_factory=list)
     _said: bool = False
 
-    def judge(self, line: Mapping[str, Any]) -> str | None:
+    def check(self, line: Mapping[str, Any]) -> str | None:
         """Takes a line of metrics; returns a warning the first time that there is one."""
         if self._said:
             return None
         self._lines = [kept for kept in self._lines if kept["step"] < line["step"]] + [line]
-        found, _ = departures(self.reference, self._lines)
+        found, _ = deviations(self.reference, self._lines)
         if not found:
             return None
         self._said = True
@@ -271,9 +271,11 @@ class Watch:
         )
 
 
-def watch_of(config: Mapping[str, Any], total_steps: int, folder: Path = FOLDER) -> Watch | None:
+def reference_watch(
+    config: Mapping[str, Any], total_steps: int, folder: Path = FOLDER
+) -> ReferenceWatch | None:
     """Returns what watches a run of exactly a preset's recipe and length; None for all others."""
     found = nearest_reference(recipe_of(config), read_references(folder))
     if found is None or found[1] or found[0].total_steps != total_steps:
         return None
-    return Watch(found[0])
+    return ReferenceWatch(found[0])

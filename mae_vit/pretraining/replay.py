@@ -19,7 +19,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.image_rows import Picture, draw_rows
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.data.batches.loader import load_batches
-from mae_vit.data.order.order import Share
+from mae_vit.data.order.order import RankSlice
 from mae_vit.data.order.skipped_steps import data_step
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -122,7 +122,7 @@ def write_replay(told: Replay, path: Path, *, images: int) -> tuple[Path, Path]:
 
 def _batch_of(data: Data, plan: Plan, ranks: Ranks, place: int) -> Batch:
     """All micro-batches of a step, as one."""
-    share = Share(ranks.rank, ranks.world_size, plan.accumulation)
+    share = RankSlice(ranks.rank, ranks.world_size, plan.accumulation)
     parts = list(load_batches(data.source, data.order, share, start_step=place, stop_step=place + 1))
     keys = parts[0].keys
     return Batch(

@@ -98,7 +98,7 @@ def estimate_costs(
         image_shape=(info.in_chans, *info.img_size),
         batch_size_per_device=batch_size_per_device,
         activation_checkpointing=config.train.activation_checkpointing,
-        optimizer_slots=len(optimizer_options(config).slots),
+        optimizer_slots=len(optimizer_options(config).optimizer_states),
         averaged=config.train.ema_decay is not None,
     )
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import reason_of
+from mae_vit.core.messages import error_reason
 from mae_vit.runtime.ranks import Ranks
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     return values
 
 
-def from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
+def broadcast_from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
     """Returns on all ranks what rank 0 hands in; collective."""
     if ranks.world_size == 1:
         return text
@@ -30,7 +30,7 @@ def from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
     return box[0]
 
 
-def decided_by_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
+def run_on_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
     """Lets rank 0 find or do something, and tells all ranks what came of it; collective.
 
     What lies on a disk is for one rank to say: another node may see it a moment late.
@@ -45,7 +45,7 @@ def decided_by_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
         except InputError as error:
             told[1] = str(error)
         except OSError as error:
-            told[1] = ": ".join(filter(None, (error.filename and str(error.filename), reason_of(error))))
+            told[1] = ": ".join(filter(None, (error.filename and str(error.filename), error_reason(error))))
     if ranks.world_size > 1:
         torch.distributed.broadcast_object_list(told, src=0)
     if told[1] is not None:

@@ -7,34 +7,34 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mae_vit.core.errors import DamagedSample, InputError, Unreachable
+from mae_vit.core.errors import DamagedSample, FetchUnavailable, InputError
 from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_REQUEUE
-from mae_vit.runtime.process_group import leave
-from mae_vit.runtime.signals import INTERRUPTED, first_of_node
+from mae_vit.runtime.signals import INTERRUPTED, is_local_rank_zero
 
 
 def run_to_exit_code(job: Callable[[], int]) -> int:
     """Runs a job; what the user can mend, and how a run fails, becomes one line and an exit code."""
+    # Imports torch, which commands that say how they fail by the same codes can do without.
+    from mae_vit.runtime.process_group import leave
+
     try:
         code = job()
         leave()
         return code
-    except InputError as error:
-        code, message = EXIT_INPUT, str(error)
-    except (TrainingFailed, DamagedSample) as error:
-        code, message = EXIT_FAILED, str(error)
-    except LostRank as error:
-        code, message = EXIT_REQUEUE, str(error)
-    except KeyboardInterrupt:
-        code, message = EXIT_INTERRUPTED, INTERRUPTED
-    except Unreachable as error:
-        # Each rank reads for itself: nobody else says it.
-        print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
-        return EXIT_REQUEUE
-    # Ranks fail alike: one line for each node is enough.
-    if first_of_node():
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    return code
+    except tuple(EXIT_CODES) as error:
+        if isinstance(error, FetchUnavailable):
+            # Each rank reads for itself: nobody else says it.
+            print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
+        # Of all else ranks fail alike: one line for each node is enough.
+        elif is_local_rank_zero():
+            said = INTERRUPTED if isinstance(error, KeyboardInterrupt) else str(error)
+            print(f"error: {said}", file=sys.stderr, flush=True)
+        return exit_code_of(error)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of an error of `EXIT_CODES`."""
+    return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
 
 
 # What PyTorch's backends say when another rank is gone.
@@ -80,3 +80,14 @@ class BadStep(RuntimeError):
 
     def __str__(self) -> str:
         return f"step {self.step} {self.reason}"
+
+
+# What becomes a line and an exit code; all else is a bug, and shows where it arose.
+EXIT_CODES: dict[type[BaseException], int] = {
+    InputError: EXIT_INPUT,
+    TrainingFailed: EXIT_FAILED,
+    DamagedSample: EXIT_FAILED,
+    LostRank: EXIT_REQUEUE,
+    FetchUnavailable: EXIT_REQUEUE,
+    KeyboardInterrupt: EXIT_INTERRUPTED,
+}

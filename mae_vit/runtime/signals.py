@@ -29,7 +29,7 @@ _heard_early: list[str] = []
 Handler = Callable[[int, FrameType | None], object] | int
 
 
-def hear_early() -> None:
+def install_early_handlers() -> None:
     """Handles signals until there is a `StopRequest`; for a program's first lines.
 
     SIGUSR1, which a scheduler may send at any time, is kept: it would kill a process that still
@@ -60,7 +60,7 @@ def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
             signal.signal(number, held)
 
 
-def leave_with_parent() -> None:
+def exit_with_parent() -> None:
     """Ends this process of multiprocessing's when the one that started it is gone, however that went.
 
     Not by the parent's process id: a forked worker's parent is the server that it was forked from,
@@ -77,13 +77,13 @@ def _end_after_parent() -> None:
 
 
 @contextmanager
-def ending_at_once() -> Iterator[None]:
+def exit_on_signal() -> Iterator[None]:
     """Lets signals, or the loss of a launcher, end this process without more ado: it has nothing to save yet."""
 
     def end() -> NoReturn:
         _end_now(INTERRUPTED, EXIT_REQUEUE)
 
-    if heard_early():
+    if early_signal():
         end()
     over = threading.Event()
     if launchers := find_launchers():
@@ -118,18 +118,18 @@ def _end_now(line: str, code: int = EXIT_INTERRUPTED) -> NoReturn:
 
 def _say(line: str) -> None:
     """Prints from a signal's handler, where buffered writing is not allowed; once on each node."""
-    if first_of_node():
+    if is_local_rank_zero():
         os.write(2, f"\n{line}\n".encode())
 
 
-def first_of_node() -> bool:
+def is_local_rank_zero() -> bool:
     """Whether this rank speaks for those of its node; by the environment alone, at any moment."""
     names = (PLACE_ON_NODE, "LOCAL_RANK", "SLURM_LOCALID")
     return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
 
 
-def heard_early() -> str | None:
-    """The name of the signal that came since `hear_early`, if any."""
+def early_signal() -> str | None:
+    """The name of the signal that came since `install_early_handlers`, if any."""
     return _heard_early[0] if _heard_early else None
 
 
@@ -143,7 +143,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         """Installs the handlers and starts the watch."""
-        self.reason = heard_early()
+        self.reason = early_signal()
         for number in STOP_SIGNALS:
             # What is ignored stays so: nohup means that a closed terminal stops nothing.
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -157,7 +157,7 @@ class StopRequest:
         """True once a stop was requested."""
         return self.reason is not None
 
-    def dismiss(self) -> None:
+    def ignore_further_signals(self) -> None:
         """Ignores further signals, once the run is saved and this rank leaves.
 
         A launcher that sees one rank leave signals the others; Python gives signals

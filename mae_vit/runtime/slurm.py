@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from mae_vit.core.files import write_atomically
-from mae_vit.core.messages import reason_of
+from mae_vit.core.messages import error_reason
 
 
-def note_progress() -> None:
+def mark_slurm_progress() -> None:
     """Notes at which restart something was saved, for slurm/common.sh.
 
     That gives a job up after some restarts in a row that saved nothing: it sees those too
@@ -24,11 +24,11 @@ def note_progress() -> None:
         write_atomically(Path(path), f"{_restart()}\n".encode())
     except OSError as error:
         # No reason to end a run: at worst its job is not restarted.
-        reason = reason_of(error)
+        reason = error_reason(error)
         print(f"warning: {path}: {reason}; this restart counts as one that saved nothing", file=sys.stderr)
 
 
-def begun_by_this_job(run: Path) -> bool:
+def is_requeued_run(run: Path) -> bool:
     """Whether a run folder is of an earlier start of this very job, which is to go on with it.
 
     `--resume never` would else begin again at each restart.

@@ -7,7 +7,7 @@ import sys
 from typing import Any, TextIO
 
 
-class Unbreakable:
+class TolerantStream:
     """A text stream that goes on into nowhere once it cannot be written.
 
     What a run says must never cost its save.
@@ -41,9 +41,9 @@ class Unbreakable:
         return getattr(self._stream, name)
 
 
-def outlive_terminal() -> None:
+def ignore_closed_terminal() -> None:
     """Makes standard output and standard error unbreakable."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if not isinstance(stream, Unbreakable):
-            setattr(sys, name, Unbreakable(stream))
+        if not isinstance(stream, TolerantStream):
+            setattr(sys, name, TolerantStream(stream))

@@ -32,7 +32,7 @@ class Watchdog:
         self._ended = threading.Event()
 
     def __enter__(self) -> Watchdog:
-        self.beat("beginning")
+        self.heartbeat("beginning")
         if self._timeout_s is not None:
             threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
         return self
@@ -40,19 +40,19 @@ class Watchdog:
     def __exit__(self, *error: object) -> None:
         self._ended.set()
 
-    def beat(self, doing: str) -> None:
+    def heartbeat(self, doing: str) -> None:
         """Says that the rank goes on, and with what."""
         self._doing, self._since = doing, time.monotonic()
 
     @contextmanager
-    def patient(self, doing: str) -> Iterator[None]:
+    def long_phase(self, doing: str) -> Iterator[None]:
         """While it is open the rank does one long thing, and has more time for it."""
-        self.beat(doing)
+        self.heartbeat(doing)
         self._patience = PATIENCE
         try:
             yield
         finally:
-            self.beat(doing)
+            self.heartbeat(doing)
             self._patience = 1.0
 
     def _watch(self) -> None:

@@ -1,20 +1,28 @@
-"""Held-out metrics and the online probe, with the same images and masks every time."""
+"""Held-out metrics, the online probe and views of the encoder, with the same images and masks every time."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mae_vit.config.plan import Due
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
-from mae_vit.objectives.objective import Objective
+from mae_vit.objectives.objective import Objective, Task
+from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.engines.base import Engine
+from mae_vit.training.engines.state import BestWeights, weights_of
+from mae_vit.training.outputs.run_outputs import RunOutputs
+
+# Draws views of a task with some held-out images: name -> uint8 (H, W, 3).
+Views = Callable[[Task, Tensor], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -105,3 +113,72 @@ class OnlineProbe:
             found[name] = (guess == asked).double().mean().item()
         chance = self.labels[self.num_support :].bincount().max().item() / len(asked)
         return {**found, "chance_top1": chance, "seconds": time.monotonic() - begun}
+
+
+class Evals:
+    """What is measured beside training; all ranks call it alike.
+
+    Attributes:
+        best: the weights with the largest held-out metric so far, where a run chooses among its epochs.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        watchdog: Watchdog,
+        *,
+        held_out: HeldOut | None,
+        probe: OnlineProbe | None,
+        views: Views | None = None,
+        selects: str | None = None,
+        best: BestWeights | None = None,
+    ) -> None:
+        """Takes what there is to measure.
+
+        Args:
+            engine: whose weights are measured.
+            watchdog: hears of what takes long.
+            held_out: images that are not trained on.
+            probe: labeled ones among them.
+            views: draws the encoder with some held-out images.
+            selects: with it the weights of the largest held-out metric of this name are kept in
+                `best`, and with every checkpoint: so a resumed run chooses as the undisturbed one does.
+            best: those of the run until now.
+        """
+        self._engine, self._watchdog = engine, watchdog
+        self.held_out, self._probe, self._views = held_out, probe, views
+        self._selects, self.best = selects, best
+
+    def run(self, due: Due, step: int, outputs: RunOutputs) -> dict[str, dict[str, float]]:
+        """Measures what is due after a step, and shows pictures; collective. Empty where nothing is."""
+        found = {}
+        if due.evaluate and self.held_out is not None:
+            found["heldout"] = self._evaluate(self.held_out, step, outputs)
+        if due.probe and self._probe is not None:
+            with self._watchdog.long_phase("probing"), self._engine.full_weights():
+                found["probe"] = self._probe.evaluate(self._engine)
+        return found
+
+    def inspect(self, step: int, outputs: RunOutputs) -> None:
+        """Draws views of the encoder for TensorBoard; collective."""
+        if self.held_out is None or self._views is None:
+            return
+        with self._watchdog.long_phase("drawing views"), self._engine.full_weights():
+            if outputs.writes:
+                images = self.held_out.shown.images.to(self._engine.device)
+                outputs.show_views(self._views(self._engine.objective, images), step)
+
+    def _evaluate(self, held_out: HeldOut, step: int, outputs: RunOutputs) -> dict[str, float]:
+        with self._watchdog.long_phase("measuring held-out images"), self._engine.full_weights():
+            metrics = held_out.evaluate(self._engine)
+            if self._selects is not None:
+                self._keep_best(step, metrics[self._selects])
+            if outputs.writes:
+                outputs.show(held_out.pictures(self._engine), step)
+        return metrics
+
+    def _keep_best(self, step: int, score: float) -> None:
+        """Of equal scores the first; all ranks choose alike, rank 0 keeps the weights."""
+        if self.best is None or score > self.best.score:
+            writes = self._engine.ranks.rank == 0
+            self.best = BestWeights(step, score, weights_of(self._engine.objective) if writes else {})

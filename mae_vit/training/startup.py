@@ -13,12 +13,12 @@ from mae_vit.config.command_line import Arguments
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
-from mae_vit.runtime.collectives import decided_by_rank_zero, from_rank_zero, gather_objects
+from mae_vit.runtime.collectives import broadcast_from_rank_zero, gather_objects, run_on_rank_zero
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.runtime.slurm import begun_by_this_job
+from mae_vit.runtime.slurm import is_requeued_run
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.checkpoints.resume import Identity, find_checkpoint, set_aside
-from mae_vit.training.engines.build import be_deterministic, connect
+from mae_vit.training.engines.build import enable_determinism, init_process_group
 from mae_vit.training.outputs.run_folder import RunFolder
 
 
@@ -46,7 +46,7 @@ def open_run_folder(config: Config) -> RunFolder:
     return folder
 
 
-def begin(
+def resume_or_start(
     config: Config,
     arguments: Arguments,
     folder: RunFolder,
@@ -71,14 +71,14 @@ def begin(
         InputError: if it cannot go on.
     """
     if config.run.deterministic:
-        be_deterministic()
-    connect(config, device, ranks)
-    agree(identity, ranks)
+        enable_determinism()
+    init_process_group(config, device, ranks)
+    check_ranks_agree(identity, ranks)
     # Before any rank looks for checkpoints: another process may still be writing one.
-    hold(folder, ranks, new=False)
+    lock_run_folder(folder, ranks, new=False)
     resume = arguments.resume
-    own = ranks.rank == 0 and begun_by_this_job(folder.path)
-    if resume == "never" and from_rank_zero("own" if own else None, ranks):
+    own = ranks.rank == 0 and is_requeued_run(folder.path)
+    if resume == "never" and broadcast_from_rank_zero("own" if own else None, ranks):
         resume = "auto"
 
     def make_room() -> None:
@@ -87,7 +87,7 @@ def begin(
             folder.unlock()
 
     if resume == "never":
-        decided_by_rank_zero(make_room, ranks)
+        run_on_rank_zero(make_room, ranks)
 
     def choose() -> CheckpointInfo | None:
         found = find_checkpoint(folder, resume, identity, extend=arguments.extend)
@@ -98,10 +98,10 @@ def begin(
             )
         return found
 
-    return decided_by_rank_zero(choose, ranks)
+    return run_on_rank_zero(choose, ranks)
 
 
-def agree(identity: Identity, ranks: Ranks) -> None:
+def check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
     """Makes sure that all ranks are about to do the same; collective.
 
     Raises:
@@ -118,23 +118,23 @@ def agree(identity: Identity, ranks: Ranks) -> None:
                 )
 
 
-def hold(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:
+def lock_run_folder(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:
     """Takes the run folder for this run, with `new` one that is not there yet too; collective.
 
     Raises:
         InputError: on all ranks, if another process keeps it.
     """
-    decided_by_rank_zero(lambda: folder.lock() if new or folder.path.exists() else None, ranks)
+    run_on_rank_zero(lambda: folder.lock() if new or folder.path.exists() else None, ranks)
 
 
 @contextmanager
-def held(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
+def run_folder_locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
     """Keeps the run folder, which is made if need be, for this run; collective at its beginning.
 
     Raises:
         InputError: on all ranks, if another process keeps it.
     """
-    hold(folder, ranks, new=True)
+    lock_run_folder(folder, ranks, new=True)
     try:
         yield
     finally:
@@ -163,4 +163,4 @@ def is_finished(folder: RunFolder, found: CheckpointInfo | None, plan: Plan, ran
     check_length(folder, found, plan)
     if found is None or found.step < plan.total_steps:
         return False
-    return from_rank_zero(folder.read_status(), ranks) == "done"
+    return broadcast_from_rank_zero(folder.read_status(), ranks) == "done"

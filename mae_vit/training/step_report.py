@@ -1,16 +1,16 @@
-"""Device values read by the host one step late, so that no step waits for them."""
+"""What a step says of itself: reduced over ranks on the device, read by the host one step late."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mae_vit.training.callbacks import Hooks
-from mae_vit.training.recovery.guard import Guard
+from mae_vit.objectives.objective import ObjectiveOutput
+from mae_vit.training.engines.base import Engine, StepResult
 
 
 class LateReader:
@@ -49,13 +49,17 @@ class LateReader:
 
 
 @dataclass
-class Clock:
+class StepTimer:
     """Where the time of a logging window went; evaluation and saving are not counted."""
 
     images: int = 0
     train_s: float = 0.0
     wait_s: float = 0.0
-    begun: float = field(default_factory=time.monotonic)
+
+    def count(self, images: int, *, since: float) -> None:
+        """Adds images, and the time that has gone by since a moment of `time.monotonic`."""
+        self.images += images
+        self.train_s += time.monotonic() - since
 
     def rates(self) -> dict[str, float]:
         """Returns images per second, and the share of the host's time spent waiting for data."""
@@ -63,65 +67,112 @@ class Clock:
         return {"images_per_s": self.images / seconds, "data_wait_frac": self.wait_s / seconds}
 
 
-class _Reader:
-    """Reads reports of steps late, has each judged, and what is damaged told to all ranks."""
-
-    def __init__(self, world_size: int, guard: Guard, hooks: Hooks) -> None:
-        self._late, self._world_size = LateReader(), world_size
-        self._guard, self._hooks = guard, hooks
-
-    def push(self, values: Tensor, step: int) -> list[float] | None:
-        """Hands in a step's report; returns the one of `step`, before it."""
-        return self._judged(self._late.push(values), step)
-
-    def flush(self, step: int) -> list[float] | None:
-        """Waits for the report of `step`."""
-        return self._judged(self._late.flush(), step)
-
-    def _judged(self, values: list[float] | None, step: int) -> list[float] | None:
-        if values is None:
-            return None
-        if values[4] > 0:
-            self._hooks.share_damage()
-        # A step that fp16 skipped has changed nothing.
-        if not values[3]:
-            self._guard.judge(step, values[0] / self._world_size, values[1])
-        return values
-
-
-def _read_now(reader: _Reader, clock: Clock, done: int) -> list[float]:
-    """Waits for the step just taken and returns its report, checked."""
-    begun = time.monotonic()
-    values = reader.flush(done)
-    clock.train_s += time.monotonic() - begun
-    assert values is not None
-    return values
-
-
 @dataclass(frozen=True)
-class _Report:
-    """A step's loss, gradient norm, flags and new damaged samples; sum and count of each named value.
+class StepValues:
+    """A step's report, as the host reads it; the same on all ranks.
 
-    Summed over ranks; the norm is global. `skipped` is 1, on all ranks, if fp16 gradients overflowed.
+    Attributes:
+        loss: mean over the global batch.
+        grad_norm: global, before clipping.
+        stop: whether a rank was asked to stop.
+        skipped: whether fp16 gradients overflowed, so that the step changed nothing.
+        damaged: how many samples were found damaged.
+        save_due: whether rank 0 asks for a save.
+        means: of the objective's other values, by name.
     """
 
-    loss: Tensor
-    grad_norm: Tensor
-    stop: Tensor
-    skipped: Tensor
-    damaged: Tensor
-    due: Tensor
-    names: list[str]
-    values: list[Tensor]
+    loss: float
+    grad_norm: float
+    stop: bool
+    skipped: bool
+    damaged: int
+    save_due: bool
+    means: dict[str, float | None]
 
+    @property
+    def loss_or_none(self) -> float | None:
+        """For JSON, which knows no infinity."""
+        return _or_none(self.loss)
+
+    @property
+    def grad_norm_or_none(self) -> float | None:
+        """For JSON, which knows no infinity."""
+        return _or_none(self.grad_norm)
+
+
+class StepReport:
+    """What a step says of itself, gathered on the device over micro-batches, then over ranks.
+
+    Attributes:
+        damaged: samples of this rank that are newly known to be damaged.
+    """
+
+    def __init__(self, engine: Engine, *, stop: bool, save_due: bool) -> None:
+        """Begins a step's report with this rank's requests."""
+        self._engine, self._stop, self._save_due = engine, stop, save_due
+        self.damaged = 0
+        self._loss = torch.zeros((), device=engine.device)
+        self._values: dict[str, Tensor] = {}  # (sum, count)
+        self._packed: Tensor | None = None
+
+    def add(self, output: ObjectiveOutput, *, micro_batches: int) -> None:
+        """Takes in one of a step's micro-batches."""
+        self._loss = self._loss + output.loss.detach().float() / micro_batches
+        for name, value in output.values.items():
+            self._values[name] = self._values.get(name, 0.0) + torch.stack([part.float() for part in value])
+
+    def reduce(self, result: StepResult) -> StepReport:
+        """Adds up over ranks, in one collective, and takes in what the step came to."""
+        flags = (
+            _on_device(float(flag), self._engine.device)
+            for flag in (self._stop, self.damaged, self._save_due)
+        )
+        parts = (part for name in self.names for part in self._values[name])
+        sums = self._engine.all_reduce_sum(torch.stack([self._loss, *flags, *parts]))
+        # The gradient norm is global already, and fp16's skip the same on all ranks.
+        skipped = _on_device(float(result.skipped), self._engine.device)
+        head = (sums[0], result.grad_norm.float(), sums[1], skipped, sums[2], sums[3])
+        self._packed = torch.stack([*head, *sums[4:]])
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """Of the objective's other values, in their order in `packed`."""
+        return sorted(self._values)
+
+    @property
     def packed(self) -> Tensor:
-        flags = (self.stop, self.skipped, self.damaged, self.due)
-        return torch.stack([self.loss, self.grad_norm, *flags, *self.values])
+        """float32 (6 + 2 * names,), on the device."""
+        assert self._packed is not None
+        return self._packed
 
-    def ratios(self, read: list[float]) -> dict[str, float | None]:
-        """Turns what was read of `values` into named means."""
-        pairs = zip(self.names, read[::2], read[1::2], strict=True)
-        return {name: _or_none(total / max(count, 1.0)) for name, total, count in pairs}
+    def read(self, packed: list[float]) -> StepValues:
+        """Names the numbers of `packed`, once they are on the host."""
+        loss, grad_norm, stop, skipped, damaged, save_due, *values = packed
+        pairs = zip(self.names, values[::2], values[1::2], strict=True)
+        means = {name: _or_none(total / max(count, 1.0)) for name, total, count in pairs}
+        loss /= self._engine.ranks.world_size
+        return StepValues(loss, grad_norm, stop > 0, skipped > 0, int(damaged), save_due > 0, means)
+
+
+class ReportReader:
+    """Reads each step's report when the next step is handed in, or when it is asked for."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._late = LateReader()
+        self._report: StepReport | None = None
+
+    def push(self, report: StepReport) -> StepValues | None:
+        """Hands in a step's report; returns the step's before it, None at first."""
+        read, before = self._late.push(report.packed), self._report
+        self._report = report
+        return before.read(read) if read is not None and before is not None else None
+
+    def flush(self) -> StepValues | None:
+        """Waits for the report that was handed in last."""
+        read = self._late.flush()
+        return self._report.read(read) if read is not None and self._report is not None else None
 
 
 def _on_device(value: float, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import reason_of
+from mae_vit.core.messages import error_reason
 from mae_vit.data.images.augment import center_crop
 from mae_vit.data.images.decode import DecodeError, decode, pixels_of
 from mae_vit.data.normalization import IMAGENET_MEAN, IMAGENET_STD
@@ -25,9 +25,9 @@ from mae_vit.models.encoder_file import EncoderInfo, read_info
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import SIZES, Pool, ViTEncoder, pooled
 from mae_vit.training.checkpoints.format import STATE, step_of
-from mae_vit.weights.load import load_start
-from mae_vit.weights.read import read_start
-from mae_vit.weights.start import Start
+from mae_vit.weights.load import load_weights
+from mae_vit.weights.read import read_weights
+from mae_vit.weights.start import Weights
 
 
 class PretrainedEncoder(nn.Module):
@@ -40,7 +40,7 @@ class PretrainedEncoder(nn.Module):
         start: the weights as they were read; a decoder is among them where the file has one.
     """
 
-    def __init__(self, encoder: ViTEncoder, *, pool: Pool, info: EncoderInfo, start: Start) -> None:
+    def __init__(self, encoder: ViTEncoder, *, pool: Pool, info: EncoderInfo, start: Weights) -> None:
         """Wraps an encoder whose weights are loaded; `load_encoder` does."""
         super().__init__()
         self.encoder, self.pool, self.info, self.start = encoder, pool, info, start
@@ -122,11 +122,11 @@ def load_encoder(
     Raises:
         InputError: if there are no weights of a Vision Transformer of ours.
     """
-    return from_start(read_start(str(start)), img_size=img_size, pool=pool)
+    return encoder_from_weights(read_weights(str(start)), img_size=img_size, pool=pool)
 
 
-def from_start(
-    start: Start, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
+def encoder_from_weights(
+    start: Weights, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> PretrainedEncoder:
     """Builds the encoder of weights that are read already; see `load_encoder`.
 
@@ -135,16 +135,16 @@ def from_start(
     """
     if pool not in (None, "cls", "mean"):
         raise InputError(f'pool="{pool}": give "cls" or "mean"')
-    info = describe_start(start)
+    info = info_from_weights(start)
     if img_size is not None:
         info = replace(info, img_size=_size(img_size, info.patch_size))
     encoder = info.build()
-    load_start(start, encoder)
+    load_weights(start, encoder)
     own: Pool = "mean" if "fc_norm.weight" in start.tensors else "cls"
     return PretrainedEncoder(encoder, pool=pool or own, info=info, start=start)
 
 
-def describe_start(start: Start) -> EncoderInfo:
+def info_from_weights(start: Weights) -> EncoderInfo:
     """Tells geometry, normalization and history of weights, from what they say and from their shapes.
 
     Raises:
@@ -172,7 +172,7 @@ def describe_start(start: Start) -> EncoderInfo:
     return info if known is None else replace(info, **{name: getattr(known, name) for name in history})
 
 
-def _geometry_of_shapes(start: Start) -> dict[str, Any]:
+def _geometry_of_shapes(start: Weights) -> dict[str, Any]:
     """The geometry of files that do not tell it: official MAE's, and others' by timm's names."""
     tensors = start.tensors
     try:
@@ -246,7 +246,7 @@ def _pixels_of(image: str | Path | bytes | Image.Image | np.ndarray, channels: i
             return np.ascontiguousarray(pixels_of(image, channels))
         return decode(image if isinstance(image, bytes) else Path(image).read_bytes(), channels)
     except OSError as error:
-        raise InputError(f"cannot read {image!s}: {reason_of(error)}") from None
+        raise InputError(f"cannot read {image!s}: {error_reason(error)}") from None
     except DecodeError as error:
         named = str(image) if isinstance(image, str | Path) else "the image"
         raise InputError(f"{named} cannot be decoded: {error}") from None

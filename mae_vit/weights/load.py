@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mae_vit.core.errors import InputError
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import ViTEncoder
-from mae_vit.weights.start import ENCODER_PREFIX, Start
+from mae_vit.weights.start import ENCODER_PREFIX, Weights
 
 # Less than this share of the encoder's parameters found in a file: it is another model's.
 MIN_COVERAGE = 0.9
@@ -26,7 +26,7 @@ _FOREIGN = ("blocks.", "reg_token", "norm_pre.", "dist_token")
 
 
 @dataclass
-class Coverage:
+class LoadReport:
     """What became of each tensor when a start was loaded.
 
     Attributes:
@@ -66,13 +66,13 @@ class Coverage:
         return "\n".join(lines)
 
 
-def load_start(
-    start: Start, encoder: ViTEncoder, parts: nn.Module | None = None, *, objective: str | None = None
-) -> Coverage:
+def load_weights(
+    start: Weights, encoder: ViTEncoder, parts: nn.Module | None = None, *, objective: str | None = None
+) -> LoadReport:
     """Loads an encoder, and the parts of an objective where the start is of the same one.
 
     Args:
-        start: from `read_start`.
+        start: from `read_weights`.
         encoder: changed in place.
         parts: the objective around the encoder; None for the encoder alone.
         objective: its name.
@@ -82,7 +82,7 @@ def load_start(
             `MIN_COVERAGE` of the encoder is there.
     """
     _check_blocks(start, encoder)
-    coverage = Coverage(passed_over=start.passed_over)
+    coverage = LoadReport(passed_over=start.passed_over)
     state = encoder.state_dict()
     _check_kind(start, set(state))
     taken: dict[str, Tensor] = {}
@@ -113,7 +113,7 @@ def load_start(
     return coverage
 
 
-def warn_of_normalization(start: Start, mean: Sequence[float], std: Sequence[float]) -> None:
+def warn_normalization_differs(start: Weights, mean: Sequence[float], std: Sequence[float]) -> None:
     """Says so if images are not normalized as a start was trained; an override asked for it."""
     if start.mean is not None and (start.mean, start.std) != (tuple(mean), tuple(std)):
         theirs, ours = ([round(value, 4) for value in values] for values in (start.mean, mean))
@@ -124,7 +124,7 @@ def warn_of_normalization(start: Start, mean: Sequence[float], std: Sequence[flo
         )
 
 
-def _check_kind(start: Start, own: set[str]) -> None:
+def _check_kind(start: Weights, own: set[str]) -> None:
     """What the rest would compute something else without."""
     if foreign := [name for name in start.tensors if name.startswith(_FOREIGN) and name not in own]:
         if "dist_token" in foreign:
@@ -137,7 +137,7 @@ def _check_kind(start: Start, own: set[str]) -> None:
         )
 
 
-def _check_blocks(start: Start, encoder: ViTEncoder) -> None:
+def _check_blocks(start: Weights, encoder: ViTEncoder) -> None:
     """What shapes alone would let pass: another number of blocks, or of heads."""
     depth = len({name.split(".")[1] for name in start.tensors if name.startswith("blocks.")})
     if depth and depth != len(encoder.blocks):
@@ -158,8 +158,8 @@ def _load_positions(
     own: Tensor,
     encoder: ViTEncoder,
     taken: dict[str, Tensor],
-    coverage: Coverage,
-    start: Start,
+    coverage: LoadReport,
+    start: Weights,
 ) -> None:
     """Positions of the same grid, of another one (2-D interpolation, [CLS] kept), or fixed."""
     source = start.source
@@ -198,7 +198,7 @@ def _load_positions(
     coverage.interpolated["pos_embed"] = f"{old_rows} x {old_columns} -> {rows} x {columns} patches"
 
 
-def _load_parts(start: Start, parts: nn.Module, objective: str | None, coverage: Coverage) -> set[str]:
+def _load_parts(start: Weights, parts: nn.Module, objective: str | None, coverage: LoadReport) -> set[str]:
     """The decoder or heads of the same objective, all of them or none; fixed tables are our own."""
     own = {
         name: value

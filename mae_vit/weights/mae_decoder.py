@@ -14,7 +14,7 @@ from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives.mae import MAE, MAEConfig
 from mae_vit.training.checkpoints.format import STATE, read_description
-from mae_vit.weights.start import Start
+from mae_vit.weights.start import Weights
 
 # The official MAE code has decoders of this width and so many heads alone.
 _OFFICIAL_WIDTH, _OFFICIAL_HEADS = 512, 16
@@ -39,7 +39,7 @@ class Decoder:
 
 
 def read_decoder(
-    start: Start, encoder: ViTEncoder, info: EncoderInfo, *, norm_pix_loss: bool = False
+    start: Weights, encoder: ViTEncoder, info: EncoderInfo, *, norm_pix_loss: bool = False
 ) -> Decoder | None:
     """Finds the decoder of an MAE, alone or in a joint objective; None if there is none.
 
@@ -112,7 +112,7 @@ def _build(
     return mae.eval()
 
 
-def _options_of(start: Start, prefix: str) -> dict[str, Any]:
+def _options_of(start: Weights, prefix: str) -> dict[str, Any]:
     """The options that a checkpoint of ours says its objective had; empty for other files."""
     path = Path(start.source)
     if not (path / STATE).is_file():

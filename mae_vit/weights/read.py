@@ -21,7 +21,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest, reason_of
+from mae_vit.core.messages import closest, error_reason
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.encoder_file import read_metadata
 from mae_vit.models.vit import SIZES, ViTEncoder
@@ -35,10 +35,10 @@ from mae_vit.training.checkpoints.format import (
     step_of,
 )
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import _STARTS, ENCODER_PREFIX, GEOMETRY, Start, check_there
+from mae_vit.weights.start import _STARTS, ENCODER_PREFIX, GEOMETRY, Weights, check_there
 
 
-def read_start(start: str) -> Start:
+def read_weights(start: str) -> Weights:
     """Reads weights to begin from.
 
     Args:
@@ -61,12 +61,12 @@ def read_start(start: str) -> Start:
     except InputError:
         raise
     except OSError as error:
-        raise InputError(f"cannot read {error.filename or start}: {reason_of(error)}") from None
+        raise InputError(f"cannot read {error.filename or start}: {error_reason(error)}") from None
     except Exception as error:  # any malformed content of an untrusted file
-        raise InputError(f"{start} holds no weights: {reason_of(error)}") from None
+        raise InputError(f"{start} holds no weights: {error_reason(error)}") from None
 
 
-def _read_run(folder: Path) -> Start:
+def _read_run(folder: Path) -> Weights:
     """The newest whole checkpoint, which has the objective's parts; else the exported encoder."""
     if (folder / "model.safetensors").exists():
         # Fine-tuned: its best weights, which the newest checkpoint need not hold.
@@ -95,7 +95,7 @@ def _measured_part(described: Mapping[str, Any]) -> str:
     return "average" if "average" in described["sha256"] else "parameters"
 
 
-def _read_checkpoint(path: Path) -> Start:
+def _read_checkpoint(path: Path) -> Weights:
     """The parameters of a checkpoint of ours, and what it says of them."""
     with as_broken(path):
         described = read_description(path)
@@ -103,7 +103,7 @@ def _read_checkpoint(path: Path) -> Start:
         identity: dict[str, Any] = described["identity"]
     mean, std = identity.get("data.mean"), identity.get("data.std")
     geometry = _geometry_of(identity, str(path.parents[1]))
-    return Start(
+    return Weights(
         source=str(path),
         tensors=_without_prefix(tensors),
         objective=identity.get("objective.name"),
@@ -151,13 +151,13 @@ def _geometry_of(identity: dict[str, Any], source: str) -> dict[str, Any]:
     }
 
 
-def _read_safetensors(path: Path) -> Start:
+def _read_safetensors(path: Path) -> Weights:
     metadata = read_metadata(path)
     if metadata.get("network"):
         raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")
     mean, std = metadata.get("mean"), metadata.get("std")
     geometry = {"name": metadata.get("size"), **{key: metadata.get(key) for key in GEOMETRY}}
-    return Start(
+    return Weights(
         source=str(path),
         tensors=_without_prefix(load_file(path)),
         num_heads=metadata.get("num_heads"),
@@ -168,7 +168,7 @@ def _read_safetensors(path: Path) -> Start:
     )
 
 
-def _read_pickled(path: Path) -> Start:
+def _read_pickled(path: Path) -> Weights:
     """An official MAE file: `model` holds the weights, users' own files an argparse.Namespace too."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
@@ -187,10 +187,10 @@ def _read_pickled(path: Path) -> Start:
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise InputError(f'{path} holds no weights: expected tensors by name, or those under "model"')
     has_decoder = any(name.startswith("decoder_") for name in tensors)
-    return Start(str(path), _without_prefix(tensors), objective="mae" if has_decoder else None)
+    return Weights(str(path), _without_prefix(tensors), objective="mae" if has_decoder else None)
 
 
-def _read_timm(start: str) -> Start:
+def _read_timm(start: str) -> Weights:
     name = start.removeprefix(TIMM_PREFIX)
     if not timm.is_model(name.split(".")[0]):
         raise InputError(f"timm has no model {name!r}: {_nearest_timm(name)}")
@@ -198,12 +198,12 @@ def _read_timm(start: str) -> Start:
         model = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # no network, no such weights, a broken download
         raise InputError(
-            f"cannot fetch the weights of {start} (network needed): {reason_of(error)[:160]}"
+            f"cannot fetch the weights of {start} (network needed): {error_reason(error)[:160]}"
         ) from None
     if isinstance(model, VisionTransformer):
         _check_function(model, start)
     config = model.pretrained_cfg
-    return Start(
+    return Weights(
         start,
         model.state_dict(),
         num_heads=model.blocks[0].attn.num_heads if isinstance(model, VisionTransformer) else None,

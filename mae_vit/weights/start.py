@@ -30,7 +30,7 @@ GEOMETRY = (
 
 
 @dataclass(frozen=True)
-class Start:
+class Weights:
     """Named weights, and where they are from.
 
     Attributes:

@@ -11,9 +11,9 @@ from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.data.order.order import Order, Share
-from mae_vit.data.remote.folder import Located
-from mae_vit.models.masking import corrupt, patch_ranks, random_masking
+from mae_vit.data.order.order import Order, RankSlice
+from mae_vit.data.remote.folder import DataLocation
+from mae_vit.models.masking import corrupt, patch_noise, random_masking
 
 
 def open_digits(index: ShardIndex, source_name: str, img_size: int = 8) -> Source:
@@ -23,14 +23,14 @@ def open_digits(index: ShardIndex, source_name: str, img_size: int = 8) -> Sourc
     return open_source(index, source_name, channels=1, augment=augment, memory_limit_gib=1)
 
 
-def open_located(data: Path | Located, split: str = "train") -> ShardIndex:
+def open_located(data: Path | DataLocation, split: str = "train") -> ShardIndex:
     """Opens the index of a folder here, or of what stands in for one elsewhere."""
-    folder, remote = data if isinstance(data, Located) else (data, None)
+    folder, remote = data if isinstance(data, DataLocation) else (data, None)
     return open_index(folder, split, remote=remote)
 
 
 def digest_of_global_batches(
-    data: Path | Located,
+    data: Path | DataLocation,
     order: Order,
     source_name: str,
     world_size: int,
@@ -45,7 +45,7 @@ def digest_of_global_batches(
         batches = load_batches(
             open_digits(index, source_name),
             order,
-            Share(rank, world_size, accumulation),
+            RankSlice(rank, world_size, accumulation),
             start_step=steps.start,
             stop_step=steps.stop,
             workers=workers,
@@ -57,7 +57,7 @@ def digest_of_global_batches(
         micro = [p for part in parts for p in part[number * accumulation : (number + 1) * accumulation]]
         content = [torch.cat([b.keys.index for b in micro]), torch.cat([b.images for b in micro])]
         content.append(torch.cat([b.labels for b in micro]))
-        content.append(torch.cat([random_masking(patch_ranks(b.keys, 16), 0.75).mask for b in micro]))
+        content.append(torch.cat([random_masking(patch_noise(b.keys, 16), 0.75).mask for b in micro]))
         for name in ("ids", "kind", "source"):
             drawn = [
                 getattr(corrupt(b.keys, 16, corrupt_ratio=0.5, mask_share=0.8, random_share=0.1), name)

@@ -5,7 +5,7 @@ from pathlib import Path
 from mae_vit.core.urls import file_url
 from mae_vit.data.order.block_order import BlockOrder
 from mae_vit.data.prepare.publish import write_description, write_index
-from mae_vit.data.remote.cache import Cache, Wanted
+from mae_vit.data.remote.cache import Cache, RemoteFile
 from mae_vit.data.shards.dataset_json import Shard, read_dataset
 
 STEPS = range(0, 12)
@@ -20,8 +20,8 @@ def first_shard(source) -> Shard:
     return read_dataset(source).splits["train"].shards[0]
 
 
-def wanted(server, shard) -> Wanted:
-    return Wanted(file_url(server.url, shard.file), shard.bytes, shard.sha256)
+def wanted(server, shard) -> RemoteFile:
+    return RemoteFile(file_url(server.url, shard.file), shard.bytes, shard.sha256)
 
 
 def open_cache(tmp_path, limit=1 << 30, **options) -> Cache:

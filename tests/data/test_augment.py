@@ -68,7 +68,7 @@ def test_resize_is_bicubic_as_pillow_does_it():
     )
     pixels = np.asarray(smooth).transpose(2, 0, 1)
     box = np.array([10, 20, 90, 100])
-    ours = Augment(img_size=(32, 32), crop="random_resized", **BOX).cut(pixels, box, False)
+    ours = Augment(img_size=(32, 32), crop="random_resized", **BOX).crop_resize_flip(pixels, box, False)
     theirs = np.asarray(smooth.crop((20, 10, 120, 100)).resize((32, 32), Image.BICUBIC)).transpose(2, 0, 1)
     difference = np.abs(ours.astype(int) - theirs)
     assert difference.mean() < 0.1
@@ -86,7 +86,7 @@ def test_pad_shifts_by_up_to_its_width_and_fills_with_zeros():
         seen.add((int(top), int(left)))
         expected = padded[:, top + 2 : top + 10, left + 2 : left + 10]
         np.testing.assert_array_equal(batch[number], expected)
-        np.testing.assert_array_equal(augment.cut(image, view.boxes[number], False), expected)
+        np.testing.assert_array_equal(augment.crop_resize_flip(image, view.boxes[number], False), expected)
     assert seen == {(row, column) for row in range(-2, 3) for column in range(-2, 3)}
 
 
@@ -105,7 +105,7 @@ def test_without_a_crop_the_center_is_taken():
     image = np.arange(6 * 10, dtype=np.uint8).reshape(1, 6, 10)
     augment = Augment(img_size=(6, 6))
     box = augment.draw(0, 0, np.arange(1), sizes(6, 10, 1)).boxes[0]
-    np.testing.assert_array_equal(augment.cut(image, box, False), image[:, :, 2:8])
+    np.testing.assert_array_equal(augment.crop_resize_flip(image, box, False), image[:, :, 2:8])
 
 
 @pytest.mark.parametrize(

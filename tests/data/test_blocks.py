@@ -12,7 +12,7 @@ import mae_vit.data.shards.shard_files
 from mae_vit.data.batches.loader import load_batches, start_worker_server
 from mae_vit.data.index import open_index
 from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import Share, micro_batches
+from mae_vit.data.order.order import RankSlice, micro_batches
 
 BATCH, LANES, BLOCK = 96, 8, 2
 UNEVEN = [7, 1, 30, 12, 5, 40, 2, 2, 19, 64, 11]  # 193 samples
@@ -175,7 +175,7 @@ def test_a_rank_opens_only_the_shards_of_its_lanes(many_shards, world_size, work
     for epoch in (0, 1):
         opened = []
         for rank in range(world_size):
-            share = Share(rank, world_size)
+            share = RankSlice(rank, world_size)
             opened.append(opened_shards(many_shards, order, share, epoch=epoch, workers=workers))
             assert opened[-1] <= set(order.shards_of(share, epoch).tolist())
         counted = Counter(shard for shards in opened for shard in shards)
@@ -187,9 +187,9 @@ def test_a_rank_opens_only_the_shards_of_its_lanes(many_shards, world_size, work
 
 def test_shards_of_a_rank_that_shares_its_lane(many_shards):
     order = order_of(many_shards)
-    assert list(order.shards_of(Share(5, 16), 0)) == list(order.shards_of(Share(4, 16), 0))
-    assert list(order.shards_of(Share(5, 16), 0)) == list(order.shards_of(Share(2, 8), 0))
-    for share in (Share(3, 16), Share(1, 4), Share(0, 1)):
+    assert list(order.shards_of(RankSlice(5, 16), 0)) == list(order.shards_of(RankSlice(4, 16), 0))
+    assert list(order.shards_of(RankSlice(5, 16), 0)) == list(order.shards_of(RankSlice(2, 8), 0))
+    for share in (RankSlice(3, 16), RankSlice(1, 4), RankSlice(0, 1)):
         used = {
             sample for _, batch in micro_batches(order, share, start_step=0, stop_step=15) for sample in batch
         }

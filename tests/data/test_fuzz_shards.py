@@ -12,7 +12,7 @@ from mae_vit.cli.main import main
 from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.index import open_index
-from mae_vit.data.order.order import GlobalOrder, Share
+from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.splits import open_training_index
 
@@ -130,7 +130,7 @@ def train(folder: Path, images, labels) -> str:
     """Goes through an epoch; all that comes is what it should be, or stands in for what is known to be damaged."""
     index = open_training_index(folder, "train", damage_budget=0.9, say=False)
     batches = load_batches(
-        open_digits(index, "tar"), GlobalOrder(SAMPLES, 16, 0), Share(), start_step=0, stop_step=3
+        open_digits(index, "tar"), GlobalOrder(SAMPLES, 16, 0), RankSlice(), start_step=0, stop_step=3
     )
     replaced = 0
     for batch in batches:

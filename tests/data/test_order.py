@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from batches import digest_of_global_batches
 
-from mae_vit.core.keyed_rng import Stream, derive_key, threefry2x32
+from mae_vit.core.keyed_rng import RngStream, derive_key, threefry2x32
 from mae_vit.data.batches.loader import start_worker_server
-from mae_vit.data.order.order import GlobalOrder, Share, micro_batches
+from mae_vit.data.order.order import GlobalOrder, RankSlice, micro_batches
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.order.skipped_steps import data_step
 
@@ -19,12 +19,12 @@ DIGITS = 1497  # images in their train split
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 10, 97, 1534, 4096])
 def test_permutation_is_one(num_samples):
-    order = permute(np.arange(num_samples), num_samples, derive_key(0, Stream.ORDER, 0))
+    order = permute(np.arange(num_samples), num_samples, derive_key(0, RngStream.ORDER, 0))
     assert sorted(order) == list(range(num_samples))
 
 
 def test_permutation_has_no_memory_and_reaches_a_billion():
-    key = derive_key(0, Stream.ORDER, 0)
+    key = derive_key(0, RngStream.ORDER, 0)
     far = permute(np.array([0, 999_999_999, 123_456_789]), 10**9, key)
     assert len(set(far.tolist())) == 3
     assert 0 <= far.min() <= far.max() < 10**9
@@ -67,7 +67,7 @@ KEPT = {64: "ff52f0c4771c7fde", 1534: "a90772781df5071c", 10**9: "c2c4a9bb82dc90
 
 @pytest.mark.parametrize("num_samples", KEPT)
 def test_the_order_stays_what_it_was(num_samples):
-    order = permute(np.arange(min(num_samples, 1534)), num_samples, derive_key(0, Stream.ORDER, 0))
+    order = permute(np.arange(min(num_samples, 1534)), num_samples, derive_key(0, RngStream.ORDER, 0))
     assert hashlib.sha256(order.astype("<i8").tobytes()).hexdigest()[:16] == KEPT[num_samples]
 
 
@@ -75,7 +75,7 @@ def test_domains_side_by_side_are_those_of_a_call_for_each():
     """Sizes that walk, that are squares, that are tiny, of several keys."""
     sizes = [1, 2, 5, 63, 64, 97, 1000, 65536]
     positions = [np.arange(min(size, 300)) for size in sizes]
-    keys = [derive_key(7, Stream.ORDER, epoch) for epoch in range(len(sizes))]
+    keys = [derive_key(7, RngStream.ORDER, epoch) for epoch in range(len(sizes))]
     lengths = [len(places) for places in positions]
     k0, k1 = (np.repeat(np.array(words, np.uint32), lengths) for words in zip(*keys, strict=True))
     together = permute(np.concatenate(positions), np.repeat(sizes, lengths), (k0, k1))
@@ -96,7 +96,7 @@ def test_epochs_differ_and_each_holds_every_sample_once():
     epochs = []
     for epoch in (0, 1):
         start = epoch * order.steps_per_epoch
-        steps = micro_batches(order, Share(), start_step=start, stop_step=start + order.steps_per_epoch)
+        steps = micro_batches(order, RankSlice(), start_step=start, stop_step=start + order.steps_per_epoch)
         samples = np.concatenate([samples for number, samples in steps if number == epoch])
         assert len(samples) == 1534 // BATCH * BATCH
         assert len(set(samples.tolist())) == len(samples)
@@ -110,7 +110,7 @@ def test_epochs_differ_and_each_holds_every_sample_once():
 def test_each_step_is_its_slice_of_the_order_wherever_one_begins(batch, skipped):
     order = GlobalOrder(10_000, batch, seed=3)
     stop = 2 * order.steps_per_epoch
-    for share in (Share(), Share(1, 4, 2)):
+    for share in (RankSlice(), RankSlice(1, 4, 2)):
         found = list(micro_batches(order, share, start_step=0, stop_step=stop, skipped=skipped))
         for step in range(stop):
             epoch, place = divmod(data_step(step, skipped), order.steps_per_epoch)

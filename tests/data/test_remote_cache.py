@@ -18,9 +18,9 @@ from remote_shards import STEPS, blocks, first_shard, open_cache, wanted
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import file_url
 from mae_vit.data.batches.prefetch import check_cache, training_batches
-from mae_vit.data.order.order import GlobalOrder, Share, micro_batches
-from mae_vit.data.remote.cache import Cache, Wanted
-from mae_vit.data.remote.folder import locate
+from mae_vit.data.order.order import GlobalOrder, RankSlice, micro_batches
+from mae_vit.data.remote.cache import Cache, RemoteFile
+from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -30,7 +30,7 @@ def _fetch_all(url, folder, limit, started):
     started.wait()
     cache = Cache(Path(folder), limit)
     for shard in read_dataset(Path(url[1])).splits["train"].shards:
-        cache.fetch(Wanted(file_url(url[0], shard.file), shard.bytes, shard.sha256))
+        cache.fetch(RemoteFile(file_url(url[0], shard.file), shard.bytes, shard.sha256))
 
 
 def test_of_many_processes_one_fetches(source, server, tmp_path):
@@ -55,8 +55,8 @@ def test_a_killed_fetch_goes_on(source, server, tmp_path):
     server.faults["*.tar"] = ["stall"]
     (tmp_path / "cache").mkdir()
     code = (
-        "from pathlib import Path; from mae_vit.data.remote.cache import Cache, Wanted; "
-        f"Cache(Path({str(tmp_path / 'cache')!r}), 1 << 30).fetch(Wanted({file_url(server.url, shard.file)!r}, "
+        "from pathlib import Path; from mae_vit.data.remote.cache import Cache, RemoteFile; "
+        f"Cache(Path({str(tmp_path / 'cache')!r}), 1 << 30).fetch(RemoteFile({file_url(server.url, shard.file)!r}, "
         f"{shard.bytes}, {shard.sha256!r}))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
@@ -77,7 +77,7 @@ def test_the_cache_stays_within_its_bound(source, server, tmp_path):
     """And what makes room is what was used longest ago."""
     shards = read_dataset(source).splits["train"].shards
     limit = 7 * max(shard.bytes for shard in shards)
-    folder = locate(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
     index = open_located(folder)
     order = blocks(index)
     near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
@@ -128,9 +128,9 @@ def test_the_least_recently_used_goes_first(source, server, tmp_path):
 
 
 def test_shards_come_before_they_are_read(source, server, tmp_path):
-    folder = locate(server.url, cache_dir=str(tmp_path / "cache"))
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
     index = open_located(folder)
-    order, share = blocks(index), Share()
+    order, share = blocks(index), RankSlice()
     options = {"start_step": 0, "stop_step": order.steps_per_epoch, "skipped": ()}
     batches = training_batches(
         index, open_digits(index, "tar"), order, share, node_ranks=1, workers=0, pin_memory=False, **options
@@ -157,19 +157,26 @@ def test_shards_come_before_they_are_read(source, server, tmp_path):
 def test_prefetching_stays_within_its_window(source, server, tmp_path):
     shards = read_dataset(source).splits["train"].shards
     limit = 40 * max(shard.bytes for shard in shards)
-    folder = locate(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
     index = open_located(folder)
     order = blocks(index)
     options = {"start_step": 0, "stop_step": order.steps_per_epoch, "skipped": ()}
     batches = training_batches(
-        index, open_digits(index, "tar"), order, Share(), node_ranks=1, workers=0, pin_memory=False, **options
+        index,
+        open_digits(index, "tar"),
+        order,
+        RankSlice(),
+        node_ranks=1,
+        workers=0,
+        pin_memory=False,
+        **options,
     )
     next(batches)
     time.sleep(1)
     fetched = {name for name, _ in server.requests if name.endswith(".tar")}
     sizes = {shard.file: shard.bytes for shard in shards}
     first = set(
-        index.shards_of(next(iter(micro_batches(order, Share(), start_step=0, stop_step=1)))[1]).tolist()
+        index.shards_of(next(iter(micro_batches(order, RankSlice(), start_step=0, stop_step=1)))[1]).tolist()
     )
     ahead = sum(sizes[name] for name in fetched if name not in {shards[n].file for n in first})
     assert 0 < ahead <= limit // 2
@@ -177,7 +184,7 @@ def test_prefetching_stays_within_its_window(source, server, tmp_path):
 
 
 def test_a_cache_too_small_for_the_order_is_refused(source, server, tmp_path):
-    folder = locate(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=6e-4)
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=6e-4)
     index = open_located(folder)
     everything = GlobalOrder(len(index), 96, 7)
     with pytest.raises(InputError, match=r'data\.order="global" needs .* raise data\.cache_gib'):

@@ -6,10 +6,10 @@ import time
 import pytest
 from remote_shards import first_shard, open_cache, wanted
 
-from mae_vit.core.errors import Unreachable
+from mae_vit.core.errors import FetchUnavailable
 from mae_vit.data.remote import retry as patience
-from mae_vit.data.remote.cache import Wanted
-from mae_vit.data.remote.streams import Refused
+from mae_vit.data.remote.cache import RemoteFile
+from mae_vit.data.remote.streams import FetchRefused
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -49,16 +49,18 @@ def test_a_trickle_counts_as_silence(source, tmp_path, monkeypatch):
     shard = first_shard(source)
     begin = (source / shard.file).read_bytes()[:1]
     command = f"pipe:while printf {begin.decode(errors='replace')!r}; do sleep 0.05; done"
-    with pytest.raises(Unreachable, match=r"bytes in 0\.3 s"):
-        open_cache(tmp_path, patience_s=0.5).fetch(Wanted(command, shard.bytes, shard.sha256))
+    with pytest.raises(FetchUnavailable, match=r"bytes in 0\.3 s"):
+        open_cache(tmp_path, patience_s=0.5).fetch(RemoteFile(command, shard.bytes, shard.sha256))
 
 
 def test_a_command_that_falls_silent_is_ended(source, tmp_path, monkeypatch):
     monkeypatch.setenv("MAE_VIT_ALLOW_PIPE", "1")
     shard = first_shard(source)
     begun = time.monotonic()
-    with pytest.raises(Unreachable, match=r"nothing came for 0\.3 s"):
-        open_cache(tmp_path, patience_s=0.5).fetch(Wanted("pipe:exec sleep 60", shard.bytes, shard.sha256))
+    with pytest.raises(FetchUnavailable, match=r"nothing came for 0\.3 s"):
+        open_cache(tmp_path, patience_s=0.5).fetch(
+            RemoteFile("pipe:exec sleep 60", shard.bytes, shard.sha256)
+        )
     assert time.monotonic() - begun < 5
 
 
@@ -66,7 +68,7 @@ def test_a_command_that_falls_silent_is_ended(source, tmp_path, monkeypatch):
 def test_what_a_server_does_not_have_is_refused(source, server, tmp_path, fault, said):
     server.faults["*.tar"] = [fault]
     cache = open_cache(tmp_path)
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(FetchRefused, match=said):
         cache.fetch(wanted(server, first_shard(source)))
     assert not cache.path(wanted(server, first_shard(source))).exists()
 
@@ -76,7 +78,7 @@ def test_what_does_not_come_is_given_up_in_time(source, server, tmp_path, fault,
     monkeypatch.setattr(patience, "_WARNED_AFTER_S", 0.5)
     server.faults["*.tar"] = [fault]
     shard, begun = first_shard(source), time.monotonic()
-    with pytest.raises(Unreachable, match=f"{shard.file} cannot be fetched"):
+    with pytest.raises(FetchUnavailable, match=f"{shard.file} cannot be fetched"):
         # Half of what is lacking comes each time: progress, until there is none.
         open_cache(tmp_path, patience_s=1.0).fetch(wanted(server, shard))
     assert time.monotonic() - begun < 20
@@ -87,7 +89,7 @@ def test_a_full_disk_is_said(source, server, tmp_path):
     held = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, held[1]))
     try:
-        with pytest.raises(Unreachable, match="cannot be written: file too large"):
+        with pytest.raises(FetchUnavailable, match="cannot be written: file too large"):
             cache.fetch(wanted(server, first_shard(source)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, held)

@@ -11,26 +11,28 @@ from http_server import Server
 from remote_shards import STEPS, describe_indexes, first_shard, open_cache, wanted
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.urls import allow_pipe, file_url, shown
+from mae_vit.core.urls import allow_pipe, file_url, redact_url
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
-from mae_vit.data.remote.cache import Wanted
-from mae_vit.data.remote.folder import locate
-from mae_vit.data.remote.streams import Refused
+from mae_vit.data.remote.cache import RemoteFile
+from mae_vit.data.remote.folder import resolve_data_path
+from mae_vit.data.remote.streams import FetchRefused
 from mae_vit.data.shards.shard_files import ReadError
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def test_keys_and_names_of_samples(source, server, tmp_path):
-    near, far = (open_located(folder) for folder in (source, locate(server.url, cache_dir=str(tmp_path))))
+    near, far = (
+        open_located(folder) for folder in (source, resolve_data_path(server.url, cache_dir=str(tmp_path)))
+    )
     assert [far.find_key(n) for n in (0, 700, 1496)] == [near.find_key(n) for n in (0, 700, 1496)]
     assert far.keys() == near.keys()
     assert far.fingerprint == near.fingerprint
 
 
 def test_a_shard_that_is_gone_is_damage(source, server, tmp_path):
-    index = open_located(locate(server.url, cache_dir=str(tmp_path / "cache")))
+    index = open_located(resolve_data_path(server.url, cache_dir=str(tmp_path / "cache")))
     name = index.split_info.shards[3].file
     server.faults[name] = ["always 404"]
     sample = int(np.flatnonzero(index.shards_of(np.arange(len(index))) == 3)[0])
@@ -52,34 +54,34 @@ def test_a_shard_that_is_gone_is_damage(source, server, tmp_path):
 def test_urls_that_are_refused(url, said, tmp_path, monkeypatch):
     monkeypatch.setattr("mae_vit.data.remote.folder.START_PATIENCE_S", 0.1)
     with pytest.raises(InputError) as caught:
-        locate(url, cache_dir=str(tmp_path))
+        resolve_data_path(url, cache_dir=str(tmp_path))
     assert said in str(caught.value)
 
 
 def test_folders_that_are_none(server, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"dataset\.json: HTTP 404"):
-        locate(f"{server.url}/elsewhere", cache_dir=str(tmp_path))
+        resolve_data_path(f"{server.url}/elsewhere", cache_dir=str(tmp_path))
     server.faults["train-index.npy"] = ["always 404"]
     with pytest.raises(InputError, match=r"index train-index\.npy of .* cannot be had: HTTP 404"):
-        open_located(locate(server.url, cache_dir=str(tmp_path)))
+        open_located(resolve_data_path(server.url, cache_dir=str(tmp_path)))
 
 
 def test_what_is_secret_is_not_shown(server, tmp_path):
-    assert shown("https://me:word@host:80/data?token=abc") == "https://host:80/data"
+    assert redact_url("https://me:word@host:80/data?token=abc") == "https://host:80/data"
     assert file_url("https://host/data/?token=abc", "a b.tar") == "https://host/data/a%20b.tar?token=abc"
     server.faults["dataset.json"] = ["always 403"]
     with pytest.raises(InputError) as caught:
-        locate(f"{server.url}/?token=abc", cache_dir=str(tmp_path))
+        resolve_data_path(f"{server.url}/?token=abc", cache_dir=str(tmp_path))
     assert "abc" not in str(caught.value)
 
 
 def test_a_described_folder_opens_without_its_server(source, server, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("mae_vit.data.remote.folder.START_PATIENCE_S", 0.1)
     order = GlobalOrder(len(open_index(source, "train")), 96, 7)
-    folder = locate(server.url, cache_dir=str(tmp_path))
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path))
     before = digest_of_global_batches(folder, order, "tar", 1, 0, STEPS)
     server.stop()
-    again = locate(server.url, cache_dir=str(tmp_path), say=True)
+    again = resolve_data_path(server.url, cache_dir=str(tmp_path), say=True)
     assert "going on with its dataset.json of an earlier start" in capsys.readouterr().err
     assert digest_of_global_batches(again, order, "tar", 1, 0, STEPS) == before
     server.restart()
@@ -92,7 +94,9 @@ def test_changed_shards_are_fetched_anew(source, tmp_path):
     server = Server(folder)
     try:
         order = GlobalOrder(len(open_index(folder, "train")), 96, 7)
-        old = digest_of_global_batches(locate(server.url, cache_dir=str(tmp_path)), order, "tar", 1, 0, STEPS)
+        old = digest_of_global_batches(
+            resolve_data_path(server.url, cache_dir=str(tmp_path)), order, "tar", 1, 0, STEPS
+        )
         described = json.loads((folder / "dataset.json").read_text())
         shards = described["splits"]["train"]["shards"]
         # Two shards change places.
@@ -105,7 +109,9 @@ def test_changed_shards_are_fetched_anew(source, tmp_path):
         (folder / "dataset.json").write_text(json.dumps(described))
         describe_indexes(folder)
         near = digest_of_global_batches(folder, order, "tar", 1, 0, STEPS)
-        far = digest_of_global_batches(locate(server.url, cache_dir=str(tmp_path)), order, "tar", 1, 0, STEPS)
+        far = digest_of_global_batches(
+            resolve_data_path(server.url, cache_dir=str(tmp_path)), order, "tar", 1, 0, STEPS
+        )
         assert far == near != old
     finally:
         server.stop()
@@ -129,7 +135,7 @@ def test_a_hostile_index_is_refused(source, tmp_path):
         server = Server(folder)
         try:
             with pytest.raises(InputError, match="is not that of its shards"):
-                open_located(locate(server.url, cache_dir=str(tmp_path / "cache")))
+                open_located(resolve_data_path(server.url, cache_dir=str(tmp_path / "cache")))
         finally:
             server.stop()
 
@@ -144,8 +150,8 @@ def test_a_command_gets_names_that_run_nothing():
 
 def test_a_command_runs_only_when_allowed(tmp_path):
     """Whatever leads to it: a folder's own description, say."""
-    with pytest.raises(Refused, match="--allow-pipe"):
-        open_cache(tmp_path).fetch(Wanted(f"pipe:touch {tmp_path}/owned", 10, "0" * 64))
+    with pytest.raises(FetchRefused, match="--allow-pipe"):
+        open_cache(tmp_path).fetch(RemoteFile(f"pipe:touch {tmp_path}/owned", 10, "0" * 64))
     assert not (tmp_path / "owned").exists()
 
 
@@ -164,11 +170,11 @@ def test_a_description_that_is_none_does_not_take_the_place_of_one(source, tmp_p
     shutil.copytree(source, copy)
     server = Server(copy)
     try:
-        here = locate(server.url, cache_dir=str(tmp_path / "cache"))
+        here = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
         before = (here.folder / "dataset.json").read_bytes()
         (copy / "dataset.json").write_text("<html>please log in</html>")
         with pytest.raises(InputError, match=r"dataset\.json of http.* is damaged"):
-            locate(server.url, cache_dir=str(tmp_path / "cache"))
+            resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
         assert (here.folder / "dataset.json").read_bytes() == before
     finally:
         server.stop()
@@ -179,10 +185,10 @@ def test_a_command_brings_shards(source, tmp_path, monkeypatch):
     allow_pipe()
     order = GlobalOrder(len(open_index(source, "train")), 96, 7)
     near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
-    folder = locate(f"pipe:cat {source}/{{}}", cache_dir=str(tmp_path))
+    folder = resolve_data_path(f"pipe:cat {source}/{{}}", cache_dir=str(tmp_path))
     assert digest_of_global_batches(folder, order, "tar", 1, 0, STEPS) == near
     with pytest.raises(InputError, match=r"give \{\} where"):
-        locate("pipe:cat dataset.json", cache_dir=str(tmp_path))
+        resolve_data_path("pipe:cat dataset.json", cache_dir=str(tmp_path))
 
 
 @pytest.mark.skipif(shutil.which("aws") is None, reason="the aws command is not installed")
@@ -194,5 +200,5 @@ def test_an_object_store_by_its_program(source, server, tmp_path, monkeypatch):
         ("AWS_DEFAULT_REGION", "us-east-1"),
     ):
         monkeypatch.setenv(name, value)
-    index = open_located(locate("s3://bucket", cache_dir=str(tmp_path)))
+    index = open_located(resolve_data_path("s3://bucket", cache_dir=str(tmp_path)))
     assert index.read(0) == open_index(source, "train").read(0)

@@ -7,7 +7,7 @@ from remote_shards import STEPS
 
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
-from mae_vit.data.remote.folder import locate
+from mae_vit.data.remote.folder import resolve_data_path
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("impatient")
 def test_batches_are_those_of_the_shards_here_and_each_shard_is_fetched_once(
     source, server, tmp_path, workers, world_size
 ):
-    folder = locate(server.url, cache_dir=str(tmp_path / "cache"))
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
     order = GlobalOrder(len(open_index(source, "train")), 96, 7)
     near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
     far = digest_of_global_batches(folder, order, "tar", world_size, workers, STEPS)

@@ -10,11 +10,11 @@ from damaging import WAYS, copy_of, damage
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches import sources as reading
-from mae_vit.data.batches.damaged import tries
+from mae_vit.data.batches.damaged import replacement_candidates
 from mae_vit.data.batches.loader import load_batches, start_worker_server
 from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.index import open_index
-from mae_vit.data.order.order import GlobalOrder, RepeatedOrder, Share, micro_batches, view_numbers
+from mae_vit.data.order.order import GlobalOrder, RankSlice, RepeatedOrder, micro_batches, view_keys
 from mae_vit.data.training_data import make_order
 
 REPEATS, BATCH = 4, 96
@@ -86,11 +86,11 @@ def test_an_image_is_decoded_once_and_each_view_has_its_mask(digits, monkeypatch
     )
     order = order_of(digits, "global")
     source = open_digits(open_index(digits, "train"), "tar")
-    batches = list(load_batches(source, order, Share(), start_step=0, stop_step=2))
+    batches = list(load_batches(source, order, RankSlice(), start_step=0, stop_step=2))
     assert len(decoded) == 2 * BATCH // REPEATS
     for step, batch in enumerate(batches):
         samples = order.samples(0, step * BATCH, (step + 1) * BATCH)
-        assert torch.equal(batch.keys.index, torch.from_numpy(view_numbers(samples, REPEATS)))
+        assert torch.equal(batch.keys.index, torch.from_numpy(view_keys(samples, REPEATS)))
         assert len(batch.keys.index.unique()) == BATCH
         np.testing.assert_array_equal(batch.labels, source.labels[samples])
 
@@ -103,19 +103,21 @@ def test_all_views_of_a_damaged_sample_are_of_one_that_stands_in(many_shards, tm
     damage(many_shards, copy, dict(zip(bad, WAYS, strict=False)))
     source = open_digits(open_index(copy, "train", tolerant=True), name)
     whole = open_digits(open_index(many_shards, "train"), name)
-    (batch,) = load_batches(source, order, Share(), start_step=0, stop_step=1)
+    (batch,) = load_batches(source, order, RankSlice(), start_step=0, stop_step=1)
     assert {damage.sample for damage in batch.damaged} >= set(bad)
     passed = {damage.sample for damage in batch.damaged}
-    taken = np.array([next(n for n in tries(int(s), 1497) if n not in passed) for s in samples])
+    taken = np.array(
+        [next(n for n in replacement_candidates(int(s), 1497) if n not in passed) for s in samples]
+    )
     assert (taken != samples).sum() == 3 * REPEATS
     np.testing.assert_array_equal(batch.images, whole.images(7, 0, taken, repeats=REPEATS))
     # Masks are those of the order.
-    assert torch.equal(batch.keys.index, torch.from_numpy(view_numbers(samples, REPEATS)))
+    assert torch.equal(batch.keys.index, torch.from_numpy(view_keys(samples, REPEATS)))
 
 
 def test_micro_batches_hold_whole_repeats():
     order = RepeatedOrder(GlobalOrder(1497, 24, 7), REPEATS)
-    for _, samples in micro_batches(order, Share(1, 2, 3), start_step=3, stop_step=40):
+    for _, samples in micro_batches(order, RankSlice(1, 2, 3), start_step=3, stop_step=40):
         rows = samples.reshape(-1, REPEATS)
         assert (rows == rows[:, :1]).all()
 

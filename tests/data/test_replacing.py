@@ -14,11 +14,11 @@ from damaging import WAYS, copy_of, damage
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import DamagedSample
 from mae_vit.data.batches import sources as reading
-from mae_vit.data.batches.damaged import Replacing, tries
+from mae_vit.data.batches.damaged import Replacing, replacement_candidates
 from mae_vit.data.batches.loader import FixedBatches, load_batches, start_worker_server
 from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.index import open_index
-from mae_vit.data.order.order import GlobalOrder, Share
+from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.shards import shard_files
 from mae_vit.data.training_data import make_order
 
@@ -49,7 +49,7 @@ def global_batches(source, order, world_size, workers, accumulation=1) -> list[B
     """The batch of each step over all ranks, put together."""
     by_rank = []
     for rank in range(world_size):
-        share = Share(rank, world_size, accumulation)
+        share = RankSlice(rank, world_size, accumulation)
         options = {"start_step": STEPS.start, "stop_step": STEPS.stop, "workers": workers}
         by_rank.append(list(load_batches(source, order, share, **options)))
     joined = []
@@ -74,7 +74,9 @@ def assert_replaced(batches: list[Batch], healthy: list[Batch], whole) -> None:
     for batch, expected in zip(batches, healthy, strict=True):
         assert (batch.keys.seed, batch.keys.epoch) == (expected.keys.seed, expected.keys.epoch)
         assert torch.equal(batch.keys.index, expected.keys.index)
-        paths = [list(tries(sample, len(whole.labels))) for sample in batch.keys.index.tolist()]
+        paths = [
+            list(replacement_candidates(sample, len(whole.labels))) for sample in batch.keys.index.tolist()
+        ]
         counts = [next(n for n, place in enumerate(path) if place not in BAD) for path in paths]
         taken = np.array([path[count] for path, count in zip(paths, counts, strict=True)])
         assert np.array_equal(batch.images.numpy(), whole.images(7, batch.keys.epoch, taken))
@@ -142,7 +144,7 @@ def test_known_damage_is_not_decoded_again(damaged, monkeypatch):
         return read(index, sample)
 
     monkeypatch.setattr(type(source._index), "read", noted)
-    for batch in load_batches(source, order, Share(), start_step=0, stop_step=3 * 15):
+    for batch in load_batches(source, order, RankSlice(), start_step=0, stop_step=3 * 15):
         assert batch.images.any()
     counts = {sample: asked.count(sample) for sample in BAD}
     assert max(counts.values()) == 1
@@ -152,7 +154,7 @@ def test_known_damage_is_not_decoded_again(damaged, monkeypatch):
 def test_a_subset_replaces_within_itself(damaged, many_shards):
     samples = np.array([3, 40, 43, 44, 50, 400, 900, 901])
     part, whole = SubsetSource(source_of(damaged[0], "tar"), samples), source_of(many_shards, "tar")
-    images, labels, passed = Replacing(part).take(7, 2, np.array([7, 1, 4, 6]))
+    images, labels, passed = Replacing(part).read(7, 2, np.array([7, 1, 4, 6]))
     # Place 1 goes to 2, then to 4; place 6 to 7.
     assert np.array_equal(images, whole.images(7, 2, samples[[7, 4, 4, 7]]))
     assert labels.tolist() == whole.labels[samples[[7, 4, 4, 7]]].tolist()
@@ -160,11 +162,11 @@ def test_a_subset_replaces_within_itself(damaged, many_shards):
 
 
 def test_tries_are_near_first_and_leave_a_lost_shard():
-    assert list(tries(6, 8)) == [6, 7, 1, 5, 5]
-    path = list(tries(10_000, 1_000_000))
+    assert list(replacement_candidates(6, 8)) == [6, 7, 1, 5, 5]
+    path = list(replacement_candidates(10_000, 1_000_000))
     assert path[:4] == [10_000, 10_001, 10_003, 10_007]
     assert next(n for n, place in enumerate(path) if place >= 20_000) == 14
-    assert list(tries(0, 1)) == [0, 0]
+    assert list(replacement_candidates(0, 1)) == [0, 0]
 
 
 def test_where_nothing_is_whole_the_sample_is_an_error(digits, tmp_path):
@@ -172,7 +174,7 @@ def test_where_nothing_is_whole_the_sample_is_an_error(digits, tmp_path):
     for shard in copy.glob("train-*.tar"):
         shard.write_bytes(shard.read_bytes().replace(b"\x89PNG", b"GARB"))
     batches = load_batches(
-        source_of(copy, "tar"), GlobalOrder(1497, 8, 0), Share(), start_step=0, stop_step=1
+        source_of(copy, "tar"), GlobalOrder(1497, 8, 0), RankSlice(), start_step=0, stop_step=1
     )
     with pytest.raises(DamagedSample, match="not an image"):
         next(batches)
@@ -190,14 +192,14 @@ def test_a_shard_that_vanishes_or_changes_in_mid_run_is_damage(digits, tmp_path,
     monkeypatch.setattr(shard_files, "_MAX_OPEN_SHARDS", 1)
     copy, whole = copy_of(digits, tmp_path / "data"), source_of(digits, "memory")
     order = GlobalOrder(1497, 128, seed=3)
-    batches = load_batches(source_of(copy, "tar"), order, Share(), start_step=0, stop_step=11)
+    batches = load_batches(source_of(copy, "tar"), order, RankSlice(), start_step=0, stop_step=11)
     assert not any(next(batches).damaged for _ in range(3))
     (copy / "train-000001.tar").unlink()
     (copy / "train-000003.tar").write_bytes((copy / "train-000003.tar").read_bytes()[:100_000])
     lost = {*range(400, 800), *range(1200, 1497)}
     seen = {}
     for batch in batches:
-        paths = [tries(sample, 1497) for sample in batch.keys.index.tolist()]
+        paths = [replacement_candidates(sample, 1497) for sample in batch.keys.index.tolist()]
         taken = np.array([next(place for place in path if place not in lost) for path in paths])
         assert np.array_equal(batch.images.numpy(), whole.images(3, 0, taken))
         seen |= {one.sample: one for one in batch.damaged}

@@ -19,7 +19,7 @@ from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.auto_augment import RANDAUGMENT, AutoAugmentCifar, RandAugment, make_policy
 from mae_vit.data.index import open_index
 from mae_vit.data.normalization import fill_color
-from mae_vit.data.order.order import GlobalOrder, Share
+from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import open_data as open_finetune_data
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -150,7 +150,7 @@ def test_workers_give_the_same_images(digits):
     source = open_source(index, "tar", channels=1, augment=augment, memory_limit_gib=1)
     order = GlobalOrder(len(index), 96, seed=0)
     runs = [
-        list(load_batches(source, order, Share(), start_step=0, stop_step=4, workers=workers))
+        list(load_batches(source, order, RankSlice(), start_step=0, stop_step=4, workers=workers))
         for workers in (0, 2)
     ]
     for one, other in zip(*runs, strict=True):

@@ -11,7 +11,7 @@ from batches import open_digits
 from mae_vit.data.batches.loader import load_batches, start_worker_server
 from mae_vit.data.index import open_index
 from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import GlobalOrder, Share
+from mae_vit.data.order.order import GlobalOrder, RankSlice
 
 EPOCHS = 8
 
@@ -30,7 +30,7 @@ def test_memory_of_workers_stays_flat(many_shards, mode):
     )
     source = open_digits(index, "tar", img_size=64)
     steps = order.steps_per_epoch
-    batches = load_batches(source, order, Share(), start_step=0, stop_step=EPOCHS * steps, workers=2)
+    batches = load_batches(source, order, RankSlice(), start_step=0, stop_step=EPOCHS * steps, workers=2)
     used = []  # MiB of each worker, early and late
     for number, _ in enumerate(batches, start=1):
         # After two epochs all shards were open once. Before the last ends, for workers leave then.
@@ -67,7 +67,7 @@ def test_workers_share_the_images_in_memory(many_shards):
     source.images(0, 0, np.arange(3))
     size = index.cache_path("u8-1.npy").stat().st_size
     seen = 0
-    batches = load_batches(source, order, Share(), start_step=0, stop_step=stop, workers=2)
+    batches = load_batches(source, order, RankSlice(), start_step=0, stop_step=stop, workers=2)
     for number, _ in enumerate(batches, start=1):
         if number == stop - 5:
             for worker in multiprocessing.active_children():

@@ -85,4 +85,4 @@ def test_a_rank_that_stands_still_is_not_waited_for_for_ever(ranks, tmp_path, st
     said = (tmp_path / f"rank{other}.log").read_text()
     assert f"error: rank {other} stands still since" in said
     assert "in a step, which all ranks take together" in said
-    assert "loop.py" in said  # where it stood
+    assert "trainer.py" in said  # where it stood

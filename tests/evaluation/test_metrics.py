@@ -5,7 +5,7 @@ import pytest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, confusion_matrix, recall_score, top_k_accuracy_score
 
-from mae_vit.evaluation.metrics import Predictions, read_gap
+from mae_vit.evaluation.metrics import Predictions, interpret_gap
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def test_a_class_without_images_has_no_accuracy():
 
 
 def test_the_gap_is_read():
-    assert "over-fitting" in read_gap(0.95, 0.70)
-    assert "not yet well" in read_gap(0.70, 0.40)
-    assert "under-fitting" in read_gap(0.53, 0.49)
-    assert "neither" in read_gap(0.93, 0.91)
-    assert "gap -2.0 points" in read_gap(0.50, 0.52)
+    assert "over-fitting" in interpret_gap(0.95, 0.70)
+    assert "not yet well" in interpret_gap(0.70, 0.40)
+    assert "under-fitting" in interpret_gap(0.53, 0.49)
+    assert "neither" in interpret_gap(0.93, 0.91)
+    assert "gap -2.0 points" in interpret_gap(0.50, 0.52)

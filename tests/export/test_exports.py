@@ -17,7 +17,7 @@ from transformers import AutoImageProcessor, ViTForImageClassification, ViTMAEFo
 
 import mae_vit
 from mae_vit.models.encoder_file import read_info
-from mae_vit.weights.read import read_start
+from mae_vit.weights.read import read_weights
 
 PROGRAMS = ["onnx", "torch"]
 
@@ -216,7 +216,7 @@ def test_transformers_reconstructs_as_we_do(tmp_path, monkeypatch, changes):
         prediction, mask = mae.reconstruct(pixels, noise)
         assert torch.equal(found.mask, mask)
         close(found.logits, prediction)
-        assert found.loss.item() == pytest.approx(mae.loss(pixels, prediction, mask).item(), rel=1e-5)
+        assert found.loss.item() == pytest.approx(mae.masked_mse(pixels, prediction, mask).item(), rel=1e-5)
         model = ViTModel.from_pretrained(out, add_pooling_layer=False).eval()
         close(model(pixels).last_hidden_state, mae.encoder.forward_features(pixels))
     assert run_card(out, monkeypatch)["prediction"].shape == (1, 16, 16 * pixels.shape[1])
@@ -240,7 +240,7 @@ def test_the_official_layout_comes_back_to_the_bit(tmp_path, monkeypatch):
     own = {name.removeprefix("encoder."): value for name, value in mae.state_dict().items()}
     assert content["model"].keys() == own.keys()
     assert all(torch.equal(content["model"][name], value) for name, value in own.items())
-    start = read_start(str(out / "model.pth"))
+    start = read_weights(str(out / "model.pth"))
     assert start.objective == "mae"
     again, first = (mae_vit.load_encoder(path) for path in (out / "model.pth", tmp_path / "run"))
     assert torch.equal(again(images()), first(images()))

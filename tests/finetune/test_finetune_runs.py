@@ -128,16 +128,16 @@ def test_the_test_split_is_read_once_at_the_end(call, digits, tmp_path, monkeypa
     shutil.rmtree(digits / ".index", ignore_errors=True)
     reads = Reads(monkeypatch)
     measured = []
-    from mae_vit.training.callbacks import RunHooks
+    from mae_vit.training.trainer import Trainer
 
-    save = RunHooks.save
+    save = Trainer.save
 
     def noted(self, step, **how):
         measured.append((step, len(reads.seen["test"])))
         assert not [split for split, _ in reads.bytes_read if split == "test"]
         return save(self, step, **how)
 
-    monkeypatch.setattr(RunHooks, "save", noted)
+    monkeypatch.setattr(Trainer, "save", noted)
     assert call() == 0
     # Nothing of it, not even for decoding, until the last step was saved; then each once.
     assert measured == [(0, 0), (2, 0), (4, 0), (6, 0)]
@@ -160,13 +160,13 @@ def test_training_touches_no_held_out_image(call, digits, monkeypatch):
 
     monkeypatch.setattr(feeding, "load_batches", noted)
     taken = []
-    measured = finetune_data.FinetuneData.measured
+    measured = finetune_data.FinetuneData.held_out_batches
 
     def held(self, *arguments, **options):
         taken.append((set(self.train.tolist()), set(self.held_out.tolist())))
         return measured(self, *arguments, **options)
 
-    monkeypatch.setattr(finetune_data.FinetuneData, "measured", held)
+    monkeypatch.setattr(finetune_data.FinetuneData, "held_out_batches", held)
     assert call("train.steps=42") == 0
     (train, held_out) = taken[0]
     assert not train & held_out

@@ -11,7 +11,7 @@ import torch
 from commands import ROOT, one_line, summary_of
 from safetensors.torch import load_file
 
-from mae_vit.data.remote.folder import locate
+from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.finetuning.config.recipes import find_recipe
 from mae_vit.finetuning.job import main
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint
@@ -268,8 +268,8 @@ def test_a_run_folder_is_fine_tuned_by_the_recipe_for_its_size(colored, tmp_path
 def test_labels_of_other_data_are_looked_for_in_the_cache_that_is_asked_for(colored, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "mae_vit.finetuning.config.recipes.locate",
-        lambda path, **options: asked.append((path, options)) or locate(str(colored)),
+        "mae_vit.finetuning.config.recipes.resolve_data_path",
+        lambda path, **options: asked.append((path, options)) or resolve_data_path(str(colored)),
     )
     given = ["data.path=https://host/mine", "data.cache_dir=/local", "data.cache_gib=200"]
     find_recipe(run_folder(tmp_path, "B", colored), given)

@@ -22,7 +22,7 @@ from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.models.vit import ViTEncoder, pooled
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.weights.encoder import load_encoder
-from mae_vit.weights.read import read_start
+from mae_vit.weights.read import read_weights
 
 
 def classifier(pool: str) -> ViTClassifier:
@@ -36,7 +36,7 @@ def test_features_are_those_that_the_encoder_gives_elsewhere(call, pretrained, t
     assert call(f"finetune.pool={pool}", ckpt=pretrained, name="tuned") == 0
     images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     for path in (pretrained, tmp_path / "tuned"):
-        start = read_start(str(path))
+        start = read_weights(str(path))
         model = classifier(pool).eval()
         coverage = load_frozen(model, start)
         assert coverage is not None
@@ -209,13 +209,13 @@ def test_a_run_that_ends_while_it_is_waited_for_is_finished(call, pretrained, tm
     assert call("finetune.mode=knn", ckpt=pretrained) == 0
     done = (tmp_path / "run" / "summary.json").read_bytes()
     (tmp_path / "run" / "summary.json").write_bytes(done.replace(b'"done"', b'"running"'))
-    before = frozen.begin
+    before = frozen.resume_or_start
 
     def end_meanwhile(*arguments, **options):
         (tmp_path / "run" / "summary.json").write_bytes(done)
         return before(*arguments, **options)
 
-    monkeypatch.setattr(frozen, "begin", end_meanwhile)
+    monkeypatch.setattr(frozen, "resume_or_start", end_meanwhile)
     capsys.readouterr()
     assert call("finetune.mode=knn", ckpt=pretrained) == 0
     assert "is finished" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mae_vit.inspection.attention import attention_weights, looks
+from mae_vit.inspection.attention import attention_maps, attention_weights
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.models.vit import ViTEncoder
 
@@ -50,5 +50,5 @@ def test_maps_lie_as_the_patches_do():
     weights[0, 0, :, 0] = 0.5
     weights[0, 0, 0, 4] = 0.5  # [CLS] looks at the fourth patch: second row, second of two columns
     weights[0, 0, 1:, 1] = 0.5
-    assert looks(weights, (3, 2))[0, 0].tolist() == [[0, 0], [0, 0.5], [0, 0]]
-    assert looks(weights, (3, 2), query="mean")[0, 0].tolist() == [[0.5, 0], [0, 0], [0, 0]]
+    assert attention_maps(weights, (3, 2))[0, 0].tolist() == [[0, 0], [0, 0.5], [0, 0]]
+    assert attention_maps(weights, (3, 2), query="mean")[0, 0].tolist() == [[0.5, 0], [0, 0], [0, 0]]

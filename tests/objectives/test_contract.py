@@ -28,7 +28,6 @@ VARIANTS = {
     "mae decoding a half": ("mae", {"decode_ratio": 0.5, "decoder_depth": 2}),
     "masked_patch 4x4": ("masked_patch", {"target": "downsized_4x4"}),
     "masked_patch pixels": ("masked_patch", {"target": "pixels_l2"}),
-    "joint alternating": ("joint", {"mode": "alternate"}),
     "supervised mixed": ("supervised", {"mixup": 0.8, "cutmix": 1.0}),
     "supervised linear": ("supervised", {"head": "linear", "pool": "mean", "label_smoothing": 0.1}),
 }
@@ -71,8 +70,7 @@ def objective(request) -> Objective:
 
 
 def test_loss_is_finite_and_every_trainable_parameter_learns(objective):
-    for step in (0, 1):
-        objective.begin_step(step)
+    for _ in range(2):
         output = objective(batch_of(objective))
         assert output.loss.ndim == 0
         assert output.loss.dtype == torch.float32

@@ -9,7 +9,6 @@ from test_contract import batch_of, build
 
 from mae_vit.models.patches import mean_color_classes, patchify
 from mae_vit.objectives import OBJECTIVES
-from mae_vit.training.engines.cost import estimate
 
 
 def test_downsized_loss_is_the_mean_over_positions_and_areas():
@@ -90,29 +89,12 @@ def test_supervised_options_have_an_effect(changes):
     assert first(batch_of(first)).loss != second(batch_of(second)).loss
 
 
-def test_joint_is_the_weighted_sum_or_takes_turns():
+def test_joint_is_the_weighted_sum():
     weights = {"mae": 2.0, "masked_patch": 0.5}
     objective = build("joint", "tiny", weights=weights)
     batch = batch_of(objective)
     parts = [objective.mae(batch).loss.item(), objective.masked_patch(batch).loss.item()]
     assert objective(batch).loss.item() == pytest.approx(2 * parts[0] + 0.5 * parts[1], rel=1e-6)
-    turns = build("joint", "tiny", weights=weights, mode="alternate")
-    for step in range(4):
-        turns.begin_step(step)
-        name, weight = (("mae", 2.0), ("masked_patch", 0.5))[step % 2]
-        output = turns(batch)
-        assert output.loss.item() == pytest.approx(weight * getattr(turns, name)(batch).loss.item(), rel=1e-6)
-        assert next(iter(output.values)) == f"{name}_loss"
-
-
-def test_taking_turns_costs_half_of_the_sum():
-    def flops(mode: str) -> float:
-        shape = (build("joint", "tiny").encoder.in_chans, *build("joint", "tiny").encoder.img_size)
-        return estimate(
-            lambda: build("joint", "tiny", mode=mode), image_shape=shape, batch_size_per_device=2
-        ).flops_per_image
-
-    assert flops("alternate") == pytest.approx(flops("sum") / 2)
 
 
 def test_joint_parts_see_the_masks_that_they_would_see_alone():

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from test_contract import batch_of, build
 
 from mae_vit.models.attention import set_fused_attention
-from mae_vit.models.masking import patch_ranks, random_masking
+from mae_vit.models.masking import patch_noise, random_masking
 from mae_vit.models.patches import patchify
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
@@ -20,11 +20,11 @@ from mae_vit.training.engines.cost import estimate
 def test_loss_ignores_targets_of_visible_patches():
     objective = build("mae", "tiny", norm_pix_loss=False)
     images = torch.randn(2, 3, 16, 16)
-    prediction, mask = objective.reconstruct(images, patch_ranks(batch_of(objective, 0, 2).keys, 16))
+    prediction, mask = objective.reconstruct(images, patch_noise(batch_of(objective, 0, 2).keys, 16))
     hidden = mask.reshape(2, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
-    loss = objective.loss(images, prediction, mask)
-    assert torch.equal(objective.loss(images + 5 * (1 - hidden), prediction, mask), loss)
-    assert objective.loss(images + 5 * hidden, prediction, mask) != loss
+    loss = objective.masked_mse(images, prediction, mask)
+    assert torch.equal(objective.masked_mse(images + 5 * (1 - hidden), prediction, mask), loss)
+    assert objective.masked_mse(images + 5 * hidden, prediction, mask) != loss
 
 
 @pytest.mark.parametrize("norm_pix_loss", [True, False])
@@ -39,8 +39,8 @@ def test_training_computes_the_loss_of_the_whole_reconstruction(norm_pix_loss, f
     for whole in (True, False):
         if whole:
             images = objective.normalize(batch.images)
-            prediction, mask = objective.reconstruct(images, patch_ranks(batch.keys, 16))
-            loss = objective.loss(images, prediction, mask)
+            prediction, mask = objective.reconstruct(images, patch_noise(batch.keys, 16))
+            loss = objective.masked_mse(images, prediction, mask)
         else:
             loss = objective(batch).loss
         objective.zero_grad()
@@ -59,10 +59,10 @@ def test_decoding_some_of_all_masked_patches_is_decoding_them(fused):
     objective = build("mae", "non-square", decoder_depth=3)
     set_fused_attention(objective, fused)
     batch = batch_of(objective)
-    masking = random_masking(patch_ranks(batch.keys, 12), 0.75)
+    masking = random_masking(patch_noise(batch.keys, 12), 0.75)
     encoded = objective.encoder.forward_visible(objective.normalize(batch.images), masking.ids_keep)
-    whole = objective.decode(encoded, masking.ids_restore, only=masking.ids_masked)
-    some = objective.decode_some(encoded, masking.ids_keep, masking.ids_masked)
+    whole = objective.decode(encoded, masking.ids_restore, masking.ids_masked)
+    some = objective.decode_subset(encoded, masking.ids_keep, masking.ids_masked)
     torch.testing.assert_close(some, whole, atol=1e-5, rtol=1e-5)
 
 
@@ -78,7 +78,7 @@ def test_partial_decoding_is_the_whole_decoder_blind_to_what_is_left_out(decode_
     objective.double().zero_grad()
     images = (batch.images.double() / 255 - 0.4) / 0.2
     errors = []
-    for image, ranks in zip(images, patch_ranks(batch.keys, 16).tolist(), strict=True):
+    for image, ranks in zip(images, patch_noise(batch.keys, 16).tolist(), strict=True):
         by_rank = sorted(range(16), key=ranks.__getitem__)
         visible, predicted = by_rank[:4], by_rank[4 : 4 + count]
         encoded = objective.encoder.forward_visible(image[None], torch.tensor([visible]))
@@ -163,7 +163,7 @@ def test_loss_by_hand():
         pixels = patchify(images, 4)[sample, patch].double()
         target = (pixels - pixels.mean()) / (pixels.var() + 1e-6).sqrt()
         expected += (prediction[sample, patch] - target).square().mean().item() / 2
-    assert objective.loss(images, prediction, mask).item() == pytest.approx(expected, rel=1e-5)
+    assert objective.masked_mse(images, prediction, mask).item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("norm_pix_loss", [True, False])
@@ -174,7 +174,7 @@ def test_psnr_and_its_baseline(norm_pix_loss):
     with torch.no_grad():
         sums = objective.evaluation_sums(batch)
         images = objective.normalize(batch.images)
-        prediction, mask = objective.reconstruct(images, patch_ranks(batch.keys, 16))
+        prediction, mask = objective.reconstruct(images, patch_noise(batch.keys, 16))
     pixels = patchify(batch.images.double() / 255, 4)
     if norm_pix_loss:
         # Statistics in 0..1 pixels: channels share mean 0.4 and std 0.2 here, so scaling commutes.

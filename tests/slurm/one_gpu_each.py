@@ -11,7 +11,7 @@ from mae_vit.runtime.collectives import barrier, sum_over_ranks
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.process_group import give_up_after, join
 from mae_vit.runtime.ranks import find_ranks
-from mae_vit.runtime.signals import first_of_node
+from mae_vit.runtime.signals import is_local_rank_zero
 from mae_vit.training.engines import deepspeed_engine
 
 taken, bound = [], []
@@ -40,7 +40,7 @@ facts = {
     "taken": taken,
     "bound": bound,
     "deepspeed": os.environ["LOCAL_RANK"],
-    "first": first_of_node(),
+    "first": is_local_rank_zero(),
     "met": met,
 }
 # In one piece: lines of several ranks would mix.

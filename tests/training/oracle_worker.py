@@ -26,7 +26,7 @@ from mae_vit.training.engines import staging
 from mae_vit.training.engines.base import StepOptions
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.optim.loss_scale import LossScale
-from mae_vit.training.optim.lr_schedule import rate_at
+from mae_vit.training.optim.lr_schedule import lr_at
 from mae_vit.training.optim.optimizers import OptimizerOptions
 
 STEPS, BATCH = 20, 16
@@ -60,7 +60,6 @@ OBJECTIVE_OPTIONS = {
     "contrastive_mae": {"group_size": 4},
     "mae": {"decoder_embed_dim": 32, "decoder_depth": 2, "decoder_num_heads": 2},
     "joint": {
-        "mode": "alternate",
         "mae": {"decoder_embed_dim": 32, "decoder_depth": 2, "decoder_num_heads": 2},
     },
 }
@@ -113,13 +112,13 @@ def batch_of(step: int, start: int = 0, stop: int = BATCH) -> Batch:
 
 
 def rate(step: int, case: dict) -> float:
-    return rate_at(
+    return lr_at(
         step,
         schedule=case["schedule"],
-        peak=OPTIMIZERS[case["optimizer"]][1],
+        peak_lr=OPTIMIZERS[case["optimizer"]][1],
         warmup_steps=4,
         total_steps=STEPS,
-        min_rate=1e-5,
+        min_lr=1e-5,
         decay_steps=6,
     )
 
@@ -159,7 +158,7 @@ def build_engine(name: str, case: dict, ranks: Ranks):
 
 
 def tensors_of(state) -> int:
-    groups = [state.parameters, *state.slots.values(), state.buffers, state.average]
+    groups = [state.parameters, *state.optimizer_states.values(), state.buffers, state.average]
     return sum(map(len, groups))
 
 
@@ -200,7 +199,6 @@ def run(case: dict, ranks: Ranks) -> dict:
             engine.restore(state)
         count = len(case["engines"])
         for step in range(number * STEPS // count, (number + 1) * STEPS // count):
-            engine.objective.begin_step(step)
             total = torch.zeros((), device=engine.device)
             for part in range(case["accumulation"]):
                 start = ranks.rank * share + part * micro
@@ -220,7 +218,7 @@ def run(case: dict, ranks: Ranks) -> dict:
         state = all_the_state(state, ranks)
     # At ZeRO 3 they are sharded.
     apart = spread(engine.objective.parameters()) if name != "3" else 0.0
-    with engine.whole(), torch.no_grad():
+    with engine.full_weights(), torch.no_grad():
         sums = engine.objective.evaluation_sums(batch_of(STEPS).to(engine.device))
     return {
         "losses": losses,

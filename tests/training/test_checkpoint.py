@@ -34,10 +34,10 @@ def test_all_of_the_state_comes_back(tmp_path, slots, scale):
     found = load_checkpoint(path)
     assert (found.step, found.identity) == (9, {"run.seed": 1})
     assert (found.state.optimizer_step, found.state.loss_scale) == (7, scale)
-    assert list(found.state.slots) == list(slots)
+    assert list(found.state.optimizer_states) == list(slots)
     for mine, other in zip(
-        [state.parameters, *state.slots.values()],
-        [found.state.parameters, *found.state.slots.values()],
+        [state.parameters, *state.optimizer_states.values()],
+        [found.state.parameters, *found.state.optimizer_states.values()],
         strict=True,
     ):
         assert mine.keys() == other.keys()
@@ -54,7 +54,7 @@ def test_checkpoints_from_before_there_were_other_optimizers(tmp_path):
     path = save_checkpoint(tmp_path, step=9, state=state_of("exp_avg", "exp_avg_sq"), identity={})
     rewrite(path, slots="absent", loss_scale="absent")
     found = load_checkpoint(path).state
-    assert list(found.slots) == ["exp_avg", "exp_avg_sq"]
+    assert list(found.optimizer_states) == ["exp_avg", "exp_avg_sq"]
     assert found.loss_scale is None
 
 

@@ -74,7 +74,7 @@ DATA_PARALLEL = {
         "plain": {},
         "clipped, accumulation": {"clip": 0.1, "accumulation": 4},
         "averaged": {"ema": 0.8},
-        "in turns": {"objective": "joint", "accumulation": 2},
+        "joint": {"objective": "joint", "accumulation": 2},
         "compiled, recomputed": {"compile": True, "recompute": True, "accumulation": 2},
         **{name: {"optimizer": name} for name in ("sgd", "lars")},
     }.items()
@@ -117,7 +117,7 @@ GRID = {
         **{name: {"optimizer": name, "accumulation": 2} for name in OPTIMIZERS},
         **{name: {"objective": name} for name in ("masked_patch", "supervised", "simmim")},
         "recomputed": {"recompute": True},
-        "compiled, in turns": {"compile": True, "objective": "joint"},
+        "compiled, joint": {"compile": True, "objective": "joint"},
         "fp16": {"precision": "fp16"},
         "bf16": {"precision": "bf16"},
     }.items()
@@ -157,7 +157,6 @@ def plain_loop(**changes) -> dict:
     losses, norms = [], []
     average = [p.detach().clone() for p in model.parameters()]
     for step in range(STEPS):
-        model.begin_step(step)
         for group in optimizer.param_groups:
             group["lr"] = rate(step, case)
         with torch.autocast("cpu", dtype, enabled=dtype is not None):

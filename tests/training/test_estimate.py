@@ -45,7 +45,6 @@ def test_what_is_kept_is_what_autograd_keeps(precision, fused, name):
         return tensor
 
     dtype = AUTOCAST_DTYPES.get(precision)
-    model.begin_step(0)
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
         torch.autocast("cpu", dtype=dtype, enabled=dtype is not None),

@@ -16,13 +16,13 @@ if __name__ == "__main__":
     from mae_vit.data.images.augment import Augment
     from mae_vit.data.index import open_index
     from mae_vit.data.batches.loader import load_batches, start_worker_server
-    from mae_vit.data.order.order import GlobalOrder, Share
+    from mae_vit.data.order.order import GlobalOrder, RankSlice
     from mae_vit.data.batches.sources import open_source
 
     start_worker_server()
     index = open_index(Path(sys.argv[1]), "train")
     source = open_source(index, "tar", channels=1, augment=Augment((8, 8)), memory_limit_gib=1)
-    batches = load_batches(source, GlobalOrder(len(index), 8, 0), Share(), start_step=0, stop_step=99, workers=2)
+    batches = load_batches(source, GlobalOrder(len(index), 8, 0), RankSlice(), start_step=0, stop_step=99, workers=2)
     next(batches)
     raise OSError("no space left on device")
 """

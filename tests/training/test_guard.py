@@ -13,7 +13,7 @@ from mae_vit.data.order.order import GlobalOrder
 from mae_vit.data.order.skipped_steps import data_step, skip
 from mae_vit.runtime.failures import BadStep
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
-from mae_vit.training.engines.state import Course
+from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.recovery.guard import Guard
 
@@ -132,19 +132,19 @@ def test_weights_that_are_not_finite_are_never_saved(call, tmp_path, capsys, mon
 
 def test_a_spike_is_many_steps_not_one():
     losses = np.random.default_rng(0).normal(1.0, 0.01, 400)
-    guard = Guard(GuardSection(), Course())
+    guard = Guard(GuardSection(), LossHistory())
     losses[150] = 9.0
     losses[300:] = 2.0
     for step, loss in enumerate(losses[:307], start=1):
-        guard.judge(step, float(loss), 1.0)
-        assert guard.quiet == (step != 151 and step <= 300)
+        guard.check(step, float(loss), 1.0)
+        assert guard.no_suspects == (step != 151 and step <= 300)
     resumed = Guard(GuardSection(), guard.course)
     for one in (guard, resumed):
         with pytest.raises(BadStep, match="step 301 begins a spike"):
-            one.judge(308, 2.0, 1.0)
-    unwatched = Guard(GuardSection(spike_sigmas=None), Course())
+            one.check(308, 2.0, 1.0)
+    unwatched = Guard(GuardSection(spike_sigmas=None), LossHistory())
     for step, loss in enumerate(losses, start=1):
-        unwatched.judge(step, float(loss), 1.0)
+        unwatched.check(step, float(loss), 1.0)
 
 
 def test_skipped_steps_move_the_others_up():

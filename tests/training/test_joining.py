@@ -16,13 +16,13 @@ from mae_vit.config.load import load_config
 from mae_vit.config.plan import make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.pretraining.doctor.rank_checks import check_exchange, meet
+from mae_vit.pretraining.doctor.rank_checks import check_exchange, join_ranks
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.process_group import MARGIN_S, give_up_after, join, leave
 from mae_vit.runtime.ranks import Ranks, find_ranks, free_port
-from mae_vit.runtime.signals import PLACE_ON_NODE, first_of_node
-from mae_vit.training.engines.build import connect
+from mae_vit.runtime.signals import PLACE_ON_NODE, is_local_rank_zero
+from mae_vit.training.engines.build import init_process_group
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_number_0_everywhere(own_gpu, g
     assert device == torch.device("cuda", 0)
     assert own_gpu == [0]
 
-    connect(config_of("train.engine=deepspeed"), device, ranks)
+    init_process_group(config_of("train.engine=deepspeed"), device, ranks)
     ((backend,), how) = groups[0]
     assert backend == "nccl"
     assert how["device_id"] == device
@@ -79,19 +79,19 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_number_0_everywhere(own_gpu, g
         deepspeed_engine._use_process_group(device)
         # ZeRO 3 reads it again, later.
         assert os.environ["LOCAL_RANK"] == "0"
-        assert not first_of_node()
+        assert not is_local_rank_zero()
     assert told == ["0", "0"]
 
 
 def test_the_first_of_a_node_stays_first(own_gpu, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert first_of_node()
+    assert is_local_rank_zero()
     # Of a node that shows all its GPUs, the places are the numbers.
     monkeypatch.setenv("LOCAL_RANK", "5")
-    assert not first_of_node()
+    assert not is_local_rank_zero()
     monkeypatch.delenv("LOCAL_RANK")
     monkeypatch.setenv("SLURM_LOCALID", "2")
-    assert not first_of_node()
+    assert not is_local_rank_zero()
 
 
 def test_one_gpu_alone_is_bound_to_no_peers(groups):
@@ -103,8 +103,8 @@ def test_one_gpu_alone_is_bound_to_no_peers(groups):
 def test_collectives_outlast_the_watchdog(groups):
     cpu, two = torch.device("cpu"), Ranks(world_size=2)
     for engine in ("deepspeed", "torch"):
-        connect(config_of(f"train.engine={engine}", "run.hang_timeout_s=100"), cpu, two)
-        connect(config_of(f"train.engine={engine}", "run.hang_timeout_s=null"), cpu, two)
+        init_process_group(config_of(f"train.engine={engine}", "run.hang_timeout_s=100"), cpu, two)
+        init_process_group(config_of(f"train.engine={engine}", "run.hang_timeout_s=null"), cpu, two)
     waited = [how["timeout"] for _, how in groups]
     # Four times as long as in a step it waits for an evaluation or a save.
     assert waited == 2 * [timedelta(seconds=4 * 100 + MARGIN_S), timedelta(days=1)]
@@ -149,10 +149,10 @@ def test_the_doctor_joins_as_a_run_does(own_gpu, groups, monkeypatch):
     monkeypatch.setattr(torch.distributed, "TCPStore", Store)
     monkeypatch.setattr(torch.distributed, "PrefixStore", lambda prefix, store: store)
     ranks = find_ranks()
-    assert meet(ranks, find_device(ranks)).status == "ok"
+    assert join_ranks(ranks, find_device(ranks)).status == "ok"
     # A rank without a GPU: all join by the CPU, to say so.
-    assert meet(ranks, torch.device("cpu")).status == "ok"
-    assert meet(ranks, None).status == "ok"
+    assert join_ranks(ranks, torch.device("cpu")).status == "ok"
+    assert join_ranks(ranks, None).status == "ok"
     told = [(backend, how.get("device_id")) for (backend,), how in groups]
     assert told == [("nccl", torch.device("cuda", 0)), ("gloo", None), ("gloo", None)]
     monkeypatch.setattr(
@@ -204,7 +204,7 @@ store.set(str(ranks.rank), "here")
 store.wait(["0", "1"])
 joining.join(ranks, torch.device("cpu"), timeout=joining.give_up_after(limit), store=store)
 torch.distributed.barrier()
-with Watchdog(limit, rank=ranks.rank) as dog, dog.patient("saving"):
+with Watchdog(limit, rank=ranks.rank) as dog, dog.long_phase("saving"):
     if ranks.rank == 1:
         time.sleep(60)
     # Its own watchdog would end this rank in the same moment.

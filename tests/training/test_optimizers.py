@@ -22,7 +22,7 @@ def stepped(options: OptimizerOptions, *, steps: int = 3) -> tuple[nn.Linear, nn
             group["lr"] = 0.1
         optimizer.step()
     kept = set().union(*(set(state) - {"step"} for state in optimizer.state.values()))
-    assert kept == set(options.slots)
+    assert kept == set(options.optimizer_states)
     return before, layer, gradients
 
 

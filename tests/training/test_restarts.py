@@ -2,7 +2,7 @@
 
 import pytest
 
-from mae_vit.runtime.slurm import note_progress
+from mae_vit.runtime.slurm import mark_slurm_progress
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_run_that_saves_notes_at_which_restart(call, tmp_path, monkeypatch, re
 
 def test_a_note_that_cannot_be_written_is_told_and_ends_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MAE_VIT_SAVED", str(tmp_path / "gone" / "noted"))
-    note_progress()
+    mark_slurm_progress()
     assert (
         "no such file or directory; this restart counts as one that saved nothing" in capsys.readouterr().err
     )

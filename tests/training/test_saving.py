@@ -13,7 +13,7 @@ from mae_vit.training.checkpoints.checkpoint import load_checkpoint
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines import staging
 from mae_vit.training.engines.staging import Staging
-from mae_vit.training.engines.state import Course, TrainState
+from mae_vit.training.engines.state import LossHistory, TrainState
 
 MIXED = {
     "weights": torch.arange(600, dtype=torch.float32).view(20, 30).t(),
@@ -78,11 +78,11 @@ def test_a_gpu_is_waited_for_once(allocated, monkeypatch):
     asked = []
     copy_ = torch.Tensor.copy_
 
-    def noting(self, source, non_blocking=False):
+    def with_seen_labels(self, source, non_blocking=False):
         asked.append(non_blocking)
         return copy_(self, source)
 
-    monkeypatch.setattr(torch.Tensor, "copy_", noting)
+    monkeypatch.setattr(torch.Tensor, "copy_", with_seen_labels)
     place = Staging(torch.device("cuda"), copies=True, allocate=buffer(allocated))
     place.begin()
     place.collect(MIXED.items())
@@ -122,9 +122,9 @@ def test_a_slow_write_is_over_before_its_buffer_is_used_again(allocated, tmp_pat
     for step in range(1, 4):
         engine.weight.fill_(step)
         begun.clear()
-        saver.save(step, None, Course(), wait=False)
+        saver.save(step, None, LossHistory(), wait=False)
         assert begun.wait(10)
-    saver.settle()
+    saver.wait()
     assert len(allocated) == 1
     for step in range(1, 4):
         state = load_checkpoint(tmp_path / f"step-{step:08d}").state

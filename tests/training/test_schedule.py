@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mae_vit.models.vit import ViTEncoder
-from mae_vit.training.optim.lr_schedule import rate_at
+from mae_vit.training.optim.lr_schedule import lr_at
 from mae_vit.training.optim.param_groups import decay_groups
 
 
@@ -21,12 +21,12 @@ from mae_vit.training.optim.param_groups import decay_groups
     ],
 )
 def test_warmup_and_cosine(step, expected):
-    found = rate_at(step, schedule="cosine", peak=1.0, warmup_steps=10, total_steps=110, min_rate=0.1)
+    found = lr_at(step, schedule="cosine", peak_lr=1.0, warmup_steps=10, total_steps=110, min_lr=0.1)
     assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_no_warmup_starts_at_the_peak():
-    assert rate_at(0, schedule="cosine", peak=2.0, warmup_steps=0, total_steps=5) == 2.0
+    assert lr_at(0, schedule="cosine", peak_lr=2.0, warmup_steps=0, total_steps=5) == 2.0
 
 
 def test_every_trainable_parameter_is_in_one_group():
@@ -59,13 +59,13 @@ def test_every_trainable_parameter_is_in_one_group():
     ],
 )
 def test_other_ways_down(schedule, step, expected):
-    found = rate_at(
+    found = lr_at(
         step,
         schedule=schedule,
-        peak=1.0,
+        peak_lr=1.0,
         warmup_steps=10,
         total_steps=110,
-        min_rate=0.1,
+        min_lr=0.1,
         decay_steps=20 if schedule == "wsd" else 0,
     )
     assert found == pytest.approx(expected, rel=1e-12)

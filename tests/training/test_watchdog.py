@@ -11,9 +11,9 @@ dog = Watchdog(0.6, rank=3)
 time.sleep(1.0)
 dog.__enter__()
 for _ in range(8):
-    dog.beat("in a step")
+    dog.heartbeat("in a step")
     time.sleep(0.2)
-with dog.patient("saving"):
+with dog.long_phase("saving"):
     time.sleep(1.2)
 if sys.argv[1] == "close":
     dog.__exit__()

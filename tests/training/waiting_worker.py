@@ -24,12 +24,14 @@ from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.runtime.process_group import give_up_after, join
 from mae_vit.runtime.ranks import Ranks, find_ranks
+from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.engines.base import Engine, StepOptions
-from mae_vit.training.engines.state import Course
+from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.engines.torch_engine import TorchEngine
-from mae_vit.training.loop import train
 from mae_vit.training.optim.optimizers import OptimizerOptions
-from mae_vit.training.recovery.guard import Guard
+from mae_vit.training.recovery.recovery import Recovery
+from mae_vit.training.run_setup import RunSetup
+from mae_vit.training.trainer import Trainer
 
 OPTIONS = {
     "mae": {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2},
@@ -92,25 +94,6 @@ def counted(*synchronizers: tuple[object, str]) -> Iterator[Counter[str]]:
             each.stop()
 
 
-class Recorded(SimpleNamespace):
-    """Hooks that log steps and do nothing else."""
-
-    def __getattr__(self, name):
-        return lambda *args, **kwargs: None
-
-    def stop_requested(self) -> bool:
-        return False
-
-    def save_due(self) -> bool:
-        return False
-
-    def note_damage(self, step, found) -> int:
-        return 0
-
-    def log(self, line) -> None:
-        self.lines.append(line)
-
-
 def build_objective(name: str):
     """A small objective of `OPTIONS`."""
     torch.manual_seed(0)
@@ -137,21 +120,37 @@ def take_steps(engine: Engine, steps: int, *, log_every: int) -> list:
 
     never = 10**6
     plan = Plan(1000, 125, steps + 1, 0, 8, 4, ACCUMULATION, 1e-3, 0, never, never)
-    hooks = Recorded(lines=[])
+    config = SimpleNamespace(
+        monitor=SimpleNamespace(log_every_steps=log_every),
+        optim=SimpleNamespace(schedule="cosine", min_lr=0.0),
+        train=SimpleNamespace(precision="bf16"),
+        guard=GuardSection(),
+    )
+    setup = RunSetup(config, plan, engine, None, None, SimpleNamespace(flops_per_image=0), noisy=False)
+    lines = []
+    trainer = Trainer(
+        setup,
+        SimpleNamespace(batches=lambda *_: batches()),
+        evals=SimpleNamespace(run=lambda *_: {}),
+        outputs=SimpleNamespace(log=lines.append),
+        recovery=Recovery(
+            config.guard,
+            LossHistory(),
+            rollback=None,
+            quarantine=SimpleNamespace(note=lambda *_: 0),
+            ranks=engine.ranks,
+            mend="",
+            say=print,
+        ),
+        saver=SimpleNamespace(due=lambda: False, take_stall=dict),
+        stop=False,
+        watchdog=Watchdog(None, rank=0),
+    )
     # The batches end before the plan does: its last step would be logged.
     try:
-        train(
-            engine,
-            batches(),
-            hooks,
-            Guard(GuardSection(), Course()),
-            plan=plan,
-            rate=lambda step: 1e-3,
-            start_step=0,
-            log_every_steps=log_every,
-        )
+        trainer.train(0)
     except StopIteration:
-        return hooks.lines
+        return lines
     raise AssertionError("the plan ended before the batches")
 
 

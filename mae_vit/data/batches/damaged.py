@@ -26,7 +26,7 @@ class Replacing:
         # What was found is not decoded again in later epochs.
         self._known: dict[int, Damage] = {}
 
-    def take(
+    def read(
         self, seed: int, epoch: int, index: np.ndarray, out: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, tuple[Damage, ...]]:
         """Reads augmented images of the places `index` (B,), into `out` if that is given.
@@ -38,7 +38,7 @@ class Replacing:
             DamagedSample: if nothing whole is found for a place.
         """
         while True:
-            places, passed, stuck = self._pass_damaged(index)
+            places, passed, stuck = self._skip_damaged(index)
             if stuck:
                 raise DamagedSample(stuck, self._folder)
             try:
@@ -48,13 +48,13 @@ class Replacing:
                 self._known |= {int(places[position]): damage for position, damage in error.found}
                 self._folder = error.folder
 
-    def _pass_damaged(
+    def _skip_damaged(
         self, index: np.ndarray
     ) -> tuple[np.ndarray, dict[int, Damage], list[tuple[int, Damage]]]:
         """The places to read, as far as is known; the damaged ones passed; those that lead nowhere."""
         places, passed, stuck = index.copy(), dict[int, Damage](), list[tuple[int, Damage]]()
         for position, place in enumerate(index.tolist()):
-            for candidate in tries(place, self._samples):
+            for candidate in replacement_candidates(place, self._samples):
                 if candidate not in self._known:
                     places[position] = candidate
                     break
@@ -64,7 +64,7 @@ class Replacing:
         return places, passed, stuck
 
 
-def tries(place: int, samples: int) -> Iterator[int]:
+def replacement_candidates(place: int, samples: int) -> Iterator[int]:
     """Yields the places that stand in for each other, the own one first, of 0..samples-1."""
     for power in range(samples.bit_length() + 1):
         yield (place + (1 << power) - 1) % samples

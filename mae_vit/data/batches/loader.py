@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from mae_vit.core.batch import Batch
-from mae_vit.core.errors import Damage, DamagedSample, Unreachable
+from mae_vit.core.errors import Damage, DamagedSample, FetchUnavailable
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.data.batches.damaged import Replacing
 from mae_vit.data.batches.sources import MemorySource, Source
-from mae_vit.data.order.order import Order, Share, micro_batches, view_numbers
+from mae_vit.data.order.order import Order, RankSlice, micro_batches, view_keys
 from mae_vit.data.order.skipped_steps import Skipped
-from mae_vit.runtime.signals import STOP_SIGNALS, handling, leave_with_parent
+from mae_vit.runtime.signals import STOP_SIGNALS, exit_with_parent, handling
 
 _MAX_AUTO_WORKERS = 16
 _MEMORY_WORKERS = 4
@@ -65,7 +65,7 @@ def _set_up_worker(worker: int) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     # torch's own watch compares parent process ids; left over, workers would hold their memory for ever.
-    leave_with_parent()
+    exit_with_parent()
 
 
 class _Batches(Dataset[Any]):
@@ -79,24 +79,24 @@ class _Batches(Dataset[Any]):
 
     def __getitems__(
         self, position: tuple[int, np.ndarray]
-    ) -> tuple[Tensor, Tensor, Tensor, int, tuple[Damage, ...]] | DamagedSample | Unreachable:
+    ) -> tuple[Tensor, Tensor, Tensor, int, tuple[Damage, ...]] | DamagedSample | FetchUnavailable:
         epoch, index = position
         damaged: tuple[Damage, ...] = ()
         pixels = _empty((len(index), *self._source.shape))
         out = None if pixels is None else pixels.numpy()
         try:
             if self._replacing is not None:
-                images, labels, damaged = self._replacing.take(self._seed, epoch, index, out)
+                images, labels, damaged = self._replacing.read(self._seed, epoch, index, out)
             else:
                 images = self._source.images(self._seed, epoch, index, out, repeats=self._repeats)
                 labels = self._source.labels_of(index)
-        except (DamagedSample, Unreachable) as error:
+        except (DamagedSample, FetchUnavailable) as error:
             # Raised, it would come out of a worker with the worker's traceback for a message.
             return error
         if pixels is None:
             pixels = torch.from_numpy(np.ascontiguousarray(images))
         # Masks and mixes are those of the order, whatever lies in its places.
-        keys = torch.from_numpy(view_numbers(index, self._repeats))
+        keys = torch.from_numpy(view_keys(index, self._repeats))
         return pixels, torch.from_numpy(labels.astype(np.int64)), keys, epoch, damaged
 
     def __getitem__(self, position: Any) -> Any:
@@ -117,7 +117,9 @@ def _empty(shape: tuple[int, ...]) -> Tensor | None:
 class _Positions:
     """The batch sampler: positions rather than single samples, restartable."""
 
-    def __init__(self, order: Order, share: Share, start_step: int, stop_step: int, skipped: Skipped) -> None:
+    def __init__(
+        self, order: Order, share: RankSlice, start_step: int, stop_step: int, skipped: Skipped
+    ) -> None:
         self._arguments = (order, share, start_step, stop_step, skipped)
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -136,7 +138,7 @@ def _unchanged(batch: Any) -> Any:
 def load_batches(
     source: Source,
     order: Order,
-    share: Share,
+    share: RankSlice,
     *,
     start_step: int,
     stop_step: int,
@@ -168,7 +170,7 @@ def load_batches(
 def _load(batches: _Batches, seed: int, positions: Any, *, workers: int, pin_memory: bool) -> Iterator[Batch]:
     """Yields the batch of each (epoch, sample indices)."""
     for loaded in load_in_order(batches, positions, workers=workers, pin_memory=pin_memory):
-        if isinstance(loaded, (DamagedSample, Unreachable)):
+        if isinstance(loaded, (DamagedSample, FetchUnavailable)):
             raise loaded
         images, labels, index, epoch, damaged = loaded
         yield Batch(images, labels, SampleKeys(seed, epoch, index), tuple(damaged))

@@ -9,14 +9,14 @@ from contextlib import suppress
 import numpy as np
 
 from mae_vit.core.batch import Batch
-from mae_vit.core.errors import Unreachable
+from mae_vit.core.errors import FetchUnavailable
 from mae_vit.core.progress import progress
 from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.batches.sources import MemorySource, Source
 from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import Order, Share, micro_batches, unrepeated
+from mae_vit.data.order.order import Order, RankSlice, micro_batches, unrepeated
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.data.remote.folder import check_room
 from mae_vit.data.shards.shard_files import ReadError
@@ -41,7 +41,7 @@ def check_cache(index: ShardIndex, source: Source, order: Order, *, world_size: 
     check_room(index.remote, needed, why)
 
 
-def bring(index: ShardIndex, source: Source, order: Order, *, say: bool) -> None:
+def fetch_split(index: ShardIndex, source: Source, order: Order, *, say: bool) -> None:
     """Fetches a whole split, where each step is to read from everywhere in it: before ranks wait for each other.
 
     Args:
@@ -51,7 +51,7 @@ def bring(index: ShardIndex, source: Source, order: Order, *, say: bool) -> None
         say: whether this process shows how far it is.
 
     Raises:
-        Unreachable: if it does not come.
+        FetchUnavailable: if it does not come.
     """
     if index.remote is None or _in_memory(source) or isinstance(unrepeated(order), BlockOrder):
         return
@@ -74,7 +74,7 @@ def training_batches(
     index: ShardIndex,
     source: Source,
     order: Order,
-    share: Share,
+    share: RankSlice,
     *,
     node_ranks: int,
     start_step: int,
@@ -149,7 +149,7 @@ class ShardPrefetcher:
         """Begins with the first batch."""
         self._thread.start()
 
-    def reach(self, batch: int) -> None:
+    def advance_to(self, batch: int) -> None:
         """Hears that the batches before `batch` were taken."""
         with self._moved:
             self._reached = batch
@@ -172,7 +172,7 @@ class ShardPrefetcher:
                     continue
                 if not self._wait_for_room(known):
                     return
-                with suppress(ReadError, Unreachable):
+                with suppress(ReadError, FetchUnavailable):
                     self._index.fetch(shard)
 
     def _wait_for_room(self, known: dict[int, tuple[int, int]]) -> bool:
@@ -193,7 +193,7 @@ def with_prefetch(batches: Iterator[Batch], prefetcher: ShardPrefetcher) -> Iter
     prefetcher.start()
     try:
         for number, batch in enumerate(batches):
-            prefetcher.reach(number)
+            prefetcher.advance_to(number)
             yield batch
     finally:
         prefetcher.end()

@@ -19,7 +19,7 @@ from mae_vit.core.progress import progress
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.decode import DecodeError, decode, jpeg_size
 from mae_vit.data.index import ShardIndex
-from mae_vit.data.order.order import view_numbers
+from mae_vit.data.order.order import view_keys
 from mae_vit.data.shards.index_rows import state_of
 from mae_vit.data.shards.shard_files import ReadError
 
@@ -134,7 +134,7 @@ class TarSource(_IndexedSource):
                 damaged[place] = str(error)
                 opened.append((b"", self._augment.img_size))
         sizes = np.repeat(np.array([size for _, size in opened], np.int64), repeats, axis=0)
-        view = self._augment.draw(seed, epoch, view_numbers(index, repeats), sizes)
+        view = self._augment.draw(seed, epoch, view_keys(index, repeats), sizes)
         out = np.empty((len(index), *self.shape), np.uint8) if out is None else out
         # Each is decoded into the memory that the one before has left, which is in the
         # cache: to decode all and then cut takes a fifth longer.
@@ -148,14 +148,16 @@ class TarSource(_IndexedSource):
                 damaged[place] = str(error)
                 continue
             for position in range(place * repeats, (place + 1) * repeats):
-                out[position] = self._augment.cut(pixels, view.boxes[position], view.flips[position])
+                out[position] = self._augment.crop_resize_flip(
+                    pixels, view.boxes[position], view.flips[position]
+                )
         if damaged:
             found = [(place, self._index.damage(int(once[place]), why)) for place, why in damaged.items()]
             raise DamagedSample(
                 sorted((place * repeats + k, damage) for place, damage in found for k in range(repeats)),
                 self._index.folder,
             )
-        self._augment.change(out, view)
+        self._augment.apply_policy_and_erasing(out, view)
         return out
 
     def _open(self, sample: int) -> tuple[bytes | np.ndarray, tuple[int, int]]:
@@ -204,7 +206,7 @@ class MemorySource(_IndexedSource):
             self._array = np.load(self._path, mmap_mode="r")
         images = self._array[index]
         sizes = np.broadcast_to(np.array(images.shape[2:], np.int64), (len(index), 2))
-        view = self._augment.draw(seed, epoch, view_numbers(index, repeats), sizes)
+        view = self._augment.draw(seed, epoch, view_keys(index, repeats), sizes)
         views = self._augment.apply_batch(images, view)
         if out is None:
             return views

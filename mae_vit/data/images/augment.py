@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mae_vit.core.keyed_rng import Stream, derive_key, uniform, words
+from mae_vit.core.keyed_rng import RngStream, derive_key, random_uint32, uniform
 from mae_vit.data.images.random_erasing import Erasing, draw_erasing
 
 # torchvision's RandomResizedCrop tries ten boxes before it falls back.
@@ -33,7 +33,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True)
-class View:
+class AugmentParams:
     """How a batch of images is seen.
 
     Attributes:
@@ -79,7 +79,7 @@ class Augment:
     erasing: float = 0.0
     fill: tuple[int, ...] | None = None
 
-    def draw(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> View:
+    def draw(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> AugmentParams:
         """Draws the views of a batch.
 
         Args:
@@ -90,8 +90,10 @@ class Augment:
         """
         flips = np.zeros(len(index), bool)
         if self.flip:
-            flips = (words(derive_key(seed, Stream.FLIP, epoch), index, 1)[0][:, 0] & 1).astype(bool)
-        return View(
+            flips = (random_uint32(derive_key(seed, RngStream.FLIP, epoch), index, 1)[0][:, 0] & 1).astype(
+                bool
+            )
+        return AugmentParams(
             self._draw_boxes(seed, epoch, index, sizes),
             flips,
             self.policy.draw(seed, epoch, index) if self.policy else None,
@@ -101,9 +103,9 @@ class Augment:
     def _draw_boxes(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         if self.crop == "none":
             return _center_boxes(sizes, self.img_size)
-        key = derive_key(seed, Stream.CROP, epoch)
+        key = derive_key(seed, RngStream.CROP, epoch)
         if self.crop == "pad":
-            drawn = words(key, index, 2)[0].astype(np.uint64)
+            drawn = random_uint32(key, index, 2)[0].astype(np.uint64)
             shifts = ((drawn * np.uint64(2 * self.pad_px + 1)) >> np.uint64(32)).astype(
                 np.int64
             ) - self.pad_px
@@ -129,7 +131,7 @@ class Augment:
         boxes[none] = _fallback_boxes(sizes[none], self.ratio)
         return boxes
 
-    def cut(self, image: np.ndarray, box: np.ndarray, flip: bool) -> np.ndarray:
+    def crop_resize_flip(self, image: np.ndarray, box: np.ndarray, flip: bool) -> np.ndarray:
         """Cuts one view: crop, resize and flip alone.
 
         Args:
@@ -152,25 +154,25 @@ class Augment:
                 cut = _resize(cut, self.img_size)
         return cut[..., ::-1] if flip else cut
 
-    def apply(self, images: Sequence[np.ndarray], view: View) -> np.ndarray:
+    def apply(self, images: Sequence[np.ndarray], view: AugmentParams) -> np.ndarray:
         """Makes the views of images of any sizes, one by one: uint8 (C, H, W) each -> (B, C, *img_size)."""
         out = np.empty((len(images), len(images[0]), *self.img_size), np.uint8)
         for number, (image, box, flip) in enumerate(zip(images, view.boxes, view.flips, strict=True)):
-            out[number] = self.cut(image, box, flip)
-        self.change(out, view)
+            out[number] = self.crop_resize_flip(image, box, flip)
+        self.apply_policy_and_erasing(out, view)
         return out
 
-    def apply_batch(self, images: np.ndarray, view: View) -> np.ndarray:
+    def apply_batch(self, images: np.ndarray, view: AugmentParams) -> np.ndarray:
         """Makes the views of equal-size images: uint8 (B, C, H, W) -> (B, C, *img_size)."""
         equal = images.shape[2:] == self.img_size
         if self.crop == "random_resized" or not equal:
             return self.apply(list(images), view)
         views = self._shift(images, view.boxes) if self.crop == "pad" else images.copy()
         views[view.flips] = views[view.flips][..., ::-1]
-        self.change(views, view)
+        self.apply_policy_and_erasing(views, view)
         return views
 
-    def change(self, images: np.ndarray, view: View) -> None:
+    def apply_policy_and_erasing(self, images: np.ndarray, view: AugmentParams) -> None:
         """Applies policy and erasing, in place: all images have their final size here."""
         if self.policy is not None and view.calls is not None:
             for number, calls in enumerate(view.calls):
@@ -213,7 +215,7 @@ def center_crop(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
         uint8 (C, *img_size), contiguous.
     """
     box = _center_boxes(np.array([image.shape[1:]], np.int64), img_size)[0]
-    return np.ascontiguousarray(Augment(img_size=img_size).cut(image, box, flip=False))
+    return np.ascontiguousarray(Augment(img_size=img_size).crop_resize_flip(image, box, flip=False))
 
 
 def _center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 from timm.data.auto_augment import NAME_TO_OP, posterize, translate_x_abs, translate_y_abs
 
-from mae_vit.core.keyed_rng import Stream, derive_key, uniform
+from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
 from mae_vit.data.images.color import ColorJitter
 
 # timm's scale of levels: 0 to 10.
@@ -151,7 +151,7 @@ class RandAugment(_Policy):
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
         """Draws the changes of each sample of `index` (B,), in their order."""
-        drawn = uniform(derive_key(seed, Stream.POLICY, epoch), index, _RANDAUGMENT_DRAWS * self.num_ops)
+        drawn = uniform(derive_key(seed, RngStream.POLICY, epoch), index, _RANDAUGMENT_DRAWS * self.num_ops)
         numbers = drawn.reshape(len(index), self.num_ops, _RANDAUGMENT_DRAWS)
         names = np.array(list(RANDAUGMENT))[np.floor(numbers[..., 0] * len(RANDAUGMENT)).astype(np.int64)]
         applied = numbers[..., 1] < _RANDAUGMENT_SHARE
@@ -239,7 +239,7 @@ class AutoAugmentCifar(_Policy):
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
         """Draws the changes of each sample of `index` (B,), in their order."""
-        numbers = uniform(derive_key(seed, Stream.POLICY, epoch), index, 5)
+        numbers = uniform(derive_key(seed, RngStream.POLICY, epoch), index, 5)
         chosen = np.floor(numbers[:, 0] * len(CIFAR10_POLICY)).astype(np.int64)
         signs = np.where(numbers[:, 3:] < 0.5, -1, 1)
         return [

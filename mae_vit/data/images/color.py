@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mae_vit.core.keyed_rng import Stream, derive_key, uniform
+from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
 
 # ITU-R BT.601, as Pillow turns RGB into gray.
 _LUMA = np.array([0.299, 0.587, 0.114])
@@ -52,7 +52,7 @@ class ColorJitter:
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[Change]:
         """Draws the change of each sample of `index` (B,)."""
-        drawn = uniform(derive_key(seed, Stream.POLICY, epoch), index, 5)
+        drawn = uniform(derive_key(seed, RngStream.POLICY, epoch), index, 5)
         ranges = np.array([self.brightness, self.contrast, self.saturation, 2 * math.pi * self.hue])
         moved = (2 * drawn[:, :4] - 1) * ranges
         moved[:, :3] += 1

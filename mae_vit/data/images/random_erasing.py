@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mae_vit.core.keyed_rng import Stream, derive_key, threefry2x32, uniform
+from mae_vit.core.keyed_rng import RngStream, derive_key, threefry2x32, uniform
 
 # The paper's s_h is 0.4; timm's RandomErasing, which MAE's fine-tuning code calls, has a third.
 _AREA = (0.02, 1 / 3)
@@ -80,7 +80,7 @@ def draw_erasing(
         epoch: of these samples.
         index: sample indices (B,).
     """
-    numbers = uniform(derive_key(seed, Stream.ERASE, epoch), index, 1 + 2 * _TRIES + 2)
+    numbers = uniform(derive_key(seed, RngStream.ERASE, epoch), index, 1 + 2 * _TRIES + 2)
     size = np.array(img_size)
     area = (_AREA[0] + numbers[:, 1 : 1 + _TRIES] * (_AREA[1] - _AREA[0])) * size.prod()
     ratio = np.exp((1 - 2 * numbers[:, 1 + _TRIES : 1 + 2 * _TRIES]) * np.log(_RATIO))
@@ -91,4 +91,4 @@ def draw_erasing(
     erased = (numbers[:, 0] < share) & fits.any(axis=1) & (box > 0).all(axis=1)
     corner = np.floor(numbers[:, -2:] * (size - box + 1)).astype(np.int64)
     boxes = np.where(erased[:, None], np.concatenate([corner, box], axis=1), 0)
-    return Erasing(boxes, derive_key(seed, Stream.ERASE_NOISE, epoch), index)
+    return Erasing(boxes, derive_key(seed, RngStream.ERASE_NOISE, epoch), index)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mae_vit.core.keyed_rng import MASK32, Stream, derive_key, threefry2x32
-from mae_vit.data.order.order import Share
+from mae_vit.core.keyed_rng import MASK32, RngStream, derive_key, threefry2x32
+from mae_vit.data.order.order import RankSlice
 from mae_vit.data.order.permutation import permute
 
 
@@ -96,7 +96,7 @@ class BlockOrder:
         slot = np.searchsorted(layout.shard_starts, stream, side="right") - 1
         return self._firsts[layout.shards[slot]] + stream - layout.shard_starts[slot]
 
-    def shards_of(self, share: Share, epoch: int) -> np.ndarray:
+    def shards_of(self, share: RankSlice, epoch: int) -> np.ndarray:
         """Returns the shards that a rank may open in an epoch, in their order there.
 
         Those of its lanes, and of the blocks in which these begin and end.
@@ -124,7 +124,7 @@ class BlockOrder:
         return self._latest[1]
 
     def _lay_out(self, epoch: int) -> _Layout:
-        key = derive_key(self.seed, Stream.ORDER, epoch)
+        key = derive_key(self.seed, RngStream.ORDER, epoch)
         shards = permute(np.arange(len(self._counts)), len(self._counts), key)
         starts = np.concatenate([[0], np.cumsum(self._counts[shards])])
         blocks = np.arange(self.num_blocks, dtype=np.uint32)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mae_vit.core.keyed_rng import Stream, derive_key
+from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.order.skipped_steps import Skipped, data_step
 
@@ -68,7 +68,7 @@ class GlobalOrder:
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Returns the samples at positions start..stop-1 of an epoch's order, int64."""
-        key = derive_key(self.seed, Stream.ORDER, epoch)
+        key = derive_key(self.seed, RngStream.ORDER, epoch)
         return permute(np.arange(start, stop), self.num_samples, key)
 
 
@@ -117,7 +117,7 @@ def unrepeated(order: Order) -> Order:
     return order.order if isinstance(order, RepeatedOrder) else order
 
 
-def view_numbers(samples: np.ndarray, repeats: int) -> np.ndarray:
+def view_keys(samples: np.ndarray, repeats: int) -> np.ndarray:
     """Numbers the views of samples that come `repeats` times in a row: what their randomness is keyed by.
 
     Args:
@@ -128,7 +128,7 @@ def view_numbers(samples: np.ndarray, repeats: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Share:
+class RankSlice:
     """The slice of every global batch that one rank computes, in micro-batches.
 
     Attributes:
@@ -143,7 +143,7 @@ class Share:
 
 
 def micro_batches(
-    order: Order, share: Share, *, start_step: int, stop_step: int, skipped: Skipped = ()
+    order: Order, share: RankSlice, *, start_step: int, stop_step: int, skipped: Skipped = ()
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yields (epoch, sample indices) of a rank's micro-batches, from any step on.
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.prepare.convert import Conversion, Converted, convert_chunk
-from mae_vit.runtime.signals import handling, leave_with_parent
+from mae_vit.runtime.signals import exit_with_parent, handling
 
 Item = TypeVar("Item")
 Pair = tuple[Item, bytes, str]
@@ -77,7 +77,7 @@ class ConverterPool:
             # Not forkserver: a Python process has one such server, with what it imported first,
             # and that of training imports torch. What these need is imported in 0.2 s.
             context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(self._workers, context, initializer=leave_with_parent)
+            self._executor = ProcessPoolExecutor(self._workers, context, initializer=exit_with_parent)
             # The processes inherit this: Ctrl-C is for the one that starts them.
             with handling([signal.SIGINT], signal.SIG_IGN):
                 for _ in range(self._workers):  # a task each starts them all

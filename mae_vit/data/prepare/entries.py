@@ -76,7 +76,7 @@ class Listing:
     notes: list[str] = field(default_factory=list)
 
 
-def inside(name: str, where: str) -> str:
+def safe_member_path(name: str, where: str) -> str:
     """Returns an archive member's path in plain form.
 
     Raises:
@@ -89,7 +89,7 @@ def inside(name: str, where: str) -> str:
     return str(PurePosixPath(name))
 
 
-def arrange(
+def entries_from_paths(
     files: Listing, split: str, *, where: str, name: str, labels: bool, wrapped: bool = False
 ) -> ImageSource:
     """Reads split and class off paths: [SPLIT/][CLASS/].../file below one common top.

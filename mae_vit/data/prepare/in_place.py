@@ -22,7 +22,7 @@ from mae_vit.data.shards.tar_headers import DamagedTar
 _NAMED = 3
 
 
-def adopt(
+def index_in_place(
     folder: Path,
     *,
     split: str = "train",

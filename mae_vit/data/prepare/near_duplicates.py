@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import nearest, plain_text, reason_of
+from mae_vit.core.messages import error_reason, nearest, plain_text
 from mae_vit.core.progress import progress
 from mae_vit.data.prepare.convert import HASH_NAME, Conversion, Converted
 from mae_vit.data.prepare.convert_pool import ConverterPool
@@ -71,7 +71,7 @@ class Exclusion:
         """Forgets what was left out, for another split."""
         self.lines, self._counts = [], [0] * len(self.known)
 
-    def takes(self, key: str, image: Converted) -> bool:
+    def excludes(self, key: str, image: Converted) -> bool:
         """Whether an image is like a known one, and so left out."""
         assert image.hash is not None
         for number, known in enumerate(self.known):
@@ -142,7 +142,7 @@ def _hash(folder: Path, splits: Sequence[str], pool: ConverterPool) -> KnownImag
                 values += image.hash
                 bar.update()
     except (DamagedTar, OSError) as error:
-        reason = f"{error.filename}: {reason_of(error)}" if isinstance(error, OSError) else str(error)
+        reason = f"{error.filename}: {error_reason(error)}" if isinstance(error, OSError) else str(error)
         raise InputError(f"--exclude {folder}: {reason}: see `mae-vit check {folder}`") from None
     hashes, first = np.unique(np.array(values, np.uint64), return_index=True)
     return KnownImages(name, keys, hashes, first // 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.keyed_rng import Stream, derive_key
+from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.core.messages import plain_text
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError
@@ -20,7 +20,7 @@ from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE, Exclusion, open_exclusion
-from mae_vit.data.prepare.publish import excluded_file, partial_folder, publish, refuse_strangers
+from mae_vit.data.prepare.publish import check_no_foreign_shards, excluded_file, partial_folder, publish
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.prepare.statistics import Statistics
@@ -96,7 +96,7 @@ def prepare(
     if selection.holdout is not None:
         names[HOLDOUT_SPLIT] = names["train"]
     if not overwrite:
-        refuse_strangers(by_split, existing, out)
+        check_no_foreign_shards(by_split, existing, out)
     classes = _agree_on_classes(sources, by_split, existing, out, overwrite)
     if exclude and set(by_split) <= set(MEASURED):
         raise InputError(f"--exclude leaves val and test whole; there is only {', '.join(sorted(by_split))}")
@@ -211,7 +211,7 @@ def _write_split(
         exclusion.begin()
     # Images of all classes in every shard: readers that shuffle only within a buffer,
     # and our own order `blocks`, would else see one class at a time.
-    order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, Stream.PREPARE, 0))
+    order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, RngStream.PREPARE, 0))
     try:
         partial.mkdir(parents=True)
         bar = progress(total=len(entries), desc=f"writing {split}", unit=" images")
@@ -222,7 +222,7 @@ def _write_split(
                 if isinstance(image, str):
                     failed.append(f"{plain_text(entry.path)}: {image}")
                     continue
-                if exclusion is not None and exclusion.takes(entry.key, image):
+                if exclusion is not None and exclusion.excludes(entry.key, image):
                     continue
                 label = None if entry.class_name is None else number_of[entry.class_name]
                 writer.write(entry.key, image.extension, image.data or data, label)

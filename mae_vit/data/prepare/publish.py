@@ -36,7 +36,7 @@ def index_path(out: Path, split: str) -> Path:
     return out / f"{split}-index.npy"
 
 
-def refuse_strangers(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:
+def check_no_foreign_shards(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:
     """Refuses to replace shards of these names that somebody else put there.
 
     Raises:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import SUBSET_HASH, hash_key
-from mae_vit.core.messages import nearest, plain_text, reason_of
+from mae_vit.core.messages import error_reason, nearest, plain_text
 from mae_vit.data.prepare.entries import SPLIT_NAMES, Entry
 from mae_vit.data.shards.dataset_json import Processing
 
@@ -66,7 +66,7 @@ class Selection:
             taken |= {"train": train, HOLDOUT_SPLIT: held_out}
         for split in taken:
             if split not in MEASURED:
-                taken[split] = self._fewer(taken[split], split)
+                taken[split] = self._subsample(taken[split], split)
         return taken
 
     def note(self, split: str, *, whole: bool) -> Processing:
@@ -86,7 +86,7 @@ class Selection:
             else None,
         )
 
-    def _fewer(self, entries: list[Entry], split: str) -> list[Entry]:
+    def _subsample(self, entries: list[Entry], split: str) -> list[Entry]:
         if self.fraction is not None:
             share = self.fraction
             # At least one image of each class, however small the share.
@@ -182,7 +182,7 @@ def _read_list(path: Path) -> dict[str, None]:
     try:
         lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as error:
-        raise InputError(f"--subset {path}: {reason_of(error)}") from None
+        raise InputError(f"--subset {path}: {error_reason(error)}") from None
     wanted = dict.fromkeys(line.strip().removeprefix("./") for line in lines if line.strip())
     if not wanted:
         raise InputError(f"--subset {path}: names no sample")

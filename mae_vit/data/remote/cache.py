@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mae_vit.core.errors import Unreachable
-from mae_vit.core.messages import reason_of
-from mae_vit.core.urls import shown
-from mae_vit.data.remote.retry import Patience
-from mae_vit.data.remote.streams import Refused, open_stream
+from mae_vit.core.errors import FetchUnavailable
+from mae_vit.core.messages import error_reason
+from mae_vit.core.urls import redact_url
+from mae_vit.data.remote.retry import RetryTimer
+from mae_vit.data.remote.streams import FetchRefused, open_stream
 from mae_vit.runtime.locks import locked, take_lock
 
 STALL_S = 30.0
@@ -35,7 +35,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RemoteFile:
     """A file elsewhere.
 
     Attributes:
@@ -69,34 +69,34 @@ class Cache:
         self.folder, self.limit_bytes = folder, limit_bytes
         self._stall_s, self._patience_s = stall_s, patience_s
 
-    def path(self, wanted: Wanted) -> Path:
+    def path(self, wanted: RemoteFile) -> Path:
         """Where a file lies once it is fetched."""
         return self.folder / wanted.sha256
 
-    def fetch(self, wanted: Wanted) -> Path:
+    def fetch(self, wanted: RemoteFile) -> Path:
         """Makes sure that a file is there: whole, checked.
 
         Raises:
-            Refused: if the source does not have it, or other bytes.
-            Unreachable: if it does not come for `patience_s`, or cannot be written.
+            FetchRefused: if the source does not have it, or other bytes.
+            FetchUnavailable: if it does not come for `patience_s`, or cannot be written.
         """
         path = self.path(wanted)
-        patience = Patience(self._patience_s, f"{shown(wanted.url)} cannot be fetched")
+        patience = RetryTimer(self._patience_s, f"{redact_url(wanted.url)} cannot be fetched")
         try:
             while not path.exists():
                 self._fetch(wanted, path, patience)
         except OSError as error:
-            reason = reason_of(error)
-            raise Unreachable(f"{error.filename or self.folder} cannot be written: {reason}") from None
+            reason = error_reason(error)
+            raise FetchUnavailable(f"{error.filename or self.folder} cannot be written: {reason}") from None
         return path
 
-    def _fetch(self, wanted: Wanted, path: Path, patience: Patience) -> None:
+    def _fetch(self, wanted: RemoteFile, path: Path, patience: RetryTimer) -> None:
         """Fetches a file, or waits for another process that does."""
         part = self.folder / f".{wanted.sha256}-{wanted.bytes}.part"
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             while not take_lock(descriptor):
-                patience.saw(os.fstat(descriptor).st_size)
+                patience.report_size(os.fstat(descriptor).st_size)
                 patience.check("another process fetches it, without progress")
                 time.sleep(_POLL_S)
             # Meanwhile another may have fetched it, or thrown its part away.
@@ -108,7 +108,7 @@ class Cache:
         finally:
             os.close(descriptor)
 
-    def _make_room(self, patience: Patience) -> None:
+    def _make_room(self, patience: RetryTimer) -> None:
         """Removes what was used longest ago until all fits, with the part of what is about to come."""
         while True:
             with locked(self.folder / ".room.lock"):
@@ -137,7 +137,7 @@ class Cache:
                 taken -= size
         return taken <= self.limit_bytes
 
-    def _receive_all(self, descriptor: int, wanted: Wanted, patience: Patience) -> None:
+    def _receive_all(self, descriptor: int, wanted: RemoteFile, patience: RetryTimer) -> None:
         """Fetches what a part lacks, and compares the whole."""
         wrong = 0
         while True:
@@ -146,8 +146,8 @@ class Cache:
             except _WriteError as error:
                 raise error.reason from None
             except OSError as error:
-                patience.saw(os.fstat(descriptor).st_size)
-                patience.wait(reason_of(error))
+                patience.report_size(os.fstat(descriptor).st_size)
+                patience.wait(error_reason(error))
                 continue
             if _digest(descriptor) == wanted.sha256:
                 os.fsync(descriptor)
@@ -156,9 +156,9 @@ class Cache:
             os.ftruncate(descriptor, 0)
             wrong += 1
             if wrong >= _WRONG_BYTES_TRIES:
-                raise Refused(f"{wrong} times other bytes than described")
+                raise FetchRefused(f"{wrong} times other bytes than described")
 
-    def _receive(self, descriptor: int, wanted: Wanted, patience: Patience) -> None:
+    def _receive(self, descriptor: int, wanted: RemoteFile, patience: RetryTimer) -> None:
         """Appends the bytes that are lacking.
 
         Raises:

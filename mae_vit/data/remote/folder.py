@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mae_vit.core.errors import InputError, Unreachable
+from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.files import replacing, user_cache
-from mae_vit.core.messages import reason_of
-from mae_vit.core.urls import check_url, file_url, is_url, shown
-from mae_vit.data.remote.cache import STALL_S, Cache, Wanted
-from mae_vit.data.remote.retry import Patience
-from mae_vit.data.remote.streams import Refused, open_stream
+from mae_vit.core.messages import error_reason
+from mae_vit.core.urls import check_url, file_url, is_url, redact_url
+from mae_vit.data.remote.cache import STALL_S, Cache, RemoteFile
+from mae_vit.data.remote.retry import RetryTimer
+from mae_vit.data.remote.streams import FetchRefused, open_stream
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, IndexFile, Shard, parse_dataset, read_dataset
 from mae_vit.runtime.locks import locked
 
@@ -56,12 +56,12 @@ class RemoteFolder:
         """Where shards go."""
         return Cache(self.cache_folder, self.cache_bytes)
 
-    def wanted(self, file: Shard | IndexFile) -> Wanted:
+    def wanted(self, file: Shard | IndexFile) -> RemoteFile:
         """Says how to fetch a file of the folder."""
-        return Wanted(file_url(self.url, file.file), file.bytes, file.sha256)
+        return RemoteFile(file_url(self.url, file.file), file.bytes, file.sha256)
 
 
-class Located(NamedTuple):
+class DataLocation(NamedTuple):
     """A data folder here.
 
     Attributes:
@@ -73,9 +73,9 @@ class Located(NamedTuple):
     remote: RemoteFolder | None = None
 
 
-def locate(
+def resolve_data_path(
     path: str, *, cache_dir: str | None = None, cache_gib: float | None = None, say: bool = False
-) -> Located:
+) -> DataLocation:
     """Returns the data folder of a path: itself, or what stands in for a URL, its description fetched.
 
     Args:
@@ -88,7 +88,7 @@ def locate(
         InputError: if a URL cannot be opened.
     """
     if not is_url(path):
-        return Located(Path(path))
+        return DataLocation(Path(path))
     check_url(path)
     root = (Path(cache_dir) if cache_dir else user_cache()).resolve()
     limit = int((DEFAULT_CACHE_GIB if cache_gib is None else cache_gib) * 2**30)
@@ -101,9 +101,9 @@ def locate(
         with locked(folder / ".lock"):
             dataset = _describe(remote, folder, say)
     except OSError as error:
-        reason = reason_of(error)
+        reason = error_reason(error)
         raise InputError(
-            f"no place for shards of {shown(path)}: {root} cannot be written ({reason}): give data.cache_dir"
+            f"no place for shards of {redact_url(path)}: {root} cannot be written ({reason}): give data.cache_dir"
         ) from None
     shards = [shard for split in dataset.splits.values() for shard in split.shards]
     for shard in shards:
@@ -111,15 +111,16 @@ def locate(
     largest = max(shard.bytes for shard in shards)
     if largest > limit:
         raise InputError(
-            f"a shard of {shown(path)} has {largest / 2**30:.3g} GiB, the cache takes {limit / 2**30:.3g}: raise "
+            f"a shard of {redact_url(path)} has {largest / 2**30:.3g} GiB, the cache takes {limit / 2**30:.3g}: raise "
             "data.cache_gib"
         )
     if say:
         gib = sum(shard.bytes for shard in shards) / 2**30
         print(
-            f"shards of {shown(path)} ({gib:.3g} GiB) go to {remote.cache_folder} (at most {limit / 2**30:.3g} GiB)"
+            f"shards of {redact_url(path)} ({gib:.3g} GiB) go to {remote.cache_folder} "
+            f"(at most {limit / 2**30:.3g} GiB)"
         )
-    return Located(folder, remote)
+    return DataLocation(folder, remote)
 
 
 def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
@@ -131,9 +132,9 @@ def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
     own = Cache(path.parent, sys.maxsize, patience_s=START_PATIENCE_S)
     try:
         os.replace(own.fetch(remote.wanted(described)), path)
-    except (Refused, Unreachable) as error:
+    except (FetchRefused, FetchUnavailable) as error:
         raise InputError(
-            f"index {described.file} of {shown(remote.url)} cannot be had: {error}: it was written beside the "
+            f"index {described.file} of {redact_url(remote.url)} cannot be had: {error}: it was written beside the "
             "shards, put it there"
         ) from None
 
@@ -152,7 +153,7 @@ def check_room(remote: RemoteFolder, needed: int, why: str) -> None:
     gib = needed / 2**30
     if needed > remote.cache_bytes:
         raise InputError(
-            f"{why} needs {gib:.3g} GiB of shards of {shown(remote.url)} at hand, the cache takes "
+            f"{why} needs {gib:.3g} GiB of shards of {redact_url(remote.url)} at hand, the cache takes "
             f"{remote.cache_bytes / 2**30:.3g}: raise data.cache_gib, or use data.order=blocks with fewer data.lanes "
             "or data.block_shards"
         )
@@ -163,7 +164,7 @@ def check_room(remote: RemoteFolder, needed: int, why: str) -> None:
     free = shutil.disk_usage(remote.cache_folder).free + held
     if needed > free:
         raise InputError(
-            f"{why} needs {gib:.3g} GiB of shards of {shown(remote.url)} at hand, the disk of "
+            f"{why} needs {gib:.3g} GiB of shards of {redact_url(remote.url)} at hand, the disk of "
             f"{remote.cache_folder} has room for {free / 2**30:.3g}: give data.cache_dir on another"
         )
 
@@ -173,19 +174,19 @@ def _describe(remote: RemoteFolder, folder: Path, say: bool) -> Dataset:
     path = folder / FILE_NAME
     try:
         data = _fetch_description(file_url(remote.url, FILE_NAME))
-    except Refused as error:
+    except FetchRefused as error:
         raise InputError(
-            f"data folder {shown(remote.url)} cannot be read: {FILE_NAME}: {error}: it is a folder that "
+            f"data folder {redact_url(remote.url)} cannot be read: {FILE_NAME}: {error}: it is a folder that "
             "`mae-vit prepare` has written, with all its files"
         ) from None
-    except Unreachable as error:
+    except FetchUnavailable as error:
         if not path.exists():
-            raise InputError(f"{error}: data.path={shown(remote.url)}") from None
+            raise InputError(f"{error}: data.path={redact_url(remote.url)}") from None
         if say:
             print(f"warning: {error}; going on with its {FILE_NAME} of an earlier start", file=sys.stderr)
         return read_dataset(folder)
     # What is none must not take the place of what was one.
-    dataset = parse_dataset(data, f"{FILE_NAME} of {shown(remote.url)}")
+    dataset = parse_dataset(data, f"{FILE_NAME} of {redact_url(remote.url)}")
     with replacing(path) as partial:
         partial.write_bytes(data)
     return dataset
@@ -195,10 +196,10 @@ def _fetch_description(url: str) -> bytes:
     """Fetches a small file.
 
     Raises:
-        Refused: if the source does not have it.
-        Unreachable: if it does not come.
+        FetchRefused: if the source does not have it.
+        FetchUnavailable: if it does not come.
     """
-    patience = Patience(START_PATIENCE_S, f"{shown(url)} cannot be fetched")
+    patience = RetryTimer(START_PATIENCE_S, f"{redact_url(url)} cannot be fetched")
     until = time.monotonic() + _LONGEST_DESCRIBING_S
     while True:
         data = bytearray()
@@ -207,15 +208,15 @@ def _fetch_description(url: str) -> bytes:
                 while block := stream.read():
                     data.extend(block)
                     if len(data) > _LARGEST_DESCRIPTION:
-                        raise Refused("it has over 1 GiB")
+                        raise FetchRefused("it has over 1 GiB")
                     if time.monotonic() > until:
-                        raise Refused(f"it does not come to an end in {_LONGEST_DESCRIBING_S:.0f} s")
+                        raise FetchRefused(f"it does not come to an end in {_LONGEST_DESCRIBING_S:.0f} s")
             return bytes(data)
         except OSError as error:
-            patience.wait(reason_of(error))
+            patience.wait(error_reason(error))
 
 
 def _name_of(url: str) -> str:
     """A folder name that people recognize, and no other URL has."""
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", shown(url)).strip("-.")[-60:]
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", redact_url(url)).strip("-.")[-60:]
     return f"{words}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import time
 
-from mae_vit.core.errors import Unreachable
+from mae_vit.core.errors import FetchUnavailable
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 20.0
 _WARNED_AFTER_S = 10.0
 
 
-class Patience:
+class RetryTimer:
     """Waits that grow, and an end; progress begins anew."""
 
     def __init__(self, seconds: float, failure: str) -> None:
@@ -29,7 +29,7 @@ class Patience:
         """Hears that something came."""
         self._since, self._wait = time.monotonic(), _FIRST_WAIT_S
 
-    def saw(self, size: int) -> None:
+    def report_size(self, size: int) -> None:
         """Hears how large it is by now; to grow is progress."""
         if size > self._largest:
             self._largest = size
@@ -39,11 +39,11 @@ class Patience:
         """Says once what it waits for.
 
         Raises:
-            Unreachable: at the end.
+            FetchUnavailable: at the end.
         """
         waited = time.monotonic() - self._since
         if waited >= self._seconds:
-            raise Unreachable(f"{self._failure}, for {self._seconds:.0f} s: {problem}")
+            raise FetchUnavailable(f"{self._failure}, for {self._seconds:.0f} s: {problem}")
         if waited >= _WARNED_AFTER_S and not self._warned:
             self._warned = True
             left = self._seconds - waited
@@ -53,7 +53,7 @@ class Patience:
         """Waits before the next try.
 
         Raises:
-            Unreachable: at the end.
+            FetchUnavailable: at the end.
         """
         self.check(problem)
         time.sleep(self._wait)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.core.urls import file_url
-from mae_vit.data.remote.cache import Wanted
+from mae_vit.data.remote.cache import RemoteFile
 from mae_vit.data.remote.folder import RemoteFolder
-from mae_vit.data.remote.streams import Refused
+from mae_vit.data.remote.streams import FetchRefused
 from mae_vit.data.shards.dataset_json import Shard
 from mae_vit.data.shards.shard_files import ReadError, ShardTable, read_range
 
@@ -43,14 +43,14 @@ class RemoteShards:
 
         Raises:
             ReadError: if its source does not have it.
-            Unreachable: if it cannot be had now.
+            FetchUnavailable: if it cannot be had now.
         """
         # What was refused once is not asked for again with each of its samples.
         if shard in self._refused:
             raise ReadError(self._refused[shard])
         try:
             path = self._cache.fetch(self._wanted(shard))
-        except Refused as error:
+        except FetchRefused as error:
             self._refused[shard] = f"the shard cannot be had: {error}"
             raise ReadError(self._refused[shard]) from None
         self._mark(shard, path)
@@ -61,7 +61,7 @@ class RemoteShards:
 
         Raises:
             ReadError: if its source does not have it.
-            Unreachable: if it cannot be had now.
+            FetchUnavailable: if it cannot be had now.
         """
         for _ in range(_TRIES):
             path = self.path(shard)
@@ -80,9 +80,9 @@ class RemoteShards:
             path.unlink(missing_ok=True)
         raise ReadError("the shard does not last in the cache")
 
-    def _wanted(self, shard: int) -> Wanted:
+    def _wanted(self, shard: int) -> RemoteFile:
         url = file_url(self._url, self._shards.name(shard))
-        return Wanted(url, self._shards.size(shard), self._sha256[shard].tobytes().hex())
+        return RemoteFile(url, self._shards.size(shard), self._sha256[shard].tobytes().hex())
 
     def _mark(self, shard: int, path: Path) -> None:
         now = time.monotonic()

@@ -30,7 +30,7 @@ _RETRIED_STATUS = (408, 425, 429)
 _GONE_ON_FROM = re.compile(r"bytes (\d+)-")
 
 
-class Refused(ValueError):
+class FetchRefused(ValueError):
     """What asking again does not change: the file is not there, or may not be read."""
 
 
@@ -59,7 +59,7 @@ def open_stream(url: str, start: int, *, stall_s: float) -> Iterator[Stream]:
         stall_s: how long it may be silent.
 
     Raises:
-        Refused: if it cannot be had.
+        FetchRefused: if it cannot be had.
         OSError: if it cannot be had now.
     """
     if urlsplit(url).scheme in ("http", "https"):
@@ -105,13 +105,13 @@ def _open_http(url: str, start: int, stall_s: float) -> Iterator[_Response]:
                 yield whole
             return
         if 400 <= error.code < 500 and error.code not in _RETRIED_STATUS:
-            raise Refused(said) from None
+            raise FetchRefused(said) from None
         raise OSError(said) from None
     except urllib.error.URLError as error:
         reason = error.reason
         raise reason if isinstance(reason, OSError) else OSError(str(reason)) from None
     except (http.client.InvalidURL, ValueError) as error:
-        raise Refused(f"no URL: {error}") from None
+        raise FetchRefused(f"no URL: {error}") from None
     except http.client.HTTPException as error:
         raise OSError(f"no answer of a web server: {type(error).__name__}") from None
     with response:
@@ -155,13 +155,15 @@ def _open_program(url: str, stall_s: float) -> Iterator[_Program]:
     try:
         process, output = _start(url)
     except FileNotFoundError as error:
-        raise Refused(f"the program {os.path.basename(error.filename or '?')} is not installed") from None
+        raise FetchRefused(
+            f"the program {os.path.basename(error.filename or '?')} is not installed"
+        ) from None
     except ImportError as error:
-        raise Refused(f"the package {error.name} is not installed") from None
+        raise FetchRefused(f"the package {error.name} is not installed") from None
     except OSError:
         raise
     except Exception as error:  # openers raise what their libraries do
-        raise Refused(f"{type(error).__name__}: {error}") from None
+        raise FetchRefused(f"{type(error).__name__}: {error}") from None
     try:
         yield _Program(process, output, stall_s)
     finally:
@@ -179,7 +181,7 @@ def _start(url: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     if url.startswith(PIPE):
         # Asked here once more: whatever leads here, nothing else lets commands run.
         if not pipe_allowed():
-            raise Refused("commands are only run where --allow-pipe is given")
+            raise FetchRefused("commands are only run where --allow-pipe is given")
         own = url.removeprefix(PIPE)
     elif url.startswith("s3://"):
         # webdataset has no opener of its own for it.

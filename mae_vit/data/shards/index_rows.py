@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import counted, reason_of
+from mae_vit.core.messages import count_of, error_reason
 from mae_vit.data.shards.dataset_json import Shard
 from mae_vit.data.shards.samples import Sample, class_number, read_groups, read_samples
 from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar
@@ -161,7 +161,7 @@ def read_rows(path: Path, number: int, described: Shard, known: np.ndarray | Non
     elif len(images) != described.samples and len(read.damaged) < lost:
         read.problem = f"holds {len(images)} samples, dataset.json says {described.samples}"
     elif lost:
-        read.problem = f"holds {counted(lost, 'damaged sample')}"
+        read.problem = f"holds {count_of(lost, 'damaged sample')}"
     return read
 
 
@@ -176,7 +176,7 @@ def _read_all(path: Path) -> tuple[list[Sample], str]:
     except DamagedTar as error:
         return found, f"is damaged: {str(error).removeprefix(f'{path}: ')}"
     except OSError as error:
-        return found, f"cannot be read: {reason_of(error)}"
+        return found, f"cannot be read: {error_reason(error)}"
     return found, ""
 
 

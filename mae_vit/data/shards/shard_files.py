@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mae_vit.core.messages import reason_of
+from mae_vit.core.messages import error_reason
 
 _MAX_OPEN_SHARDS = 256
 # Network file systems fail for a moment; each try opens the shard anew.
@@ -86,7 +86,7 @@ class ShardFiles:
             try:
                 data = read_range(descriptor, offset, length)
             except OSError as error:
-                reason, lost = f"cannot be read: {reason_of(error)}", False
+                reason, lost = f"cannot be read: {error_reason(error)}", False
             else:
                 if len(data) == length:
                     return data
@@ -113,7 +113,7 @@ class ShardFiles:
         except OSError as error:
             if error.errno in _OUR_OWN:
                 raise
-            raise ReadError(f"the shard is gone: {reason_of(error)}") from None
+            raise ReadError(f"the shard is gone: {error_reason(error)}") from None
         found = os.fstat(descriptor).st_size
         if found != size:
             os.close(descriptor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mae_vit.core.messages import reason_of
+from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, file_digest, read_dataset
@@ -47,7 +47,7 @@ def _check_shard(path: Path, shard: Shard, classes: int, decode_all: bool) -> li
         size = path.stat().st_size
         digest = file_digest(path)
     except OSError as error:
-        return [f"{shard.file}: {reason_of(error)}"]
+        return [f"{shard.file}: {error_reason(error)}"]
     problems = []
     if size != shard.bytes:
         problems.append(f"{shard.file}: {size} bytes instead of {shard.bytes}")

@@ -162,7 +162,7 @@ class CompareConfig(Section):
             for point in entry.tune:
                 _check_own_keys(point, f"{where}.tune")
 
-    def points_of(self, entry: EntrySection) -> list[Overrides]:
+    def tuning_settings(self, entry: EntrySection) -> list[Overrides]:
         """What an entry is tuned over."""
         return self.tune if entry.tune is None else entry.tune
 

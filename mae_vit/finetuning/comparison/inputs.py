@@ -11,9 +11,9 @@ from typing import Any
 
 from mae_vit.config.overrides import parse_yaml
 from mae_vit.core.errors import InputError
-from mae_vit.core.urls import is_url, shown
+from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.index import fingerprint_of
-from mae_vit.data.remote.folder import locate
+from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 
 # Options of a run that name weights: what lies there counts, not the path alone.
@@ -87,14 +87,14 @@ def _named(arguments: Sequence[str]) -> list[str]:
     """Arguments as a message tells them: an option with its value, URLs without what may be secret."""
     words = list(arguments)
     if words and words[0] == "--ckpt":
-        words[:2] = [f"--ckpt {shown(words[1])}"]
+        words[:2] = [f"--ckpt {redact_url(words[1])}"]
     return [_without_secrets(word) for word in words]
 
 
 def _without_secrets(setting: str) -> str:
     key, _, value = setting.partition("=")
     url = value.strip('"')
-    return f"{key}={shown(url)}" if is_url(url) else setting
+    return f"{key}={redact_url(url)}" if is_url(url) else setting
 
 
 def _content_of_config(path: Path) -> Any:
@@ -142,6 +142,6 @@ def _fingerprints(data: str) -> dict[str, str] | None:
 def _folder_of_url(data: str) -> Path | None:
     """A comparison asks for each cell; a URL is asked once, an answer that does not come too."""
     try:
-        return locate(data).folder
+        return resolve_data_path(data).folder
     except InputError:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
-from mae_vit.core.messages import reason_of
+from mae_vit.core.messages import error_reason
 from mae_vit.finetuning.comparison.inputs import (
     WEIGHTS_OPTIONS,
     changed_settings,
@@ -104,7 +104,7 @@ class Job:
             path.parent.mkdir(parents=True, exist_ok=True)
             return try_lock(path)
         except OSError as error:
-            reason = reason_of(error)
+            reason = error_reason(error)
             raise InputError(f"{path.parent} cannot be written: {reason}") from None
 
     def remember(self) -> None:

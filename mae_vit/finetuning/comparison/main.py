@@ -16,7 +16,7 @@ from mae_vit.config.keys import describe_keys
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
-from mae_vit.core.messages import counted, reason_of
+from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.urls import allow_pipe
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.matrix import Cell, Matrix
@@ -28,7 +28,7 @@ from mae_vit.finetuning.comparison.runner import Runner, slots_of
 from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_REQUEUE
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.locks import locked
-from mae_vit.runtime.signals import STOP_SIGNALS, handling, heard_early
+from mae_vit.runtime.signals import STOP_SIGNALS, early_signal, handling
 from mae_vit.training.outputs.monitor import write_hparams
 
 # Of nothing else: it is written anew.
@@ -140,7 +140,7 @@ def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
         with locked(folder / ".report.lock"):
             return _write_report(matrix, folder, failed)
     except OSError as error:
-        raise InputError(f"{folder} cannot be written: {reason_of(error)}") from None
+        raise InputError(f"{folder} cannot be written: {error_reason(error)}") from None
 
 
 def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
@@ -162,7 +162,7 @@ def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
         write_atomically(folder / name, text.encode())
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
-    print(f"{len(rows)} of {counted(matrix.count_cells(), 'cell')} done")
+    print(f"{len(rows)} of {count_of(matrix.count_cells(), 'cell')} done")
     print(f"  report    {folder / 'report.html'} (open in a browser), {folder / 'report.md'}")
     print(f"  table     {folder / 'results.csv'}")
     if inspected:
@@ -206,12 +206,12 @@ def _known_cells(matrix: Matrix) -> list[Cell]:
 
 def _describe(matrix: Matrix, folder: Path) -> str:
     jobs = {"pretraining": list(matrix.pretraining.values()), "tuning": matrix.tuning()}
-    lines = [f"comparison  {folder}, {counted(slots_of(matrix.config.parallel), 'run')} at a time"]
+    lines = [f"comparison  {folder}, {count_of(slots_of(matrix.config.parallel), 'run')} at a time"]
     for what, several in jobs.items():
         done = sum(job.is_done() for job in several)
-        lines.append(f"{what:<12}{counted(len(several), 'run')}, {done} done")
+        lines.append(f"{what:<12}{count_of(len(several), 'run')}, {done} done")
         lines += [f"  {job.name}" for job in several if what == "pretraining"]
-    lines.append(f"{'cells':<12}{counted(matrix.count_cells(), 'run')}")
+    lines.append(f"{'cells':<12}{count_of(matrix.count_cells(), 'run')}")
     for entry, labels, mode in matrix.rows():
         seeds = matrix.seeds_of(entry, labels, mode)
         lines.append(
@@ -230,6 +230,6 @@ def _stopping(runner: Runner) -> Iterator[None]:
         runner.stop(signal.Signals(number).name)
 
     with handling(STOP_SIGNALS, stop):
-        if early := heard_early():
+        if early := early_signal():
             runner.stop(early)
         yield

@@ -19,7 +19,7 @@ from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Labels, Mode, Overrides, slug
 from mae_vit.finetuning.comparison.costs import Cost, cost_of_run, cost_of_start
 from mae_vit.finetuning.comparison.jobs import Job
-from mae_vit.finetuning.config.from_start import StartAmendment
+from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
@@ -113,10 +113,10 @@ class Matrix:
         # A start that is not there yet will have its say when it is.
         start = None if entry.start in self.config.pretrain else entry.start
         # Other modes are not tuned.
-        points = self.config.points_of(entry) if mode == "finetune" else []
+        points = self.config.tuning_settings(entry) if mode == "finetune" else []
         for point in points or [{}]:
             lines = _lines(self._settings(entry, mode, point))
-            amend = StartAmendment(start, path.stem, lines)
+            amend = WeightsOverrides(start, path.stem, lines)
             try:
                 load_config(FinetuneConfig, path, lines, amend=amend, overrides_from="set")
             except InputError as error:
@@ -141,9 +141,9 @@ class Matrix:
             self._tune_job(entry, labels, number, seed)
             for entry, labels, mode in self.rows()
             if mode == "finetune"
-            for number in range(len(self.config.points_of(entry)))
+            for number in range(len(self.config.tuning_settings(entry)))
             for seed in self.config.tune_seeds
-            if entry.compute_of is None and len(self.config.points_of(entry)) > 1
+            if entry.compute_of is None and len(self.config.tuning_settings(entry)) > 1
         ]
 
     def chosen(self, entry: EntrySection, labels: Labels) -> tuple[Overrides, list[float]]:
@@ -155,7 +155,7 @@ class Matrix:
         if entry.compute_of is not None:
             # As the other scratch cells: no budget of its own.
             entry = self._like(entry)
-        points = self.config.points_of(entry)
+        points = self.config.tuning_settings(entry)
         if len(points) < 2:
             return (points[0] if points else {}), []
         scores = []
@@ -175,9 +175,9 @@ class Matrix:
     def seeds_of(self, entry: EntrySection, labels: Labels, mode: Mode) -> list[int]:
         """The seeds that an entry is measured with; one, where none makes a difference."""
         seeds = entry.seeds or self.config.seeds
-        return seeds[:1] if self.is_fixed(entry, labels, mode) else seeds
+        return seeds[:1] if self.seed_independent(entry, labels, mode) else seeds
 
-    def is_fixed(self, entry: EntrySection, labels: Labels, mode: Mode) -> bool:
+    def seed_independent(self, entry: EntrySection, labels: Labels, mode: Mode) -> bool:
         """Whether seeds make no difference: equal rows would pass for evidence.
 
         With a start's weights a nearest-neighbor search draws nothing, nor does few_shot of as many
@@ -201,11 +201,11 @@ class Matrix:
             for seed in self.seeds_of(entry, labels, mode):
                 more = self._steps_for(entry, labels, mode) if compute_of else {}
                 job = self._cell_job(entry, labels, mode, seed, point | more)
-                fixed = self.is_fixed(entry, labels, mode)
+                fixed = self.seed_independent(entry, labels, mode)
                 found.append(Cell(entry, labels, mode, seed, point | more, job, fixed))
         return found
 
-    def told_of(self, entry: EntrySection, point: Overrides) -> Overrides:
+    def distinguishing_settings(self, entry: EntrySection, point: Overrides) -> Overrides:
         """What sets an entry's cells apart: its own settings, and those chosen for it."""
         return {"config": entry.config, **entry.set, **point}
 
@@ -273,7 +273,7 @@ class Matrix:
         )
 
     def _tune_job(self, entry: EntrySection, labels: Labels, number: int, seed: int) -> Job:
-        point = self.config.points_of(entry)[number] | {"finetune.test": False}
+        point = self.config.tuning_settings(entry)[number] | {"finetune.test": False}
         folder = self._folder / "tune" / slug(entry.name) / f"labels-{labels}-setting-{number}-seed-{seed}"
         name = f"tune {entry.name}, {labels} labels, setting {number}, seed {seed}"
         return self._finetuning(name, folder, entry, labels, "finetune", seed, point)

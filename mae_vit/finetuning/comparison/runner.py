@@ -73,7 +73,7 @@ class Runner:
                         one.process.terminate()
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
-                    self._settle(one)
+                    self._finish_job(one)
                     look_at = 0.0
                 bar.show([one.job for one in running], waits=bool(waiting) and not self.stopped)
                 time.sleep(_POLL_S)
@@ -126,7 +126,7 @@ class Runner:
             )
         return _Running(job, process, slot, claim)
 
-    def _settle(self, one: _Running) -> None:
+    def _finish_job(self, one: _Running) -> None:
         one.claim.release()
         code = one.process.returncode
         # Told to stop before it listens, it just ends.

@@ -8,14 +8,14 @@ from typing import Any
 from mae_vit.config.overrides import drop_alternatives
 from mae_vit.core.errors import InputError
 from mae_vit.models.vit import SIZES
-from mae_vit.weights.read import read_start
-from mae_vit.weights.start import Start, name_of
+from mae_vit.weights.read import read_weights
+from mae_vit.weights.start import Weights, name_of
 
 # Sections of a config file that are laid over the others where there is a start.
 WITH_START = "with_start"
 
 
-class StartAmendment:
+class WeightsOverrides:
     """Lays a start's facts over what a config file says; overrides come after it.
 
     First the file's section `with_start`, then the encoder's geometry and the
@@ -39,7 +39,7 @@ class StartAmendment:
             text.partition("=")[2].strip("\"' ") for text in overrides if text.startswith("finetune.mode=")
         ]
         self._ckpt, self._name = ckpt, "-".join([stem, *modes[-1:]])
-        self.start: Start | None = None
+        self.start: Weights | None = None
         self.replaced: dict[str, tuple[Any, Any]] = {}
 
     def __call__(self, raw: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ class StartAmendment:
             return
         if not isinstance(extra, dict):
             raise InputError(f"{WITH_START}: a mapping of sections, not {type(extra).__name__}")
-        self.start = read_start(str(named))
+        self.start = read_weights(str(named))
         _lay_over(raw, extra)
         facts: dict[str, Any] = {"finetune": {"start": str(named)}}
         model = raw.get("model")

@@ -10,9 +10,9 @@ from typing import Any
 from mae_vit.config.load import read_run_config
 from mae_vit.config.overrides import parse_yaml
 from mae_vit.core.errors import InputError
-from mae_vit.data.remote.folder import locate
+from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.weights.read import TIMM_PREFIX, read_start
+from mae_vit.weights.read import TIMM_PREFIX, read_weights
 
 _CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 # What a run says of its data, and that others of it need.
@@ -50,7 +50,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     folder = Path(ckpt)
     if not ckpt.startswith(TIMM_PREFIX) and not (folder / "config.yaml").is_file():
         # What holds no weights is not mended by a config.
-        read_start(ckpt)
+        read_weights(ckpt)
     if not folder.is_dir():
         raise InputError(f"--ckpt {ckpt} is no run folder, which would say how to fine-tune: {_PASS}")
     run = _read_config(folder)
@@ -63,7 +63,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         where = f"data.path={elsewhere}"
     cache = {name: data.get(name) for name in ("cache_dir", "cache_gib")}
     cache |= {name: value for name in cache if (value := _given(given, f"data.{name}")) is not None}
-    dataset = read_dataset(locate(path, **cache).folder)
+    dataset = read_dataset(resolve_data_path(path, **cache).folder)
     if not dataset.classes or not sum(dataset.splits[split].class_counts if split in dataset.splits else ()):
         raise InputError(f"{where} has no labels: {_PASS}")
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):

@@ -32,7 +32,7 @@ _UNUSED_MONITOR = (
     "probe_queries",
     "inspect_every_epochs",
 )
-NOT_HERE = (
+HIDDEN_KEYS = (
     *("model.init", "finetune.start", "data.leave_out_per_class"),
     *(f"monitor.{name}" for name in _UNUSED_MONITOR),
 )

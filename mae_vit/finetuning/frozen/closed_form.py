@@ -17,13 +17,13 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen.features import read_features
 from mae_vit.finetuning.models.classifiers import ViTClassifier
-from mae_vit.finetuning.results.predict import Measuring, predictions_of
+from mae_vit.finetuning.results.predict import Predictor, predictions_of
 from mae_vit.runtime.collectives import sum_over_ranks
 from mae_vit.runtime.ranks import Ranks
 
 
 def score_in_closed_form(
-    config: FinetuneConfig, data: FinetuneData, model: ViTClassifier, measuring: Measuring
+    config: FinetuneConfig, data: FinetuneData, model: ViTClassifier, predictor: Predictor
 ) -> tuple[dict[str, Any], Predictions]:
     """Scores features by their neighbors or by least squares, on the device; collective.
 
@@ -31,15 +31,15 @@ def score_in_closed_form(
         What goes into the summary, and predictions: of the last draw at the most shots.
     """
     known = np.asarray(data.index.labels)[data.train].astype(np.int64)
-    labels = torch.from_numpy(known).to(measuring.device)
+    labels = torch.from_numpy(known).to(predictor.device)
     asked = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
     classes = len(data.classes)
-    support = read_features(model, data, data.plain, data.train, measuring)
-    query = read_features(model, data, data.open_test(), data.test, measuring)
+    support = read_features(model, data, data.plain, data.train, predictor)
+    query = read_features(model, data, data.open_test(), data.test, predictor)
     if config.finetune.mode == "knn":
         neighbors = config.finetune.neighbors
         vote = partial(knn_scores, support, labels, num_classes=classes, neighbors=neighbors)
-        scores = shared_scores(vote, query, measuring.ranks)
+        scores = shared_scores(vote, query, predictor.ranks)
         guesses = predictions_of(asked, scores / scores.sum(dim=1, keepdim=True))
         return {"test_top1": guesses.top1, "test_top5": guesses.top5, "neighbors": neighbors}, guesses
     told: dict[str, Any] = {}
@@ -47,9 +47,9 @@ def score_in_closed_form(
         found = []
         for draw in range(config.finetune.draws):
             chosen, _ = draw_shots(known, shots=shots, queries=0, draw=draw, seed=config.run.seed)
-            drawn = torch.from_numpy(chosen).to(measuring.device)
+            drawn = torch.from_numpy(chosen).to(predictor.device)
             fit = partial(least_squares_scores, support[drawn], labels[drawn], num_classes=classes)
-            scores = shared_scores(fit, query, measuring.ranks)
+            scores = shared_scores(fit, query, predictor.ranks)
             guesses = predictions_of(asked, scores.softmax(dim=1))
             found.append(guesses.top1)
         spread = float(np.std(found, ddof=1)) if len(found) > 1 else None

@@ -9,7 +9,7 @@ from mae_vit.core.progress import progress
 from mae_vit.data.batches.sources import Source
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifiers import ViTClassifier
-from mae_vit.finetuning.results.predict import Measuring
+from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.vit import pooled
 from mae_vit.runtime.collectives import sum_over_ranks
@@ -17,7 +17,7 @@ from mae_vit.runtime.collectives import sum_over_ranks
 
 @torch.no_grad()
 def read_features(
-    model: ViTClassifier, data: FinetuneData, source: Source, samples: np.ndarray, measuring: Measuring
+    model: ViTClassifier, data: FinetuneData, source: Source, samples: np.ndarray, predictor: Predictor
 ) -> torch.Tensor:
     """Reads [CLS] or the mean of the patch tokens, normed; each rank its share; collective.
 
@@ -26,15 +26,15 @@ def read_features(
         data: of the run.
         source: of images without augmentation.
         samples: their numbers (n,) in it.
-        measuring: where images are encoded.
+        predictor: where images are encoded.
 
     Returns:
         float32 (n, D) on the device, the same on all ranks.
     """
-    choose_attention(model, measuring.device)
+    choose_attention(model, predictor.device)
     model.eval()
-    ranks, total = measuring.ranks, len(samples)
-    features = torch.zeros(total, model.encoder.embed_dim, device=measuring.device)
+    ranks, total = predictor.ranks, len(samples)
+    features = torch.zeros(total, model.encoder.embed_dim, device=predictor.device)
     rows = []
     bar = progress(
         total=len(range(ranks.rank, total, ranks.world_size)),
@@ -44,9 +44,9 @@ def read_features(
         leave=False,
         disable=ranks.rank > 0,
     )
-    with measuring.autocast(), bar:
-        for batch in data.fixed(source, samples, ranks, measuring.batch_size):
-            tokens = model.encoder.forward_features(model.normalize(batch.to(measuring.device).images))
+    with predictor.autocast(), bar:
+        for batch in data.fixed(source, samples, ranks, predictor.batch_size):
+            tokens = model.encoder.forward_features(model.normalize(batch.to(predictor.device).images))
             rows.append(model.fc_norm(pooled(tokens, model.pool)).float())
             bar.update(len(rows[-1]))
     if rows:

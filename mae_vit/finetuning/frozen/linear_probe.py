@@ -15,19 +15,19 @@ from tqdm import tqdm
 from mae_vit.config.plan import Plan, make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.progress import progress
-from mae_vit.core.urls import shown
+from mae_vit.core.urls import redact_url
 from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen.features import read_features
-from mae_vit.finetuning.models.build import optimizer_of
+from mae_vit.finetuning.models.build import classifier_optimizer_options
 from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.finetuning.plan_text import describe_test
-from mae_vit.finetuning.results.predict import Measuring, predictions_of
+from mae_vit.finetuning.results.predict import Predictor, predictions_of
 from mae_vit.finetuning.results.write import Outputs, measured_on_test
 from mae_vit.models.encoder_file import to_metadata
-from mae_vit.training.optim.lr_schedule import rate_at
+from mae_vit.training.optim.lr_schedule import lr_at
 from mae_vit.training.optim.optimizers import make_optimizer
 
 WEIGHTS = "linear.safetensors"
@@ -64,7 +64,7 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
         "start": config.finetune.start or "random weights",
         "model": f"{config.model.name}, {height}x{width} px, frozen; {config.finetune.pool} normed",
         "compute": f"{forward_flops / 1e9:.3f} GFLOP per image, which is encoded once; one linear layer on it",
-        "data": f'{shown(config.data.path)}, split "{config.data.split}": {len(data.train):,} images of '
+        "data": f'{redact_url(config.data.path)}, split "{config.data.split}": {len(data.train):,} images of '
         f"{len(data.classes)} classes, without augmentation",
         "length": f"{plan.total_steps:,} steps = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
         f"{plan.steps_per_epoch:,}, for each rate; batch {plan.effective_batch_size:,}",
@@ -90,10 +90,10 @@ def score_by_probe(
     Raises:
         InputError: if every rate is too large.
     """
-    measuring = outputs.measuring
-    support = _labeled(model, data, data.train, measuring)
-    held_out = _labeled(model, data, data.held_out, measuring) if len(data.held_out) else None
-    probes = _train_all(config, data, model, plan, support, measuring)
+    predictor = outputs.predictor
+    support = _labeled(model, data, data.train, predictor)
+    held_out = _labeled(model, data, data.held_out, predictor) if len(data.held_out) else None
+    probes = _train_all(config, data, model, plan, support, predictor)
     # Without held-out images there is one rate, and the question is whether it was too large.
     scores = [probe_top1(probe, *(held_out or support)) for probe in probes]
     best = best_of(scores)
@@ -121,7 +121,7 @@ def score_by_probe(
     weights = _bytes_of(chosen, config, data, outputs)
     if not config.finetune.test:
         return summary, None, weights
-    query = read_features(model, data, data.open_test(), data.test, measuring)
+    query = read_features(model, data, data.open_test(), data.test, predictor)
     asked = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
     test = predictions_of(asked, _chances(chosen, query))
     return summary | measured_on_test(train, test), test, weights
@@ -142,12 +142,12 @@ def describe_results(summary: dict[str, Any], outputs: Outputs) -> list[str]:
 
 
 def _labeled(
-    model: ViTClassifier, data: FinetuneData, samples: np.ndarray, measuring: Measuring
+    model: ViTClassifier, data: FinetuneData, samples: np.ndarray, predictor: Predictor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Features (n, D) and labels (n,) of images of the split that is trained on, on the device."""
-    features = read_features(model, data, data.plain, samples, measuring)
+    features = read_features(model, data, data.plain, samples, predictor)
     labels = torch.from_numpy(np.asarray(data.index.labels)[samples].astype(np.int64))
-    return features, labels.to(measuring.device)
+    return features, labels.to(predictor.device)
 
 
 def _train_all(
@@ -156,7 +156,7 @@ def _train_all(
     model: ViTClassifier,
     plan: Plan,
     support: tuple[torch.Tensor, torch.Tensor],
-    measuring: Measuring,
+    predictor: Predictor,
 ) -> list[LinearProbe]:
     """Trains a probe at each rate, from the same head and on the same images at every step."""
     factors, probes = config.finetune.lr_factors, list[LinearProbe]()
@@ -166,17 +166,17 @@ def _train_all(
         unit=" steps",
         delay=2,
         leave=False,
-        disable=measuring.ranks.rank > 0,
+        disable=predictor.ranks.rank > 0,
     )
     multiplications = plan.effective_batch_size * model.head.weight.numel()
-    with bar, _threads_for(multiplications, measuring.device):
+    with bar, _threads_for(multiplications, predictor.device):
         for factor in factors:
-            probe = LinearProbe(model.head).to(measuring.device)
+            probe = LinearProbe(model.head).to(predictor.device)
             train_probe(
                 probe,
                 *support,
                 _steps(config, data, plan, factor * plan.lr, bar),
-                make_optimizer(probe, optimizer_of(config)),
+                make_optimizer(probe, classifier_optimizer_options(config)),
                 label_smoothing=config.finetune.label_smoothing,
             )
             probes.append(probe)
@@ -196,18 +196,18 @@ def _threads_for(multiplications: int, device: torch.device) -> Iterator[None]:
 
 
 def _steps(
-    config: FinetuneConfig, data: FinetuneData, plan: Plan, peak: float, bar: tqdm
+    config: FinetuneConfig, data: FinetuneData, plan: Plan, peak_lr: float, bar: tqdm
 ) -> Iterator[tuple[float, np.ndarray]]:
     """Yields rate and places of each step: the same images for every rate."""
     batch = plan.effective_batch_size
     for step in range(plan.total_steps):
-        rate = rate_at(
+        rate = lr_at(
             step,
             schedule=config.optim.schedule,
-            peak=peak,
+            peak_lr=peak_lr,
             warmup_steps=plan.warmup_steps,
             total_steps=plan.total_steps,
-            min_rate=config.optim.min_lr,
+            min_lr=config.optim.min_lr,
             decay_steps=plan.decay_steps,
         )
         epoch, at = plan.position(step)

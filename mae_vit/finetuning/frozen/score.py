@@ -18,7 +18,7 @@ from mae_vit.config.load import dump_config, read_run_config
 from mae_vit.config.plan import Plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
-from mae_vit.core.messages import counted, reason_of
+from mae_vit.core.messages import count_of, error_reason
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.config.mode_options import unused_options
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -31,23 +31,23 @@ from mae_vit.finetuning.frozen.linear_probe import (
     plan_probe,
     score_by_probe,
 )
-from mae_vit.finetuning.label_overlap import all_labels, labels_seen, warn_of_seen_labels
+from mae_vit.finetuning.label_overlap import labels_after_training, start_label_overlap, warn_of_seen_labels
 from mae_vit.finetuning.models.build import describe_encoder
 from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier
-from mae_vit.finetuning.results.predict import Measuring
+from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.results.write import Outputs, sizes_of
-from mae_vit.runtime.collectives import barrier, decided_by_rank_zero
+from mae_vit.runtime.collectives import barrier, run_on_rank_zero
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.runtime.signals import ending_at_once
-from mae_vit.runtime.slurm import note_progress
+from mae_vit.runtime.signals import exit_on_signal
+from mae_vit.runtime.slurm import mark_slurm_progress
 from mae_vit.training.checkpoints.resume import Identity, check_identity, run_identity
 from mae_vit.training.engines.cost import estimate
 from mae_vit.training.engines.precision import Autocast
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import begin, held
-from mae_vit.weights.load import Coverage, load_start, warn_of_normalization
-from mae_vit.weights.start import Start
+from mae_vit.training.startup import resume_or_start, run_folder_locked
+from mae_vit.weights.load import LoadReport, load_weights, warn_normalization_differs
+from mae_vit.weights.start import Weights
 
 
 def score_frozen(
@@ -55,7 +55,7 @@ def score_frozen(
     config: FinetuneConfig,
     data: FinetuneData,
     build: Callable[[], Classifier],
-    start: Start | None,
+    start: Weights | None,
     folder: RunFolder,
     ranks: Ranks,
     device: torch.device,
@@ -87,12 +87,12 @@ def score_frozen(
     coverage = load_frozen(model, start)
     if coverage is not None and start is not None and ranks.rank == 0:
         print(coverage.describe(start.source))
-        warn_of_normalization(start, data.mean, data.std)
+        warn_normalization_differs(start, data.mean, data.std)
         if "fc_norm.weight" in start.tensors and model.pool == "cls":
             print(
                 "note: the start was fine-tuned on the mean of the patch tokens: finetune.pool=mean reads that"
             )
-    seen = labels_seen(start, None, config, data)
+    seen = start_label_overlap(start, None, config, data)
     if seen == "held-out" and start is not None and ranks.rank == 0:
         warn_of_seen_labels(start.source)
     if start is None and ranks.rank == 0:
@@ -110,7 +110,7 @@ def score_frozen(
                 )
             print("all checks passed; nothing was scored")
         return 0
-    begin(config, arguments, folder, identity, ranks, device, saves=False)
+    resume_or_start(config, arguments, folder, identity, ranks, device, saves=False)
     told = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": seen}
     text = dump_config(config)
 
@@ -120,15 +120,15 @@ def score_frozen(
         if plan is None and (note := _note_unused(config, arguments)):
             print(note)
 
-    with held(folder, ranks):
+    with run_folder_locked(folder, ranks):
         # Meanwhile another process may have ended it; asked for anew, it was moved aside.
-        if decided_by_rank_zero(lambda: _is_done(folder, identity), ranks):
+        if run_on_rank_zero(lambda: _is_done(folder, identity), ranks):
             if ranks.rank == 0:
                 print(f"{folder.path} is finished; results: {results}")
             return 0
-        decided_by_rank_zero(create, ranks)
+        run_on_rank_zero(create, ranks)
         try:
-            with ending_at_once():
+            with exit_on_signal():
                 lines = _score_and_write(config, data, model, plan, told, folder, ranks, device)
         except Exception:
             if ranks.rank == 0:
@@ -136,7 +136,7 @@ def score_frozen(
                     folder.write_summary("failed", told)
             raise
     if ranks.rank == 0:
-        note_progress()
+        mark_slurm_progress()
         print("\n".join(lines))
     barrier(ranks)
     return 0
@@ -154,16 +154,16 @@ def _score_and_write(
 ) -> list[str]:
     """Scores, and leaves the results; says what was found and where it is."""
     batch_size = _batch_size(config)
-    measuring = Measuring(ranks, device, Autocast(model, device, config.train.precision).context, batch_size)
+    predictor = Predictor(ranks, device, Autocast(model, device, config.train.precision).context, batch_size)
     outputs = Outputs(
-        config, data, folder, measuring, describe_encoder(config, data), all_labels(config, data)
+        config, data, folder, predictor, describe_encoder(config, data), labels_after_training(config, data)
     )
     model.to(device)
     guesses: Predictions | None
     if plan is not None:
         found, guesses, weights = score_by_probe(config, data, model, plan, outputs)
     else:
-        found, guesses = score_in_closed_form(config, data, model, measuring)
+        found, guesses = score_in_closed_form(config, data, model, predictor)
         found["test_most_frequent"] = guesses.most_frequent
         weights = None
     summary = {**told, "train_top1": None, "val_top1": None, **found}
@@ -177,15 +177,15 @@ def _score_and_write(
             folder.write_summary("done", summary)
         except OSError as error:
             raise InputError(
-                f"results cannot be written to {folder.path}: {reason_of(error)}; make room, then give the same "
+                f"results cannot be written to {folder.path}: {error_reason(error)}; make room, then give the same "
                 "command again"
             ) from None
 
-    decided_by_rank_zero(write, ranks)
+    run_on_rank_zero(write, ranks)
     return _results(config, data, summary, outputs)
 
 
-def load_frozen(model: ViTClassifier, start: Start | None) -> Coverage | None:
+def load_frozen(model: ViTClassifier, start: Weights | None) -> LoadReport | None:
     """Puts a start into the encoder, with the norm in front of the features that is its own.
 
     Behind the last block that is the final norm, whatever is read; a start that was fine-tuned on
@@ -204,7 +204,7 @@ def load_frozen(model: ViTClassifier, start: Start | None) -> Coverage | None:
     own = [name for name in ("fc_norm.weight", "fc_norm.bias") if name in start.tensors]
     if own:
         model.encoder.norm, model.fc_norm = model.fc_norm, norm
-    coverage = load_start(start, model.encoder)
+    coverage = load_weights(start, model.encoder)
     if own:
         if len(own) == 1:
             raise InputError(f"{start.source} has half of its norm behind the mean: {own[0]} alone")
@@ -265,7 +265,7 @@ def _fitting_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> 
         return config
     name = data.classes[int(np.flatnonzero(counts == fewest)[0])]
     fitting = [shots for shots in config.finetune.shots if shots <= fewest] or [fewest]
-    has = f'class "{name}" has {counted(fewest, "labeled image")}'
+    has = f'class "{name}" has {count_of(fewest, "labeled image")}'
     if "shots" in config.finetune.model_fields_set:
         raise InputError(f"finetune.shots={config.finetune.shots}: {has}: give finetune.shots={fitting}")
     if say:

@@ -20,8 +20,8 @@ from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim.optimizers import OptimizerOptions
 from mae_vit.training.optim.param_groups import EMBEDDINGS
-from mae_vit.weights.load import Coverage, load_start
-from mae_vit.weights.start import Start
+from mae_vit.weights.load import LoadReport, load_weights
+from mae_vit.weights.start import Weights
 
 _FINAL_NORM = ("norm.weight", "norm.bias")
 
@@ -37,7 +37,7 @@ def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo 
     return resolve_encoder(config.model, mean=data.mean, std=data.std, objective="finetune")
 
 
-def find_teacher(config: FinetuneConfig, data: FinetuneData, device: torch.device) -> Teacher | None:
+def teacher_from_config(config: FinetuneConfig, data: FinetuneData, device: torch.device) -> Teacher | None:
     """Reads the teacher, where there is one, and brings it to where it is asked.
 
     Raises:
@@ -109,7 +109,7 @@ def draws_noise(model: Classifier) -> bool:
     )
 
 
-def load_into(model: Classifier, start: Start) -> Coverage:
+def load_weights_into(model: Classifier, start: Weights) -> LoadReport:
     """Puts a start into a fresh classifier's encoder.
 
     Returns:
@@ -119,7 +119,7 @@ def load_into(model: Classifier, start: Start) -> Coverage:
         InputError: if it does not fit, naming the difference.
     """
     assert isinstance(model, ViTClassifier)
-    coverage = load_start(start, model.encoder)
+    coverage = load_weights(start, model.encoder)
     if model.pool == "mean":
         dropped = [name for name in _FINAL_NORM if name in coverage.skipped]
         coverage.skipped = [name for name in coverage.skipped if name not in dropped]
@@ -133,7 +133,7 @@ def load_into(model: Classifier, start: Start) -> Coverage:
     return coverage
 
 
-def optimizer_of(config: FinetuneConfig) -> OptimizerOptions:
+def classifier_optimizer_options(config: FinetuneConfig) -> OptimizerOptions:
     """Which optimizer; as in the official MAE code, [CLS] and positions do not decay."""
     optim = config.optim
     return OptimizerOptions(

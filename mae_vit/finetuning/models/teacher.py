@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import reason_of
+from mae_vit.core.messages import error_reason
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.models.baselines import build_network
 from mae_vit.models.encoder_file import EncoderInfo, read_metadata
@@ -92,7 +92,7 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
         told, tensors = Description.model_validate(read_metadata(file)), load_file(file)
     except OSError as error:
         raise InputError(
-            f"{named}: cannot read {file.name}: {reason_of(error)} "
+            f"{named}: cannot read {file.name}: {error_reason(error)} "
             "(give the folder of a finished fine-tuning run)"
         ) from None
     except (SafetensorError, KeyError, TypeError, ValueError, ValidationError, RecursionError):
@@ -111,7 +111,7 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
     try:
         model = _rebuild(told, tensors)
     except Exception as error:  # any malformed content of an untrusted file
-        raise InputError(f"{named} cannot be rebuilt: {reason_of(error)[:160]}") from None
+        raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
     model.eval().requires_grad_(False)
     return Teacher(model, told, hashlib.sha256(file.read_bytes()).hexdigest()[:16])
 

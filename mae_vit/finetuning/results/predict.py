@@ -19,7 +19,7 @@ from mae_vit.runtime.ranks import Ranks
 
 
 @dataclass(frozen=True)
-class Measuring:
+class Predictor:
     """Where and how images are measured.
 
     Attributes:

@@ -12,15 +12,15 @@ import numpy as np
 from safetensors.torch import save as save_tensors
 
 from mae_vit.core.files import write_atomically, write_json
-from mae_vit.evaluation.metrics import Predictions, read_gap
+from mae_vit.evaluation.metrics import Predictions, interpret_gap
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier
-from mae_vit.finetuning.results.predict import Measuring
+from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import EncoderInfo, to_metadata
 from mae_vit.runtime.ranks import share_weights
-from mae_vit.training.engines.state import Best
+from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
 
@@ -33,7 +33,7 @@ class Outputs:
         config: of the run.
         data: of the run.
         folder: of the run.
-        measuring: where images are measured.
+        predictor: where images are measured.
         info: geometry of the encoder; None for a network of another kind.
         labels: that the weights have seen.
     """
@@ -41,11 +41,11 @@ class Outputs:
     config: FinetuneConfig
     data: FinetuneData
     folder: RunFolder
-    measuring: Measuring
+    predictor: Predictor
     info: EncoderInfo | None
     labels: SeenLabels
 
-    def measure(self, model: Classifier, best: Best) -> tuple[dict[str, Any], Callable[[], None]]:
+    def measure(self, model: Classifier, best: BestWeights) -> tuple[dict[str, Any], Callable[[], None]]:
         """Measures chosen weights on training and on test images; collective.
 
         Args:
@@ -55,14 +55,14 @@ class Outputs:
         Returns:
             What belongs into `summary.json`, and what writes the weights and the rest.
         """
-        if self.measuring.ranks.rank == 0:
+        if self.predictor.ranks.rank == 0:
             model.load_state_dict(best.tensors, strict=True)
-        model.to(self.measuring.device)
-        share_weights(model, self.measuring.ranks)
-        choose_attention(model, self.measuring.device)
-        data, ranks, size = self.data, self.measuring.ranks, self.measuring.batch_size
+        model.to(self.predictor.device)
+        share_weights(model, self.predictor.ranks)
+        choose_attention(model, self.predictor.device)
+        data, ranks, size = self.data, self.predictor.ranks, self.predictor.batch_size
         known = data.some_of_train(self.config.finetune.train_images)
-        train = self.measuring.predict(
+        train = self.predictor.predict(
             model,
             data.fixed(data.plain, known, ranks, size, replace=True),
             np.asarray(data.index.labels)[known],
@@ -76,7 +76,7 @@ class Outputs:
         }
         test = None
         if self.config.finetune.test:
-            test = self.measuring.predict(
+            test = self.predictor.predict(
                 model,
                 data.fixed(data.open_test(), data.test, ranks, size),
                 np.asarray(data.test_index.labels)[data.test],
@@ -114,7 +114,7 @@ class Outputs:
             writer.writerow([keys[sample], label, guess, f"{test.confidences[row]:.6f}"])
         return stream.getvalue()
 
-    def _model_bytes(self, model: Classifier, best: Best) -> bytes:
+    def _model_bytes(self, model: Classifier, best: BestWeights) -> bytes:
         """The whole classifier: a Vision Transformer by timm's names, other networks by their own."""
         prefix = "encoder." if isinstance(model, ViTClassifier) else "network."
         tensors = {
@@ -141,7 +141,7 @@ def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:
         "test_most_frequent": test.most_frequent,
         "test_top5": test.top5,
         "train_test_gap": train.top1 - test.top1,
-        "reading": read_gap(train.top1, test.top1),
+        "reading": interpret_gap(train.top1, test.top1),
         "calibration_error": test.calibration_error,
     }
 

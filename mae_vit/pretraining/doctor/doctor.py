@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from mae_vit.config.load import load_config
-from mae_vit.core.errors import InputError, Unreachable, damage_allowed
-from mae_vit.core.messages import counted
+from mae_vit.core.errors import FetchUnavailable, InputError, damage_allowed
+from mae_vit.core.messages import count_of
 from mae_vit.data.batches.sources import decode_sample
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.block_order import BlockOrder
@@ -30,7 +30,7 @@ from mae_vit.pretraining.doctor.machine_checks import (
     check_software,
     check_workers,
 )
-from mae_vit.pretraining.doctor.rank_checks import check_exchange, check_versions, gathered, meet
+from mae_vit.pretraining.doctor.rank_checks import check_exchange, check_versions, join_ranks, merge_checks
 from mae_vit.pretraining.plan_text import describe_plan, order_warnings
 from mae_vit.pretraining.setup import Setup, least_kept, set_up
 from mae_vit.runtime.collectives import gather_objects
@@ -68,7 +68,7 @@ def _examine_all(path: Path | None, overrides: Sequence[str], *, tries_batches: 
     ranks = find_ranks()
     if tries_batches and ranks.world_size > 1:
         raise InputError("--find-batch tries on one process: without a launcher")
-    met = meet(ranks, _device_of(ranks))
+    met = join_ranks(ranks, _device_of(ranks))
     if met.status != "ok":
         # Those who cannot meet speak for themselves.
         print(met, flush=True)
@@ -82,7 +82,7 @@ def _examine_all(path: Path | None, overrides: Sequence[str], *, tries_batches: 
     if all(gather_objects(device is not None, ranks)):
         assert device is not None
         checks.append(check_exchange(ranks, device))
-    checks = gathered(checks, ranks)
+    checks = merge_checks(checks, ranks)
     if setup is not None and ranks.rank == 0:
         print(describe_plan(setup, open_run_folder(setup.config), None), end="\n\n")
     if ranks.rank == 0:
@@ -92,7 +92,7 @@ def _examine_all(path: Path | None, overrides: Sequence[str], *, tries_batches: 
         checks.append(try_batches(setup))
     failures, warnings = (sum(check.status == status for check in checks) for status in ("FAIL", "warn"))
     if ranks.rank == 0:
-        told = f"{counted(failures, 'check')} failed, {counted(warnings, 'warning')}"
+        told = f"{count_of(failures, 'check')} failed, {count_of(warnings, 'warning')}"
         print(told if failures or warnings else "all checks passed")
         if path is None:
             print(
@@ -130,7 +130,7 @@ def examine(config: PretrainConfig, ranks: Ranks) -> tuple[Setup | None, list[Ch
         folder = open_run_folder(config)
         checks += check_devices(ranks, setup.device, precision=config.train.precision)
         checks += check_run(setup, folder.path)
-    except (InputError, Unreachable) as error:
+    except (InputError, FetchUnavailable) as error:
         return None, [*checks, Check("FAIL", "plan", str(error))]
     return setup, checks
 
@@ -156,7 +156,7 @@ def check_run(setup: Setup, folder: Path) -> list[Check]:
 def check_shards(data: Data, ranks: Ranks) -> list[Check]:
     """Looks at shards against ranks and workers."""
     shards = len(data.index.split_info.shards)
-    text = f"{counted(shards, 'shard')} for {counted(ranks.world_size, 'rank')} of {counted(data.workers, 'worker')}"
+    text = f"{count_of(shards, 'shard')} for {count_of(ranks.world_size, 'rank')} of {count_of(data.workers, 'worker')}"
     checks = [Check("warn", "shards", warning) for warning in order_warnings(data)]
     order = unrepeated(data.order)
     if isinstance(order, BlockOrder) and not checks:
@@ -169,7 +169,7 @@ def check_cores(data: Data) -> list[Check]:
     """Looks at what a rank loads with."""
     told = data.core_warnings()
     if data.workers > data.cores:
-        few = f"{counted(data.workers, 'worker')} of a rank on its {counted(data.cores, 'core')}"
+        few = f"{count_of(data.workers, 'worker')} of a rank on its {count_of(data.cores, 'core')}"
         told.append(f"{few}: data.workers=auto, or more cores (sbatch --cpus-per-task)")
     return [Check("warn", "cores", warning) for warning in told]
 
@@ -187,7 +187,7 @@ def check_samples(data: Data, channels: int, budget: float) -> Check:
         except (ReadError, DecodeError) as error:
             broken.append(index.damage(sample, str(error)))
     rate = len(chosen) / (time.monotonic() - begun)
-    text = f"{len(chosen)} of {counted(len(index), 'sample')} read and decoded, {rate:,.0f}/s on one core"
+    text = f"{len(chosen)} of {count_of(len(index), 'sample')} read and decoded, {rate:,.0f}/s on one core"
     if not broken:
         return Check("ok", "samples", text)
     # What a few say of all.

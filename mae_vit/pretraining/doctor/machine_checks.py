@@ -17,8 +17,8 @@ from typing import Literal
 import psutil
 import torch
 
-from mae_vit.core.files import existing
-from mae_vit.core.messages import counted, reason_of
+from mae_vit.core.files import nearest_existing
+from mae_vit.core.messages import count_of, error_reason
 from mae_vit.runtime.cores import control_groups
 from mae_vit.runtime.locks import try_lock
 from mae_vit.runtime.ranks import Ranks
@@ -134,7 +134,7 @@ def _check_deepspeed() -> Check:
 def check_devices(ranks: Ranks, device: torch.device, *, precision: str) -> list[Check]:
     """Looks at this rank's device, and whether the node has others that nobody uses."""
     if device.type != "cuda":
-        text = f"CPU, {counted(ranks.cores, 'core')} for each rank"
+        text = f"CPU, {count_of(ranks.cores, 'core')} for each rank"
         if precision == "fp16":
             return [Check("warn", "device", f"{text}; fp16 is slow there: use train.precision=fp32 or bf16")]
         return [Check("ok", "device", text)]
@@ -209,7 +209,7 @@ def _room_in(group: Path) -> int | None:
 
 def check_disk(folder: Path, needed: int) -> Check:
     """Compares what a run leaves with what its disk has free."""
-    place = existing(folder)
+    place = nearest_existing(folder)
     free = shutil.disk_usage(place).free
     text = f"{needed / 2**30:.2f} GiB for checkpoints and results; {place} has {free / 2**30:.1f} GiB free"
     if needed > free:
@@ -221,7 +221,7 @@ def check_disk(folder: Path, needed: int) -> Check:
 
 def check_locks(folder: Path) -> Check:
     """Whether a second process on the same run would be noticed: some file systems have no locks."""
-    place = existing(folder)
+    place = nearest_existing(folder)
     probe = place / f".mae-vit-doctor-{os.getpid()}"
     try:
         first, second = try_lock(probe), try_lock(probe)
@@ -236,7 +236,7 @@ def check_locks(folder: Path) -> Check:
             )
         return Check("ok", "locks", f"files of {place} can be locked")
     except OSError as error:
-        return Check("FAIL", "locks", f"{place} cannot be written: {reason_of(error)}")
+        return Check("FAIL", "locks", f"{place} cannot be written: {error_reason(error)}")
     finally:
         probe.unlink(missing_ok=True)
 

@@ -25,7 +25,7 @@ _CHECK_TIMEOUT_S = 1800.0
 _EXCHANGED_BYTES = 64 << 20
 
 
-def meet(ranks: Ranks, device: torch.device | None, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Check:
+def join_ranks(ranks: Ranks, device: torch.device | None, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Check:
     """Joins all ranks as a run does; the process group stays.
 
     Ranks whose devices differ, or that have none (None), join by the CPU, to say so.
@@ -108,7 +108,7 @@ def _some(who: Sequence[str]) -> str:
     return who[0] if len(who) == 1 else f"{who[0]} and {len(who) - 1} more"
 
 
-def gathered(own: Sequence[Check], ranks: Ranks) -> list[Check]:
+def merge_checks(own: Sequence[Check], ranks: Ranks) -> list[Check]:
     """Returns rank 0's findings, and those of other ranks that are not well; collective."""
     all_told: list[list[Check]] = gather_objects(list(own), ranks)
     checks = list(all_told[0])

@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import sync, write_atomically
+from mae_vit.core.files import fsync_path, write_atomically
 from mae_vit.runtime.collectives import gather_objects
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.format import (
@@ -41,7 +41,7 @@ from mae_vit.training.checkpoints.format import (
     step_of,
 )
 from mae_vit.training.checkpoints.safetensors_writer import write_tensors
-from mae_vit.training.engines.state import Best, Course, TrainState
+from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 from mae_vit.training.optim.loss_scale import LossScale
 
 # What state.json does not say was so before it did.
@@ -65,7 +65,7 @@ class CheckpointInfo:
     path: Path
     step: int
     identity: dict[str, Any]
-    course: Course
+    course: LossHistory
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,14 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    sync(folder)
+    fsync_path(folder)
     write_atomically(folder / "latest", f"{final.name}\n".encode())
     return final
 
 
 def _write_parts(folder: Path, *, step: int, state: TrainState, identity: dict[str, Any]) -> None:
     checksums = {}
-    parts = {"parameters": state.parameters, **state.slots}
+    parts = {"parameters": state.parameters, **state.optimizer_states}
     if state.buffers:
         parts["buffers"] = state.buffers
     if state.average:
@@ -121,7 +121,7 @@ def _write_parts(folder: Path, *, step: int, state: TrainState, identity: dict[s
         "format": FORMAT,
         "step": step,
         "optimizer_step": state.optimizer_step,
-        "slots": list(state.slots),
+        "slots": list(state.optimizer_states),
         "loss_scale": asdict(state.loss_scale) if state.loss_scale else None,
         "best": {"step": state.best.step, "score": state.best.score} if state.best else None,
         "course": asdict(state.course),
@@ -153,21 +153,21 @@ def verify_checkpoint(path: Path) -> CheckpointInfo:
 def _read(path: Path, part_of: Callable[[Path, str, dict[str, Any]], dict[str, Tensor]]) -> Checkpoint:
     with as_broken(path):
         described = read_description(path)
-        slots = described.get("slots", _SLOTS_BEFORE)
-        if not all(_SLOT.fullmatch(slot) for slot in slots):
-            raise BrokenCheckpoint(f"{path}: state.json names odd slots {slots}")
+        optimizer_states = described.get("slots", _SLOTS_BEFORE)
+        if not all(_SLOT.fullmatch(slot) for slot in optimizer_states):
+            raise BrokenCheckpoint(f"{path}: state.json names odd slots {optimizer_states}")
         best, scale = described.get("best"), described.get("loss_scale")
         more = [part for part in ("buffers", "average", "best") if part in described["sha256"]]
-        tensors = {part: part_of(path, part, described) for part in ("parameters", *slots, *more)}
+        tensors = {part: part_of(path, part, described) for part in ("parameters", *optimizer_states, *more)}
         course = _read_course(described.get("course", {}))
         state = TrainState(
             parameters=tensors["parameters"],
-            slots={slot: tensors[slot] for slot in slots},
+            optimizer_states={slot: tensors[slot] for slot in optimizer_states},
             optimizer_step=int(described["optimizer_step"]),
             loss_scale=LossScale(**scale) if scale else None,
             buffers=tensors.get("buffers", {}),
             average=tensors.get("average", {}),
-            best=Best(int(best["step"]), float(best["score"]), tensors["best"]) if best else None,
+            best=BestWeights(int(best["step"]), float(best["score"]), tensors["best"]) if best else None,
             course=course,
         )
         return Checkpoint(path, int(described["step"]), dict(described["identity"]), course, state)
@@ -197,8 +197,8 @@ def load_together(path: Path, ranks: Ranks) -> TrainState:
     return found.state
 
 
-def _read_course(told: dict[str, Any]) -> Course:
-    return Course(
+def _read_course(told: dict[str, Any]) -> LossHistory:
+    return LossHistory(
         skipped=tuple((int(first), int(stop)) for first, stop in told.get("skipped", ())),
         losses=tuple(float(loss) for loss in told.get("losses", ())),
         streak=int(told.get("streak", 0)),

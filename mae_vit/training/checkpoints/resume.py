@@ -55,7 +55,7 @@ class Identity:
     values: dict[str, Any]
     new: frozenset[str]
 
-    def noting(self, labels: dict[str, Any] | None) -> Identity:
+    def with_seen_labels(self, labels: dict[str, Any] | None) -> Identity:
         """Adds which labels its weights have seen, by way of its start too: told on, and compared with nothing."""
         return replace(self, values={**self.values, LABELS_SEEN: labels})
 

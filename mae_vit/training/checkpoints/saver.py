@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mae_vit.config.schema import CheckpointSection
-from mae_vit.runtime.collectives import from_rank_zero
+from mae_vit.runtime.collectives import broadcast_from_rank_zero
 from mae_vit.runtime.failures import BadStep, TrainingFailed
-from mae_vit.runtime.slurm import note_progress
+from mae_vit.runtime.slurm import mark_slurm_progress
 from mae_vit.training.checkpoints.checkpoint import prune_checkpoints, save_checkpoint
 from mae_vit.training.engines.base import Engine
-from mae_vit.training.engines.state import Best, Course, TrainState
+from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # A write that training waited for so long is told.
@@ -76,6 +76,11 @@ class Saver:
         """Counts `checkpoint.every_minutes` from now."""
         self._saved_s = self._clock()
 
+    def take_stall(self) -> dict[str, float]:
+        """How long training has waited for saves since the last call, for a line of metrics; empty for not at all."""
+        stall, self.stall_s = self.stall_s, 0.0
+        return {"save_stall_s": stall} if stall else {}
+
     def due(self) -> bool:
         """Whether it is time for a save: rank 0 decides, the others learn of it with a step's report.
 
@@ -87,7 +92,7 @@ class Saver:
         writing = self._thread is not None and self._thread.is_alive()
         return not writing and self._clock() - self._saved_s >= 60 * minutes
 
-    def save(self, step: int, best: Best | None, course: Course, *, wait: bool) -> bool:
+    def save(self, step: int, best: BestWeights | None, course: LossHistory, *, wait: bool) -> bool:
         """Saves the state after `step`; collective.
 
         Args:
@@ -105,7 +110,7 @@ class Saver:
         """
         begun = time.monotonic()
         # First: the state being written lies where the next one is gathered to.
-        self.settle()
+        self.wait()
         state = self._engine.gather()
         state.best, state.course = best, course
         self._pending, self._step = True, step
@@ -114,11 +119,11 @@ class Saver:
             # Not a daemon: an interpreter that ends waits for it.
             self._thread = threading.Thread(target=self._write, args=(step, state), name="saver")
             self._thread.start()
-        good = self.settle() if wait or not self._options.asynchronous else True
+        good = self.wait() if wait or not self._options.asynchronous else True
         self.stall_s += time.monotonic() - begun
         return good
 
-    def settle(self) -> bool:
+    def wait(self) -> bool:
         """Waits for the write under way and agrees on how it went; collective.
 
         Returns:
@@ -132,7 +137,7 @@ class Saver:
             return True
         self._pending = False
         self.close()
-        problem = from_rank_zero(self._problem, self._engine.ranks)
+        problem = broadcast_from_rank_zero(self._problem, self._engine.ranks)
         if problem == _NOT_FINITE:
             raise BadStep(self._step, problem)
         if problem is None:
@@ -171,7 +176,7 @@ class Saver:
                 self._prune(step, keep_last=1)
                 save_checkpoint(self._folder, step=step, state=state, identity=self._identity)
             if step:
-                note_progress()
+                mark_slurm_progress()
             self._prune(step, keep_last=self._options.keep_last)
             self._problem = None
         except Exception as error:

@@ -13,7 +13,7 @@ def recompute_blocks(model: nn.Module) -> None:
     """Makes every transformer block keep its input alone and recompute the rest for the backward pass.
 
     Encoder and decoder alike, in place; names and numbers stay the same. A block that is
-    run in parts (`mae_vit.models.vit.block_at`) keeps its activations.
+    run in parts (`mae_vit.models.vit.block_for_queries`) keeps its activations.
     """
     for module in model.modules():
         if isinstance(module, Block):

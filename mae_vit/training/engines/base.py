@@ -26,7 +26,7 @@ from mae_vit.runtime.process_group import leave
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.activation_checkpointing import recompute_blocks
 from mae_vit.training.engines.data_parallel import Compression
-from mae_vit.training.engines.ema import Average
+from mae_vit.training.engines.ema import EMA
 from mae_vit.training.engines.precision import Autocast, Precision
 from mae_vit.training.engines.staging import Staging
 from mae_vit.training.engines.state import TrainState, persistent_buffers, restore_slots, slot_tensors
@@ -104,7 +104,7 @@ class Engine(ABC):
         self.updates = 0
         # Once: to walk through the modules in each step takes as long as its clipping.
         self.trainable = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
-        self.average = None if options.ema_decay is None else Average(self.objective, options.ema_decay)
+        self.average = None if options.ema_decay is None else EMA(self.objective, options.ema_decay)
         self._staging = Staging(device, copies=ranks.rank == 0)
         choose_attention(objective, device)
         if options.activation_checkpointing:
@@ -138,12 +138,12 @@ class Engine(ABC):
         """Puts a gathered state back, whatever engine, stage or world size wrote it."""
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def full_weights(self) -> Iterator[None]:
         """While it is open `objective` holds, whole, what is measured and exported; collective.
 
         That is the average of the weights, where one is kept.
         """
-        with nullcontext() if self.average is None else self.average.in_place():
+        with nullcontext() if self.average is None else self.average.swapped_in():
             yield
 
     def close(self) -> None:
@@ -168,19 +168,19 @@ class Engine(ABC):
         for buffer, part in zip(kept, mean.split([b.numel() for b in kept]), strict=True):
             buffer.copy_(part.view_as(buffer))
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scale_loss(self, loss: Tensor) -> Tensor:
         """Applies the loss scale, if there is one."""
         return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
-    def clip_local(self) -> StepResult:
+    def unscale_and_clip(self) -> StepResult:
         """Unscales and clips gradients that this process holds whole."""
         parameters = list(self.trainable.values())
         if self.loss_scale is not None:
             gradients = [p.grad for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, 1 / self.loss_scale.scale)
-        return self.settle(clip_gradients(parameters, self.options.clip_grad))
+        return self.update_loss_scale(clip_gradients(parameters, self.options.clip_grad))
 
-    def settle(self, grad_norm: Tensor) -> StepResult:
+    def update_loss_scale(self, grad_norm: Tensor) -> StepResult:
         """Decides whether a step is to be skipped; waits for the device in fp16 alone."""
         skipped = self.loss_scale is not None and self.loss_scale.update(
             overflow=not bool(grad_norm.isfinite())
@@ -188,7 +188,7 @@ class Engine(ABC):
         self.updates += not skipped
         return StepResult(grad_norm, skipped)
 
-    def averaged(self, result: StepResult) -> StepResult:
+    def update_ema(self, result: StepResult) -> StepResult:
         """Takes a step's weights into the average; passes its result on."""
         if self.average is not None and not result.skipped:
             self.average.update(self.updates)
@@ -196,16 +196,21 @@ class Engine(ABC):
 
     def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:
         """Collects the state where this process's optimizer holds all of it."""
-        slots = {slot: slot_tensors(optimizer, self.trainable, slot) for slot in self.options.optimizer.slots}
-        return self.describe(self.objective.named_parameters(), slots)
+        optimizer_states = {
+            slot: slot_tensors(optimizer, self.trainable, slot)
+            for slot in self.options.optimizer.optimizer_states
+        }
+        return self.make_state(self.objective.named_parameters(), optimizer_states)
 
-    def describe(self, parameters: NamedTensors, slots: Mapping[str, NamedTensors]) -> TrainState:
+    def make_state(
+        self, parameters: NamedTensors, optimizer_states: Mapping[str, NamedTensors]
+    ) -> TrainState:
         """Copies what is gathered to rank 0's host, one tensor after the other, and adds the counters."""
         staging = self._staging
         staging.begin()
         state = TrainState(
             staging.collect(parameters, torch.float32),
-            {slot: staging.collect(tensors, torch.float32) for slot, tensors in slots.items()},
+            {slot: staging.collect(tensors, torch.float32) for slot, tensors in optimizer_states.items()},
             self.updates,
             None if self.loss_scale is None else replace(self.loss_scale),
             staging.collect(persistent_buffers(self.objective).items()),

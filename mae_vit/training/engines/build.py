@@ -17,7 +17,7 @@ from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.optim.optimizers import OptimizerOptions
 
 
-def be_deterministic() -> None:
+def enable_determinism() -> None:
     """Makes equal runs on equal devices equal bit for bit, or fail.
 
     Not `warn_only`: with it flash and memory-efficient attention keep their backward
@@ -28,7 +28,7 @@ def be_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
 
 
-def connect(config: Config, device: torch.device, ranks: Ranks = ALONE) -> None:
+def init_process_group(config: Config, device: torch.device, ranks: Ranks = ALONE) -> None:
     """Joins the ranks, where there are several, or where the engine is DeepSpeed, which needs a group of one."""
     if ranks.world_size > 1 or config.train.engine_on(ranks.world_size) == "deepspeed":
         join(ranks, device, timeout=give_up_after(config.run.hang_timeout_s))

@@ -33,7 +33,7 @@ class Estimate:
         parameters: of the encoder and what the objective adds.
         encoder_parameters: of the encoder alone; all where the network has none.
         trainable: parameters that have optimizer state.
-        flops_per_image: model FLOPs of a training step: 3 x forward, no recomputation; the mean over its turns.
+        flops_per_image: model FLOPs of a training step: 3 x forward, no recomputation.
         activation_bytes: kept for the backward pass of one micro-batch in float32 with plain
             attention; an upper bound for bf16, fp16 and fused attention.
         optimizer_slots: float32 numbers that the optimizer keeps for each trainable one.
@@ -118,24 +118,20 @@ def estimate(
     set_fused_attention(model, False)
     images = torch.empty(batch_size_per_device, *image_shape, dtype=torch.uint8, device="meta")
     index = torch.empty(batch_size_per_device, dtype=torch.int64, device="meta")
-    flops, kept_bytes = 0, 0
-    for step in range(model.turns):
-        model.begin_step(step)
-        activations = _Activations(model, recomputed=activation_checkpointing)
-        with (
-            FlopCounterMode(display=False) as counter,
-            torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
-        ):
-            kept = model(Batch(images, index, SampleKeys(0, 0, index)))
-        del kept
-        flops, kept_bytes = flops + counter.get_total_flops(), max(kept_bytes, activations.bytes)
+    activations = _Activations(model, recomputed=activation_checkpointing)
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
+    ):
+        kept = model(Batch(images, index, SampleKeys(0, 0, index)))
+    del kept
     parameters = list(model.parameters())
     return Estimate(
         parameters=sum(p.numel() for p in parameters),
         encoder_parameters=sum(p.numel() for p in getattr(model, "encoder", model).parameters()),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        flops_per_image=3 * flops / (model.turns * batch_size_per_device),
-        activation_bytes=kept_bytes,
+        flops_per_image=3 * counter.get_total_flops() / batch_size_per_device,
+        activation_bytes=activations.bytes,
         optimizer_slots=optimizer_slots,
         averaged=averaged,
     )
@@ -167,22 +163,19 @@ def kept_bytes(
         model = build()
     model.to("meta")
     set_fused_attention(model, fused_attention)
-    dtype, kept_most = AUTOCAST_DTYPES.get(precision), 0
+    dtype = AUTOCAST_DTYPES.get(precision)
     with FakeTensorMode():
         model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))
         images = torch.empty(batch_size_per_device, *image_shape, dtype=torch.uint8)
         index = torch.empty(batch_size_per_device, dtype=torch.int64)
-        for step in range(model.turns):
-            model.begin_step(step)
-            activations = _Activations(model, recomputed=activation_checkpointing)
-            with (
-                torch.autocast("cpu", dtype=dtype, enabled=dtype is not None),
-                torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
-            ):
-                kept = model(Batch(images, index, SampleKeys(0, 0, index)))
-            del kept
-            kept_most = max(kept_most, activations.bytes)
-    return kept_most
+        activations = _Activations(model, recomputed=activation_checkpointing)
+        with (
+            torch.autocast("cpu", dtype=dtype, enabled=dtype is not None),
+            torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
+        ):
+            kept = model(Batch(images, index, SampleKeys(0, 0, index)))
+        del kept
+    return activations.bytes
 
 
 class _Activations:

@@ -26,12 +26,11 @@ _NO_SYNC_OF_BUFFERS = (
 class DataParallel:
     """Runs a module whose parameters are equal on all ranks, and leaves them equal gradients."""
 
-    def __init__(self, module: nn.Module, *, static_graph: bool, compression: Compression) -> None:
+    def __init__(self, module: nn.Module, *, compression: Compression) -> None:
         """Wraps `module`; the ranks must have joined.
 
         Args:
             module: what computes the loss of a batch.
-            static_graph: every step computes the same, so that what is unused once is always so.
             compression: "bf16" sends gradients in half the bytes, rounded.
         """
         self._ddp = DistributedDataParallel(
@@ -39,7 +38,8 @@ class DataParallel:
             **{_NO_SYNC_OF_BUFFERS: False},  # type: ignore[arg-type]
             # No second copy of the gradients, but while micro-batches add up before the last one.
             gradient_as_bucket_view=True,
-            static_graph=static_graph,
+            # Every step computes the same: what is unused once is always so.
+            static_graph=True,
         )
         if compression == "bf16":
             self._ddp.register_comm_hook(None, bf16_compress_hook)
@@ -57,8 +57,8 @@ class DataParallel:
     def _lay_out(self, batch: Batch) -> None:
         """Takes a micro-batch for nothing, so that the first step reduces as all others do.
 
-        DistributedDataParallel begins with one bucket, learns from the first backward pass (of a
-        static graph from the first two) in which order gradients come, and then makes its buckets.
+        DistributedDataParallel begins with one bucket, learns from the first two backward passes in
+        which order gradients come, and then makes its buckets.
         Sums over ranks depend on the place in a bucket by a rounding: without this a resumed run
         would differ from one that went on. Nor may a static graph's first pass leave out the reduction.
         """

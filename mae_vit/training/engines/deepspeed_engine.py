@@ -66,10 +66,10 @@ class DeepSpeedEngine(Engine):
         # DeepSpeed exchanges by a clone of the group that the ranks have joined.
         deepspeed.utils.groups._WORLD_GROUP = group_as_patient()
         # Made before any hook is.
-        self._shell = _shell_of(objective) if options.zero_stage == 3 else None
+        self._replica = _empty_replica(objective) if options.zero_stage == 3 else None
         super().__init__(objective, options, ranks, device)
-        if self._shell is not None:
-            choose_attention(self._shell.to(device), device)
+        if self._replica is not None:
+            choose_attention(self._replica.to(device), device)
         self._optimizer = make_optimizer(self.objective, options.optimizer)
         trainable = sum(p.numel() for p in self.trainable.values())
         self._engine, self._wrapped, _, _ = deepspeed.initialize(
@@ -87,7 +87,7 @@ class DeepSpeedEngine(Engine):
 
     def backward(self, loss: Tensor) -> None:  # noqa: D102
         # From ZeRO 1 on DeepSpeed applies the scale that it was told.
-        self._engine.backward(loss if self.options.zero_stage else self.scaled(loss))
+        self._engine.backward(loss if self.options.zero_stage else self.scale_loss(loss))
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
 
@@ -99,28 +99,28 @@ class DeepSpeedEngine(Engine):
             self._engine.step()
             # DeepSpeed skips a non-finite step itself, and reports a norm of infinity.
             norm = torch.as_tensor(self._engine.get_global_grad_norm(), device=self.device)
-            result = self.settle(norm)
+            result = self.update_loss_scale(norm)
             self._hand_over_scale()
-            return self.averaged(result)
+            return self.update_ema(result)
         # At ZeRO 0 gradients are reduced by now, and DeepSpeed keeps no norm.
-        result = self.clip_local()
+        result = self.unscale_and_clip()
         if result.skipped:
             # Optimizers pass over parameters without a gradient.
             self._optimizer.zero_grad(set_to_none=True)
         self._engine.step()
-        return self.averaged(result)
+        return self.update_ema(result)
 
     def gather(self) -> TrainState:  # noqa: D102
         # safe_get_* returns None, and safe_set_* does nothing, at ZeRO 0.
         if not self.options.zero_stage:
             return self.gather_local(self._optimizer)
-        slots = {slot: self._whole_slot(slot) for slot in self.options.optimizer.slots}
-        return self.describe(self._whole_parameters(), slots)
+        optimizer_states = {slot: self._whole_slot(slot) for slot in self.options.optimizer.optimizer_states}
+        return self.make_state(self._whole_parameters(), optimizer_states)
 
     def _whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Each is whole until the next one is asked for; collective."""
         for name, parameter in self.objective.named_parameters():
-            with GatheredParameters([parameter], enabled=self._shell is not None):
+            with GatheredParameters([parameter], enabled=self._replica is not None):
                 yield name, parameter
 
     def _whole_slot(self, slot: str) -> Iterator[tuple[str, Tensor]]:
@@ -139,25 +139,25 @@ class DeepSpeedEngine(Engine):
                 self._optimizer.state[flat]["step"].fill_(float(state.optimizer_step))
         for name, parameter in self.objective.named_parameters():
             value = state.parameters[name].to(self.device)
-            with GatheredParameters([parameter], modifier_rank=0, enabled=self._shell is not None):
+            with GatheredParameters([parameter], modifier_rank=0, enabled=self._replica is not None):
                 parameter.data.copy_(value)
             if parameter.requires_grad:
                 self._set_master(parameter, value, None)
-                for slot, values in state.slots.items():
+                for slot, values in state.optimizer_states.items():
                     self._set_master(parameter, values[name].to(self.device), slot)
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def full_weights(self) -> Iterator[None]:
         """At ZeRO 3, gathers parameters into a second objective, without DeepSpeed's hooks.
 
         So ranks may run it differently (other numbers of held-out batches, pictures on
         one rank). For the time being each rank holds all parameters.
         """
-        if self._shell is None:
-            with super().whole():
+        if self._replica is None:
+            with super().full_weights():
                 yield
             return
-        shell, sharded = self._shell, self.objective
+        shell, sharded = self._replica, self.objective
         for parameter, target in zip(sharded.parameters(), shell.parameters(), strict=True):
             with GatheredParameters([parameter]):
                 target.data = parameter.detach().clone()
@@ -168,7 +168,7 @@ class DeepSpeedEngine(Engine):
             yield
         finally:
             self.objective = sharded
-            _empty(shell)
+            _free(shell)
 
     def close(self) -> None:
         """Leaves the process group, and has DeepSpeed forget it: the next run of a process has another."""
@@ -206,7 +206,7 @@ class DeepSpeedEngine(Engine):
         for all but the first. With the state there beforehand the link is complete.
         """
         for flat in self._flat_partitions():
-            state = {slot: torch.zeros_like(flat) for slot in self.options.optimizer.slots}
+            state = {slot: torch.zeros_like(flat) for slot in self.options.optimizer.optimizer_states}
             if self.options.optimizer.counts_updates:
                 state["step"] = torch.zeros((), device=flat.device)
             self._optimizer.state[flat] = state
@@ -219,14 +219,14 @@ class DeepSpeedEngine(Engine):
             self._wrapped.override_loss_scale(self.loss_scale.scale)
 
 
-def _shell_of(objective: Task) -> Task:
+def _empty_replica(objective: Task) -> Task:
     """Copies an objective without its parameters' values."""
     shell = copy.deepcopy(objective).requires_grad_(False)
-    _empty(shell)
+    _free(shell)
     return shell
 
 
-def _empty(shell: Task) -> None:
+def _free(shell: Task) -> None:
     for parameter in shell.parameters():
         parameter.data = torch.empty(0, device=parameter.device)
 

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from mae_vit.training.engines.state import persistent_buffers
 
 
-class Average:
+class EMA:
     """Keeps `decay` of itself at each update, and takes the rest from the model.
 
     It begins as the model does. For early updates the decay is lower, (1 + n) / (10 + n) at the
@@ -46,7 +46,7 @@ class Average:
             self._kept[name].copy_(now[name])
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """While it is open the model has the average's weights; none may be updated."""
         self._swap()
         try:

@@ -14,7 +14,7 @@ from mae_vit.training.optim.loss_scale import LossScale
 
 
 @dataclass(frozen=True)
-class Course:
+class LossHistory:
     """What a run has met so far; checkpoints keep it, so that one that resumes decides alike.
 
     Attributes:
@@ -29,7 +29,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Best:
+class BestWeights:
     """The weights that scored best on held-out images so far.
 
     Attributes:
@@ -51,7 +51,7 @@ class TrainState:
 
     Attributes:
         parameters: every parameter of the objective, frozen ones too.
-        slots: what the optimizer keeps for trainable parameters, by the optimizer's name
+        optimizer_states: what the optimizer keeps for trainable parameters, by the optimizer's name
             for it (`exp_avg`, `exp_avg_sq`; `momentum_buffer`), then by parameter.
         optimizer_step: updates the optimizer has made; skipped steps are none.
         loss_scale: of fp16; None in other precisions.
@@ -62,19 +62,19 @@ class TrainState:
     """
 
     parameters: dict[str, Tensor]
-    slots: dict[str, dict[str, Tensor]]
+    optimizer_states: dict[str, dict[str, Tensor]]
     optimizer_step: int
     loss_scale: LossScale | None = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    best: Best | None = None
+    best: BestWeights | None = None
     average: dict[str, Tensor] = field(default_factory=dict)
-    course: Course = field(default_factory=Course)
+    course: LossHistory = field(default_factory=LossHistory)
 
     def is_finite(self) -> bool:
         """Whether parameters and optimizer states are: a finite loss says nothing of the update after it."""
         return all(
             bool(tensor.isfinite().all())
-            for tensors in (self.parameters, *self.slots.values())
+            for tensors in (self.parameters, *self.optimizer_states.values())
             for tensor in tensors.values()
         )
 
@@ -116,7 +116,9 @@ def restore_slots(
     if state.optimizer_step == 0:
         return
     for name, parameter in trainable.items():
-        kept = {slot: values[name].to(parameter.device).clone() for slot, values in state.slots.items()}
+        kept = {
+            slot: values[name].to(parameter.device).clone() for slot, values in state.optimizer_states.items()
+        }
         if counts_updates:
             kept["step"] = torch.tensor(float(state.optimizer_step), device=parameter.device)
         optimizer.state[parameter] = kept

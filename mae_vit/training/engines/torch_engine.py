@@ -24,10 +24,7 @@ class TorchEngine(Engine):
         assert not options.cuda_graphs or (options.accumulation == 1 and ranks.world_size == 1)
         self._parallel = None
         if ranks.world_size > 1:
-            static_graph = objective.turns == 1
-            self._parallel = DataParallel(
-                self.module, static_graph=static_graph, compression=options.compression
-            )
+            self._parallel = DataParallel(self.module, compression=options.compression)
         self._optimizer = make_optimizer(self.objective, options.optimizer)
         self._micro_batches = 0
 
@@ -45,19 +42,19 @@ class TorchEngine(Engine):
         return ObjectiveOutput(output.loss.clone(), values)
 
     def backward(self, loss: Tensor) -> None:  # noqa: D102
-        (self.scaled(loss) / self.options.accumulation).backward()
+        (self.scale_loss(loss) / self.options.accumulation).backward()
         self._micro_batches += 1
 
     def step(self, lr: float) -> StepResult:  # noqa: D102
         self._micro_batches = 0
         self.reduce_buffers()
-        result = self.clip_local()
+        result = self.unscale_and_clip()
         for group in self._optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         if not result.skipped:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return self.averaged(result)
+        return self.update_ema(result)
 
     def gather(self) -> TrainState:  # noqa: D102
         return self.gather_local(self._optimizer)

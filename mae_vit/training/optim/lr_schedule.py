@@ -8,32 +8,32 @@ from typing import Literal
 ScheduleName = Literal["cosine", "linear", "wsd"]
 
 
-def rate_at(
+def lr_at(
     step: int,
     *,
     schedule: ScheduleName,
-    peak: float,
+    peak_lr: float,
     warmup_steps: int,
     total_steps: int,
-    min_rate: float = 0.0,
+    min_lr: float = 0.0,
     decay_steps: int = 0,
 ) -> float:
-    """Linear warm-up from 0 to `peak`, then down to `min_rate`.
+    """Linear warm-up from 0 to `peak_lr`, then down to `min_lr`.
 
     Args:
         step: optimizer steps done so far, 0 <= step < total_steps.
         schedule: "cosine", half a cosine (MAE Sec. A.1); "linear" (ViT Sec. 4.1); "wsd",
             warm-up, stable, decay: constant until the last `decay_steps`, then linear
             (arXiv 2404.06395; the linear decay: arXiv 2405.18392).
-        peak: rate at the end of the warm-up.
+        peak_lr: rate at the end of the warm-up.
         warmup_steps: steps of warm-up; 0 for none.
         total_steps: steps of the run.
-        min_rate: where the decay ends.
+        min_lr: where the decay ends.
         decay_steps: under "wsd", steps of decay.
     """
     if step < warmup_steps:
-        return peak * step / warmup_steps
+        return peak_lr * step / warmup_steps
     begin = total_steps - decay_steps if schedule == "wsd" else warmup_steps
     progress = max(0, step - begin) / max(1, total_steps - begin)
     left = 0.5 * (1 + math.cos(math.pi * progress)) if schedule == "cosine" else 1 - progress
-    return min_rate + (peak - min_rate) * left
+    return min_lr + (peak_lr - min_lr) * left

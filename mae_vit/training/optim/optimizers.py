@@ -38,7 +38,7 @@ class OptimizerOptions:
     layer_decay: float | None = None
 
     @property
-    def slots(self) -> tuple[str, ...]:
+    def optimizer_states(self) -> tuple[str, ...]:
         """The tensors that it keeps beside each parameter, of the parameter's shape."""
         if self.counts_updates:
             return ("exp_avg", "exp_avg_sq")

@@ -19,7 +19,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from mae_vit.core.image_rows import Picture, draw_rows
-from mae_vit.core.messages import clock, reason_of
+from mae_vit.core.messages import error_reason, format_duration
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # Where TensorBoard shows what is no metric of the objective.
@@ -104,7 +104,7 @@ class Monitor:
         since, first = self._first
         if step == first:
             return ""
-        return f" eta {clock((now - since) / (step - first) * (self._total_steps - step))}"
+        return f" eta {format_duration((now - since) / (step - first) * (self._total_steps - step))}"
 
     def show(self, rows: Sequence[Picture], step: int) -> None:
         """Writes labeled rows of images as a PNG and to TensorBoard."""
@@ -155,7 +155,7 @@ class Monitor:
         except OSError as error:
             if what not in self._failed:
                 self._failed.add(what)
-                reason = reason_of(error)
+                reason = error_reason(error)
                 self.say(
                     f"warning: {what} of {self._folder.path} cannot be written: {reason}; training goes on"
                 )

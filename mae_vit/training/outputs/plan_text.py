@@ -9,14 +9,14 @@ import torch
 
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
-from mae_vit.core.files import existing
-from mae_vit.core.messages import clock, counted
+from mae_vit.core.files import nearest_existing
+from mae_vit.core.messages import count_of, format_duration
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate, matrix_rate
 
 
-def describe_views(config: Config) -> str:
+def describe_augment(config: Config) -> str:
     """Says how training images are seen."""
     augment = config.data.augment
     parts = [f"crop {augment.crop}", *(["flip"] if augment.flip else [])]
@@ -37,20 +37,20 @@ def describe_training(
     schedule = optim.schedule + (f" over the last {plan.decay_steps:,}" if plan.decay_steps else "")
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
     kept, disk = retention(config, plan, costs)
-    free = shutil.disk_usage(existing(folder)).free
+    free = shutil.disk_usage(nearest_existing(folder)).free
     return {
-        "batch": f"{plan.effective_batch_size:,} = {counted(ranks.world_size, 'rank')} x "
-        f"{counted(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
-        "length": f"{counted(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
-        f"{counted(plan.steps_per_epoch, 'step')} ({plan.num_samples % plan.effective_batch_size:,} images left out "
+        "batch": f"{plan.effective_batch_size:,} = {count_of(ranks.world_size, 'rank')} x "
+        f"{count_of(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
+        "length": f"{count_of(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
+        f"{count_of(plan.steps_per_epoch, 'step')} ({plan.num_samples % plan.effective_batch_size:,} images left out "
         "of each)",
-        "rate": f"{plan.lr:.3e} peak after {counted(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
+        "rate": f"{plan.lr:.3e} peak after {count_of(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
         f"{optim.min_lr:g}; {optim.name}",
         "time": describe_time(plan, costs, ranks, matrix_rate(device, train.precision)),
         "engine": f"{describe_engine(config, ranks)}, {train.precision}, {device}",
         "compiled": str(choose_compiling(config, plan, device)),
         "memory": f"{memory:.2f} GiB for each rank at most, about (states and float32 activations)",
-        "disk": f"{disk / 2**20:,.0f} MiB for {counted(kept, 'checkpoint')} of "
+        "disk": f"{disk / 2**20:,.0f} MiB for {count_of(kept, 'checkpoint')} of "
         f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
         f"{save_times(config, plan)}; free: {free / 2**30:,.0f} GiB",
     }
@@ -78,7 +78,7 @@ def describe_time(plan: Plan, costs: Estimate, ranks: Ranks, rate: float) -> str
     seconds = costs.flops_per_image * plan.total_steps * plan.effective_batch_size / (rate * ranks.world_size)
     least = "a moment"
     if seconds >= 1:
-        least = f"{clock(seconds)} at least, two to three times that for small networks"
+        least = f"{format_duration(seconds)} at least, two to three times that for small networks"
     return (
         f"{least}, beside start and evaluation: at the "
         f"{rate / 1e9:,.0f} GFLOP/s that a rank's matrix products reach here now"

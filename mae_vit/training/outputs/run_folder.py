@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import existing, to_json, write_atomically, write_json
-from mae_vit.core.messages import reason_of
+from mae_vit.core.files import nearest_existing, to_json, write_atomically, write_json
+from mae_vit.core.messages import error_reason
 from mae_vit.runtime.locks import Lock
 from mae_vit.training.outputs.run_lock import lock_run
 
@@ -41,7 +41,7 @@ class RunFolder:
         Raises:
             InputError: naming the folder.
         """
-        place = existing(self.path)
+        place = nearest_existing(self.path)
         if not place.is_dir():
             raise InputError(f"run folder {self.path}: {place} is not a folder")
         probe = place / f".writable.{os.getpid()}"
@@ -49,7 +49,7 @@ class RunFolder:
             probe.touch()
             probe.unlink(missing_ok=True)
         except OSError as error:
-            reason = reason_of(error)
+            reason = error_reason(error)
             raise InputError(f"run folder {self.path} cannot be written: {place}: {reason}") from None
 
     def lock(self) -> None:

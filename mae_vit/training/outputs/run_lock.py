@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import reason_of
+from mae_vit.core.messages import error_reason
 from mae_vit.runtime.locks import Lock, try_lock
 
 # Long enough for ranks whose launcher was killed: they finish a step, save and leave.
@@ -41,7 +41,7 @@ def lock_run(folder: Path) -> Lock:
             if lock is not None:
                 with suppress(OSError):
                     lock.release()
-            reason = reason_of(error)
+            reason = error_reason(error)
             raise InputError(f"run folder {folder} cannot be written: {reason}") from None
         who, patience = _read_holder(path)
         if time.monotonic() - begun > patience:

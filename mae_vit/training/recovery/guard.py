@@ -8,7 +8,7 @@ from collections import deque
 
 from mae_vit.config.schema import GuardSection
 from mae_vit.runtime.failures import BadStep
-from mae_vit.training.engines.state import Course
+from mae_vit.training.engines.state import LossHistory
 
 _WINDOW = 256
 # Fewer losses say little about how far they scatter.
@@ -24,23 +24,23 @@ class Guard:
     256; `spike_steps` in a row are a spike. One alone is a hard batch.
     """
 
-    def __init__(self, options: GuardSection, course: Course) -> None:
+    def __init__(self, options: GuardSection, course: LossHistory) -> None:
         """Goes on where `course` stands."""
         self._options, self._skipped = options, course.skipped
         self._losses = deque(course.losses, maxlen=_WINDOW)
         self._streak = course.streak
 
     @property
-    def course(self) -> Course:
+    def course(self) -> LossHistory:
         """What a checkpoint is to keep."""
-        return Course(self._skipped, tuple(self._losses), self._streak)
+        return LossHistory(self._skipped, tuple(self._losses), self._streak)
 
     @property
-    def quiet(self) -> bool:
+    def no_suspects(self) -> bool:
         """Whether no step since the last good one is in doubt."""
         return self._streak == 0
 
-    def judge(self, step: int, loss: float, grad_norm: float) -> None:
+    def check(self, step: int, loss: float, grad_norm: float) -> None:
         """Takes in a step.
 
         Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mae_vit.core.errors import Damage, damage_allowed
-from mae_vit.core.files import sync, to_json, write_atomically
+from mae_vit.core.files import fsync_path, to_json, write_atomically
 from mae_vit.runtime.collectives import gather_objects
 from mae_vit.runtime.ranks import Ranks
 
@@ -34,7 +34,8 @@ class Quarantine:
     Attributes:
         path: of the list.
         share: of the samples that may be damaged.
-        allowed: how many that are.
+        total: samples that are trained on.
+        allowed: how many of them may be damaged.
     """
 
     def __init__(self, path: Path, ranks: Ranks, *, share: float, samples: int, start_step: int) -> None:
@@ -47,7 +48,7 @@ class Quarantine:
             samples: that are trained on.
             start_step: steps done before.
         """
-        self.path, self.share, self._ranks = path, share, ranks
+        self.path, self.share, self.total, self._ranks = path, share, samples, ranks
         self.allowed = damage_allowed(share, samples)
         kept = [entry for entry in _read(path) if entry.step <= start_step]
         self._told = {entry.damage.sample: entry for entry in kept}
@@ -98,7 +99,7 @@ class Quarantine:
             file.flush()
             os.fsync(file.fileno())
         if first:
-            sync(self.path.parent)
+            fsync_path(self.path.parent)
 
 
 def _lines(entries: Iterable[Entry]) -> bytes:

@@ -12,12 +12,12 @@ from typing import Any
 from mae_vit.config.schema import GuardSection
 from mae_vit.core.files import write_json
 from mae_vit.data.order.skipped_steps import data_step, skip
-from mae_vit.runtime.collectives import decided_by_rank_zero
+from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, verify_checkpoint
 from mae_vit.training.checkpoints.format import BrokenCheckpoint, list_checkpoints, step_of
-from mae_vit.training.engines.state import Course
+from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # Of the losses before a bad step, so many are told.
@@ -25,7 +25,7 @@ _TOLD_LOSSES = 32
 
 
 @dataclass
-class Rollbacks:
+class Rollback:
     """Goes back a bounded number of times from each checkpoint; a newer one is progress.
 
     Attributes:
@@ -41,7 +41,7 @@ class Rollbacks:
     samples_of: Callable[[int], list[dict[str, Any]]]
     _tries: dict[int, int] = field(default_factory=dict)
 
-    def find(self, bad: BadStep, course: Course) -> tuple[CheckpointInfo, Course]:
+    def choose_checkpoint(self, bad: BadStep, course: LossHistory) -> tuple[CheckpointInfo, LossHistory]:
         """Finds where to go on after a bad step, and leaves a report of it; collective.
 
         Args:
@@ -55,7 +55,7 @@ class Rollbacks:
             TrainingFailed: on all ranks, if there is none, or after too many tries.
         """
         # Another node may see the folder a moment late.
-        found = decided_by_rank_zero(lambda: self._newest_before(bad.step), self.ranks)
+        found = run_on_rank_zero(lambda: self._newest_before(bad.step), self.ranks)
         if found is None:
             raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
         tried = self._tries[found.step] = self._tries.get(found.step, 0) + 1
@@ -84,7 +84,7 @@ class Rollbacks:
                 f"guard.max_rollbacks={self.options.max_rollbacks}; see {self._path(bad.step, tried)}"
             )
         skipped = skip(course.skipped, first, culprit + 1)
-        return found, Course(skipped, found.course.losses)
+        return found, LossHistory(skipped, found.course.losses)
 
     def _newest_before(self, step: int) -> CheckpointInfo | None:
         for path in reversed(list_checkpoints(self.folder.checkpoints)):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import reason_of
+from mae_vit.core.messages import error_reason
 from mae_vit.data.batches.loader import load_in_order
 from mae_vit.data.images.augment import center_crop
 from mae_vit.data.images.decode import DecodeError, decode
@@ -31,7 +31,7 @@ class Unreadable(str):
 
 
 @dataclass(frozen=True)
-class Task:
+class CropTask:
     """Images first..first+count-1.
 
     Attributes:
@@ -46,7 +46,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BatchPart:
     """What a task gives: a part of a batch.
 
     Attributes:
@@ -64,7 +64,7 @@ class Piece:
     broken: list[tuple[int, str]]
 
 
-class Crops(Dataset[Piece]):
+class Crops(Dataset[BatchPart]):
     """Decodes and crops as `PretrainedEncoder.crop` does."""
 
     def __init__(self, images: Images, *, channels: int, img_size: tuple[int, int]) -> None:
@@ -73,8 +73,8 @@ class Crops(Dataset[Piece]):
         self._images = images if images.travels else None
         self._channels, self._img_size = channels, img_size
 
-    def __getitems__(self, task: Task) -> tuple[int, int, np.ndarray, Tensor, list[tuple[int, str]]]:
-        """Returns the fields of a `Piece`: what the loader can put in page-locked memory."""
+    def __getitems__(self, task: CropTask) -> tuple[int, int, np.ndarray, Tensor, list[tuple[int, str]]]:
+        """Returns the fields of a `BatchPart`: what the loader can put in page-locked memory."""
         whole, pixels, broken = list[int](), list[np.ndarray](), list[tuple[int, str]]()
         for place, image in enumerate(range(task.first, task.first + task.count)):
             cropped = self._crop(image, task.data[place] if task.data is not None else None)
@@ -106,34 +106,34 @@ def read(images: Images, image: int) -> bytes | Unreadable:
     try:
         return images.read(image)
     except OSError as error:
-        return Unreadable(reason_of(error))
+        return Unreadable(error_reason(error))
     except (ReadError, DecodeError) as error:
         return Unreadable(error)
 
 
-class Tasks:
+class CropTasks:
     """All tasks from an image on, in order; none reaches from one batch into the next."""
 
     def __init__(self, images: Images, first: int, batch_size: int) -> None:
         """Begins batches of `batch_size` images at image `first`."""
         self._images, self._first, self._batch_size = images, first, batch_size
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[CropTask]:
         """Reads the bytes of those images that data processes cannot read."""
         for first in range(self._first, len(self._images), self._batch_size):
             stop = min(first + self._batch_size, len(self._images))
             if self._images.travels:
                 for at in range(first, stop, _TASK_IMAGES):
-                    yield Task(at, min(_TASK_IMAGES, stop - at), None)
+                    yield CropTask(at, min(_TASK_IMAGES, stop - at), None)
             else:
                 yield from self._read(first, stop)
 
-    def _read(self, first: int, stop: int) -> Iterator[Task]:
+    def _read(self, first: int, stop: int) -> Iterator[CropTask]:
         data: list[bytes | Unreadable] = []
         for image in range(first, stop):
             data.append(read(self._images, image))
             if len(data) == _TASK_IMAGES or sum(map(len, data)) >= _TASK_BYTES or image == stop - 1:
-                yield Task(image + 1 - len(data), len(data), tuple(data))
+                yield CropTask(image + 1 - len(data), len(data), tuple(data))
                 data = []
 
 
@@ -146,7 +146,7 @@ def load_pieces(
     img_size: tuple[int, int],
     workers: int,
     pin_memory: bool,
-) -> Iterator[list[Piece]]:
+) -> Iterator[list[BatchPart]]:
     """Yields the pieces of each batch, in order.
 
     Args:
@@ -162,11 +162,11 @@ def load_pieces(
         InputError: if a data process died.
     """
     crops = Crops(images, channels=channels, img_size=img_size)
-    tasks = Tasks(images, first, batch_size)
-    pieces: list[Piece] = []
+    tasks = CropTasks(images, first, batch_size)
+    pieces: list[BatchPart] = []
     try:
         for loaded in load_in_order(crops, tasks, workers=workers, pin_memory=pin_memory):
-            pieces.append(Piece(*loaded))
+            pieces.append(BatchPart(*loaded))
             stop = pieces[-1].first + pieces[-1].count
             if stop == len(images) or (stop - first) % batch_size == 0:
                 yield pieces

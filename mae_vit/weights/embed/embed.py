@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import sync, write_atomically
+from mae_vit.core.files import fsync_path, write_atomically
 from mae_vit.core.messages import plain_text
 from mae_vit.core.progress import progress
 from mae_vit.runtime.signals import StopRequest
 from mae_vit.weights.embed.features import Features, Settings, compute_features
-from mae_vit.weights.embed.identity import make_facts, refuse_others
+from mae_vit.weights.embed.identity import check_same_features, make_facts
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.embed.npz_file import read_npz_facts, write_npz
 from mae_vit.weights.embed.parquet_file import read_parquet_facts, require_parquet, write_parquet
@@ -130,9 +130,9 @@ def _goes_on(parts: Parts, out: Path, facts: dict[str, Any]) -> bool:
     """Whether there are parts to go on from, after a look at what they, or the output, are features of."""
     found = parts.read_identity()
     if found is not None:
-        refuse_others(found, facts, where=parts.folder)
+        check_same_features(found, facts, where=parts.folder)
     elif out.exists():
-        refuse_others(_read_facts(out), facts, where=out)
+        check_same_features(_read_facts(out), facts, where=out)
     return found is not None
 
 
@@ -194,10 +194,10 @@ def _publish(
         (write_npz if out.suffix == ".npz" else write_parquet)(table, joined)
     except Stopped:
         return outcome
-    sync(joined)
+    fsync_path(joined)
     broken = _write_broken(table.broken, images, broken_path(out))
     os.replace(joined, out)
-    sync(out.parent)
+    fsync_path(out.parent)
     parts.forget()
     return replace(outcome, rows=table.rows, broken=broken)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.weights.embed.crop_loader import Piece, load_pieces
+from mae_vit.weights.embed.crop_loader import BatchPart, load_pieces
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.encoder import PretrainedEncoder
 
@@ -84,7 +84,7 @@ def compute_features(
         pin_memory=settings.device.type == "cuda",
     )
     # A GPU is at work on a batch while this process sees to the one before.
-    before: tuple[list[Piece], Tensor] | None = None
+    before: tuple[list[BatchPart], Tensor] | None = None
     for pieces in batches:
         launched = (pieces, _encode(encoder, pieces, settings))
         if before is not None:
@@ -95,7 +95,7 @@ def compute_features(
 
 
 @torch.inference_mode()
-def _encode(encoder: PretrainedEncoder, pieces: list[Piece], settings: Settings) -> Tensor:
+def _encode(encoder: PretrainedEncoder, pieces: list[BatchPart], settings: Settings) -> Tensor:
     """Returns float32 (K, D), on the device and perhaps not computed yet."""
     pixels = torch.cat([piece.pixels.to(settings.device, non_blocking=True) for piece in pieces])
     if not len(pixels):
@@ -106,7 +106,7 @@ def _encode(encoder: PretrainedEncoder, pieces: list[Piece], settings: Settings)
     return features.float()
 
 
-def _gather(pieces: list[Piece], features: Tensor, images: Images, settings: Settings) -> Features:
+def _gather(pieces: list[BatchPart], features: Tensor, images: Images, settings: Settings) -> Features:
     with np.errstate(over="ignore"):  # told of below
         kept = features.cpu().numpy().astype(settings.dtype)
     whole = np.concatenate([piece.whole for piece in pieces])

@@ -7,7 +7,7 @@ from typing import Any
 
 from mae_vit.core import __version__
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import counted
+from mae_vit.core.messages import count_of
 from mae_vit.weights.embed.features import Settings
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.encoder import PretrainedEncoder
@@ -42,7 +42,7 @@ def make_facts(encoder: PretrainedEncoder, images: Images, settings: Settings) -
     }
 
 
-def refuse_others(found: dict[str, Any], facts: dict[str, Any], *, where: Path) -> None:
+def check_same_features(found: dict[str, Any], facts: dict[str, Any], *, where: Path) -> None:
     """Compares what features were made of with what is asked for.
 
     Raises:
@@ -54,7 +54,7 @@ def refuse_others(found: dict[str, Any], facts: dict[str, Any], *, where: Path) 
         told.append(f"START was {own}" + (" with other weights" if own == facts["start"] else ""))
     if any(found.get(key) != facts[key] for key in _DATA):
         told.append(
-            f"DATA was {found.get('data')} as it was, {counted(found.get('data_images', 0), 'image')}"
+            f"DATA was {found.get('data')} as it was, {count_of(found.get('data_images', 0), 'image')}"
         )
     elif found.get("labels") != facts["labels"]:
         told.append(f"DATA was taken {'with' if found.get('labels') else 'without'} labels")

@@ -13,7 +13,7 @@ import numpy as np
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import nearest, plain_text
-from mae_vit.core.urls import is_url, shown
+from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.sources.find import find_images
@@ -81,7 +81,7 @@ def open_images(spec: str, *, out: Path, splits: Sequence[str] = (), labels: boo
         InputError: if there are no such images.
     """
     if is_url(spec):
-        raise InputError(f"{shown(spec)}: images are read from here; give a folder or an archive")
+        raise InputError(f"{redact_url(spec)}: images are read from here; give a folder or an archive")
     wanted = tuple(dict.fromkeys(splits))
     if (Path(spec) / FILE_NAME).is_file():
         return ShardImages(Path(spec), wanted, labels=labels)

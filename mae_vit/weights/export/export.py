@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import partial_of, put_in_place, sync
-from mae_vit.core.messages import reason_of
+from mae_vit.core.files import fsync_path, replace_folder, temporary_name
+from mae_vit.core.messages import error_reason
 from mae_vit.weights.export import to_hf, to_official, to_onnx, to_timm, to_torch
-from mae_vit.weights.export.history import collect
+from mae_vit.weights.export.history import collect_history
 from mae_vit.weights.export.model_card import CARD, SIGNATURE, card
-from mae_vit.weights.export.network import Handed
-from mae_vit.weights.export.verify import Verified
+from mae_vit.weights.export.network import ExportSource
+from mae_vit.weights.export.verify import Verification
 from mae_vit.weights.start import name_of
 
-TARGETS: dict[str, Callable[[Handed, Path], Verified]] = {
+TARGETS: dict[str, Callable[[ExportSource, Path], Verification]] = {
     "timm": to_timm.write,
     "hf": to_hf.write,
     "official": to_official.write,
@@ -44,7 +44,7 @@ class Export:
 
     folder: Path
     files: tuple[Path, ...]
-    verified: Verified
+    verified: Verification
 
 
 def default_folder(asked: str, target: str) -> Path:
@@ -77,7 +77,7 @@ def check_place(out: Path, *, force: bool) -> None:
         raise InputError(f"--out {out} exists: --force replaces it, or give another folder")
 
 
-def write_export(handed: Handed, target: str, out: Path, *, force: bool) -> Export:
+def write_export(handed: ExportSource, target: str, out: Path, *, force: bool) -> Export:
     """Writes, verifies, and puts in place; whatever goes wrong, nothing half-written is left.
 
     Args:
@@ -91,17 +91,17 @@ def write_export(handed: Handed, target: str, out: Path, *, force: bool) -> Expo
             missing; or if the folder cannot be written.
     """
     check_place(out, force=force)
-    partial = partial_of(out)
+    partial = temporary_name(out)
     try:
         partial.mkdir(parents=True)
         verified = TARGETS[target](handed, partial)
-        (partial / CARD).write_text(card(handed, target, verified, collect(handed)))
+        (partial / CARD).write_text(card(handed, target, verified, collect_history(handed)))
         for path in partial.rglob("*"):
             if path.is_file():
-                sync(path)
-        put_in_place(partial, out)
+                fsync_path(path)
+        replace_folder(partial, out)
     except OSError as error:
-        raise InputError(f"cannot write {out}: {reason_of(error)}") from None
+        raise InputError(f"cannot write {out}: {error_reason(error)}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     files = sorted(

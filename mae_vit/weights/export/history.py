@@ -10,9 +10,9 @@ from typing import Any
 
 from mae_vit.config.load import read_run_config
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import counted
+from mae_vit.core.messages import count_of
 from mae_vit.objectives import OBJECTIVES
-from mae_vit.weights.export.network import Handed, metadata_of
+from mae_vit.weights.export.network import ExportSource, metadata_of
 from mae_vit.weights.start import name_of
 
 _UNKNOWN = "not known"
@@ -61,7 +61,7 @@ class Facts:
 _WITHOUT_LABELS = {name for name, section in OBJECTIVES.items() if not section.uses_labels}
 
 
-def collect(handed: Handed) -> Facts:
+def collect_history(handed: ExportSource) -> Facts:
     """Gathers what files tell; what they do not tell is said to be unknown."""
     folder = _run_folder(handed)
     config = _config(folder) if folder else {}
@@ -84,7 +84,7 @@ def collect(handed: Handed) -> Facts:
     )
 
 
-def _run_folder(handed: Handed) -> Path | None:
+def _run_folder(handed: ExportSource) -> Path | None:
     """The run that the weights lie in, or are the result of."""
     path = Path(handed.start.source)
     for folder in (Path(handed.asked), path, *path.parents[:2]):
@@ -112,14 +112,14 @@ def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _objective_name(handed: Handed, config: dict[str, Any]) -> str:
+def _objective_name(handed: ExportSource, config: dict[str, Any]) -> str:
     if "finetune" in config or handed.network.head is not None:
         return "fine-tuning"
     told = _section(config, "objective").get("name") or handed.encoder.info.objective
     return _UNKNOWN if told == "unknown" else str(told)
 
 
-def _objective(handed: Handed, config: dict[str, Any]) -> str:
+def _objective(handed: ExportSource, config: dict[str, Any]) -> str:
     name = _objective_name(handed, config)
     if "finetune" in config:
         section = _section(config, "finetune")
@@ -152,7 +152,7 @@ def _recipe(config: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _length(handed: Handed, config: dict[str, Any], summary: dict[str, Any]) -> str:
+def _length(handed: ExportSource, config: dict[str, Any], summary: dict[str, Any]) -> str:
     info, told = handed.encoder.info, metadata_of(Path(handed.start.source))
     steps = info.step or told.get("step") or summary.get("steps")
     if not steps:
@@ -223,11 +223,11 @@ def _probed(summary: dict[str, Any]) -> str:
     return f" of {sizes['images']:,} images of {sizes['classes']:,} classes, fitted on {sizes['fitted_on']:,} others"
 
 
-def _limits(handed: Handed, summary: dict[str, Any]) -> list[str]:
+def _limits(handed: ExportSource, summary: dict[str, Any]) -> list[str]:
     info = handed.encoder.info
     height, width = info.img_size
     limits = [
-        f"Made for images of {height} x {width} px ({counted(info.in_chans, 'channel')}); other sizes need "
+        f"Made for images of {height} x {width} px ({count_of(info.in_chans, 'channel')}); other sizes need "
         "interpolated positions.",
         "What the training images did not show it does not know; their biases it does.",
     ]

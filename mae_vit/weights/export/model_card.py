@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from mae_vit.core import __version__
 from mae_vit.weights.export.history import Facts
-from mae_vit.weights.export.network import Handed
-from mae_vit.weights.export.verify import TOLERANCE, Verified
+from mae_vit.weights.export.network import ExportSource
+from mae_vit.weights.export.verify import TOLERANCE, Verification
 
 CARD = "README.md"
 # By which an export knows another.
@@ -15,7 +15,7 @@ SIGNATURE = "Exported by mae-vit"
 _HUB_LIBRARIES = {"timm": "timm", "hf": "transformers", "onnx": "onnx"}
 
 
-def card(handed: Handed, target: str, verified: Verified, facts: Facts) -> str:
+def card(handed: ExportSource, target: str, verified: Verification, facts: Facts) -> str:
     """Writes what the model is, how it was made, how it is used, and what it cannot do.
 
     Args:
@@ -42,7 +42,7 @@ def card(handed: Handed, target: str, verified: Verified, facts: Facts) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def images_code(handed: Handed) -> str:
+def images_code(handed: ExportSource) -> str:
     """Python that makes `images` of a file as `PretrainedEncoder.transform` does, by Pillow alone."""
     info = handed.encoder.info
     height, width = info.img_size
@@ -67,7 +67,7 @@ images = (pixels - mean) / std  # float32 (B, {info.in_chans}, {height}, {width}
 """
 
 
-def describe(handed: Handed) -> str:
+def describe(handed: ExportSource) -> str:
     """The network in one line."""
     info, network = handed.encoder.info, handed.network
     parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -79,7 +79,7 @@ def describe(handed: Handed) -> str:
     )
 
 
-def _introduction(handed: Handed, facts: Facts) -> str:
+def _introduction(handed: ExportSource, facts: Facts) -> str:
     info = handed.encoder.info
     mean, std = ([float(f"{value:.4g}") for value in values] for values in (info.mean, info.std))
     lines = [
@@ -100,7 +100,7 @@ def _front_matter(target: str) -> str:
     return f"---\n# license: to be stated\n{library}tags: [vision-transformer, image-feature-extraction]\n---"
 
 
-def _notes(verified: Verified) -> str:
+def _notes(verified: Verification) -> str:
     return _bullets([f"{note[0].upper()}{note[1:]}." for note in verified.notes])
 
 

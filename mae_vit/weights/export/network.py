@@ -17,10 +17,10 @@ from mae_vit.core.errors import InputError
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.models.encoder_file import read_metadata, to_metadata
 from mae_vit.models.vit import Pool
-from mae_vit.weights.encoder import PretrainedEncoder, from_start
+from mae_vit.weights.encoder import PretrainedEncoder, encoder_from_weights
 from mae_vit.weights.mae_decoder import Decoder, read_decoder
-from mae_vit.weights.read import read_start
-from mae_vit.weights.start import Start
+from mae_vit.weights.read import read_weights
+from mae_vit.weights.start import Weights
 
 
 class Network(nn.Module):
@@ -73,7 +73,7 @@ class Network(nn.Module):
 
 
 @dataclass(frozen=True)
-class Handed:
+class ExportSource:
     """What an export is made from.
 
     Attributes:
@@ -94,7 +94,7 @@ class Handed:
         return self.network.encoder
 
     @property
-    def start(self) -> Start:
+    def start(self) -> Weights:
         """The weights as they were read."""
         return self.encoder.start
 
@@ -109,24 +109,24 @@ class Handed:
         return to_metadata({**asdict(self.encoder.info), **more})
 
 
-def read_handed(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -> Handed:
+def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -> ExportSource:
     """Reads weights of any kind, ready to be exported.
 
     Args:
-        asked: what `mae_vit.weights.read.read_start` takes.
+        asked: what `mae_vit.weights.read.read_weights` takes.
         pool: what features are read from; None for [CLS], or what a classifier reads.
         norm_pix_loss: whether an official file's decoder predicts normalized pixels.
 
     Raises:
         InputError: if there are none of ours, or if the read-out is a classifier's own.
     """
-    start = read_start(asked)
+    start = read_weights(asked)
     head = _head_of(start)
     if pool is not None and (head is not None or "fc_norm.weight" in start.tensors):
         raise InputError(
             f"--pool {pool}: {start.source} was fine-tuned on a read-out of its own, which it keeps"
         )
-    encoder = from_start(start, pool=pool)
+    encoder = encoder_from_weights(start, pool=pool)
     # One path for all lengths of sequence, which tracers take as one operation.
     set_fused_attention(encoder, True)
     if head is not None and head.in_features != encoder.embed_dim:
@@ -137,10 +137,10 @@ def read_handed(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -
     classes = _classes_of(Path(start.source)) if head is not None else ()
     if head is not None and len(classes) != head.out_features:
         classes = ()
-    return Handed(asked, Network(encoder, head), tuple(classes), decoder)
+    return ExportSource(asked, Network(encoder, head), tuple(classes), decoder)
 
 
-def _head_of(start: Start) -> nn.Linear | None:
+def _head_of(start: Weights) -> nn.Linear | None:
     """The head of a classifier; objectives of pretraining have heads for other things."""
     weight, bias = (start.tensors.get(f"head.{name}") for name in ("weight", "bias"))
     if start.objective is not None or weight is None or weight.ndim != 2:

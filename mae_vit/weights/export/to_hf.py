@@ -20,8 +20,8 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.mae import LAYER_NORM_EPS, MAE
-from mae_vit.weights.export.network import Handed
-from mae_vit.weights.export.verify import Verified, expected, largest_difference, library, random_images
+from mae_vit.weights.export.network import ExportSource
+from mae_vit.weights.export.verify import Verification, expected, largest_difference, library, random_images
 
 MAE_FOLDER = "mae"
 _WEIGHTS, _CONFIG, _PREPROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
@@ -45,7 +45,7 @@ _OUTSIDE = {
 _BICUBIC = 3
 
 
-def write(handed: Handed, folder: Path) -> Verified:
+def write(handed: ExportSource, folder: Path) -> Verification:
     """Writes the folders, and loads them with transformers.
 
     Raises:
@@ -73,7 +73,7 @@ def write(handed: Handed, folder: Path) -> Verified:
         with _quiet(transformers):
             difference = max(difference, _check_mae(transformers, handed, mae, folder / MAE_FOLDER))
     what = handed.network.output_name
-    return Verified(
+    return Verification(
         by=f"transformers {transformers.__version__}",
         what=f"{what}, predictions and loss" if mae else what,
         difference=difference,
@@ -84,15 +84,15 @@ def write(handed: Handed, folder: Path) -> Verified:
     )
 
 
-def _class_of(handed: Handed) -> str:
+def _class_of(handed: ExportSource) -> str:
     return "ViTModel" if handed.network.head is None else "ViTForImageClassification"
 
 
-def _pooling(handed: Handed) -> str:
+def _pooling(handed: ExportSource) -> str:
     return ", add_pooling_layer=False" if handed.network.head is None else ""
 
 
-def _representable(handed: Handed, notes: list[str]) -> MAE | None:
+def _representable(handed: ExportSource, notes: list[str]) -> MAE | None:
     """The objective, if `ViTMAEForPreTraining` computes it; else `notes` say why not."""
     if handed.decoder is None:
         if handed.encoder.info.objective in ("mae", "contrastive_mae", "joint"):
@@ -143,7 +143,7 @@ def hub_names(tensors: dict[str, Tensor], *, prefix: str) -> dict[str, Tensor]:
     return renamed
 
 
-def _geometry(handed: Handed) -> dict[str, Any]:
+def _geometry(handed: ExportSource) -> dict[str, Any]:
     """What the configs of both models share."""
     info = handed.encoder.info
     height, width = info.img_size
@@ -165,7 +165,7 @@ def _geometry(handed: Handed) -> dict[str, Any]:
     }
 
 
-def _write_encoder(handed: Handed, folder: Path) -> None:
+def _write_encoder(handed: ExportSource, folder: Path) -> None:
     head = handed.network.head
     config = {"architectures": [_class_of(handed)], "model_type": "vit", **_geometry(handed)}
     if head is not None:
@@ -176,7 +176,7 @@ def _write_encoder(handed: Handed, folder: Path) -> None:
     _write_folder(handed, folder, config, tensors)
 
 
-def _write_mae(handed: Handed, folder: Path) -> None:
+def _write_mae(handed: ExportSource, folder: Path) -> None:
     assert handed.decoder is not None
     assert handed.decoder.config is not None
     decoder = handed.decoder.config
@@ -196,14 +196,16 @@ def _write_mae(handed: Handed, folder: Path) -> None:
     _write_folder(handed, folder, config, hub_names(tensors, prefix="vit."))
 
 
-def _write_folder(handed: Handed, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _write_folder(
+    handed: ExportSource, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
     metadata = {"format": "pt", **handed.metadata()}
     (folder / _WEIGHTS).write_bytes(save_tensors(tensors, metadata=metadata))
     (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     (folder / _PREPROCESSOR).write_text(json.dumps(_preprocessor(handed), indent=2) + "\n")
 
 
-def _preprocessor(handed: Handed) -> dict[str, Any]:
+def _preprocessor(handed: ExportSource) -> dict[str, Any]:
     """Our transform: the largest centered square, bicubic; other shapes are resized as a whole."""
     info = handed.encoder.info
     height, width = info.img_size
@@ -241,7 +243,7 @@ def _load(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 @torch.no_grad()
-def _check_encoder(transformers: Any, handed: Handed, folder: Path) -> float:
+def _check_encoder(transformers: Any, handed: ExportSource, folder: Path) -> float:
     options = {"add_pooling_layer": False} if handed.network.head is None else {}
     model = _load(getattr(transformers, _class_of(handed)), folder, **options)
     found = model(pixel_values=random_images(handed))
@@ -250,21 +252,21 @@ def _check_encoder(transformers: Any, handed: Handed, folder: Path) -> float:
 
 
 @torch.no_grad()
-def _check_mae(transformers: Any, handed: Handed, mae: MAE, folder: Path) -> float:
+def _check_mae(transformers: Any, handed: ExportSource, mae: MAE, folder: Path) -> float:
     """The same masks, by the same noise: the same predictions and the same loss."""
     model = _load(transformers.ViTMAEForPreTraining, folder)
     images = random_images(handed)
     noise = torch.rand(len(images), mae.encoder.num_patches, generator=torch.Generator().manual_seed(1))
     theirs = model(pixel_values=images, noise=noise)
     prediction, mask = mae.reconstruct(images, noise)
-    loss = mae.loss(images, prediction, mask)
+    loss = mae.masked_mse(images, prediction, mask)
     return max(
         largest_difference(prediction, theirs.logits, "transformers' predictions"),
         largest_difference(loss, theirs.loss, "transformers' losses"),
     )
 
 
-def _code(handed: Handed, has_mae: bool) -> str:
+def _code(handed: ExportSource, has_mae: bool) -> str:
     if handed.network.head is not None:
         return """from transformers import ViTForImageClassification
 

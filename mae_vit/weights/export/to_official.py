@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.weights.encoder import from_start
-from mae_vit.weights.export.network import Handed
+from mae_vit.weights.encoder import encoder_from_weights
+from mae_vit.weights.export.network import ExportSource
 from mae_vit.weights.export.to_timm import create_model_arguments, create_model_line
-from mae_vit.weights.export.verify import Verified, expected, largest_difference, random_images
+from mae_vit.weights.export.verify import Verification, expected, largest_difference, random_images
 from mae_vit.weights.mae_decoder import read_decoder
-from mae_vit.weights.read import read_start
+from mae_vit.weights.read import read_weights
 
 WEIGHTS = "model.pth"
 
 
-def write(handed: Handed, folder: Path) -> Verified:
-    """Writes tensors alone under "model", and reads them with timm and with `read_start`.
+def write(handed: ExportSource, folder: Path) -> Verification:
+    """Writes tensors alone under "model", and reads them with timm and with `read_weights`.
 
     Raises:
         InputError: if the official code has no such geometry.
@@ -40,7 +40,7 @@ def write(handed: Handed, folder: Path) -> Verified:
     torch.save({"model": tensors}, content)
     (folder / WEIGHTS).write_bytes(content.getbuffer())
     difference = max(_by_timm(handed, folder / WEIGHTS), _by_ours(handed, folder / WEIGHTS))
-    return Verified(
+    return Verification(
         by=f"torch.load(weights_only=True), timm {timm.__version__} and mae-vit",
         what=handed.network.output_name,
         difference=difference,
@@ -51,7 +51,7 @@ def write(handed: Handed, folder: Path) -> Verified:
     )
 
 
-def _by_timm(handed: Handed, path: Path) -> float:
+def _by_timm(handed: ExportSource, path: Path) -> float:
     """The encoder's names are timm's."""
     tensors = torch.load(path, map_location="cpu", weights_only=True)["model"]
     name, arguments = create_model_arguments(handed)
@@ -62,11 +62,11 @@ def _by_timm(handed: Handed, path: Path) -> float:
     return largest_difference(expected(handed), theirs, f"timm's {handed.network.output_name}")
 
 
-def _by_ours(handed: Handed, path: Path) -> float:
+def _by_ours(handed: ExportSource, path: Path) -> float:
     """Read again, the file gives the same features and the same tensors to the bit."""
     # No shape tells how many heads there are.
-    start = replace(read_start(str(path)), num_heads=handed.encoder.info.num_heads)
-    again = from_start(start, pool=handed.encoder.pool)
+    start = replace(read_weights(str(path)), num_heads=handed.encoder.info.num_heads)
+    again = encoder_from_weights(start, pool=handed.encoder.pool)
     images = random_images(handed)
     with torch.no_grad():
         difference = largest_difference(handed.encoder(images), again(images), "features that are read again")
@@ -82,7 +82,7 @@ def _by_ours(handed: Handed, path: Path) -> float:
     return difference
 
 
-def _code(handed: Handed) -> str:
+def _code(handed: ExportSource) -> str:
     """How to read the file; the official code itself is no package."""
     info = handed.encoder.info
     code = f"""import timm
@@ -112,7 +112,7 @@ model.load_state_dict({{name: weights[name] for name in model.state_dict()}}, st
     )
 
 
-def _notes(handed: Handed) -> tuple[str, ...]:
+def _notes(handed: ExportSource) -> tuple[str, ...]:
     info = handed.encoder.info
     notes = []
     if info.pos_embed == "learnable":

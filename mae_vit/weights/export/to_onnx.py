@@ -11,16 +11,16 @@ from pathlib import Path
 
 import torch
 
-from mae_vit.weights.export.network import Handed
+from mae_vit.weights.export.network import ExportSource
 from mae_vit.weights.export.to_torch import trace
-from mae_vit.weights.export.verify import Verified, expected, largest_difference, library, random_images
+from mae_vit.weights.export.verify import Verification, expected, largest_difference, library, random_images
 
 PROGRAM = "model.onnx"
 # A file of ONNX is a protocol buffer, which ends at 2 GiB; larger weights lie beside it.
 _MAX_BYTES_INSIDE = 1_800_000_000
 
 
-def write(handed: Handed, folder: Path) -> Verified:
+def write(handed: ExportSource, folder: Path) -> Verification:
     """Writes the program, checks it, and runs it with onnxruntime.
 
     Raises:
@@ -50,7 +50,7 @@ model = onnxruntime.InferenceSession("{PROGRAM}", providers=["CPUExecutionProvid
     (opset,) = (entry.version for entry in onnx.load(folder / PROGRAM, load_external_data=False).opset_import)
     notes = (f"opset {opset}; input images float32 (batch, {', '.join(map(str, handed.image_shape()))})",)
     line = f'onnxruntime.InferenceSession("{PROGRAM}").run(["{what}"], {{"images": images.numpy()}})'
-    return Verified(f"onnxruntime {runtime.__version__}", what, difference, code, line, notes)
+    return Verification(f"onnxruntime {runtime.__version__}", what, difference, code, line, notes)
 
 
 @contextlib.contextmanager

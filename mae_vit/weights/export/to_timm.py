@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
-from mae_vit.weights.export.network import Handed
-from mae_vit.weights.export.verify import Verified, expected, largest_difference, random_images
+from mae_vit.weights.export.network import ExportSource
+from mae_vit.weights.export.verify import Verification, expected, largest_difference, random_images
 
 WEIGHTS = "model.safetensors"
 # timm's model nearest to each of `mae_vit.models.vit.SIZES`; all are one class, and the geometry is given in full.
@@ -24,7 +24,7 @@ _NAMES = {
 }
 
 
-def create_model_arguments(handed: Handed) -> tuple[str, dict[str, Any]]:
+def create_model_arguments(handed: ExportSource) -> tuple[str, dict[str, Any]]:
     """Returns name and arguments by which timm builds the same network."""
     info, network = handed.encoder.info, handed.network
     height, width = info.img_size
@@ -45,7 +45,7 @@ def create_model_arguments(handed: Handed) -> tuple[str, dict[str, Any]]:
     return _NAMES.get(info.size, "vit_tiny_patch16_224"), arguments
 
 
-def create_model_line(handed: Handed) -> str:
+def create_model_line(handed: ExportSource) -> str:
     """The same as Python."""
     name, arguments = create_model_arguments(handed)
     listed = (
@@ -54,7 +54,7 @@ def create_model_line(handed: Handed) -> str:
     return f'timm.create_model("{name}", {", ".join(listed)})'
 
 
-def write(handed: Handed, folder: Path) -> Verified:
+def write(handed: ExportSource, folder: Path) -> Verification:
     """Writes the weights, and loads them with timm."""
     name, arguments = create_model_arguments(handed)
     metadata = {"format": "pt", **handed.metadata()}
@@ -78,4 +78,4 @@ model.load_state_dict(load_file("{WEIGHTS}"), strict=True)
         if handed.network.head
         else ()
     )
-    return Verified(f"timm {timm.__version__}", what, difference, code, summary, notes)
+    return Verification(f"timm {timm.__version__}", what, difference, code, summary, notes)

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch.export import Dim, ExportedProgram
 
-from mae_vit.weights.export.network import Handed
-from mae_vit.weights.export.verify import Verified, expected, largest_difference, random_images
+from mae_vit.weights.export.network import ExportSource
+from mae_vit.weights.export.verify import Verification, expected, largest_difference, random_images
 
 PROGRAM = "model.pt2"
 
 
-def trace(handed: Handed) -> ExportedProgram:
+def trace(handed: ExportSource) -> ExportedProgram:
     """Traces the network, with a free number of images."""
     example = torch.zeros(2, *handed.image_shape())
     with torch.no_grad():
@@ -27,7 +27,7 @@ def trace(handed: Handed) -> ExportedProgram:
     return program
 
 
-def write(handed: Handed, folder: Path) -> Verified:
+def write(handed: ExportSource, folder: Path) -> Verification:
     """Writes the program, and loads it again."""
     content = io.BytesIO()
     told = {f"{name}.json": value for name, value in handed.metadata().items()}
@@ -48,4 +48,4 @@ model = torch.export.load("{PROGRAM}").module()
         f"extra file {', '.join(told)}",
     )
     line = f'torch.export.load("{PROGRAM}").module()(images)'
-    return Verified(f"torch {torch.__version__}", what, difference, code, line, notes)
+    return Verification(f"torch {torch.__version__}", what, difference, code, line, notes)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.weights.export.network import Handed
+from mae_vit.weights.export.network import ExportSource
 
 # float32 of two implementations of the same network differ by some 1e-6.
 TOLERANCE = 1e-4
@@ -19,7 +19,7 @@ _IMAGES = 3
 
 
 @dataclass(frozen=True)
-class Verified:
+class Verification:
     """What an export was found to be.
 
     Attributes:
@@ -39,13 +39,13 @@ class Verified:
     notes: tuple[str, ...] = ()
 
 
-def random_images(handed: Handed) -> Tensor:
+def random_images(handed: ExportSource) -> Tensor:
     """The same normalized random images at every call: float32 (3, C, H, W)."""
     return torch.randn(_IMAGES, *handed.image_shape(), generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
-def expected(handed: Handed) -> Tensor:
+def expected(handed: ExportSource) -> Tensor:
     """What ours computes of `random_images`: (3, D) or (3, K)."""
     return handed.network(random_images(handed))
 

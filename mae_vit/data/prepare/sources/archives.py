@@ -15,7 +15,7 @@ from typing import BinaryIO, TypeVar
 from mae_vit.core.errors import InputError
 from mae_vit.data.images.decode import DecodeError, check_bytes
 from mae_vit.data.images.formats import is_image
-from mae_vit.data.prepare.entries import Listing, Reader, inside
+from mae_vit.data.prepare.entries import Listing, Reader, safe_member_path
 from mae_vit.data.shards.tar_headers import DamagedTar, Member, walk_tar
 
 # What images and tar headers compress to stays far below; bombs reach 1,000 and, nested, millions.
@@ -58,8 +58,8 @@ def open_archive(path: Path, out: Path) -> Listing:
         return read
 
     for name in special:
-        inside(name, str(path))
-    named = [(inside(member.name, str(path)), member) for member in members]
+        safe_member_path(name, str(path))
+    named = [(safe_member_path(member.name, str(path)), member) for member in members]
     files, kept = _list(named)
     files.images = [(name, reader(member)) for name, member in kept]
     _note_special(files, len(special))
@@ -75,7 +75,10 @@ def open_zip(path: Path) -> Listing:
     try:
         archive = zipfile.ZipFile(path)
         # Written on Windows, or by those who hope for it.
-        named = [(inside(info.filename.replace("\\", "/"), str(path)), info) for info in archive.infolist()]
+        named = [
+            (safe_member_path(info.filename.replace("\\", "/"), str(path)), info)
+            for info in archive.infolist()
+        ]
     except InputError:
         raise
     except _ZIP_ERRORS as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, closest_path, nearest
 from mae_vit.data.images.formats import IMAGE_EXTENSIONS
-from mae_vit.data.prepare.entries import ImageSource, arrange
+from mae_vit.data.prepare.entries import ImageSource, entries_from_paths
 from mae_vit.data.prepare.sources.archives import open_archive, open_zip
 from mae_vit.data.prepare.sources.downloads import cifar10, cifar100, digits
 from mae_vit.data.prepare.sources.folders import open_folder
@@ -51,16 +51,18 @@ def find_images(
                 raise InputError(f"{out} is the source itself: --in-place {path} uses its shards as they are")
             source = open_shards(path, shards, split=split, name=path.resolve().name)
         else:
-            source = arrange(files, split, where=spec, name=path.name, labels=labels)
+            source = entries_from_paths(files, split, where=spec, name=path.name, labels=labels)
     elif path.is_file() and lower.endswith(_TARS):
         if lower.endswith(".tar") and holds_labels(path):
             source = open_shards(path.parent, [path], split=split, name=path.name)
         else:
-            source = arrange(
+            source = entries_from_paths(
                 open_archive(path, out), split, where=spec, name=path.name, labels=labels, wrapped=True
             )
     elif path.is_file() and lower.endswith(".zip"):
-        source = arrange(open_zip(path), split, where=spec, name=path.name, labels=labels, wrapped=True)
+        source = entries_from_paths(
+            open_zip(path), split, where=spec, name=path.name, labels=labels, wrapped=True
+        )
     elif path.exists():
         raise InputError(f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)})")
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
 from mae_vit.data.images.decode import check_bytes
-from mae_vit.data.prepare.entries import SPLIT_NAMES, Entry, ImageSource, inside, unique_key
+from mae_vit.data.prepare.entries import SPLIT_NAMES, Entry, ImageSource, safe_member_path, unique_key
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 from mae_vit.data.shards.samples import Sample, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar
@@ -82,7 +82,7 @@ def open_shards(folder: Path, shards: Sequence[Path], *, split: str, name: str) 
     entries = []
     keys: dict[str, dict[str, int]] = {}
     for own, shard, sample in found:
-        inside(f"{sample.key}.{sample.extension}", str(shard))  # keys become names in our shards
+        safe_member_path(f"{sample.key}.{sample.extension}", str(shard))  # keys become names in our shards
         class_name = None
         if sample.label is not None:
             class_name = _class_of(sample, shard, classes) if numbered else _text(sample.label)

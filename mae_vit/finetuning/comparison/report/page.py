@@ -8,7 +8,7 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.remote.folder import locate
+from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.matrix import Matrix
@@ -117,7 +117,7 @@ def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
         return []
     values = lines[0].rows[0].values
     told = [_READING.format(size=values["test_size"], split=values["test_split"])]
-    told += [_TUNED] if any(len(config.points_of(entry)) > 1 for entry in config.entries) else []
+    told += [_TUNED] if any(len(config.tuning_settings(entry)) > 1 for entry in config.entries) else []
     told += [_ONE_SEED] if any(line.gap and line.gap.seeds == 1 for line in lines) else []
     told += [_MONITORED] if config.pretrain else []
     return [" ".join(text.split()) for text in told]
@@ -234,13 +234,13 @@ def _settings(matrix: Matrix) -> list[str]:
     """What sets the entries apart, and what was tried for each."""
     body = []
     for entry, labels, mode in matrix.rows():
-        own = _told(matrix.told_of(entry, {}))
+        own = _told(matrix.distinguishing_settings(entry, {}))
         if mode != "finetune" or entry.compute_of is not None:
             more = f", as much compute as {entry.compute_of}" if entry.compute_of else ""
             body.append([entry.name, f"{labels}, {mode}", own + more, "", ""])
             continue
         point, scores = matrix.chosen(entry, labels)
-        points = matrix.config.points_of(entry) or [{}]
+        points = matrix.config.tuning_settings(entry) or [{}]
         for other, score in zip_longest(points, scores):
             told = "" if score is None else f"{100 * score:.1f}" if score >= 0 else "not finished"
             chosen = "chosen" if scores and other == point else ""
@@ -262,7 +262,9 @@ def _left_out(matrix: Matrix) -> str:
     told = []
     for name, section in matrix.config.pretrain.items():
         try:
-            splits = read_dataset(locate(section.set.get("data.path", matrix.config.data.path)).folder).splits
+            splits = read_dataset(
+                resolve_data_path(section.set.get("data.path", matrix.config.data.path)).folder
+            ).splits
         except InputError:  # as below
             continue
         told += [

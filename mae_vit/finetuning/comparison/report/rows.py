@@ -71,7 +71,7 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         "mode": cell.mode,
         "shots": max(map(int, summary["few_shot"])) if summary.get("few_shot") else None,
         "seed": cell.seed,
-        "settings": json.dumps(matrix.told_of(cell.entry, cell.point), sort_keys=True),
+        "settings": json.dumps(matrix.distinguishing_settings(cell.entry, cell.point), sort_keys=True),
         "parameters": summary.get("parameters"),
         "train_size": summary.get("train_size"),
         "val_size": summary.get("val_size"),

@@ -1,0 +1,173 @@
+"""What a run tells while it goes on: metrics, pictures, its summary, and lines for people."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mae_vit.config.load import dump_config
+from mae_vit.config.plan import Plan
+from mae_vit.config.schema import Config
+from mae_vit.core.image_rows import Picture
+from mae_vit.core.messages import error_reason
+from mae_vit.runtime.collectives import run_on_rank_zero
+from mae_vit.runtime.failures import BadStep
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.outputs.monitor import Monitor
+from mae_vit.training.outputs.run_folder import RunFolder, Status
+
+
+class RunOutputs:
+    """The outputs of a run; all ranks call it, rank 0 writes."""
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        folder: RunFolder,
+        ranks: Ranks,
+        *,
+        start_step: int,
+        facts: Mapping[str, Any],
+        damaged: Collection[int],
+        judge: Callable[[Mapping[str, Any]], str | None] | None = None,
+    ) -> None:
+        """Opens the outputs of a run that begins, or goes on, at `start_step`; collective.
+
+        Args:
+            config: of the run.
+            plan: its numbers.
+            folder: where outputs go.
+            ranks: all of which call it.
+            start_step: steps done before; metrics of later ones are dropped.
+            facts: go into every summary.
+            damaged: numbers of the samples that are known to be damaged, as the run goes on.
+            judge: looks at a line of metrics, and returns what is to be said of it, if anything.
+        """
+        self._folder, self._plan = folder, plan
+        self._facts, self._damaged, self._judge = dict(facts), damaged, judge
+        self._last_line: dict[str, Any] = {}
+        self._wall_s_before = 0.0
+        self._monitor: Monitor | None = None
+
+        def open_outputs() -> None:
+            if start_step:
+                self._last_line = folder.cut_metrics(start_step) or {}
+                self._wall_s_before = self._last_line.get("wall_s", 0.0)
+            else:
+                folder.metrics.unlink(missing_ok=True)
+            self._monitor = Monitor(
+                folder,
+                start_step=start_step,
+                total_steps=plan.total_steps,
+                tensorboard=config.monitor.tensorboard,
+                config_yaml=dump_config(config),
+            )
+
+        run_on_rank_zero(open_outputs, ranks)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes; others need not make what is shown."""
+        return self._monitor is not None
+
+    def begin(self, step: int, source: str, advice: str) -> None:
+        """Says where the run begins, and leaves its first summary."""
+        if not self.writes:
+            return
+        self.summarize("running", step)
+        self.say(f"{self._folder.path}: {source}, step {step} of {self._plan.total_steps}")
+        if advice:
+            self.say(advice)
+
+    def say(self, text: str) -> None:
+        """Prints a line without breaking the progress bar."""
+        if self._monitor is not None:
+            self._monitor.say(text)
+
+    def show(self, rows: Sequence[Picture], step: int) -> None:
+        """Writes labeled rows of images."""
+        if self._monitor is not None:
+            self._monitor.show(rows, step)
+
+    def show_views(self, views: Mapping[str, np.ndarray], step: int) -> None:
+        """Writes views of the encoder, uint8 (H, W, 3) by name."""
+        if self._monitor is not None:
+            self._monitor.show_views(views, step)
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Writes a line of metrics; its wall time counts all sittings of the run."""
+        line["wall_s"] += self._wall_s_before
+        self._last_line = line
+        if self._monitor is not None:
+            self._monitor.log_step(line)
+            if self._judge is not None and (remark := self._judge(line)):
+                self._monitor.say(remark)
+
+    def go_back(self, bad: BadStep, step: int, skipped: Sequence[tuple[int, int]]) -> None:
+        """Takes all outputs back to the checkpoint of `step`, and says why.
+
+        Args:
+            bad: the step that the run goes back from.
+            step: steps done at the checkpoint.
+            skipped: [first, stop) of the steps of data that are left out.
+        """
+        if self._monitor is None:
+            return
+        self._last_line = self._folder.cut_metrics(step) or {}
+        self._wall_s_before = self._last_line.get("wall_s", 0.0)
+        self._monitor.go_back(step)
+        self._monitor.say(
+            f"warning: {bad}; going back to step {step}, leaving out steps "
+            f"{', '.join(f'{first}-{stop - 1}' for first, stop in skipped)} of the data"
+        )
+
+    def end(self, status: Status, step: int | None, results: dict[str, Any] | None = None) -> None:
+        """Leaves the last summary, with what came of the run, and closes; without a step, that of the last line."""
+        if self._monitor is None:
+            return
+        self.summarize(status, self._last_line.get("step", 0) if step is None else step, results or {})
+        self._monitor.close()
+
+    def summarize(self, status: Status, step: int, results: dict[str, Any] | None = None) -> None:
+        """Writes `summary.json`, on rank 0."""
+        if not self.writes:
+            return
+        values: dict[str, Any] = {
+            "steps": step,
+            "total_steps": self._plan.total_steps,
+            **self._facts,
+            "samples": step * self._plan.effective_batch_size,
+            **{name: self._last_line.get(name) for name in ("loss", "images_per_s", "wall_s")},
+            **{name: self._last_line[name] for name in ("heldout", "probe") if name in self._last_line},
+            **({"damaged_samples": len(self._damaged)} if self._damaged else {}),
+            **(results or {}),
+        }
+        try:
+            self._folder.write_summary(status, values)
+        except OSError as error:
+            # Others read from it whether the run is done: that must not fail in silence.
+            if status == "done":
+                raise
+            self.say(f"warning: {self._folder.summary} cannot be written: {error_reason(error)}")
+
+    def files(self, *, tensorboard: bool) -> list[str]:
+        """Names what lies in the folder, for people."""
+        lines = []
+        if pictures := sorted(self._folder.pictures.glob("step-*.png")):
+            lines.append(f"  pictures  {pictures[-1]}")
+        lines.append(f"  metrics   {self._folder.metrics}")
+        if tensorboard:
+            lines.append(f"  watch     tensorboard --logdir {self._folder.path.parent}")
+        return lines
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Peak memory of this rank: the GPU's allocations, or the process's resident set on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,0 +1,112 @@
+"""What keeps a run going: damaged samples are passed, bad steps are gone back from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mae_vit.config.schema import GuardSection
+from mae_vit.core.errors import Damage
+from mae_vit.runtime.collectives import barrier
+from mae_vit.runtime.failures import BadStep, TrainingFailed
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
+from mae_vit.training.engines.state import LossHistory
+from mae_vit.training.recovery.guard import Guard
+from mae_vit.training.recovery.quarantine import Quarantine
+from mae_vit.training.recovery.rollback import Rollback
+from mae_vit.training.step_report import StepValues
+
+# Lines about damaged samples in a sitting; the list has all.
+_MAX_WARNINGS = 10
+
+
+class Recovery:
+    """Guard, rollback and quarantine of a run; all ranks call it alike."""
+
+    def __init__(
+        self,
+        options: GuardSection,
+        history: LossHistory,
+        *,
+        rollback: Rollback,
+        quarantine: Quarantine,
+        ranks: Ranks,
+        mend: str,
+        say: Callable[[str], None],
+    ) -> None:
+        """Goes on where `history` stands.
+
+        Args:
+            options: of the guard.
+            history: the losses until now, and the data that is skipped.
+            rollback: chooses what to go back to.
+            quarantine: the damaged samples.
+            ranks: all of which take part.
+            mend: says how damaged samples are mended.
+            say: tells people a line.
+        """
+        self._options, self._rollback, self._quarantine = options, rollback, quarantine
+        self._guard, self._ranks, self._mend, self._say = Guard(options, history), ranks, mend, say
+        self._warnings = 0
+
+    @property
+    def history(self) -> LossHistory:
+        """What a checkpoint is to keep."""
+        return self._guard.course
+
+    @property
+    def no_suspects(self) -> bool:
+        """Whether no step since the last good one is in doubt."""
+        return self._guard.no_suspects
+
+    def record_damage(self, step: int, damaged: Sequence[Damage]) -> int:
+        """Takes the damaged samples of a micro-batch; returns how many are new to this rank."""
+        return self._quarantine.note(step, damaged)
+
+    def check(self, step: int, values: StepValues) -> None:
+        """Looks at a step's report.
+
+        Args:
+            step: its number, from 1.
+            values: the same on all ranks.
+
+        Raises:
+            BadStep: if it, or the steps up to it, are bad.
+            TrainingFailed: if more samples are damaged than allowed.
+        """
+        if values.damaged:
+            self._sync_damage()
+        # A step that fp16 skipped has changed nothing.
+        if not values.skipped:
+            self._guard.check(step, values.loss, values.grad_norm)
+
+    def go_back(self, bad: BadStep) -> CheckpointInfo:
+        """Chooses the checkpoint to go on from after a bad step, and starts a guard from there; collective.
+
+        Raises:
+            TrainingFailed: on all ranks, if there is none, or after too many tries.
+        """
+        found, history = self._rollback.choose_checkpoint(bad, self.history)
+        self._guard = Guard(self._options, history)
+        return found
+
+    def _sync_damage(self) -> None:
+        """Tells all ranks, the list and people of what is new to any."""
+        new, quarantine = self._quarantine.exchange(), self._quarantine
+        for damage in new:
+            self._warn(f"warning: another image takes the place of {damage}")
+        if quarantine.exceeded:
+            # The list is complete before any rank leaves, and a launcher ends the others.
+            barrier(self._ranks)
+            raise TrainingFailed(
+                f"{len(quarantine.samples):,} of {quarantine.total:,} samples are damaged, "
+                f"data.damage_budget={quarantine.share:g} allows {quarantine.allowed:,}: {quarantine.path} lists "
+                f"them. {self._mend}"
+            )
+
+    def _warn(self, line: str) -> None:
+        self._warnings += 1
+        if self._warnings <= _MAX_WARNINGS:
+            self._say(line)
+            if self._warnings == _MAX_WARNINGS:
+                self._say(f"further damaged samples: see {self._quarantine.path}")

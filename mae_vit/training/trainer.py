@@ -1,0 +1,239 @@
+"""The training loop: one for all objectives, engines and launchers. One step is `Trainer.train_step`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mae_vit.core.batch import Batch
+from mae_vit.core.keyed_rng import noise_seed
+from mae_vit.runtime.failures import BadStep, TrainingFailed
+from mae_vit.runtime.signals import StopRequest
+from mae_vit.runtime.watchdog import Watchdog
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, load_together
+from mae_vit.training.checkpoints.format import BrokenCheckpoint
+from mae_vit.training.checkpoints.saver import Saver
+from mae_vit.training.copying import Copier
+from mae_vit.training.engines.base import Engine
+from mae_vit.training.engines.peak_rates import peak_flops
+from mae_vit.training.engines.state import BestWeights
+from mae_vit.training.evals import Evals
+from mae_vit.training.optim.lr_schedule import lr_at
+from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
+from mae_vit.training.recovery.recovery import Recovery
+from mae_vit.training.run_setup import Job, RunSetup
+from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended.
+
+    Attributes:
+        step: optimizer steps done over the whole run.
+        finished: False if it was asked to stop before the last.
+    """
+
+    step: int
+    finished: bool
+
+
+class Trainer:
+    """Takes the steps of a run, and has each judged, logged, evaluated and saved; all ranks call it alike.
+
+    Loss, gradient norm, requests to stop and to save are reduced over ranks on the device at each
+    step and read one step late; only log steps and saves wait for the device.
+    """
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        job: Job,
+        *,
+        evals: Evals,
+        outputs: RunOutputs,
+        recovery: Recovery,
+        saver: Saver,
+        stop: StopRequest,
+        watchdog: Watchdog,
+    ) -> None:
+        """Puts the parts together; `run` builds them."""
+        self.setup, self.job, self.evals, self.outputs = setup, job, evals, outputs
+        self.recovery, self.saver, self.stop, self.watchdog = recovery, saver, stop, watchdog
+        self.engine, self.plan, self.ranks = setup.engine, setup.plan, setup.engine.ranks
+        self._copy = Copier(self.engine.device)
+
+    def fit(self, found: CheckpointInfo | None) -> Outcome:
+        """Trains from `found`, or the beginning, to the last step, or until all ranks agree to stop.
+
+        Raises:
+            TrainingFailed: on all ranks, if it cannot go on.
+        """
+        step = found.step if found else 0
+        if found is None:
+            # To go back to, should a step before the next save be bad.
+            self.save(0)
+        while True:
+            try:
+                return self.train(step)
+            except BadStep as bad:  # on all ranks together
+                step = self.recover(bad)
+
+    def train(self, start_step: int) -> Outcome:
+        """Trains from `start_step` on.
+
+        Raises:
+            BadStep: on all ranks, where the guard finds one.
+            TrainingFailed: on all ranks, where more samples are damaged than allowed, or too many
+                saves failed.
+        """
+        batches = self.job.batches(start_step, self.recovery.history.skipped)
+        reports, timer, begun = ReportReader(), StepTimer(), time.monotonic()
+        for step in range(start_step, self.plan.total_steps):
+            step_begun, done = time.monotonic(), step + 1
+            report = self.train_step(batches, step, timer)
+            before = self.judge(reports.push(report), step)  # the step before this one
+            timer.count(self.plan.effective_batch_size, since=step_begun)
+
+            due = self.plan.due(done, log_every_steps=self.setup.config.monitor.log_every_steps)
+            stopping = before is not None and before.stop
+            saving = due.save or stopping or (before is not None and before.save_due)
+            if not (due.log or saving):
+                continue
+            flush_begun = time.monotonic()
+            values = self.judge(reports.flush(), done)  # waits for the step just taken
+            timer.count(0, since=flush_begun)
+            assert values is not None
+            # A stop or a save asked for in this very step is seen by all ranks here too.
+            stopping, saving = stopping or values.stop, saving or values.save_due
+            if due.log:
+                line = self.line(done, values, timer)
+                line |= self.evals.run(due, done, self.outputs)
+                line["wall_s"] = time.monotonic() - begun
+                line |= self.saver.take_stall()
+                self.outputs.log(line)
+                if due.inspect:
+                    self.evals.inspect(done, self.outputs)
+                timer = StepTimer()
+            # Not while steps are in doubt: the next save comes soon enough.
+            if due.last or stopping or (saving and self.recovery.no_suspects):
+                self.save(done, last=due.last, wait=due.last or stopping)
+            if stopping and not due.last:
+                return Outcome(done, finished=False)
+        return Outcome(self.plan.total_steps, finished=True)
+
+    def train_step(self, batches: Iterator[Batch], step: int, timer: StepTimer) -> StepReport:
+        """Takes one optimizer step; nothing in it waits for the device."""
+        report = StepReport(self.engine, stop=bool(self.stop), save_due=self.saver.due())
+        for micro_batch in range(self.plan.accumulation):
+            self.watchdog.heartbeat("waiting for data")
+            waiting = time.monotonic()
+            batch = next(batches)  # images: uint8 (B, C, H, W)
+            timer.wait_s += time.monotonic() - waiting
+            self.watchdog.heartbeat("in a step, which all ranks take together")
+            report.damaged += self.recovery.record_damage(step + 1, batch.damaged)
+            if self.setup.noisy:  # dropout, drop-path
+                torch.manual_seed(noise_seed(self.setup.config.run.seed, self.ranks.rank, step, micro_batch))
+            output = self.engine.forward(self._copy(batch))  # loss: float32 ()
+            self.engine.backward(output.loss)  # gradients / accumulation
+            report.add(output, micro_batches=self.plan.accumulation)
+        return report.reduce(self.engine.step(self.lr(step)))
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        optim = self.setup.config.optim
+        return lr_at(
+            step,
+            schedule=optim.schedule,
+            peak_lr=self.plan.lr,
+            warmup_steps=self.plan.warmup_steps,
+            total_steps=self.plan.total_steps,
+            min_lr=optim.min_lr,
+            decay_steps=self.plan.decay_steps,
+        )
+
+    def judge(self, values: StepValues | None, step: int) -> StepValues | None:
+        """Tells all ranks of new damaged samples, and has the guard look at a step; collective.
+
+        Raises:
+            BadStep: on all ranks, if it is not finite or ends a spike.
+        """
+        if values is not None:
+            self.recovery.check(step, values)
+        return values
+
+    def line(self, done: int, values: StepValues, timer: StepTimer) -> dict[str, Any]:
+        """A line of metrics, as `metrics.jsonl` holds it."""
+        line: dict[str, Any] = {
+            "step": done,
+            "epoch": done / self.plan.steps_per_epoch,
+            "samples": done * self.plan.effective_batch_size,
+            "loss": values.loss_or_none,
+            "lr": self.lr(done - 1),
+            "grad_norm": values.grad_norm_or_none,
+            **values.means,
+            **_loss_scale_of(self.engine),
+            **timer.rates(),
+            "peak_memory_gib": peak_memory_gib(self.engine.device),
+        }
+        peak = peak_flops(self.engine.device, self.setup.config.train.precision)
+        if peak and (flops := self.setup.costs.flops_per_image):
+            line["mfu"] = line["images_per_s"] * flops / peak / self.ranks.world_size
+        return line
+
+    def save(self, step: int, *, last: bool = False, wait: bool = False) -> None:
+        """Saves a checkpoint; collective.
+
+        Raises:
+            TrainingFailed: on all ranks, if the last state of the run, or too many in a row, could not be saved.
+        """
+        self.outputs.summarize("running", step)
+        with self.watchdog.long_phase("saving"):
+            saved = self.saver.save(step, self.evals.best, self.recovery.history, wait=wait)
+        if last and not saved:
+            raise TrainingFailed(
+                "the run's last state could not be saved: make room, then the same command goes on from the last "
+                "good checkpoint"
+            )
+
+    def recover(self, bad: BadStep) -> int:
+        """Goes back to a checkpoint from before a bad step; returns the step to go on from; collective."""
+        with suppress(BadStep):  # whatever comes of the save under way
+            self.saver.wait()
+        with self.watchdog.long_phase("going back"):
+            found = self.recovery.go_back(bad)
+            try:
+                self.evals.best = restore(self.engine, found)
+            except BrokenCheckpoint as error:
+                raise TrainingFailed(f"{bad}; {error}") from None
+        # What is on the disk is as new as can be.
+        self.saver.restart_clock()
+        self.outputs.go_back(bad, found.step, self.recovery.history.skipped)
+        return found.step
+
+
+def restore(engine: Engine, found: CheckpointInfo) -> BestWeights | None:
+    """Puts a saved state into the engine and returns the best weights in it; collective.
+
+    The state lives in host memory only as long as this call: it is twice to three times the
+    model, on every rank, and a run may last for weeks.
+
+    Raises:
+        BrokenCheckpoint: on all ranks, if one cannot read it.
+    """
+    state = load_together(found.path, engine.ranks)
+    engine.restore(state)
+    if state.best is None or engine.ranks.rank == 0:
+        return state.best
+    return replace(state.best, tensors={})
+
+
+def _loss_scale_of(engine: Engine) -> dict[str, float]:
+    """fp16's loss scale, and the steps skipped so far."""
+    scale = engine.loss_scale
+    return {} if scale is None else {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps}
