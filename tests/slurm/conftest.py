@@ -32,14 +32,14 @@ def cluster(machines):
 
 @pytest.fixture(scope="session")
 def settings(digits) -> list[str]:
-    """The pretraining that tests disturb: config and changes; 88 steps."""
+    """The pretraining that tests disturb: config and changes; 88 steps, of some seconds on a fast machine too."""
     return [
         "configs/mae_digits.yaml",
         f"data.path={digits}",
         "data.source=tar",
         "data.workers=1",
-        "model.embed_dim=32",
-        "model.depth=1",
+        "model.embed_dim=64",
+        "model.depth=2",
         "objective.decoder_embed_dim=32",
         "objective.decoder_depth=1",
         "train.epochs=8",

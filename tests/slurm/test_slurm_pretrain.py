@@ -37,8 +37,11 @@ def test_both_nodes_train(undisturbed):
 
 
 def test_the_limits_signal_saves_and_requeues_as_often_as_it_comes(pretrain, undisturbed, tmp_path):
+    # Ranks begin late, as in a container that takes its time: the script keeps a signal for ten seconds, by
+    # when a fast machine would be done.
+    late = 'container=(bash -c \'sleep 5; exec "$@"\' - "${container[@]}")'
     # Restarts that save are not those that are counted.
-    job = pretrain(site="max_restarts=1")
+    job = pretrain(site=f"max_restarts=1\n{late}")
     # Before there is a rank that could hear it, then in the middle. Slurm calls a job RUNNING before its script
     # runs, and loses a signal sent until then: the script's first note says that it listens.
     notes = tmp_path / "run.notes"
