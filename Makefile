@@ -44,7 +44,7 @@ test-slurm: setup
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	$(BIN)/python -m pytest -n 2 -m docs tests/docs
+	$(BIN)/python -m pytest -n 2 -m docs tests/repo
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -45,9 +45,9 @@ import torch
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.loader_fidelity import fidelity
-from benchmarks.loader_rows import ROWS, Row, prepare_data
-from benchmarks.loader_sides import Turn, contenders
+from benchmarks.loading.contenders import Turn, contenders
+from benchmarks.loading.fidelity import fidelity
+from benchmarks.loading.rows import ROWS, Row, prepare_data
 from mae_vit.core.errors import InputError
 from mae_vit.training.outputs.environment import describe_environment
 

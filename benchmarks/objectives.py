@@ -19,9 +19,9 @@ from typing import Any
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.reports import add_out, publish
-from benchmarks.turns import add_options, choose_device, paired, serve, summarize, take_turns
-from benchmarks.workloads import TINY, Workload, load
+from benchmarks.harness.reports import add_out, publish
+from benchmarks.harness.turns import add_options, choose_device, paired, serve, summarize, take_turns
+from benchmarks.harness.workloads import TINY, Workload, load
 from mae_vit.core.errors import InputError
 from mae_vit.objectives import ObjectiveSection
 from mae_vit.objectives.mae import MAEConfig

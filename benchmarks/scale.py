@@ -1,7 +1,7 @@
 """What grows with size and what must not: start-up, memory of workers, look-ups, ranks, saves. Prints JSON.
 
 Starts are those of `pretrain/run.py` over real shards under up to 100,000 names and an index of up to
-100 million samples (`benchmarks/scale_shards.py`), each in a new process, in turn; weak scaling is that of
+100 million samples (`benchmarks/scaling/synthetic_shards.py`), each in a new process, in turn; weak scaling is that of
 `mae_cifar_tiny` under `deepspeed`; saves are those of ViT-B's and ViT-L's whole training state.
 
     python benchmarks/scale.py [--parts start ranks saving] [--rounds 3] [--data data/cifar10] [--out FILE]
@@ -26,10 +26,10 @@ from typing import Any
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.scale_ranks import BATCH_PER_RANK, scale_ranks
-from benchmarks.scale_saving import disk_and_hash, save_states
-from benchmarks.scale_shards import write_many_shards
-from benchmarks.scale_stages import LOOKUP_BATCH, WORKERS
+from benchmarks.scaling.ranks import BATCH_PER_RANK, scale_ranks
+from benchmarks.scaling.saving import disk_and_hash, save_states
+from benchmarks.scaling.stages import LOOKUP_BATCH, WORKERS
+from benchmarks.scaling.synthetic_shards import write_many_shards
 from mae_vit.training.outputs.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -26,9 +26,9 @@ import torch
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.reports import add_out, publish
-from benchmarks.turns import Life, add_options, choose_device, paired, serve, summarize, take_turns
-from benchmarks.workloads import TINY, Workload, load
+from benchmarks.harness.reports import add_out, publish
+from benchmarks.harness.turns import Life, add_options, choose_device, paired, serve, summarize, take_turns
+from benchmarks.harness.workloads import TINY, Workload, load
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.mae import LAYER_NORM_EPS, MAEConfig
 

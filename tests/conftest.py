@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import run
+from helpers.commands import run
 from PIL import Image
 from sklearn.datasets import load_digits
 

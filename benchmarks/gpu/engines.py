@@ -11,8 +11,8 @@ from pathlib import Path
 from benchmarks.engine import ENGINES, run_contenders
 from benchmarks.gpu.jobs import Emit, Job
 from benchmarks.gpu.sizes import BASE, PRECISION, TINY, Model
-from benchmarks.turns import paired, summarize, take_turns
-from benchmarks.workloads import ROOT
+from benchmarks.harness.turns import paired, summarize, take_turns
+from benchmarks.harness.workloads import ROOT
 
 _FIRST = next(iter(ENGINES))
 _EAGER, _COMPILED = "eager", "compiled"

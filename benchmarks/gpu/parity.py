@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.gpu.jobs import Emit, Job
 from benchmarks.gpu.sizes import COMPARED, TINY, with_objective
-from benchmarks.workloads import Workload
+from benchmarks.harness.workloads import Workload
 from mae_vit.config.schema import CheckpointSection
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.masking import corrupt, patch_noise, random_masking

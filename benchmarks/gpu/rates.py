@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.gpu.jobs import Emit, Job
 from benchmarks.gpu.sizes import LAUNCHED, PRECISION, SMALL, Model, models
+from benchmarks.harness.turns import summarize, synchronize
+from benchmarks.harness.workloads import Workload
 from benchmarks.step import their_step
-from benchmarks.turns import summarize, synchronize
-from benchmarks.workloads import Workload
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.cost import matrix_rate

@@ -13,8 +13,8 @@ import psutil
 
 from benchmarks.gpu.jobs import Emit, Job
 from benchmarks.gpu.sizes import BASE, HUGE, LARGE, TINY, Model
-from benchmarks.scale_saving import build_full, save_rounds
-from benchmarks.turns import synchronize
+from benchmarks.harness.turns import synchronize
+from benchmarks.scaling.saving import build_full, save_rounds
 
 _ROUNDS = 3
 _SAMPLED_S = 0.005

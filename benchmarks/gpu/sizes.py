@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.workloads import ROOT, Workload, load
+from benchmarks.harness.workloads import ROOT, Workload, load
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.training.engines.precision import Precision
 

@@ -20,8 +20,8 @@ import torch
 from benchmarks.engine import ENGINES
 from benchmarks.gpu.jobs import Emit, Job
 from benchmarks.gpu.sizes import COMPARED, TINY, Model, with_objective
-from benchmarks.runs import lengths, live
-from benchmarks.workloads import ROOT, Workload
+from benchmarks.harness.runs import lengths, live
+from benchmarks.harness.workloads import ROOT, Workload
 from mae_vit.config.plan import make_plan
 from mae_vit.core.batch import Batch
 from mae_vit.objectives import OBJECTIVES

@@ -1,6 +1,6 @@
 """Is a run normal? Curves of shipped presets as they were measured, and where a run leaves them.
 
-A reference is made of finished runs of one recipe that differ in their seed (`docs/collect_curves.py`).
+A reference is made of finished runs of one recipe that differ in their seed (`docs/tools/collect_curves.py`).
 Its band is the mean of the seeds and `WIDTH_SIGMAS` standard deviations to either side, at least
 `LEAST_SHARE` of the mean: with three seeds the spread itself is hardly known.
 """

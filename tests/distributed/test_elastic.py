@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from launching import Run
+from distributed.launch import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -92,7 +92,7 @@ def test_a_run_on_changing_ranks_sees_the_same(digits, tmp_path):
 
     def go(folder: Path, ranks: int, zero_stage: int) -> Run:
         words = [f"notes={tmp_path / folder.name}-notes", *options, f"train.zero_stage={zero_stage}"]
-        return launch(folder, ranks, words, script="tests/distributed/recorded.py")
+        return launch(folder, ranks, words, script="tests/distributed/workers/pretrain_recorded.py")
 
     straight = go(tmp_path / "straight", 2, 0)
     assert straight.wait(240) == 0, straight.output()

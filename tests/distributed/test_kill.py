@@ -5,7 +5,7 @@ import time
 
 import psutil
 import pytest
-from launching import Run, steps_told
+from distributed.launch import Run, steps_told
 
 pytestmark = pytest.mark.distributed
 

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from launching import ROOT, free_port, hear_signals
+from distributed.launch import ROOT, free_port, hear_signals
 
 TIMEOUT_S = 5.0
 ARGUMENTS = [

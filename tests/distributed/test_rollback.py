@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from launching import Run, steps_told
+from distributed.launch import Run, steps_told
 
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
-SCRIPT = str(Path(__file__).with_name("poisoned.py"))
+SCRIPT = str(Path(__file__).with_name("workers") / "pretrain_nan_on_one_rank.py")
 ARGUMENTS = [
     "--config",
     "configs/mae_digits.yaml",

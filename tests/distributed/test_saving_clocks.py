@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from launching import Run
+from distributed.launch import Run
 
 from mae_vit.training.checkpoints.format import list_checkpoints, step_of
 
-SCRIPT = str(Path(__file__).with_name("clocked.py"))
+SCRIPT = str(Path(__file__).with_name("workers") / "pretrain_with_other_clocks.py")
 ARGUMENTS = [
     *("--config", "configs/mae_digits.yaml", "model.embed_dim=32", "model.depth=1", "model.num_heads=2"),
     *("objective.decoder_embed_dim=16", "objective.decoder_depth=1", "run.name=same"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import Run, steps_told
+from distributed.launch import Run, steps_told
 
 from mae_vit.runtime.signals import INTERRUPTED
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint

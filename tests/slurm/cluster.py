@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from commands import ROOT
+from helpers.commands import ROOT
 
 SCRIPT = Path(__file__).with_name("cluster.sh")
 # Says where each rank is, and keeps it to one core: each node believes that it has all of this machine's.

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster import SCRIPT, Cluster
+from slurm.cluster import SCRIPT, Cluster
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ from mae_vit.config.schema import Config, ModelSection
 from mae_vit.core.errors import InputError
 
 # From how many micro-batches on `auto` compiles. Compiling takes one or two minutes; of the 1,350 operations of an
-# eager micro-batch of ViT-B (tests/training/test_launches.py) at 5 us each a compiled one saves most, 5 to 10 ms:
-# 100 s / 10 ms. An estimate, not measured on a GPU by us.
+# eager micro-batch of ViT-B (tests/unit/training/test_kernel_launches.py) at 5 us each
+# a compiled one saves most, 5 to 10 ms: 100 s / 10 ms. An estimate, not measured on a GPU by us.
 EARNS_FROM = 10_000
 # What Triton writes code for (torch._inductor: `has_triton`).
 _OLDEST_GPU = (7, 0)

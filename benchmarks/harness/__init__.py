@@ -1,0 +1,1 @@
+"""What benchmarks share: turns taken in one run, models and batches, reports."""

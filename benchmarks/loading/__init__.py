@@ -1,0 +1,1 @@
+"""The parts of benchmarks/loader.py: rows, contenders, fidelity."""

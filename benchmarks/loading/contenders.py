@@ -1,0 +1,170 @@
+"""Who takes turns in `benchmarks/loader.py`: our path of training, and the pipelines that others use."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from benchmarks.loading.rows import BOX, PAD_PX, PHOTO_PX, Row, augment_of
+from mae_vit.data.batches.loader import load_batches, start_worker_server
+from mae_vit.data.batches.sources import open_source
+from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.order.order import GlobalOrder, RankSlice, RepeatedOrder
+from mae_vit.data.shards.samples import read_samples
+
+Turn = Callable[[], float]  # seconds for one image
+# The normalization of the official MAE code.
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+PHOTO_BATCH, SMALL_BATCH = 64, 128
+MIB_READ = 96  # in a turn of reading
+
+
+def time_batches(batches: Iterable[Any], images_of: Callable[[Any], int]) -> float:
+    """Seconds for one image, from the first batch on; that one is not counted."""
+    iterator = iter(batches)
+    next(iterator)
+    begun, images = time.perf_counter(), 0
+    for batch in iterator:
+        images += images_of(batch)
+    return (time.perf_counter() - begun) / images
+
+
+def our_images(row: Row, folder: Path) -> Turn:
+    """Ours: through index, source and loader; small images need no worker."""
+    start_worker_server()
+    index = open_index(folder / row.ours, "train")
+    source = open_source(index, "auto", channels=3, augment=augment_of(row, index), memory_limit_gib=4)
+    batch_size = SMALL_BATCH if row.small else PHOTO_BATCH
+    order = RepeatedOrder(GlobalOrder(len(index), batch_size // row.repeats, seed=0), row.repeats)
+    starts = count(step=row.batches + 1)
+
+    def turn() -> float:
+        start = next(starts)
+        batches = load_batches(
+            source,
+            order,
+            RankSlice(),
+            start_step=start,
+            stop_step=start + row.batches + 1,
+            workers=0 if row.small else 1,
+        )
+        return time_batches(batches, lambda batch: len(batch.images))
+
+    return turn
+
+
+def their_images(row: Row, folder: Path, workers: int) -> Turn:
+    """The official MAE pipeline (its main_pretrain.py), a crop by torchvision's own name for each of ours."""
+    from torch.utils.data import DataLoader, RandomSampler
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
+    size = PHOTO_PX
+    if row.small:
+        size = open_index(folder / row.ours, "train").split_info.height[0]
+    crop = transforms.RandomResizedCrop(
+        size, scale=BOX["scale"], interpolation=transforms.InterpolationMode.BICUBIC
+    )
+    if row.crop == "pad":
+        crop = transforms.RandomCrop(size, padding=PAD_PX)
+    steps = [crop, transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    dataset = ImageFolder(str(folder / row.peer), transform=transforms.Compose(steps))
+    batch_size = SMALL_BATCH if row.small else PHOTO_BATCH
+    sampler = RandomSampler(dataset, num_samples=(row.batches + 1) * batch_size)
+    loader = DataLoader(dataset, batch_size, sampler=sampler, num_workers=workers)
+    return lambda: time_batches(loader, lambda batch: len(batch[0]))
+
+
+def our_bytes(row: Row, folder: Path) -> Turn:
+    """Ours: the encoded images in the order of training."""
+    index = open_index(folder / row.ours, "train")
+    number = samples_to_read(index)
+    order = GlobalOrder(len(index), 1, seed=0)
+    epochs = count()
+
+    def turn() -> float:
+        begun, epoch = time.perf_counter(), next(epochs)
+        read = 0
+        # So much faster that clocks ask for more.
+        while read < 8 * number:
+            for sample in order.samples(epoch, 0, len(index)).tolist():
+                index.read(sample)
+            read += len(index)
+        return (time.perf_counter() - begun) / read
+
+    return turn
+
+
+def their_bytes(row: Row, folder: Path) -> Turn:
+    """Webdataset's stream over the same members, undecoded and unshuffled, its fastest."""
+    index = open_index(folder / row.ours, "train")
+    number = samples_to_read(index)
+
+    def turn() -> float:
+        begun, read = time.perf_counter(), 0
+        while read < number:
+            read += sum(1 for _ in stream(folder / row.peer))
+        return (time.perf_counter() - begun) / read
+
+    return turn
+
+
+def stream(folder: Path) -> Iterator[dict[str, Any]]:
+    """Webdataset's samples, of images alone."""
+    import webdataset
+
+    urls = sorted(str(path) for path in folder.glob("train-*.tar"))
+    return iter(
+        webdataset.WebDataset(urls, shardshuffle=False, select_files=lambda name: not name.endswith(".cls"))
+    )
+
+
+def bare_bytes(row: Row, folder: Path) -> Turn:
+    """What no reader of files gets past: `os.pread` alone, of places that are known."""
+    index = open_index(folder / row.ours, "train")
+    paths = [folder / row.ours / shard.file for shard in index.split_info.shards]
+    # Open for as long as the process lives.
+    shards = [(os.open(path, os.O_RDONLY), path) for path in paths]
+    walked = [
+        (shard, sample.length, sample.offset) for shard, path in shards for sample in read_samples(path)
+    ]
+    order = GlobalOrder(len(walked), 1, seed=0)
+    places = [walked[sample] for sample in order.samples(0, 0, len(walked)).tolist()]
+
+    def turn() -> float:
+        begun, read = time.perf_counter(), 0
+        while read < 8 * samples_to_read(index):
+            for place in places:
+                os.pread(*place)
+            read += len(places)
+        return (time.perf_counter() - begun) / read
+
+    return turn
+
+
+def samples_to_read(index: ShardIndex) -> int:
+    """Of the peer's turn."""
+    size = sum(shard.bytes for shard in index.split_info.shards) / len(index)
+    return int(MIB_READ * 2**20 / size)
+
+
+def contenders(row: Row, folder: Path) -> dict[str, Callable[[], Turn]]:
+    """Who takes turns; the peer of small images without a worker too, which may be faster on one core."""
+    if row.crop is None:
+        return {
+            "ours": partial(our_bytes, row, folder),
+            "peer": partial(their_bytes, row, folder),
+            "limit": partial(bare_bytes, row, folder),
+        }
+    makers: dict[str, Callable[[], Turn]] = {
+        "ours": partial(our_images, row, folder),
+        "peer": partial(their_images, row, folder, 1),
+    }
+    if row.small:
+        makers["peer without worker"] = partial(their_images, row, folder, 0)
+    return makers

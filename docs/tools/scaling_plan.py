@@ -1,0 +1,402 @@
+"""The tables of docs/scaling.md: a plan for large pretraining, from measured, computed and assumed numbers.
+
+    python docs/tools/scaling_plan.py                          # prints all tables
+    python docs/tools/scaling_plan.py --mfu 0.5 --cores-per-gpu 12 --full-size 700
+    python docs/tools/scaling_plan.py --write                  # puts them into docs/scaling.md
+
+Measured numbers are read from docs/results/scale.json (`benchmarks/scale.py`) and loader.json (`benchmarks/loader.py`);
+FLOPs and states are those that `--dry-run` prints, counted without computing anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+# So that a checkout runs without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from mae_vit.config.geometry import resolve_encoder
+from mae_vit.config.load import load_config
+from mae_vit.data.shards.index_rows import ROW
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import build_objective, estimate_costs
+from mae_vit.training.engines.cost import Estimate, kept_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "scaling.md"
+MEASURED = ROOT / "docs" / "results" / "scale.json"
+_LOADER = json.loads((ROOT / "docs" / "results" / "loader.json").read_text())["results"]
+MODELS = {"ViT-L/16": "mae_large", "ViT-H/14": "mae_huge"}
+GPUS = (8, 64, 512)
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+# Bytes that each rank sends around a ring for every parameter of a step, in bf16, by ZeRO stage: float32 gradients
+# twice around (ZeRO 0), and float32 weights once (1, 2); at ZeRO 3 weights once and gradients once, as long as it
+# keeps what it has gathered until the backward pass.
+# Counted on two ranks (tests/unit/training/engines/test_traffic.py).
+_WIRE_BYTES = {0: 8.0, 1: 12.0, 2: 12.0, 3: 8.0}
+
+
+def _measured_rate(row: str) -> float:
+    rate: float = _LOADER[row]["images_per_s"]["ours"]
+    return rate
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a reader puts own numbers in for; each is an option of the command line.
+
+    Attributes:
+        mfu: share of `tflops` that the model's FLOPs (3 x forward) reach. Assumed, from published training of Vision
+            Transformers: 29 % (NeMo, ViT-g/14, H100) to 38 % (stable-pretraining, ViT-L, H200).
+        tflops: dense bf16 of a GPU by its data sheet: H200.
+        gpus_per_node: of a node.
+        cores_per_gpu: of a node, for each of its GPUs. Assumed.
+        full_size: images/s of one core, decode and crop of full-size JPEGs. Measured (loader.json).
+        small_256: the same, of shards prepared with --resize 256 --quality 90. Measured (loader.json).
+        repeated: crops/s of one core, full-size, four crops of each decoded image. Measured (loader.json).
+        network_gb_s: of each GPU's network card. Assumed: 400 Gb/s, of which 80 %. A ring crosses the border of a node
+            once: its GPUs send through all cards of the node together.
+        host_gb_s: from a GPU to its host, for a save. Assumed.
+        disk_gb_s: at which rank 0 writes a checkpoint. Assumed: a parallel file system.
+        gpu_hours_per_failure: 50,700; Llama 3's 419 unexpected interruptions of 16,384 GPUs in 54 days.
+    """
+
+    mfu: float = 0.32
+    tflops: float = 989.0
+    gpus_per_node: int = 8
+    cores_per_gpu: int = 16
+    full_size: float = _measured_rate("full")
+    small_256: float = _measured_rate("short256")
+    repeated: float = _measured_rate("repeats4")
+    network_gb_s: float = 40.0
+    host_gb_s: float = 10.0
+    disk_gb_s: float = 2.0
+    gpu_hours_per_failure: float = 50_700.0
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set and how long it is trained on.
+
+    Attributes:
+        images: of it.
+        epochs: over it.
+    """
+
+    images: float
+    epochs: float
+
+
+DATA = {"ImageNet-21k": Data(14.2e6, 100), "a billion images": Data(1e9, 1)}
+# Name, option that holds the rate of a core (None where it is not measured), KB of an image.
+SHARDS = (
+    ("full-size", "full_size", 110),
+    ("384 px, quality 90", None, 54),
+    ("256 px, quality 90", "small_256", 29),
+)
+
+
+@cache
+def costs_of(config_name: str) -> Estimate:
+    """Parameters, FLOPs and activations of a config's objective, as `--dry-run` counts them."""
+    config, info = _resolved(config_name)
+    return estimate_costs(config, info, num_classes=0, batch_size_per_device=1)
+
+
+def _resolved(config_name: str) -> tuple[PretrainConfig, EncoderInfo]:
+    config = load_config(PretrainConfig, ROOT / "configs" / f"{config_name}.yaml", [])
+    mean, std = _IMAGENET
+    return config, resolve_encoder(config.model, mean=mean, std=std, objective=config.objective.name)
+
+
+@cache
+def kept_of(config_name: str, *, recomputed: bool) -> tuple[int, int]:
+    """Bytes that autograd keeps on a GPU in bf16: of each image, and of autocast's copies of the weights."""
+    config, info = _resolved(config_name)
+    one, two = (
+        kept_bytes(
+            lambda: build_objective(config, info, num_classes=0),
+            image_shape=(info.in_chans, *info.img_size),
+            batch_size_per_device=size,
+            precision="bf16",
+            fused_attention=True,
+            activation_checkpointing=recomputed,
+        )
+        for size in (1, 2)
+    )
+    return two - one, 2 * one - two
+
+
+def images_per_s(costs: Estimate, inputs: Inputs) -> float:
+    """Images that one GPU trains on in a second."""
+    return inputs.mfu * inputs.tflops * 1e12 / costs.flops_per_image
+
+
+def batch_of(gpus: int) -> int:
+    """Images of a step: MAE's 4096, and no fewer than 32 for each GPU."""
+    return max(4096, 32 * gpus)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def rates(inputs: Inputs, _: Any) -> str:
+    """What one image costs, and what one GPU does."""
+    rows = []
+    for name, config in MODELS.items():
+        costs = costs_of(config)
+        rows.append(
+            [
+                name,
+                f"{costs.encoder_parameters / 1e6:.0f} M, {costs.parameters / 1e6:.0f} M with the decoder",
+                f"{costs.flops_per_image / 1e9:.0f} GFLOP",
+                f"{images_per_s(costs, inputs):,.0f}",
+                *(
+                    f"{kept_of(config, recomputed=recomputed)[0] / 1e6:.0f} MB"
+                    for recomputed in (False, True)
+                ),
+            ]
+        )
+    told = f"images/s per GPU at {inputs.mfu:.0%} of {inputs.tflops:g} TFLOP/s (assumed)"
+    head = ["model", "parameters", "an image, 3 x forward", told, "activations of an image", "recomputed"]
+    return table(head, rows)
+
+
+def runs(inputs: Inputs, _: Any) -> str:
+    """How long the runs take."""
+    rows = []
+    for name, config in MODELS.items():
+        rate = images_per_s(costs_of(config), inputs)
+        for data_name, data in DATA.items():
+            seconds = data.images * data.epochs / rate
+            days = [f"{seconds / 86400 / gpus:,.1f}" for gpus in GPUS]
+            rows.append([name, data_name, f"{data.epochs:g}", f"{seconds / 3600:,.0f}", *days])
+    nodes = [f"days on {gpus} GPUs ({-(-gpus // inputs.gpus_per_node)} nodes)" for gpus in GPUS]
+    return table(["model", "data", "epochs (assumed)", "GPU-hours", *nodes], rows)
+
+
+def cores(inputs: Inputs, _: Any) -> str:
+    """Cores that decode for one GPU."""
+    rows = []
+    for label, rate in (
+        *((name, getattr(inputs, of)) for name, of, _ in SHARDS if of),
+        ("full-size, 4 crops of each", inputs.repeated),
+    ):
+        needed = [images_per_s(costs_of(config), inputs) / rate for config in MODELS.values()]
+        fits = "yes" if max(needed) + 1 <= inputs.cores_per_gpu else "no"
+        rows.append([label, f"{rate:,.0f}", *(f"{number:.1f}" for number in needed), fits])
+    head = ["shards", "images/s of one core", *(f"cores per GPU, {name}" for name in MODELS)]
+    return table([*head, f"fits {inputs.cores_per_gpu} cores per GPU, one for the trainer"], rows)
+
+
+def storage(inputs: Inputs, _: Any) -> str:
+    """What the data take, and how fast they are read."""
+    fastest = max(images_per_s(costs_of(config), inputs) for config in MODELS.values())
+    rows = []
+    for label, _, kilobytes in SHARDS:
+        sizes = [f"{data.images * kilobytes / 1e9:,.1f} TB" for data in DATA.values()]
+        shards = [f"{-(-data.images * kilobytes * 1e3 // 2**28):,.0f}" for data in DATA.values()]
+        reading = [f"{fastest * gpus * kilobytes / 1e6:,.2f}" for gpus in GPUS]
+        rows.append([label, f"{kilobytes} KB", *sizes, " / ".join(shards), *reading])
+    index = [f"{data.images * ROW.itemsize / 1e9:.1f} GB" for data in DATA.values()]
+    rows.append(["index", f"{ROW.itemsize} B", *index, "", *[""] * len(GPUS)])
+    head = ["shards", "an image", *DATA, "shards of 256 MiB (the default)"]
+    return table([*head, *(f"GB/s on {gpus} GPUs, ViT-L/16" for gpus in GPUS)], rows)
+
+
+def steps(inputs: Inputs, _: Any) -> str:
+    """Computing against sending, step by step."""
+    rows = []
+    for name, config in MODELS.items():
+        costs = costs_of(config)
+        for gpus in GPUS:
+            batch = batch_of(gpus)
+            computing = batch / gpus / images_per_s(costs, inputs)
+            sent = {stage: each * costs.parameters * (gpus - 1) / gpus for stage, each in _WIRE_BYTES.items()}
+            # Each of a node's GPUs sends that much to its neighbor; over the border, through all of the node's cards.
+            bandwidth = inputs.network_gb_s * inputs.gpus_per_node * 1e9
+            shares = [f"{sent[stage] / bandwidth / computing:.0%}" for stage in (0, 1)]
+            told = [f"{sent[stage] / 1e9:.1f}" for stage in (0, 1, 3)]
+            where = ["within the node"] * 2 if gpus <= inputs.gpus_per_node else shares
+            rows.append(
+                [name, gpus, f"{batch:,}", batch // gpus, f"{computing * 1e3:,.0f} ms", *told, *where]
+            )
+    head = ["model", "GPUs", "batch", "per GPU", "computing a step"]
+    head += ["GB sent per GPU and step, ZeRO 0", "ZeRO 1, 2", "ZeRO 3"]
+    head += [f"sending at ZeRO 0 and {inputs.network_gb_s:g} GB/s a card, of computing", "at ZeRO 1, 2"]
+    return table(head, rows)
+
+
+def states(inputs: Inputs, _: Any) -> str:
+    """Memory of the training state on one GPU."""
+    rows = []
+    for name, config in MODELS.items():
+        costs = replace(costs_of(config), activation_bytes=0)
+        copies = [f"{kept_of(config, recomputed=on)[1] / 2**30:.1f}" for on in (False, True)]
+        for stage in _WIRE_BYTES:
+            each = [f"{costs.memory_gib(world_size=gpus, zero_stage=stage):.1f}" for gpus in GPUS]
+            rows.append([name, stage, *each, *copies])
+    head = ["model", "ZeRO", *(f"GiB per GPU of {gpus}" for gpus in GPUS)]
+    return table([*head, "and bf16 copies of the weights, GiB", "recomputed"], rows)
+
+
+def saves(inputs: Inputs, _: Any) -> str:
+    """Size, stall and interval of checkpoints."""
+    rows = []
+    for name, config in MODELS.items():
+        size = costs_of(config).checkpoint_bytes
+        stall, write = size / inputs.host_gb_s / 1e9, size / inputs.disk_gb_s / 1e9
+        for gpus in GPUS:
+            between = inputs.gpu_hours_per_failure / gpus * 3600
+            # Daly 2006: what saving and what repeating costs are least together.
+            interval = max(sqrt(2 * stall * between), write)
+            lost = stall / interval + interval / 2 / between
+            rows.append(
+                [
+                    name,
+                    gpus,
+                    f"{size / 1e9:.1f} GB",
+                    f"{stall:.1f} s",
+                    f"{write:.0f} s",
+                    f"{between / 3600:,.0f} h",
+                    f"{interval / 60:,.0f} min",
+                    f"{lost:.2%}",
+                ]
+            )
+    head = [
+        "model",
+        "GPUs",
+        "checkpoint",
+        "stall",
+        "write behind it",
+        "between failures",
+        "save every",
+        "lost to saves and failures",
+    ]
+    return table(head, rows)
+
+
+def measured_start(_: Inputs, measured: dict[str, Any]) -> str:
+    """Starts over many shards."""
+    by_shards = measured["start"]["by_shards"]
+    rows = []
+    for shards, told in by_shards.items():
+        low, high = told["total_range_s"]
+        uss = list(told["worker_uss_mib"].values())
+        rows.append(
+            [
+                f"{int(shards):,}",
+                f"{told['samples'] / 1e6:,.0f} M",
+                f"{told['stages_s']['open_data_and_plan']:.2f} s",
+                f"{told['stages_s']['workers_and_first_batch']:.2f} s",
+                f"{told['total_s']:.1f} s ({low:.1f}-{high:.1f})",
+                f"{told['trainer_cpu_s']:.1f} s",
+                " / ".join(f"{value:.0f}" for value in uss),
+                *(f"{told['look_up'][order]['order_ms']:.1f} ms" for order in ("global", "blocks")),
+                *(f"{told['look_up'][order]['find_and_read_ms']:.0f} ms" for order in ("global", "blocks")),
+            ]
+        )
+    batch = measured["start"]["lookup_batch"]
+    head = [
+        "shards",
+        "images",
+        "open data, plan",
+        "workers, first batch",
+        "in all, to the end of step 1 (range)",
+    ]
+    head += ["CPU time of the trainer", "MiB per worker (USS), first batch / later"]
+    head += [f"order of {batch:,}, global", "blocks", f"read {batch:,}, global", "blocks"]
+    return table(head, rows)
+
+
+def measured_ranks(_: Inputs, measured: dict[str, Any]) -> str:
+    """Weak scaling."""
+    told = measured["ranks"]
+    rows = [
+        [number, each["images_per_s"], each["images_per_s_per_rank"], f"{each['efficiency']:.0%}"]
+        for number, each in told["by_ranks"].items()
+    ]
+    return table(
+        [f"CPU ranks, {told['batch_per_rank']} images each", "images/s", "of each rank", "of one rank's"],
+        rows,
+    )
+
+
+def measured_saves(_: Inputs, measured: dict[str, Any]) -> str:
+    """Saves on this machine."""
+    rows = [
+        [
+            name,
+            f"{each['checkpoint_gb']:.2f} GB",
+            f"{each['stall_s']['median']:.2f} s",
+            f"{each['longest_pause_while_written_s']['median'] * 1e3:.0f} ms",
+            f"{each['write_s']['median']:.1f} s",
+        ]
+        for name, each in measured["saving"]["states"].items()
+    ]
+    machine = measured["saving"]["machine"]
+    written = f"written behind it (disk {machine['write_gb_s']} GB/s, SHA-256 {machine['sha256_gb_s']} GB/s)"
+    return table(
+        ["state", "checkpoint", "training stands still", "longest pause while it is written", written], rows
+    )
+
+
+TABLES: dict[str, Callable[[Inputs, dict[str, Any]], str]] = {
+    "start": measured_start,
+    "ranks": measured_ranks,
+    "measured-saves": measured_saves,
+    "rates": rates,
+    "runs": runs,
+    "cores": cores,
+    "storage": storage,
+    "steps": steps,
+    "states": states,
+    "saves": saves,
+}
+
+
+def fill(page: str, inputs: Inputs, measured: dict[str, Any]) -> str:
+    """Puts the tables between their marks, `<!-- table NAME -->` and `<!-- end -->`."""
+
+    def put(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{TABLES[match[2]](inputs, measured)}\n{match[3]}"
+
+    return re.sub(r"(<!-- table ([a-z-]+) -->)\n.*?(<!-- end -->)", put, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Prints the tables, or puts them into the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/scaling.md")
+    for field in fields(Inputs):
+        kind = type(field.default)
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}", type=kind, default=field.default, help=f"({field.default:g})"
+        )
+    options = vars(parser.parse_args())
+    write, inputs = options.pop("write"), Inputs(**options)
+    measured = json.loads(MEASURED.read_text())["results"]
+    if write:
+        PAGE.write_text(fill(PAGE.read_text(), inputs, measured))
+        return
+    for name, make in TABLES.items():
+        print(f"{name}\n\n{make(inputs, measured)}\n")
+
+
+if __name__ == "__main__":
+    main()

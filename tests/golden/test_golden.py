@@ -1,0 +1,21 @@
+"""The same runs give the same numbers as before a refactoring (tests/golden/record.py records them)."""
+
+import json
+
+import pytest
+from golden.record import ENGINES, RECORD, golden_runs, machine
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_losses_and_files_are_those_recorded(digits, tmp_path):
+    recorded = json.loads(RECORD.read_text())
+    found = golden_runs(digits, tmp_path)
+    assert len(found) == 3 * len(ENGINES)
+    assert found.keys() == recorded["runs"].keys()
+    for name, run in found.items():
+        assert len(run["losses"]) == 20
+        # Other processors round otherwise.
+        assert run["losses"] == pytest.approx(recorded["runs"][name]["losses"], rel=1e-3), name
+    if machine() == recorded["machine"]:
+        assert found == recorded["runs"]

@@ -1,0 +1,53 @@
+"""Runs commands of ours as people do, and reads what they leave."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# An MAE that trains in no time.
+SMALL_MAE = [
+    "train.engine=torch",
+    "model.embed_dim=16",
+    "model.depth=1",
+    "model.num_heads=2",
+    "objective.decoder_embed_dim=16",
+    "objective.decoder_depth=1",
+    "objective.decoder_num_heads=2",
+]
+# A short pretraining run.
+SMALL_PRETRAIN = [
+    *SMALL_MAE,
+    "train.steps=6",
+    "train.warmup_steps=1",
+    "monitor.log_every_steps=1",
+    "monitor.evaluate_every_steps=3",
+    "monitor.evaluate_images=32",
+    "monitor.tensorboard=false",
+    "checkpoint.every_steps=2",
+]
+
+
+def run(*arguments: str, timeout: float = 120, **options) -> subprocess.CompletedProcess:
+    """Runs a command of ours with this interpreter."""
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, cwd=ROOT, **options
+    )
+
+
+def one_line(capsys) -> str:
+    """The one line of an error: all that was written to stderr since it was last read."""
+    error = capsys.readouterr().err
+    lines = error.strip().splitlines()
+    assert len(lines) == 1, error
+    assert lines[0].startswith("error: "), error
+    return lines[0]
+
+
+def summary_of(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def lines_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,100 @@
+"""A small encoder, small pictures, and outputs as they are read by others."""
+
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from helpers.commands import ROOT
+from PIL import Image
+
+from mae_vit.cli.main import main
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+
+INFO = EncoderInfo(
+    "small", (16, 16), 4, 3, 24, 2, 3, 2.0, "learnable", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "mae", 7
+)
+
+
+def write_encoder(path: Path, *, seed: int = 0, scale: float = 1.0) -> Path:
+    torch.manual_seed(seed)
+    encoder = INFO.build()
+    with torch.no_grad():
+        encoder.norm.weight.mul_(scale)
+    path.write_bytes(encoder_bytes(encoder, INFO))
+    return path
+
+
+def encoded(seed: int, kind: str, size: tuple[int, int] = (24, 20)) -> bytes:
+    """A picture, different for each seed; `size` is (width, height)."""
+    small = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(stream, kind)
+    return stream.getvalue()
+
+
+def write_folder(folder: Path, *, count: int = 18) -> dict[str, bytes]:
+    """SPLIT/CLASS/NUMBER.jpg|png of several sizes; returns bytes by path, in order."""
+    files = {}
+    for number in range(count):
+        kind = ("jpeg", "png")[number % 2]
+        split, label = ("train", "train", "test")[number % 3], ("cat", "dog", "owl")[number // 2 % 3]
+        name = f"{split}/{label}/{number:04d}.{'jpg' if kind == 'jpeg' else 'png'}"
+        files[name] = encoded(number, kind, (16 + number % 7, 16 + number % 5))
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return dict(sorted(files.items()))
+
+
+def call(*arguments: str | Path) -> int:
+    """`mae-vit embed` in this process; --workers 0 unless told."""
+    words = [str(word) for word in arguments]
+    return main(["embed", *words, *([] if "--workers" in words else ["--workers", "0"])])
+
+
+def stop_by(
+    number: int, out: Path, arguments: list[str | Path], after_s: float
+) -> subprocess.CompletedProcess:
+    """`mae-vit embed` in a process that gets a signal `after_s` after its first part was saved."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mae_vit.cli.main", "embed", *map(str, arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        before = parts_of(out)
+        deadline = time.monotonic() + 60
+        while parts_of(out) <= before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(after_s)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def parts_of(out: Path) -> set[str]:
+    return {path.name for path in out.with_name(f"{out.name}.parts").glob("part-*.npz")}
+
+
+def read_npz(path: Path) -> dict:
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    return {**arrays, "metadata": json.loads(str(arrays["metadata"]))}
+
+
+def read_parquet(path: Path) -> dict:
+    table = pq.read_table(path)
+    arrays = {name: np.array(table[name].to_pylist()) for name in table.column_names if name != "features"}
+    facts = json.loads(table.schema.metadata[b"mae_vit"])
+    found = {**arrays, "features": np.stack(table["features"].to_numpy()), "metadata": facts}
+    return found | ({"classes": np.array(facts["classes"])} if facts["classes"] else {})

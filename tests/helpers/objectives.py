@@ -1,0 +1,58 @@
+"""Small objectives of every kind on small encoders, and a batch for them."""
+
+import torch
+
+from mae_vit.core.batch import Batch
+from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.models.vit import ViTEncoder
+from mae_vit.objectives import OBJECTIVES, Objective
+from mae_vit.objectives.contrastive_mae import ContrastiveMAE
+
+OPTIONS = {
+    "mae": {"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2},
+    "contrastive_mae": {
+        **{"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2, "group_size": 2},
+        "contrast_weight": 0.5,
+    },
+    "masked_patch": {},
+    "joint": {"mae": {"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2}},
+    "simmim": {},
+    "supervised": {},
+}
+# Further ways of an objective that must keep the same promises.
+VARIANTS = {
+    "mae decoding a half": ("mae", {"decode_ratio": 0.5, "decoder_depth": 2}),
+    "masked_patch 4x4": ("masked_patch", {"target": "downsized_4x4"}),
+    "masked_patch pixels": ("masked_patch", {"target": "pixels_l2"}),
+    "supervised mixed": ("supervised", {"mixup": 0.8, "cutmix": 1.0}),
+    "supervised linear": ("supervised", {"head": "linear", "pool": "mean", "label_smoothing": 0.1}),
+}
+ENCODERS = {
+    "tiny": {"img_size": (16, 16), "in_chans": 3, "pos_embed": "learnable"},
+    "non-square": {"img_size": (8, 24), "in_chans": 3, "pos_embed": "learnable"},
+    "one channel": {"img_size": (16, 16), "in_chans": 1, "pos_embed": "learnable"},
+    "sincos": {"img_size": (16, 16), "in_chans": 3, "pos_embed": "sincos"},
+}
+
+
+def build(name: str, encoder_name: str, **changes) -> Objective:
+    torch.manual_seed(0)
+    name, variant = VARIANTS.get(name, (name, {}))
+    options = ENCODERS[encoder_name]
+    encoder = ViTEncoder(patch_size=4, embed_dim=32, depth=2, num_heads=2, **options)
+    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS[name], **variant, **changes})
+    channels = options["in_chans"]
+    return section.build(encoder, mean=[0.4] * channels, std=[0.2] * channels, num_classes=5)
+
+
+def unit_of(objective: Objective) -> int:
+    """Rows that a loss takes together."""
+    return 2 * objective.group_size if isinstance(objective, ContrastiveMAE) else 1
+
+
+def batch_of(objective: Objective, start: int = 0, stop: int = 8) -> Batch:
+    channels, (height, width) = objective.encoder.in_chans, objective.encoder.img_size
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (8, channels, height, width), dtype=torch.uint8, generator=generator)
+    index = torch.arange(100, 108)[start:stop]
+    return Batch(images[start:stop], index % 5, SampleKeys(3, 1, index))

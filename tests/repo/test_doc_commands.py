@@ -1,0 +1,188 @@
+"""Every command in README and docs: run here, with `--dry-run` where it would take a GPU or hours.
+
+They run in a sandbox that has what they name: photographs, prepared data, runs. A command
+that no rule below knows fails, so that new ones are tried too.
+"""
+
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.commands import ROOT, SMALL_MAE
+from PIL import Image
+
+from benchmarks.gpu.__main__ import parse as parse_gpu_parts
+from mae_vit.cli.main import main as mae_vit
+from mae_vit.finetuning.comparison.main import main as compare
+from mae_vit.finetuning.job import main as finetune
+from mae_vit.pretraining.job import main as pretrain
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What the shell, or a person, does.
+NOT_OURS = ("source", "tensorboard", "pip", "git", "cd")
+# These need a network, or a second machine's file.
+ELSEWHERE = (
+    "prepare cifar10 ", "prepare cifar100 ", "https://", "s3://", "pipe:", "timm:", "mae_visualize", "mae_pretrain",
+    "laion/", "aws ",
+)  # fmt: skip
+
+
+def commands_of(text: str) -> list[str]:
+    """The commands of a page's code blocks that have no language: joined over lines, without comments."""
+    found, inside = [], None
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("```"):
+            inside = None if inside is not None else line.removeprefix("```").strip()
+        elif inside in ("", "console", "bash"):
+            for part in re.sub(r"\s+#.*|^#.*", "", line).split("&&"):
+                if part.strip():
+                    found.append(" ".join(part.split()))
+    return found
+
+
+ALL = sorted({(page.name, command) for page in PAGES for command in commands_of(page.read_text())})
+
+
+@pytest.fixture(scope="module")
+def sandbox(colored, digits, tmp_path_factory):
+    """A folder as the docs speak of it."""
+    box = tmp_path_factory.mktemp("sandbox")
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        path = box / "photos" / ("cats", "dogs")[number % 2] / f"{number // 2}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(path)
+    (box / "data").mkdir()
+    for name in ("mine", "cifar10", "photos", "cifar100", "imagenet"):
+        (box / "data" / name).symlink_to(colored)
+    (box / "data" / "digits").symlink_to(digits)
+    for part in ("configs", "docs", "slurm", "Makefile"):
+        (box / part).symlink_to(ROOT / part)
+    for split, form in (("train", "gztar"), ("test", "zip")):
+        shutil.copytree(box / "photos", box / "packed" / split / split)
+        shutil.make_archive(str(box / split), form, box / "packed" / split)
+    small = [
+        *SMALL_MAE,
+        "train.steps=2",
+        "train.warmup_steps=1",
+        "train.epochs=null",
+        "train.warmup_epochs=null",
+    ]
+    small += ["train.effective_batch_size=16", "monitor.tensorboard=false", f"data.path={colored}"]
+    run = box / "runs" / "mae_base"
+    config = str(ROOT / "configs" / "mae_cifar_tiny.yaml")
+    assert pretrain(["--config", config, *small, f"run.dir={run}"]) == 0
+    for name in ("mae_cifar_tiny", "photos"):
+        shutil.copytree(run, run.with_name(name))
+    return box
+
+
+def dry(main, words):
+    """Runs a job's command line without training."""
+    assert main([*words, *([] if "--dry-run" in words else ["--dry-run"])]) == 0
+
+
+def of_slurm(words):
+    """What a script of slurm/ starts, with what follows it."""
+    place = next(n for n, word in enumerate(words) if word.endswith(".sh"))
+    script, rest = Path(words[place]), words[place + 1 :]
+    assert script.is_file(), script
+    if script.stem == "finetune":
+        dry(finetune, rest)
+    elif script.stem == "compare":
+        dry(compare, ["--config", *rest])
+    else:
+        shutil.rmtree("runs")
+        dry(pretrain, ["--config", *rest])
+
+
+def of_python(words):
+    """`python SCRIPT ...`, behind any launcher; `python -m benchmarks.gpu ...`, which takes a GPU."""
+    if words[1] == "-m" and words[2] == "pip":
+        return
+    if words[1:3] == ["-m", "benchmarks.gpu"]:
+        parse_gpu_parts(words[3:])
+        return
+    place = next(n for n, word in enumerate(words) if word.endswith(".py"))
+    script, rest = words[place], words[place + 1 :]
+    mains = {"pretrain/run.py": pretrain, "finetune/run.py": finetune, "finetune/compare.py": compare}
+    if script == "pretrain/run.py":
+        shutil.rmtree("runs")  # those that others begin from: this one is new
+    if script in mains:
+        dry(mains[script], rest)
+    else:
+        assert (ROOT / script).is_file(), script
+
+
+def of_make(words):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    assert set(words[1:]) <= targets, words
+
+
+def of_mae_vit(words):
+    """Ours: as it stands, its outputs put where nothing is."""
+    if words[1] == "doctor":
+        assert mae_vit(words[1:]) in (0, 1)  # of this machine
+    elif words[1] == "curve":
+        assert mae_vit(words[1:]) in (0, 1, 2)  # the run here is too short to have anything in common
+    else:
+        assert mae_vit([*words[1:], *(["--images", "20"] if words[1] == "inspect" else [])]) == 0
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize(("page", "command"), ALL, ids=lambda text: text[:70])
+def test_it_runs(page, command, sandbox, tmp_path, monkeypatch):
+    words = shlex.split(command)
+    while re.match(r"[A-Z_]+=", words[0]):
+        del words[0]  # of the environment
+    if words[0] in NOT_OURS:
+        return
+    if any(part in command for part in ELSEWHERE):
+        pytest.skip("needs a network, or a file of others")
+    if "RUN" in words or "CONFIG" in words:
+        words = [
+            {"RUN": "runs/mae_base", "CONFIG": "configs/mae_cifar_tiny.yaml"}.get(word, word)
+            for word in words
+        ]
+    words = [
+        word.replace("/shared/imagenet", "data/mine").replace("/shared/mine", "data/mine") for word in words
+    ]
+    box = tmp_path / "box"
+    shutil.copytree(sandbox, box, symlinks=True)
+    monkeypatch.chdir(box)
+    monkeypatch.syspath_prepend(str(ROOT))
+    # Data come from outside of the box, in another number than the papers' batches.
+    if words[0] == "mae-vit" and words[1] == "prepare":
+        shutil.rmtree(box / "data")
+        (box / "data").mkdir()
+        if "data/mine" in words and "--exclude" in words:
+            (box / "data" / "mine").symlink_to((sandbox / "data" / "mine").resolve())
+    rules = {
+        "mae-vit": of_mae_vit,
+        "make": of_make,
+        "python": of_python,
+        "deepspeed": of_python,
+        "torchrun": of_python,
+        "sbatch": of_slurm,
+        "srun": of_python,
+    }
+    assert words[0] in rules, f"{page}: no rule knows {words[0]!r}"
+    rules[words[0]](words)
+
+
+def test_there_are_commands_to_run():
+    assert len(ALL) > 40
+    assert {page for page, _ in ALL} >= {"README.md", "tutorial.md", "cluster.md"}
+
+
+def test_config_reference_is_the_schemas():
+    sys.path.insert(0, str(ROOT / "docs" / "tools"))
+    import config_reference
+
+    assert config_reference.OUT.read_text() == config_reference.render(), (
+        "run python docs/tools/config_reference.py"
+    )

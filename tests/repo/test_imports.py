@@ -1,0 +1,171 @@
+"""Who may import whom, and how large files, functions and folders may be."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from helpers.commands import ROOT
+
+# Each imports only from those before it; what stands in one line imports nothing of each other.
+ORDERS = {
+    "mae_vit": (
+        *("core", "runtime", "models", "config", "objectives", "data", "evaluation", "training", "weights"),
+        *("inspection", "pretraining finetuning", "cli"),
+    ),
+    "mae_vit/data": (
+        *(
+            "images order",
+            "shards",
+            "normalization remote prepare",
+            "index",
+            "batches splits",
+            "training_data",
+        ),
+    ),
+    "mae_vit/data/prepare": (
+        *("convert entries shard_writer", "convert_pool selection statistics"),
+        *("near_duplicates publish sources", "prepare", "in_place"),
+    ),
+    "mae_vit/training": (
+        *(
+            "copying optim",
+            "engines",
+            "outputs step_report",
+            "checkpoints evals",
+            "recovery run_setup startup",
+        ),
+        *("trainer", "run"),
+    ),
+    "mae_vit/weights": ("seen_labels", "start", "load mae_decoder read", "encoder", "embed export"),
+    "mae_vit/pretraining": (
+        *("probe_split reference_curves", "data", "setup", "plan_text replay", "doctor job"),
+    ),
+    "mae_vit/finetuning": (
+        *("config", "comparison data", "models", "label_overlap plan_text results", "frozen", "job"),
+    ),
+    "mae_vit/finetuning/comparison": (
+        *("config costs inputs", "jobs", "matrix progress_bar", "report runner", "main"),
+    ),
+}
+# The root offers `mae_vit.load_encoder`, which it imports late; config describes geometry, not networks.
+EXCEPT = {"mae_vit/__init__.py"}
+ONLY_IN = {
+    "deepspeed": {"mae_vit/training/engines/deepspeed_engine.py"},
+    "pyarrow": {"mae_vit/weights/embed/parquet_file.py"},
+    "torch.utils.tensorboard": {"mae_vit/training/outputs/monitor.py"},
+    "webdataset": {"mae_vit/data/remote/streams.py", "mae_vit/data/prepare/shard_writer.py"},
+}
+FILES = sorted(ROOT.glob("mae_vit/**/*.py"))
+MOST_ENTRIES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 14, 300, 60
+# Why: one list of views, one page, one matrix, each read from top to bottom.
+LONGER = {
+    "mae_vit/cli/prepare.py": 310,
+    "mae_vit/data/batches/sources.py": 320,
+    "mae_vit/finetuning/comparison/matrix.py": 350,
+    "mae_vit/finetuning/comparison/report/page.py": 345,
+    "mae_vit/finetuning/job.py": 305,
+    "mae_vit/inspection/views.py": 370,
+    "mae_vit/weights/export/to_hf.py": 310,
+}
+# Each reads from top to bottom.
+LONG_FUNCTIONS = {
+    "mae_vit/config/command_line.py: parse_arguments": 74,
+    "mae_vit/config/plan.py: make_plan": 80,
+    "mae_vit/data/prepare/prepare.py: prepare": 77,
+    "mae_vit/finetuning/frozen/score.py: score_frozen": 91,
+    "mae_vit/finetuning/job.py: finetune": 82,
+    "mae_vit/training/run.py: build_trainer": 66,
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module
+            found |= {f"{node.module}.{name.name}" for name in node.names}
+    return found
+
+
+def place_in(order: tuple[str, ...], part: str) -> int:
+    places = [place for place, line in enumerate(order) if part in line.split()]
+    assert places, f"{part} has no place in {order}"
+    return places[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_arrows_point_one_way(path):
+    own = path.relative_to(ROOT)
+    imported = imports_of(path)
+    for package, places in ONLY_IN.items():
+        if any(module == package or module.startswith(package + ".") for module in imported):
+            assert own.as_posix() in places, f"{package} is imported in {own}"
+    assert not any(module.split(".")[0] in ("pretrain", "finetune", "benchmarks") for module in imported)
+    for folder, order in ORDERS.items():
+        prefix = Path(folder).parts
+        if own.parts[: len(prefix)] != prefix or own.name == "__init__.py" or own.as_posix() in EXCEPT:
+            continue
+        me = own.parts[len(prefix)].removesuffix(".py")
+        for module in imported:
+            parts = tuple(module.split("."))
+            if parts[: len(prefix)] != prefix or len(parts) == len(prefix) or parts[len(prefix)] == me:
+                continue
+            assert place_in(order, parts[len(prefix)]) < place_in(order, me), f"{own} imports {module}"
+
+
+def test_no_circles():
+    """A file that imports itself by way of others loads in one order of imports alone."""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in FILES
+    }
+
+    def needs(path: Path) -> set[str]:
+        imported = set()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = {f"{node.module}.{name.name}" for name in node.names}
+                imported |= {name if name in modules else name.rpartition(".")[0] for name in names}
+        return imported & modules.keys()
+
+    left = {module: needs(path) - {module} for module, path in modules.items()}
+    while ready := {module for module, needed in left.items() if not needed & left.keys()}:
+        for module in ready:
+            del left[module]
+    assert not left
+
+
+def test_the_root_holds_folders_alone():
+    loose = {path.name for path in (ROOT / "mae_vit").iterdir() if path.is_file()}
+    assert loose == {"__init__.py"}
+
+
+def test_folders_are_small():
+    folders = [ROOT / "mae_vit", *(path for path in (ROOT / "mae_vit").rglob("*") if path.is_dir())]
+    for folder in folders:
+        entries = [path.name for path in folder.iterdir() if path.name != "__pycache__"]
+        assert len(entries) <= MOST_ENTRIES, (folder, entries)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_are_short(path):
+    text = path.read_text()
+    most = LONGER.get(path.relative_to(ROOT).as_posix(), MOST_LINES)
+    assert len(text.splitlines()) <= most, path
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            name = f"{path.relative_to(ROOT).as_posix()}: {node.name}"
+            lines = node.end_lineno - node.lineno
+            assert lines <= LONG_FUNCTIONS.get(name, MOST_LINES_OF_A_FUNCTION), name
+
+
+def test_entry_scripts_hold_no_logic():
+    for script in ("pretrain/run.py", "finetune/run.py", "finetune/compare.py"):
+        assert len((ROOT / script).read_text().splitlines()) <= 25
+
+
+def test_the_whole_tree_is_covered():
+    assert len(FILES) > 200

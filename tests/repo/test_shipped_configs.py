@@ -1,0 +1,70 @@
+"""Every config in configs/ passes --dry-run, on small images that stand in for its data."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.commands import ROOT
+
+from mae_vit.finetuning.job import main as finetune
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.models.vit import SIZES
+from mae_vit.pretraining.job import main as pretrain
+
+# A comparison checks its configs in tests/unit/config/test_load.py.
+# A batch larger than all of the images here.
+SMALLER = {"linear_probe_base": ["train.effective_batch_size=4096"]}
+CONFIGS = sorted(
+    path for path in (ROOT / "configs").glob("*.yaml") if not path.stem.startswith(("compare_", "study_"))
+)
+SIZE = SIZES["tiny-cifar"]
+INFO = EncoderInfo(
+    "tiny-cifar", (32, 32), 4, 3, 128, SIZE.depth, 4, 4.0, "sincos", [0.5] * 3, [0.2] * 3, "mae", 9
+)
+
+
+def is_finetuning(path: Path) -> bool:
+    return "\nfinetune:" in path.read_text()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_dry_run(path, colored, digits, tmp_path, capsys):
+    data = digits if "digits" in path.stem else colored
+    main = finetune if is_finetuning(path) else pretrain
+    options = [f"data.path={data}", f"run.dir={tmp_path / 'run'}", *SMALLER.get(path.stem, [])]
+    assert main(["--config", str(path), "--dry-run", *options]) == 0
+    plan = capsys.readouterr().out
+    assert "GFLOP per image" in plan
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["finetune_cifar_tiny", "finetune_base"])
+def test_dry_run_from_a_start(name, colored, tmp_path, capsys):
+    """The parts of a config that hold with a start alone are valid too."""
+    torch.manual_seed(0)
+    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(INFO.build(), INFO))
+    arguments = ["--config", str(ROOT / f"configs/{name}.yaml"), "--dry-run", "--ckpt", str(tmp_path)]
+    assert finetune([*arguments, f"data.path={colored}", f"run.dir={tmp_path / 'run'}"]) == 0
+    plan = capsys.readouterr().out
+    # The size of images is the config's: positions are interpolated to it.
+    assert f"tiny-cifar, {32 if name == 'finetune_cifar_tiny' else 224}x" in plan
+    assert "100.0% of the encoder's parameters" in plan
+    share = {"finetune_cifar_tiny": 0.8, "finetune_base": 0.65}[name]
+    assert f"embeddings      {share ** (INFO.depth + 1):.4f}" in plan
+
+
+@pytest.mark.parametrize("name", ["linear_probe_cifar_tiny", "linear_probe_base"])
+def test_dry_run_of_a_probe_from_a_start(name, colored, tmp_path, capsys):
+    torch.manual_seed(0)
+    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(INFO.build(), INFO))
+    arguments = ["--config", str(ROOT / f"configs/{name}.yaml"), "--dry-run", "--ckpt", str(tmp_path)]
+    options = [f"data.path={colored}", f"run.dir={tmp_path / 'run'}", *SMALLER.get(name, [])]
+    assert finetune([*arguments, *options]) == 0
+    plan = capsys.readouterr().out
+    assert "100.0% of the encoder's parameters" in plan
+    peak = 0.1 * (4096 if name.endswith("base") else 256) / 256
+    assert f"{', '.join(f'{factor * peak:.3g}' for factor in (0.1, 0.3, 1, 3, 10))} after" in plan
+
+
+def test_all_are_here():
+    assert len(CONFIGS) >= 20

@@ -1,0 +1,149 @@
+"""What a report says of the data behind it, and a bar of runs that take no steps."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.comparison import row
+
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.jobs import Job
+from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.finetuning.comparison.report.page import crossings_told, write_page, write_text
+from mae_vit.finetuning.comparison.report.significance import gap_between
+from mae_vit.finetuning.comparison.report.summary import Line
+
+
+def matrix_on(data, tmp_path) -> Matrix:
+    entry = {"name": "scratch", "config": "x.yaml"}
+    raw = {"run": {"name": "x"}, "data": {"path": str(data)}, "entries": [entry], "reference": "scratch"}
+    raw["pretrain"] = {"MAE": {"config": "y.yaml"}}
+    return Matrix(CompareConfig.model_validate(raw), tmp_path, tmp_path / "out")
+
+
+def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):
+    data = shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
+    matrix = matrix_on(data, tmp_path)
+    assert "Left out of" not in write_text(matrix, [], []) + write_page(matrix, [], [])
+    described = json.loads((data / "dataset.json").read_text())
+    told = {"source": "cifar10:test", "hash": "pHash of 64 bits", "distance": 4, "samples": 1234}
+    described["splits"]["train"]["processing"] = {"excluded": [told]}
+    (data / "dataset.json").write_text(json.dumps(described))
+    assert read_dataset(data).splits["train"].processing.excluded
+    for text in (write_text(matrix, [], []), write_page(matrix, [], [])):
+        assert (
+            "Left out of the pretraining images of MAE: 1,234 that cifar10:test has too (pHash of 64 bits,"
+            in text
+        )
+    shutil.rmtree(data)
+    assert "# x" in write_text(matrix, [], [])
+
+
+def few_shot_of(tmp_path, labels, **settings) -> list[str]:
+    entry = {"name": "scratch", "config": "x.yaml", "set": settings}
+    raw = {"run": {"name": "x"}, "data": {"path": "data"}, "entries": [entry], "reference": "scratch"}
+    config = CompareConfig.model_validate(
+        {**raw, "modes": ["few_shot"], "labels_per_class": [labels], "seeds": [0]}
+    )
+    (cell,) = Matrix(config, tmp_path, tmp_path / "out").cells(compute_of=False)
+    return [
+        argument
+        for argument in cell.job.arguments
+        if argument.startswith(("finetune.shots", "finetune.draws"))
+    ]
+
+
+def test_few_shot_cells_take_all_their_labels_in_one_draw(tmp_path):
+    assert few_shot_of(tmp_path, 100) == ["finetune.draws=1", "finetune.shots=[100]"]
+    assert few_shot_of(tmp_path, "all") == ["finetune.draws=1"]
+    assert few_shot_of(tmp_path, 100, **{"finetune.shots": [5]}) == ["finetune.draws=1", "finetune.shots=[5]"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "labels", "seeds"),
+    [
+        ("finetune", 100, 3),
+        ("linear_probe", 100, 3),
+        ("few_shot", "all", 3),
+        ("few_shot", 100, 1),
+        ("knn", 100, 1),
+    ],
+)
+def test_what_no_seed_changes_is_measured_once(tmp_path, mode, labels, seeds):
+    entries = [
+        {"name": name, "config": "x.yaml", **({"start": "x.safetensors"} if name == "start" else {})}
+        for name in ("scratch", "start")
+    ]
+    raw = {"run": {"name": "x"}, "data": {"path": "data"}, "entries": entries, "reference": "scratch"}
+    config = CompareConfig.model_validate(
+        {**raw, "modes": [mode], "labels_per_class": [labels], "seeds": [3, 4, 5]}
+    )
+    matrix = Matrix(config, tmp_path, tmp_path / "out")
+    found = {name: [] for name in ("scratch", "start")}
+    for cell in matrix.cells(compute_of=False):
+        found[cell.entry.name].append(cell.seed)
+    # Weights from scratch are drawn.
+    assert found == {"scratch": [3, 4, 5], "start": [3, 4, 5][:seeds]}
+    assert matrix.count_cells() == 3 + seeds
+
+
+def lines_crossing(spread: float) -> list[Line]:
+    """A reference, and an entry that is below it on 100 labels and above it on 1,000."""
+    lines = []
+    for labels, ahead in ((100, -0.1), (1000, 0.1)):
+        found = {}
+        for name, plus in (("scratch", 0.0), ("other", ahead)):
+            rows = []
+            for seed in range(3):
+                share = 0.5 + plus * (1 + spread * (seed - 1))
+                one = row(name, seed, np.arange(2000) < 2000 * share)
+                values = one.values | {"train_size": labels, "val_size": 0}
+                rows.append(replace(one, values=values))
+            found[name] = tuple(rows)
+        gap = gap_between(found["other"], found["scratch"])
+        lines.append(Line("scratch", "", labels, "finetune", found["scratch"], None))
+        lines.append(Line("other", "", labels, "finetune", found["other"], gap))
+    return lines
+
+
+def test_a_crossing_is_told_as_far_as_it_is_clear():
+    assert crossings_told("scratch", lines_crossing(0.1)) == "other crosses scratch at about 316 labels."
+    unclear = crossings_told("scratch", lines_crossing(3.0))
+    assert unclear == "other may cross scratch between 100 and 1,000 labels."
+
+
+def test_a_bar_over_runs_that_are_scored_in_one_go_moves(tmp_path, capsys):
+    jobs = [Job(name, tmp_path / name, "finetune/run.py", tmp_path, (), str(tmp_path)) for name in ("a", "b")]
+    bar = Bar(jobs)
+    bar.show(jobs)
+    for job, share in zip(jobs, (0.5, 1.0), strict=True):
+        job.folder.mkdir()
+        (job.folder / "summary.json").write_text('{"status": "done"}')
+        bar.show(jobs)
+        assert bar._bar.n == share
+
+
+def test_what_was_done_before_is_no_part_of_the_time_left(tmp_path):
+    jobs = [Job(name, tmp_path / name, "finetune/run.py", tmp_path, (), str(tmp_path)) for name in "abcdef"]
+
+    def finish(job: Job) -> None:
+        job.folder.mkdir()
+        (job.folder / "summary.json").write_text('{"status": "done"}')
+
+    for job in (jobs[0], jobs[1], jobs[4]):
+        finish(job)
+    bar = Bar(jobs[:4], more=2)
+    bar.show(jobs[2:4])
+    for name in ("start_t", "last_print_t"):
+        setattr(bar._bar, name, getattr(bar._bar, name) - 100)
+    assert "01:40<?" in str(bar._bar)
+    finish(jobs[2])
+    bar.show(jobs[3:4])
+    assert "01:40<05:00" in str(bar._bar)  # a sixth of it all in 100 s, three left as far as is known
+    bar.add(jobs[4:])
+    bar.show(jobs[3:4])
+    assert "01:40<03:20" in str(bar._bar)  # one of the three had been done before

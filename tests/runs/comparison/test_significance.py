@@ -1,0 +1,142 @@
+"""The numbers that a comparison's claims rest on, against others' and by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.comparison import row
+
+from mae_vit.finetuning.comparison.report.charts import crossings
+from mae_vit.finetuning.comparison.report.rows import choose_subset
+from mae_vit.finetuning.comparison.report.significance import gap_between, mcnemar
+from mae_vit.finetuning.comparison.report.summary import Line, each_against_each
+
+
+def test_mcnemar_by_hand():
+    # Seven images speak for one, one for the other: 2 (C(8, 0) + C(8, 1)) / 2^8.
+    ours = np.array([True] * 7 + [False] + [True] * 20 + [False] * 5)
+    theirs = np.array([False] * 7 + [True] + [True] * 20 + [False] * 5)
+    assert mcnemar(ours, theirs) == pytest.approx(18 / 256)
+    assert mcnemar(theirs, ours) == pytest.approx(18 / 256)
+    assert mcnemar(ours, ours) == 1
+
+
+def test_a_gap_is_paired_by_seed_and_image():
+    generator = np.random.default_rng(0)
+    truth = generator.random((3, 400))
+    ours = [row("ours", seed, truth[seed] < 0.7) for seed in range(3)]
+    theirs = [row("theirs", seed, truth[seed] < 0.6) for seed in (2, 0, 1)]
+    gap = gap_between(ours, theirs)
+    differences = np.stack([(truth[s] < 0.7) * 1.0 - (truth[s] < 0.6) for s in range(3)])
+    assert gap.seeds == 3
+    assert gap.points == pytest.approx(100 * differences.mean())
+    # t(0.975, 2) and z(0.975), from the tables.
+    over_seeds = 4.302653 * differences.mean(axis=1).std(ddof=1) / 3**0.5
+    over_images = 1.959964 * differences.mean(axis=0).std(ddof=1) / 400**0.5
+    assert gap.half_width == pytest.approx(100 * (over_seeds**2 + over_images**2) ** 0.5, rel=1e-5)
+    assert gap.is_clear
+    back = gap_between(theirs, ours)
+    assert back.points == pytest.approx(-gap.points)
+    assert back.half_width == pytest.approx(gap.half_width)
+
+
+def test_equal_seeds_are_no_evidence():
+    """Means of equal differences may differ by rounding, whose spread is next to nothing."""
+    right = np.arange(10) < 7
+    ours = [row("ours", seed, right) for seed in range(3)]
+    theirs = [row("theirs", seed, right & (np.arange(10) > 0)) for seed in range(3)]
+    assert np.std([0.1] * 3, ddof=1) > 0
+    assert gap_between(ours, theirs).p_seeds is None
+
+
+def test_a_row_that_no_seed_changes_is_compared_with_all_seeds_of_another():
+    generator = np.random.default_rng(4)
+    truth = generator.random((3, 400))
+    several = [row("several", seed, truth[seed] < 0.6 + 0.02 * seed) for seed in range(3)]
+    once = truth.mean(axis=0) < 0.5
+    (fixed,) = ones = [row("fixed", 0, once, fixed=True)]
+    gap = gap_between(ones, several)
+    same = gap_between([row("fixed", seed, once) for seed in range(3)], several)
+    assert gap == same
+    assert gap.seeds == 3
+    assert gap.points == pytest.approx(100 * (once.mean() - np.mean([one.correct.mean() for one in several])))
+    back = gap_between(several, ones)
+    assert (back.points, back.half_width) == pytest.approx((-gap.points, gap.half_width))
+    # Two such, of whatever seeds, are one pair.
+    other = row("other", 7, truth[0] < 0.6, fixed=True)
+    assert gap_between([fixed], [other]).seeds == 1
+
+
+def test_the_interval_holds_what_it_says():
+    """Of many pairs of equal classifiers about one in twenty is called different."""
+    generator = np.random.default_rng(1)
+    clear = 0
+    for _ in range(400):
+        rows = [
+            [row(name, seed, generator.random(200) < 0.6) for seed in range(3)] for name in ("one", "other")
+        ]
+        gap = gap_between(*rows)
+        clear += gap.is_clear
+    assert 0 < clear < 0.08 * 400
+
+
+def test_each_is_set_against_each():
+    generator = np.random.default_rng(2)
+    truth = generator.random((3, 500))
+    lines = [
+        Line(name, "", 20, mode, tuple(row(name, seed, truth[seed] < share) for seed in range(3)), None)
+        for name, mode, share in (("a", "finetune", 0.6), ("b", "finetune", 0.7), ("c", "finetune", 0.7))
+    ]
+    lines.append(replace(lines[0], mode="knn"))
+    table = each_against_each(lines)
+    assert [line for line, _ in table] == lines
+    gaps = [gaps for _, gaps in table]
+    assert [gaps[n][n] for n in range(4)] == [None] * 4
+    assert gaps[0][3] is gaps[3][0] is None, "another mode"
+    assert gaps[0][1].points == pytest.approx(-gaps[1][0].points)
+    assert gaps[1][0].points == gap_between(lines[1].rows, lines[0].rows).points
+    assert gaps[1][0].in_brackets().startswith("+")
+    assert gaps[1][2].in_brackets() == "(+0.0 [0.0, 0.0])"
+
+
+def test_an_interval_is_within_what_a_gap_can_be():
+    rows = [
+        [row(name, seed, np.arange(40) < right[seed]) for seed in (0, 1)]
+        for name, right in (("a", (39, 30)), ("b", (0, 10)))
+    ]
+    gap = gap_between(*rows)
+    assert gap.half_width > 100
+    assert gap.describe() == "+73.8 points (95 %: -100.0 to 100.0)"
+    assert gap.in_brackets() == "(+73.8 [-100.0, 100.0])"
+
+
+def test_a_gap_of_one_seed_says_so():
+    gap = gap_between([row("a", 0, np.arange(400) < 300)], [row("b", 0, np.arange(400) < 200)])
+    assert gap.describe() == "+25.0 points (95 %, one seed, test images alone: 20.8 to 29.2)"
+    assert gap.in_brackets() == "+25.0 [20.8, 29.2]*"
+
+
+def test_no_gap_of_other_images_or_seeds():
+    ours, theirs = row("ours", 0, np.ones(4, bool)), row("theirs", 1, np.ones(4, bool))
+    assert gap_between([ours], [theirs]) is None
+    other = replace(theirs, cell=replace(theirs.cell, seed=0), keys=("a", "b", "c", "e"))
+    assert gap_between([ours], [other]) is None
+
+
+def test_lines_cross_between_two_sizes():
+    rising, flat = [(10.0, 0.1), (100.0, 0.5), (1000.0, 0.6)], [(10.0, 0.3), (100.0, 0.3), (1000.0, 0.4)]
+    # Half way on the logarithm: -0.2 at 10, +0.2 at 100.
+    assert crossings(rising, flat) == pytest.approx([10**1.5])
+    assert crossings(flat, flat) == []
+    assert crossings(rising, [(10.0, 0.3)]) == []
+
+
+def test_subsets_of_the_test_images_are_nested_and_even():
+    keys = [f"image-{number:04d}" for number in range(300)]
+    labels = [str(number % 3) for number in range(300)]
+    small, large = choose_subset(keys, labels, 30), choose_subset(keys, labels, 90)
+    assert set(small) <= set(large)
+    assert len(small) == 30
+    assert [sum(labels[place] == name for place in small) for name in "012"] == [10, 10, 10]
+    backwards = choose_subset(keys[::-1], labels[::-1], 30)
+    assert {keys[place] for place in small} == {keys[::-1][place] for place in backwards}

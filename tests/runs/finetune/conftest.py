@@ -1,0 +1,36 @@
+"""Fine-tuning runs in this process, on the torch engine, and what they begin from."""
+
+from pathlib import Path
+
+import pytest
+from helpers.commands import ROOT
+from helpers.finetune import SMALL, TINY
+
+from mae_vit.finetuning.job import main
+from mae_vit.pretraining.job import main as pretrain_main
+
+
+@pytest.fixture
+def call(digits, tmp_path):
+    """Fine-tunes on the digits: call("key=value", ..., name="run", ckpt=None)."""
+
+    def run(*arguments, name="run", ckpt=None, config="finetune_cifar_tiny", model=TINY) -> int:
+        start = ["--ckpt", str(ckpt)] if ckpt else []
+        options = [f"data.path={digits}", f"run.dir={tmp_path / name}", f"run.name={name}"]
+        file = str(ROOT / "configs" / f"{config}.yaml")
+        geometry = ["model.img_size=8"] if ckpt else model
+        return main(["--config", file, *start, *SMALL, *geometry, *options, *arguments])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def pretrained(digits, tmp_path_factory) -> Path:
+    """A short MAE run of the tiny encoder."""
+    folder = tmp_path_factory.mktemp("pretrained") / "mae"
+    decoder = [f"objective.decoder_{name}" for name in ("embed_dim=16", "depth=1", "num_heads=2")]
+    short = ["train.engine=torch", "train.steps=4", "train.warmup_steps=1", "monitor.tensorboard=false"]
+    config = str(ROOT / "configs" / "mae_digits.yaml")
+    arguments = [*TINY, *decoder, *short, f"data.path={digits}", f"run.dir={folder}", "run.name=mae"]
+    assert pretrain_main(["--config", config, *arguments]) == 0
+    return folder

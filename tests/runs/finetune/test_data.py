@@ -1,0 +1,151 @@
+"""Labeled subsets and held-out shares: nested, balanced, by keys alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mae_vit.config.load import load_config
+from mae_vit.data.batches.sources import open_source
+from mae_vit.data.batches.subset import SubsetSource, draw_held_out, limit_per_class
+from mae_vit.data.images.augment import Augment
+from mae_vit.data.index import open_index
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.selection import Selection
+from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import open_data as open_finetune_data
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.data import open_data as open_pretrain_data
+from mae_vit.runtime.ranks import Ranks
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+
+
+@pytest.fixture
+def split(digits):
+    index = open_index(digits, "train")
+    return np.arange(len(index)), np.asarray(index.labels), index.keys()
+
+
+def test_keys_are_those_of_the_tars_and_are_kept(digits, split, monkeypatch):
+    from mae_vit.data import index as index_module
+    from mae_vit.data.shards.samples import read_samples
+
+    keys = split[2]
+    assert keys == [s.key for path in sorted(digits.glob("train-*.tar")) for s in read_samples(path)]
+    monkeypatch.setattr(index_module, "read_groups", None)
+    assert open_index(digits, "train").keys() == keys
+
+
+def test_smaller_subsets_are_inside_larger_ones(split):
+    samples, labels, keys = split
+    before: set = set()
+    for limit in (1, 5, 20, 100):
+        taken, rest = limit_per_class(samples, labels, keys, limit)
+        assert np.bincount(labels[taken]).tolist() == [limit] * 10
+        assert before < set(taken.tolist())
+        assert sorted([*taken, *rest]) == samples.tolist()
+        before = set(taken.tolist())
+    everything, rest = limit_per_class(samples, labels, keys, 10_000)
+    assert np.array_equal(everything, samples)
+    assert not len(rest)
+
+
+def test_a_subset_is_that_of_prepare(digits, split, tmp_path):
+    samples, labels, keys = split
+    taken, _ = limit_per_class(samples, labels, keys, 7)
+    prepare(
+        [find_images("digits", out=tmp_path, split="train", root=None)],
+        tmp_path,
+        selection=Selection(limit_per_class=7),
+    )
+    assert set(open_index(tmp_path, "train").keys()) == {keys[sample] for sample in taken}
+
+
+def test_the_draw_depends_on_keys_not_on_their_order(split):
+    samples, labels, keys = split
+    shuffled = np.random.default_rng(0).permutation(len(samples))
+    for draw, argument in ((limit_per_class, 9), (draw_held_out, 0.1)):
+        one, _ = draw(samples, labels, keys, argument)
+        other, _ = draw(samples, labels[shuffled], [keys[place] for place in shuffled], argument)
+        assert {keys[place] for place in one} == {keys[shuffled[place]] for place in other}
+
+
+def test_held_out_images_are_a_share_of_each_class(split):
+    samples, labels, keys = split
+    held_out, train = draw_held_out(samples, labels, keys, 0.1)
+    assert not set(held_out) & set(train)
+    assert len(held_out) + len(train) == len(samples)
+    expected = [int(0.1 * count + 0.5) for count in np.bincount(labels)]
+    assert np.bincount(labels[held_out]).tolist() == expected
+    few, _ = limit_per_class(samples, labels, keys, 2)
+    held_out, train = draw_held_out(few, labels, keys, 0.1)
+    assert np.bincount(labels[held_out]).tolist() == np.bincount(labels[train]).tolist() == [1] * 10
+    one, _ = limit_per_class(samples, labels, keys, 1)
+    held_out, train = draw_held_out(one, labels, keys, 0.5)
+    assert (len(held_out), len(train)) == (0, 10)
+
+
+def test_a_view_does_not_depend_on_the_subset(digits):
+    from mae_vit.data.batches import sources as reading
+    from mae_vit.data.images.augment import Augment
+
+    index = open_index(digits, "train")
+    views = Augment(img_size=(8, 8), crop="pad", pad_px=2, flip=True)
+    source = reading.open_source(index, "memory", channels=1, augment=views, memory_limit_gib=1)
+    samples = np.array([3, 40, 41, 900])
+    part = SubsetSource(source, samples)
+    assert np.array_equal(part.images(7, 2, np.array([2, 0])), source.images(7, 2, np.array([41, 3])))
+    assert part.labels.tolist() == index.labels[samples].tolist()
+
+
+def test_blocks_of_a_subset(many_shards):
+    options = [
+        "data.labels_per_class=20",
+        "train.effective_batch_size=32",
+        "model.img_size=8",
+        "model.in_chans=1",
+    ]
+    options += [f"data.path={many_shards}", "data.augment={crop: none, flip: false}"]
+    orders = []
+    for mode in ("blocks", "global"):
+        config = load_config(
+            FinetuneConfig, CONFIGS / "simple_cnn_cifar.yaml", [*options, f"data.order={mode}"]
+        )
+        data = open_finetune_data(config, Ranks(0, 1, 0, 1), torch.device("cpu"))
+        # Places among the samples that are trained on, each once.
+        places = data.order.samples(0, 0, len(data.train) // 32 * 32)
+        assert len(set(places.tolist())) == len(places)
+        assert 0 <= places.min() <= places.max() < len(data.train) == data.num_samples == 180
+        orders.append((type(data.order).__name__, places))
+    (blocks, one), (whole, other) = orders
+    assert (blocks, whole) == ("BlockOrder", "GlobalOrder")
+    assert (one == other).mean() < 0.5
+
+
+def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits, tmp_path):
+    """A start that has seen labels has seen none of those that it is fine-tuned and chosen by."""
+    device, ranks = torch.device("cpu"), Ranks(0, 1, 0, 1)
+    place = [
+        f"data.path={digits}",
+        "data.augment={crop: none, flip: false}",
+        "model.in_chans=1",
+        "model.img_size=8",
+    ]
+    config = load_config(
+        FinetuneConfig, CONFIGS / "simple_cnn_cifar.yaml", [*place, "data.labels_per_class=20"]
+    )
+    taken = open_finetune_data(config, ranks, device)
+    more = [*place, "data.leave_out_per_class=20", "model.patch_size=2"]
+    config = load_config(PretrainConfig, CONFIGS / "supervised_cifar_tiny.yaml", more)
+    data = open_pretrain_data(config, ranks, device)
+    assert data.num_samples == 1497 - 200
+    labels = np.asarray(data.index.labels)
+    seen = np.sort(np.concatenate([taken.train, taken.held_out]))
+    rest = np.setdiff1d(np.arange(1497), seen)
+    assert np.array_equal(data.source.labels, labels[rest])
+    plain = open_source(data.index, "auto", channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1)
+    places = np.array([0, 5, len(rest) - 1])
+    assert np.array_equal(data.source.images(0, 0, places), plain.images(0, 0, rest[places]))

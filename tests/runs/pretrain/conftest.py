@@ -1,0 +1,18 @@
+"""Pretraining runs in this process, on the torch engine."""
+
+import pytest
+from helpers.commands import ROOT, SMALL_PRETRAIN
+
+from mae_vit.pretraining.job import main
+
+
+@pytest.fixture
+def call(digits, tmp_path):
+    """Trains on the digits: call("key=value", ..., name="run"); a later data.path takes their place."""
+
+    def run(*arguments: str, name: str = "run") -> int:
+        config = str(ROOT / "configs" / "mae_digits.yaml")
+        options = [*SMALL_PRETRAIN, f"data.path={digits}", f"run.dir={tmp_path / name}", f"run.name={name}"]
+        return main(["--config", config, *options, *arguments])
+
+    return run

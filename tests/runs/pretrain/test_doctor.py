@@ -1,0 +1,262 @@
+"""`mae-vit doctor`: each check passes, warns or fails, and says what to do."""
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.commands import ROOT, SMALL_MAE
+from helpers.damage import copy_of, damage
+
+from mae_vit.cli import main as cli
+from mae_vit.pretraining.doctor import find_batch as finding
+from mae_vit.pretraining.doctor import machine_checks as health
+from mae_vit.pretraining.doctor.find_batch import Trial, best_of, candidates
+
+CONFIG = ["doctor", "--config", "configs/mae_digits.yaml"]
+
+
+@pytest.fixture
+def doctor(digits, tmp_path, capsys, monkeypatch):
+    """Runs the doctor: doctor("key=value", ...) -> (exit code, {check: [(status, text)]}, output)."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(health, "_check_deepspeed", lambda: health.Check("ok", "deepspeed", "not asked"))
+
+    def call(*words):
+        capsys.readouterr()
+        code = cli.main([*CONFIG, f"data.path={digits}", f"run.dir={tmp_path / 'run'}", *SMALL_MAE, *words])
+        told = capsys.readouterr()
+        return code, read(told.out), told.out + told.err
+
+    return call
+
+
+def read(output):
+    found = {}
+    for status, name, text in re.findall(r"^(ok|warn|FAIL) +(\S+) +(.*)$", output, re.MULTILINE):
+        found.setdefault(name, []).append((status, text))
+    return found
+
+
+def test_all_is_well(doctor, tmp_path):
+    code, checks, output = doctor()
+    assert code == 0, output
+    expected = {
+        "python",
+        "torch",
+        "device",
+        "memory",
+        "disk",
+        "locks",
+        "shards",
+        "samples",
+        "ranks",
+    }
+    assert expected <= set(checks)
+    assert {status for told in checks.values() for status, _ in told} == {"ok"}
+    assert output.rstrip().endswith("all checks passed")
+    # The plan too, as --dry-run prints it.
+    assert re.search(r"^parameters .* encoder", output, re.MULTILINE)
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_config_it_checks_what_all_runs_need(monkeypatch, capsys):
+    monkeypatch.setattr(health, "_check_deepspeed", lambda: health.Check("FAIL", "deepspeed", "not there"))
+    assert cli.main(["doctor"]) == 1
+    told = capsys.readouterr().out
+    assert {"python", "torch", "deepspeed", "device", "ranks"} <= set(read(told))
+    assert "depend on the run: --config FILE" in told
+    assert cli.main(["doctor", "--find-batch"]) == 2
+    assert "--find-batch needs --config FILE" in capsys.readouterr().err
+
+
+def test_deepspeed_that_does_not_import_fails(monkeypatch, tmp_path):
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "__init__.py").write_text("raise ImportError('no CUDA_HOME')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    check = health._check_deepspeed()
+    assert check.status == "FAIL"
+    assert "ImportError: no CUDA_HOME" in check.text
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "status", "said"),
+    [
+        (["data.order=blocks"], "shards", "warn", "too few shards"),
+        (["train.precision=fp16"], "device", "warn", "fp16 is slow"),
+        (["data.split=trian"], "plan", "FAIL", 'no split "trian"'),
+        (["train.effective_batch_size=9000"], "plan", "FAIL", "larger than the data"),
+        (["data.workers=64"], "cores", "warn", "64 workers of a rank on its "),
+    ],
+)
+def test_findings(doctor, words, name, status, said):
+    code, checks, output = doctor(*words)
+    assert (status, True) in [(s, said in text) for s, text in checks[name]], output
+    assert code == (1 if status == "FAIL" else 0)
+
+
+def test_memory_that_does_not_suffice(doctor, monkeypatch):
+    monkeypatch.setattr(health, "free_memory_gib", lambda ranks, device: (1e-4, "its share of this machine"))
+    code, checks, _ = doctor()
+    assert code == 1
+    assert checks["memory"][0][0] == "FAIL"
+    assert "train.batch_size_per_device" in checks["memory"][0][1]
+
+
+@pytest.mark.parametrize(
+    ("line", "group", "most", "used"),
+    [
+        ("0::/job/step", "job", "memory.max", "memory.current"),
+        ("4:cpu,memory:/job", "memory/job", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)
+def test_a_container_or_job_has_less_memory_than_its_machine(tmp_path, line, group, most, used):
+    (tmp_path / "own").write_text(f"1:name=systemd:/elsewhere\n{line}\n")
+    folder = tmp_path / "root" / group
+    (folder / "step").mkdir(parents=True)
+    (folder / most).write_text(f"{4 << 30}\n")
+    (folder / used).write_text(f"{3 << 30}\n")
+    (folder / "memory.stat").write_text(f"anon 7\ninactive_file {1 << 30}\n")
+    assert health._container_limit(root=tmp_path / "root", own=tmp_path / "own") == 2 << 30
+    (folder / most).write_text("max\n")
+    if "max" in most:
+        assert health._container_limit(root=tmp_path / "root", own=tmp_path / "own") is None
+
+
+def test_a_disk_that_is_too_small(doctor, tmp_path):
+    if os.geteuid():
+        pytest.skip("mounting needs root")
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], check=False
+    ).returncode:
+        pytest.skip("cannot mount here")
+    try:
+        code, checks, output = doctor(f"run.dir={place / 'run'}")
+        assert code == 1, output
+        assert checks["disk"][0][0] == "FAIL"
+        assert "make room" in checks["disk"][0][1]
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize(("budget", "status"), [("0.001", "FAIL"), ("0.9", "warn")])
+def test_damaged_samples(many_shards, tmp_path, doctor, budget, status):
+    copy = copy_of(many_shards, tmp_path / "data")
+    damage(many_shards, copy, dict.fromkeys(range(0, 1497, 3), "undecodable"))
+    code, checks, output = doctor(f"data.path={copy}", "data.source=tar", f"data.damage_budget={budget}")
+    assert checks["samples"][0][0] == status, output
+    assert re.search(r"\d+ damaged, the first: shard train-\d+\.tar, key \d+", checks["samples"][0][1])
+    assert code == (1 if status == "FAIL" else 0)
+
+
+def test_a_missing_compiler(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    checks = {check.name: check for check in health.check_software(compiles=True, deepspeed=False)}
+    assert checks["compiler"].status == "FAIL"
+
+
+def test_data_elsewhere_that_cannot_be_had(doctor, tmp_path, monkeypatch):
+    monkeypatch.setattr("mae_vit.data.remote.folder.START_PATIENCE_S", 0.1)
+    code, checks, output = doctor("data.path=http://127.0.0.1:9/data", f"data.cache_dir={tmp_path}")
+    assert (code, checks["plan"][0][0]) == (1, "FAIL"), output
+    assert "cannot be fetched" in checks["plan"][0][1]
+
+
+def test_bad_configs_are_bad_input(doctor):
+    assert doctor("train.epochz=3")[0] == 2
+
+
+def torchrun(ranks, words, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=180,
+        **options,
+    )
+
+
+@pytest.mark.slow
+def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
+    """The second rank has another timm."""
+    for version in ("1.0.99",):
+        other = tmp_path / "site" / f"timm-{version}.dist-info"
+        other.mkdir(parents=True)
+        (other / "METADATA").write_text(f"Metadata-Version: 2.1\nName: timm\nVersion: {version}\n")
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        f"if os.environ['RANK'] == '1': sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
+        "from mae_vit.cli.main import main\nsys.exit(main())\n"
+    )
+    words = [*CONFIG, f"data.path={digits}", f"run.dir={tmp_path / 'run'}", "train.effective_batch_size=64"]
+    told = torchrun(2, [str(script), *words])
+    checks = read(told.stdout)
+    assert checks["ranks"][0][0] == "ok", told.stdout + told.stderr
+    assert re.search(r"2 ranks met at \S+:\d+", checks["ranks"][0][1])
+    assert re.search(r"ranks add [\d.]+ GB/s on cpu", checks["network"][0][1])
+    assert checks["versions"][0][0] == "FAIL"
+    assert re.search(r"timm \S+ \(rank 0 on \S+\), 1\.0\.99 \(rank 1 on", checks["versions"][0][1])
+    assert told.returncode != 0
+    assert len(checks["versions"]) == 1, "all ranks print"
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come(digits, tmp_path):
+    code = (
+        "import sys; from mae_vit.pretraining.doctor.rank_checks import join_ranks; "
+        "join_ranks.__kwdefaults__['timeout_s'] = 3.0; "
+        "from mae_vit.cli.main import main; sys.exit(main())"
+    )
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29877", "OMP_NUM_THREADS": "1"}
+    words = [*CONFIG, f"data.path={digits}", f"run.dir={tmp_path / 'run'}", "train.effective_batch_size=64"]
+    told = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        env=os.environ | environment,
+    )
+    status, text = read(told.stdout)["ranks"][0]
+    assert status == "FAIL", told.stdout + told.stderr
+    assert "did not meet the 1 others at 127.0.0.1:29877 within 3 s" in text
+    assert told.returncode == 1
+    assert "Traceback" not in told.stderr
+
+
+def test_sizes_that_are_tried():
+    assert candidates(256) == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert candidates(96, unit=2) == [2, 4, 8, 16, 32, 96]
+    assert candidates(48, unit=3) == [3, 6, 12, 24, 48]
+    assert candidates(7) == [1, 7]
+    assert candidates(12) == [1, 2, 4, 12]
+
+
+def test_the_smallest_of_the_fastest_is_best():
+    trials = [Trial(1, 10.0, 1), Trial(2, 98.0, 1), Trial(4, 100.0, 2), Trial(8, None, 4)]
+    assert best_of(trials).batch_size_per_device == 2
+    assert best_of([Trial(1, None, 1)]) is None
+
+
+def test_batches_are_tried_until_one_does_not_fit(doctor, monkeypatch):
+    code, _, output = doctor("--find-batch", "train.effective_batch_size=32")
+    assert code == 0
+    rows = re.findall(r"^ +(\d+) +([\d,]+) +([\d.]+)$", output, re.MULTILINE)
+    assert [int(size) for size, _, _ in rows] == [1, 2, 4, 8, 16, 32]
+    memory = [float(gib) for _, _, gib in rows]
+    assert memory == sorted(memory)
+    assert re.search(r"use train\.batch_size_per_device=\d+", output)
+    # As if the machine had memory for some of them.
+    monkeypatch.setattr(finding, "free_memory_gib", lambda ranks, device: (np.mean(memory[-2:]) / 0.8, ""))
+    output = doctor("--find-batch", "train.effective_batch_size=32")[2]
+    if memory[-1] > memory[-2]:
+        assert "does not fit" in output

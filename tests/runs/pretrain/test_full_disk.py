@@ -1,0 +1,126 @@
+"""Disks that are full in the middle of a run."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.commands import ROOT, SMALL_PRETRAIN, run, summary_of
+
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
+
+pytestmark = pytest.mark.slow
+
+# One checkpoint of the small MAE is 3 files of 30 to 60 kB.
+_LENGTH = ["train.steps=40", "checkpoint.every_steps=5", "monitor.evaluate_every_steps=40"]
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small file system of its own: disk(kib) makes or resizes it."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(options: str) -> Path:
+        again = ",remount" if os.path.ismount(place) else ""
+        found = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options + again, "tmpfs", str(place)],
+            capture_output=True,
+            text=True,
+        )
+        if found.returncode:
+            pytest.skip(f"needs the right to mount: {found.stderr.strip()}")
+        return place
+
+    yield mount
+    if os.path.ismount(place):
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Takes all the room there is."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def command(digits, folder, *overrides):
+    return [
+        "pretrain/run.py",
+        "--config",
+        "configs/mae_digits.yaml",
+        *SMALL_PRETRAIN,
+        *_LENGTH,
+        f"data.path={digits}",
+        f"run.dir={folder}",
+        *overrides,
+    ]
+
+
+@pytest.fixture(scope="module")
+def straight(digits, tmp_path_factory):
+    """The run that nothing disturbs, and what its newest checkpoint takes."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    assert run(*command(digits, folder)).returncode == 0
+    newest = list_checkpoints(folder / "checkpoints")[-1]
+    size = sum(-(-path.stat().st_size // 4096) * 4 for path in newest.iterdir())
+    return (folder / "encoder.safetensors").read_bytes(), size
+
+
+def test_a_full_disk_stops_the_run_before_work_is_lost_and_room_lets_it_go_on(digits, disk, straight):
+    encoder, kib = straight
+    place = disk(f"size={int(1.6 * kib)}k")
+    ended = run(*command(digits, place / "run"))
+    assert ended.returncode == 1
+    said = [line for line in ended.stderr.splitlines() if "warning" in line or "error" in line]
+    assert "the checkpoint of step 5 cannot be written" in said[0]
+    assert "no space left on device" in said[0]
+    assert said[-1].startswith("error: 3 saves in a row failed")
+    # The last good one, that of the beginning, whole, and nothing torn beside it.
+    checkpoints = place / "run" / "checkpoints"
+    assert [load_checkpoint(path).step for path in list_checkpoints(checkpoints)] == [0]
+    assert not list(checkpoints.glob(".*"))
+    disk("size=100m")
+    assert run(*command(digits, place / "run")).returncode == 0
+    assert (place / "run" / "encoder.safetensors").read_bytes() == encoder
+
+
+@pytest.mark.slow
+def test_on_a_full_disk_older_checkpoints_make_room(digits, disk, straight):
+    encoder, kib = straight
+    place = disk(f"size={int(2.8 * kib)}k")
+    ended = run(*command(digits, place / "run", "checkpoint.keep_last=4"))
+    assert ended.returncode == 0, ended.stderr
+    assert "cannot be written" not in ended.stderr
+    assert (place / "run" / "encoder.safetensors").read_bytes() == encoder
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_a_while_stops_nothing(digits, disk):
+    place = disk("size=20m")
+    folder = place / "run"
+    process = subprocess.Popen(
+        # Slow enough to be met in the middle.
+        [sys.executable, *command(digits, folder, "train.steps=400", "checkpoint.max_failed_saves=99")],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "checkpoints" / "latest").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        fill(place / "filler")
+        time.sleep(1.0)
+        (place / "filler").unlink()
+        error = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 0, error
+    assert "no space left on device; going on, with the last good checkpoint" in error
+    assert "metrics of" in error
+    assert summary_of(folder)["status"] == "done"

@@ -1,0 +1,52 @@
+"""What only a GPU can show."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.commands import run
+
+pytestmark = pytest.mark.gpu
+
+SMALL = [
+    "--config",
+    "configs/mae_digits.yaml",
+    "train.engine=torch",
+    "train.steps=30",
+    "train.warmup_steps=5",
+    "monitor.log_every_steps=1",
+    "monitor.evaluate_every_steps=15",
+    "monitor.tensorboard=false",
+    "run.name=same",
+]
+
+
+def encoder_of(folder: Path, digits: Path, *options: str) -> bytes:
+    done = run("pretrain/run.py", *SMALL, f"data.path={digits}", f"run.dir={folder}", *options)
+    assert done.returncode == 0, done.stderr
+    return (folder / "encoder.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("objective", ["mae", "masked_patch"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_deterministic_runs_are_equal_byte_for_byte(digits, tmp_path, precision, objective):
+    options = ["run.deterministic=true", f"train.precision={precision}"]
+    if objective == "masked_patch":
+        options[:0] = ["--config", "configs/masked_patch_digits.yaml"]
+    first, second = (encoder_of(tmp_path / name, digits, *options) for name in ("first", "second"))
+    assert first == second
+
+
+def test_fp16_learns_as_fp32_does(digits, tmp_path):
+    losses = {}
+    for precision in ("fp32", "fp16"):
+        encoder_of(tmp_path / precision, digits, f"train.precision={precision}")
+        lines = (tmp_path / precision / "metrics.jsonl").read_text().splitlines()
+        losses[precision] = json.loads(lines[-1])["loss"]
+    assert losses["fp16"] == pytest.approx(losses["fp32"], rel=0.02)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_zero_on_a_gpu(digits, tmp_path, stage):
+    options = ["train.engine=deepspeed", f"train.zero_stage={stage}", "train.precision=fp16"]
+    encoder_of(tmp_path / "run", digits, *options)

@@ -1,0 +1,160 @@
+"""Bad steps: found, gone back from, and passed by leaving their data out."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers.commands import lines_of, summary_of
+from helpers.leaked_tensors import Leftovers
+
+from mae_vit.config.schema import GuardSection
+from mae_vit.data.index import open_index
+from mae_vit.data.order.order import GlobalOrder
+from mae_vit.data.order.skipped_steps import data_step, skip
+from mae_vit.runtime.failures import BadStep
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.engines.state import LossHistory
+from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.recovery.guard import Guard
+
+BATCH = 128  # of mae_digits
+LENGTH = ["train.steps=12", "checkpoint.every_steps=4", "checkpoint.keep_last=9", "guard.skip_steps=2"]
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """poison(factor, when) multiplies the loss of batches: when(samples) is asked; returns all samples seen."""
+    forward, seen = TorchEngine.forward, []
+
+    def start(factor: float, when) -> list[np.ndarray]:
+        def poisoned(self, batch):
+            samples = batch.keys.index.numpy()
+            seen.append(samples)
+            output = forward(self, batch)
+            return output._replace(loss=output.loss * factor) if when(samples) else output
+
+        monkeypatch.setattr(TorchEngine, "forward", poisoned)
+        return seen
+
+    return start
+
+
+@pytest.fixture
+def batch_of(digits):
+    order = GlobalOrder(len(open_index(digits, "train")), BATCH, 0)
+
+    def samples(data_step: int) -> np.ndarray:
+        epoch, step = divmod(data_step, order.steps_per_epoch)
+        return order.samples(epoch, step * BATCH, (step + 1) * BATCH)
+
+    return samples
+
+
+# A step is read when the next one has been taken, or at once where a line is logged.
+@pytest.mark.parametrize("late", [False, True])
+def test_a_bad_batch_is_passed_by(call, digits, tmp_path, poison, batch_of, late):
+    often = [f"monitor.log_every_steps={100 if late else 1}", "monitor.evaluate_every_steps=100"]
+    assert call(*LENGTH, *often, name="straight") == 0
+    bad = int(batch_of(6)[5])
+    seen = poison(float("nan"), lambda samples: bad in samples and np.array_equal(samples, batch_of(6)))
+    assert call(*LENGTH, *often) == 0
+    folder = tmp_path / "run"
+    expected = [*range(7 + late), 4, *range(7, 14)]
+    assert [samples.tolist() for samples in seen] == [batch_of(step).tolist() for step in expected]
+    told, straight = lines_of(folder), lines_of(tmp_path / "straight")
+    assert [line["step"] for line in told] == [line["step"] for line in straight]
+    assert [line["loss"] for line in told if line["step"] <= 5] == [
+        line["loss"] for line in straight if line["step"] <= 5
+    ]
+    assert summary_of(folder)["status"] == "done"
+    incident = json.loads((folder / "incidents" / "step-00000007-1.json").read_text())
+    assert incident["reason"] == "is not finite (loss nan, gradient norm nan)"
+    assert (incident["back_to_step"], incident["skipped_data_steps"]) == (4, [5, 7])
+    assert [sample["sample"] for sample in incident["samples"]] == batch_of(6).tolist()
+    index = open_index(digits, "train")
+    assert incident["samples"][5]["key"] == index.keys()[bad]
+    last = load_checkpoint(list_checkpoints(folder / "checkpoints")[-1])
+    assert last.state.course.skipped == ((5, 7),)
+
+
+def test_a_run_that_passed_a_bad_batch_resumes_exactly(call, tmp_path, poison, batch_of):
+    poison(float("nan"), lambda samples: np.array_equal(samples, batch_of(6)))
+    assert call(*LENGTH, name="run") == 0
+    middle = tmp_path / "run" / "checkpoints" / "step-00000008"
+    assert call(*LENGTH, "--resume", str(middle), name="rest") == 0
+    encoders = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("run", "rest")]
+    assert encoders[0] == encoders[1]
+
+
+def test_after_going_back_nothing_of_the_checkpoint_stays_in_memory(call, poison, batch_of, monkeypatch):
+    poison(float("nan"), lambda samples: np.array_equal(samples, batch_of(6)))
+    left = Leftovers(monkeypatch)
+    assert call(*LENGTH) == 0
+    assert len(left.read) > 40
+    # The first time, the state of step 0 may still be on its way to the disk.
+    assert left.alive[1:] == [0]
+
+
+def test_what_stays_bad_stops_the_run(call, tmp_path, capsys, poison, batch_of):
+    good = {tuple(batch_of(step)) for step in range(6)}
+    poison(float("inf"), lambda samples: tuple(samples) not in good)
+    assert call(*LENGTH) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("error: step ")
+    assert "from the checkpoint of step 4: 3 of guard.max_rollbacks=3" in last
+    folder = tmp_path / "run"
+    assert len(list((folder / "incidents").glob("*.json"))) == 4
+    assert summary_of(folder)["status"] == "failed"
+    assert load_checkpoint(list_checkpoints(folder / "checkpoints")[-1]).step == 4
+
+
+def test_before_the_first_save_it_goes_back_to_the_beginning(call, tmp_path, poison, batch_of):
+    poison(float("nan"), lambda samples: np.array_equal(samples, batch_of(1)))
+    assert call(*LENGTH) == 0
+    incident = json.loads((tmp_path / "run" / "incidents" / "step-00000002-1.json").read_text())
+    assert (incident["back_to_step"], incident["skipped_data_steps"]) == (0, [0, 2])
+
+
+def test_weights_that_are_not_finite_are_never_saved(call, tmp_path, capsys, monkeypatch):
+    step = TorchEngine.step
+
+    def poisoned(self, lr):
+        result = step(self, lr)
+        if self.updates == 4:  # as an update that overflows; this step's loss and norm are finite
+            next(iter(self.trainable.values())).data.fill_(float("inf"))
+        return result
+
+    monkeypatch.setattr(TorchEngine, "step", poisoned)
+    assert call(*LENGTH) == 1
+    folder = tmp_path / "run" / "checkpoints"
+    assert [load_checkpoint(path).step for path in list_checkpoints(folder)] == [0]
+
+
+def test_a_spike_is_many_steps_not_one():
+    losses = np.random.default_rng(0).normal(1.0, 0.01, 400)
+    guard = Guard(GuardSection(), LossHistory())
+    losses[150] = 9.0
+    losses[300:] = 2.0
+    for step, loss in enumerate(losses[:307], start=1):
+        guard.check(step, float(loss), 1.0)
+        assert guard.no_suspects == (step != 151 and step <= 300)
+    resumed = Guard(GuardSection(), guard.course)
+    for one in (guard, resumed):
+        with pytest.raises(BadStep, match="step 301 begins a spike"):
+            one.check(308, 2.0, 1.0)
+    unwatched = Guard(GuardSection(spike_sigmas=None), LossHistory())
+    for step, loss in enumerate(losses, start=1):
+        unwatched.check(step, float(loss), 1.0)
+
+
+def test_skipped_steps_move_the_others_up():
+    skipped = skip(skip(skip((), 5, 7), 10, 12), 7, 8)
+    assert skipped == ((5, 8), (10, 12))
+    left = [step for step in range(20) if step not in (5, 6, 7, 10, 11)]
+    assert [data_step(step, skipped) for step in range(15)] == left
+
+
+def test_asked_for_a_stop_at_once_it_stops(call, capsys, poison, batch_of):
+    poison(float("nan"), lambda samples: np.array_equal(samples, batch_of(6)))
+    assert call(*LENGTH, "guard.max_rollbacks=0") == 1
+    assert "step 7 is not finite" in capsys.readouterr().err

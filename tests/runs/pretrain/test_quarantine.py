@@ -1,0 +1,249 @@
+"""The sample budget: damaged samples are replaced, listed and counted; over the budget the run stops and says why."""
+
+import io
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from helpers.commands import summary_of
+from helpers.damage import WAYS, copy_of, damage, keys_of
+from PIL import Image
+
+from mae_vit.core.errors import Damage
+from mae_vit.data.batches import prefetch as feeding
+from mae_vit.data.index import open_index
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints
+from mae_vit.training.checkpoints.format import step_of
+from mae_vit.training.recovery.quarantine import Quarantine
+
+# 1 % of 1,497 samples, in five ways.
+BAD = {57 + 99 * number: list(WAYS)[number % 5] for number in range(15)}
+# An epoch of three steps, which takes every sample.
+LONG = [
+    *(
+        "train.effective_batch_size=499",
+        "train.steps=3",
+        "checkpoint.every_steps=1",
+        "checkpoint.keep_last=9",
+    ),
+    *("monitor.evaluate_every_steps=3", "monitor.evaluate_images=16", "monitor.probe_queries=0"),
+    "model.patch_size=4",
+]
+TAR = "data.source=tar"
+
+
+@pytest.fixture(scope="module")
+def damaged(digits, tmp_path_factory):
+    """A copy of the digits with damaged samples."""
+    copy = copy_of(digits, tmp_path_factory.mktemp("damaged") / "data")
+    damage(digits, copy, BAD)
+    return copy
+
+
+@pytest.fixture
+def order(monkeypatch):
+    """Notes the samples of each batch that is loaded, in order."""
+    noted, load = [], feeding.load_batches
+
+    def loading(*arguments, **options):
+        for batch in load(*arguments, **options):
+            noted.append(batch.keys.index.tolist())
+            yield batch
+
+    monkeypatch.setattr(feeding, "load_batches", loading)
+    return noted
+
+
+def listed(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
+
+
+def test_within_the_budget_the_run_ends_and_lists_exactly_what_is_damaged(
+    call, digits, damaged, tmp_path, order, capsys
+):
+    assert call(*LONG, name="healthy") == 0
+    assert not (tmp_path / "healthy" / "quarantine.jsonl").exists()
+    assert "damaged_samples" not in summary_of(tmp_path / "healthy")
+    healthy, keys = order.copy(), keys_of(digits)
+    assert sorted(sample for batch in healthy for sample in batch) == list(range(1497))
+    shards = open_index(digits, "train").split_info.shards
+    for source in ("memory", "tar"):
+        order.clear()
+        capsys.readouterr()
+        options = [f"data.path={damaged}", "data.damage_budget=0.02", f"data.source={source}"]
+        assert call(*LONG, *options, name=source) == 0
+        assert order == healthy
+        lines = listed(tmp_path / source)
+        assert sorted(line["sample"] for line in lines) == sorted(BAD)
+        for line in lines:
+            assert (line["key"], line["shard"]) == (keys[line["sample"]], shards[line["sample"] // 400].file)
+            assert WAYS[BAD[line["sample"]]] in line["reason"]
+            assert (line["offset"] is None) == (BAD[line["sample"]] == "missing member")
+            assert line["sample"] in healthy[line["step"] - 1]
+        assert summary_of(tmp_path / source)["damaged_samples"] == len(BAD)
+        told = [line for line in capsys.readouterr().err.splitlines() if "takes the place of shard" in line]
+        assert len(told) == 10
+
+
+def test_over_the_budget_the_run_stops_and_says_why(call, damaged, tmp_path, capsys):
+    # What the headers tell is known at once; nothing is written.
+    assert call(f"data.path={damaged}") == 2
+    assert '6 of 1,497 samples of split "train" cannot be read' in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert call(*LONG, f"data.path={damaged}", TAR, "data.damage_budget=0.005") == 1
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(error) == 1
+    count, path = len(listed(tmp_path / "run")), tmp_path / "run" / "quarantine.jsonl"
+    assert count > 7
+    assert error[0] == (
+        f"error: {count} of 1,497 samples are damaged, data.damage_budget=0.005 allows 7: {path} lists them. Mend the "
+        f"shards (see `mae-vit check {damaged}`) or raise the budget; the same command goes on"
+    )
+    assert {line["sample"] for line in listed(tmp_path / "run")} <= set(BAD)
+    summary = summary_of(tmp_path / "run")
+    assert (summary["status"], summary["damaged_samples"]) == ("failed", count)
+
+
+def flip(digits, copy, samples) -> None:
+    damage(digits, copy, dict.fromkeys(samples, "undecodable"))
+
+
+@pytest.mark.parametrize("source", ["memory", "tar"])
+def test_by_default_the_second_damaged_sample_of_1497_is_too_many(call, digits, tmp_path, capsys, source):
+    for bad in ([3], [3, 4]):
+        copy = copy_of(digits, tmp_path / f"{len(bad)}")
+        flip(digits, copy, bad)
+        options = [*LONG, f"data.path={copy}", f"data.source={source}"]
+        assert call(*options, name=f"run-{len(bad)}") == len(bad) - 1
+        assert sorted(line["sample"] for line in listed(tmp_path / f"run-{len(bad)}")) == bad
+    assert "2 of 1,497 samples are damaged, data.damage_budget=0.001 allows 1: " in capsys.readouterr().err
+    assert call(*options, "data.damage_budget=0", name="none") == 1
+    assert "data.damage_budget=0 allows 0: " in capsys.readouterr().err
+
+
+def cut_back(folder, step: int) -> None:
+    """As after a power cut behind this step's save."""
+    for path in (folder / "checkpoints").glob("step-*"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+    (folder / "summary.json").unlink()
+
+
+def test_a_resumed_run_counts_on_and_repeats_no_line(call, damaged, tmp_path, capsys):
+    options = [*LONG, f"data.path={damaged}", "data.damage_budget=0.02", TAR]
+    assert call(*options) == 0
+    folder = tmp_path / "run"
+    before = (folder / "quarantine.jsonl").read_bytes()
+    first = [line for line in listed(folder) if line["step"] == 1]
+    assert 0 < len(first) < len(BAD) - 1
+    cut_back(folder, 1)
+    with (folder / "quarantine.jsonl").open("ab") as file:
+        file.write(b'{"step": 1, "sam')
+    assert call(*options) == 0
+    assert (folder / "quarantine.jsonl").read_bytes() == before
+    assert summary_of(folder)["damaged_samples"] == len(BAD)
+    # Those of before count: the budget is the run's, and may be another now.
+    cut_back(folder, 1)
+    capsys.readouterr()
+    assert call(*options, f"data.damage_budget={(len(BAD) - 1) / 1497}") == 1
+    assert "15 of 1,497 samples are damaged" in capsys.readouterr().err
+    assert call(*options, "data.damage_budget=0.005") == 2
+    assert "quarantine.jsonl lists " in capsys.readouterr().err
+
+
+def test_a_run_that_stopped_goes_on_with_mended_shards(call, digits, tmp_path):
+    copy = copy_of(digits, tmp_path / "data")
+    flip(digits, copy, range(400, 700, 20))
+    options = [*LONG, f"data.path={copy}", TAR, "data.damage_budget=0.005"]
+    assert call(*options) == 1
+    assert len(listed(tmp_path / "run")) > 7
+    kept = step_of(list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
+    assert kept in (1, 2)
+    shutil.copy(digits / "train-000001.tar", copy)
+    assert call(*options) == 0
+    lines = listed(tmp_path / "run")
+    assert {line["step"] for line in lines} == set(range(1, kept + 1))
+    assert summary_of(tmp_path / "run")["damaged_samples"] == len(lines) <= 7
+
+
+def test_a_shard_that_vanishes_in_mid_run_is_replaced_too(call, digits, tmp_path, monkeypatch):
+    monkeypatch.setattr("mae_vit.data.shards.shard_files._MAX_OPEN_SHARDS", 1)
+    monkeypatch.setattr("mae_vit.data.shards.shard_files._WAITS_S", (0.0, 0.01))
+    copy, lost = copy_of(digits, tmp_path / "data"), []
+    load = feeding.load_batches
+
+    def losing(*arguments, **options):
+        for number, batch in enumerate(load(*arguments, **options)):
+            if number == 0:
+                (copy / "train-000003.tar").unlink()
+            lost.extend(damage.sample for damage in batch.damaged)
+            yield batch
+
+    monkeypatch.setattr(feeding, "load_batches", losing)
+    options = [*LONG, f"data.path={copy}", TAR, "data.workers=0"]
+    assert call(*options, "data.damage_budget=0.25") == 0
+    lines = listed(tmp_path / "run")
+    assert {line["sample"] for line in lines} == set(lost)
+    assert min(lost) >= 1200
+    assert {(line["shard"], line["reason"]) for line in lines} == {
+        ("train-000003.tar", "the shard is gone: no such file or directory")
+    }
+    assert {line["step"] for line in lines} == {2, 3}
+
+
+ODDITIES = {
+    "cmyk.jpg": lambda image: (image.convert("CMYK"), "jpeg"),
+    "deep.png": lambda image: (Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) << 8), "png"),
+    "misnamed.png": lambda image: (image, "jpeg"),
+    "moving.gif": lambda image: (image, "gif"),
+    "clear.png": lambda image: (image.convert("RGBA"), "png"),
+}
+
+
+def test_healthy_oddities_are_not_counted(call, tmp_path, capsys):
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(64):
+        chance = np.random.default_rng(number)
+        image = Image.fromarray(chance.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+        name = list(ODDITIES)[number % len(ODDITIES)]
+        odd, kind = ODDITIES[name](image)
+        stream = io.BytesIO()
+        frames = {"save_all": True, "append_images": [image.rotate(90)]} if kind == "gif" else {}
+        odd.save(stream, kind, **frames)
+        (images / f"{number}{name}").write_bytes(stream.getvalue())
+    prepare([find_images(str(images), out=tmp_path / "data")], tmp_path / "data")
+    assert len(open_index(tmp_path / "data", "train")) == 64
+    options = [f"data.path={tmp_path / 'data'}", "train.effective_batch_size=16", "data.damage_budget=0"]
+    for source in ("memory", "tar"):
+        assert call(*options, f"data.source={source}", "model.in_chans=3", name=source) == 0
+        assert not (tmp_path / source / "quarantine.jsonl").exists()
+        assert "damaged_samples" not in summary_of(tmp_path / source)
+
+
+def test_the_list_takes_hostile_lines_and_names(tmp_path):
+    path = tmp_path / "quarantine.jsonl"
+    lines = ['{"step": 1}', "[]", "3", '{"step": [], "sample": 1}', '{"step": 2, "sample": 5, "more": 1}', ""]
+    path.write_text("\n".join(lines))
+    quarantine = Quarantine(path, Ranks(), share=0.5, samples=3, start_step=9)
+    assert (list(quarantine.samples), quarantine.allowed, path.exists()) == ([], 1, False)
+    hostile = Damage(1, "a.tar", "x\udcff\x1b[2J\n", None, "not an image")
+    assert quarantine.note(4, [hostile, hostile]) == 1
+    assert quarantine.note(5, [hostile]) == 0
+    assert not list(quarantine.samples)
+    assert quarantine.exchange() == [hostile]
+    assert quarantine.exchange() == []
+    assert not quarantine.exceeded
+    assert len(path.read_bytes().splitlines()) == 1
+    again = Quarantine(path, Ranks(), share=0.5, samples=3, start_step=4)
+    assert list(again.samples) == [1]
+    assert again.note(6, [hostile]) == 0
+    assert again.note(6, [Damage(2, "a.tar", None, 3, "gone")]) == 1
+    again.exchange()
+    assert again.exceeded
+    assert os.linesep.join(map(str, [hostile])).isprintable()

@@ -1,0 +1,96 @@
+"""One process writes a run folder."""
+
+import errno
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from helpers.commands import summary_of
+
+from mae_vit.core.errors import InputError
+from mae_vit.runtime.locks import Lock
+from mae_vit.training.outputs import run_lock
+from mae_vit.training.outputs.run_lock import lock_run
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from mae_vit.training.outputs.run_lock import lock_run
+lock = lock_run(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that keeps the run folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(run_lock, "_WAIT_S", 1.0)
+
+
+def test_a_second_process_is_refused_and_harms_nothing(call, holder, tmp_path, capsys):
+    assert call() == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 2
+    assert said[0].endswith(": waiting 1 s for it to leave")
+    assert f"is in use by process {holder.pid} on " in said[1]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock"]
+
+
+def test_a_disk_without_room_for_the_holders_name_is_an_input_error(tmp_path, monkeypatch):
+    def note(lock, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lock, "note", note)
+        with pytest.raises(InputError, match=r"run cannot be written: no space left on device"):
+            lock_run(tmp_path / "run")
+    # Nobody keeps it.
+    lock_run(tmp_path / "run").release()
+
+
+def test_an_old_run_that_goes_on_is_not_moved_aside(call, holder, tmp_path, capsys):
+    assert call("--resume", "never") == 2
+    assert "is in use by" in capsys.readouterr().err
+    assert not (tmp_path / "run.1").exists()
+
+
+def test_one_that_leaves_is_waited_for(call, holder, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "_WAIT_S", 60.0)
+    # Outright: nothing of it can clear anything away.
+    threading.Timer(1.0, holder.kill).start()
+    begun = time.monotonic()
+    assert call() == 0
+    assert time.monotonic() - begun > 1.0
+    assert summary_of(tmp_path / "run")["status"] == "done"
+
+
+def test_a_machine_that_crashed_is_waited_for_longer(holder, tmp_path, monkeypatch):
+    path = tmp_path / "run" / ".lock"
+    path.write_text(path.read_text().replace('"host": "', '"host": "another-'))
+    monkeypatch.setattr(run_lock, "_WAIT_S", 0.0)
+    threading.Timer(1.0, holder.kill).start()
+    lock_run(tmp_path / "run").release()
+
+
+@pytest.mark.slow
+def test_a_run_frees_its_folder(call, tmp_path):
+    assert call() == 0
+    lock_run(tmp_path / "run").release()
+    assert call("optim.lr=1e30", "optim.blr=null", name="failed") == 1
+    lock_run(tmp_path / "failed").release()

@@ -1,0 +1,302 @@
+"""Whole runs in this process, on the torch engine: what they leave, failure, options."""
+
+import json
+import math
+import re
+from itertools import pairwise
+
+import pytest
+import torch
+from helpers.commands import ROOT, lines_of, summary_of
+
+from mae_vit.config.load import load_config
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.data import open_data
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.optim.loss_scale import LossScale
+
+# The encoder of the unchanged config, made once, then those of each change.
+SEEN: list[bytes] = []
+
+
+def test_a_run_leaves_what_it_promises(call, tmp_path, capsys):
+    assert call("monitor.tensorboard=true") == 0
+    folder = tmp_path / "run"
+    assert {path.name for path in folder.iterdir()} == {
+        ".lock",
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "pictures",
+        "encoder.safetensors",
+        "summary.json",
+    }
+    lines = lines_of(folder)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    for line in lines:
+        for name in (
+            "epoch",
+            "samples",
+            "loss",
+            "lr",
+            "grad_norm",
+            "images_per_s",
+            "data_wait_frac",
+            "peak_memory_gib",
+        ):
+            assert math.isfinite(line[name]), name
+        assert 0 <= line["data_wait_frac"] <= 1
+    assert [line["step"] for line in lines if "heldout" in line] == [3, 6]
+    assert [path.name for path in sorted((folder / "pictures").iterdir())] == [
+        "step-00000003.png",
+        "step-00000006.png",
+    ]
+    summary = summary_of(folder)
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("done", 6, 6 * 128)
+    assert summary["heldout"] == lines[-1]["heldout"]
+    assert str(folder / "encoder.safetensors") in capsys.readouterr().out
+
+
+def test_an_infinite_loss_fails_before_it_is_saved(call, tmp_path, capsys):
+    assert call("optim.lr=1e30") == 1
+    error = capsys.readouterr().err
+    assert "is not finite" in error
+    folder = tmp_path / "run"
+    assert summary_of(folder)["status"] == "failed"
+    assert not (folder / "encoder.safetensors").exists()
+    for path in list_checkpoints(folder / "checkpoints"):
+        for tensor in load_checkpoint(path).state.parameters.values():
+            assert tensor.isfinite().all()
+
+
+@pytest.mark.slow
+def test_fp16_tells_its_loss_scale_and_goes_on_exactly(call, tmp_path, monkeypatch):
+    # So high that the first steps overflow, and that it grows again within the run.
+    monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0**18, 0, 0, 3))
+    options = ["train.precision=fp16", "train.steps=16", "monitor.evaluate_every_steps=16"]
+    assert call(*options, "checkpoint.keep_last=9", name="straight") == 0
+    lines = lines_of(tmp_path / "straight")
+    skipped = [line["skipped_steps"] for line in lines]
+    assert 2 <= skipped[-1] < 16
+    assert lines[0]["grad_norm"] is None
+    assert lines[0]["loss_scale"] == 2.0**17
+    assert all(math.isfinite(lines[-1][name]) for name in ("loss", "grad_norm", "loss_scale"))
+    assert any(b["loss_scale"] > a["loss_scale"] for a, b in pairwise(lines))
+    for name, step in (("early", 2), ("late", 14)):
+        folder = tmp_path / "straight" / "checkpoints" / f"step-{step:08d}"
+        assert load_checkpoint(folder).state.loss_scale.skipped_steps == skipped[step - 1]
+        assert call(*options, "--resume", str(folder), name=name) == 0
+        encoders = [(tmp_path / n / "encoder.safetensors").read_bytes() for n in ("straight", name)]
+        assert encoders[0] == encoders[1]
+        assert [line["skipped_steps"] for line in lines_of(tmp_path / name)] == skipped[step:]
+
+
+def test_fp16_fails_where_lowering_the_scale_does_not_help(call, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0, 0, 0, 2000))
+    assert call("train.precision=fp16", "optim.lr=1e30") == 1
+    assert "is not finite" in capsys.readouterr().err
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(call, tmp_path, capsys):
+    assert call("--dry-run") == 0
+    output = capsys.readouterr().out
+    for word in (
+        "parameters",
+        "16 tokens",
+        "GFLOP per image",
+        "6 steps",
+        "1,497 images",
+        "rate",
+        "GFLOP/s that a rank's matrix products reach here now",
+        "compiled    no: train.compile=auto, off on CPUs",
+        "memory",
+        "disk",
+    ):
+        assert word in output, word
+    assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_sets_shards_against_ranks_and_lanes(
+    call, many_shards, digits, tmp_path, capsys, monkeypatch
+):
+    def order_lines(*arguments: str, ranks: int = 1) -> list[str]:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        for name, value in zip(names, ("0", str(ranks), "0", "x", "1"), strict=True):
+            monkeypatch.setenv(name, value)
+        assert call("--dry-run", "train.engine=deepspeed", *arguments) == 0
+        output = capsys.readouterr().out.splitlines()
+        return [line for line in output if line.startswith(("order ", "warning: "))]
+
+    path = f"data.path={many_shards}"
+    assert order_lines(path) == ["order       global: each rank reads all 64 shards"]
+    (line,) = order_lines(path, "data.order=blocks", ranks=2)
+    assert "blocks: 64 shards in 16 blocks of 4, cut into 8 lanes; each of 2 ranks reads 4 lanes" in line
+    assert 32 <= int(line.split("at most ")[1].split(" ")[0]) <= 32 + 2 * 4
+    (line,) = order_lines(path, "data.order=blocks", "data.lanes=4", ranks=8)
+    assert "each of 8 ranks reads 1/2 lanes" in line
+    _, warning = order_lines(f"data.path={digits}", "data.order=blocks")
+    assert "too few shards for data.lanes=8 x data.block_shards=4: 4" in warning
+    assert "or set data.block_shards=1 and at most data.lanes=4" in warning
+    _, warning = order_lines(path, "data.order=blocks", "data.block_shards=10")
+    assert "prepare at least 80 (--shard-samples), or set data.block_shards=8" in warning
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_plan_reads_well(call, capsys):
+    """One of a thing is named in the singular."""
+    options = ("train.steps=1", "train.warmup_steps=0", "monitor.evaluate_every_steps=1")
+    assert (
+        call("--dry-run", *options, "checkpoint.every_steps=1", "data.split=test", "data.source=memory") == 0
+    )
+    output = capsys.readouterr().out
+    assert not re.findall(r"\b1 (?:steps|ranks|shards|workers|micro-batches|images|checkpoints)\b", output)
+    assert "300 images in 1 shard, " in output
+    assert "0.1 MiB at the end;" in output
+    assert output.count("at the end") == 1  # the split that is held out otherwise is trained on
+    assert "128 = 1 rank x 1 micro-batch x 128" in output
+    assert re.search(r"^cores       \d+, 0 workers for each of 1 rank$", output, re.MULTILINE)
+    assert call("--dry-run", "checkpoint.every_steps=1", "monitor.evaluate_every_steps=1") == 0
+    output = capsys.readouterr().out
+    assert "1,497 images in 4 shards" in output
+    assert "300 images, every step\n" in output
+    assert "MiB every step; " in output
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "run.seed=5",
+        "optim.lr=2e-3",
+        "optim.betas=[0.8, 0.9]",
+        "optim.eps=1e-3",
+        "optim.weight_decay=0.9",
+        "optim.clip_grad=0.01",
+        "optim.min_lr=5e-4",
+        "train.warmup_steps=2",
+        "train.effective_batch_size=64",
+        "train.precision=bf16",
+        "train.precision=fp16",
+        "optim.schedule=linear",
+        "optim.schedule=wsd",
+        "optim.schedule=wsd optim.decay_share=0.6",
+        "optim.betas= optim.name=adam",
+        "optim.betas= optim.name=sgd",
+        "optim.betas= optim.name=sgd optim.momentum=0.5",
+        "optim.betas= optim.name=sgd optim.nesterov=true",
+        "optim.betas= optim.name=lars",
+        "optim.betas= optim.name=lars optim.trust_coefficient=0.1",
+        "data.normalize=half",
+        "data.augment.flip=true",
+        "data.augment.crop=pad",
+        "data.augment.crop=random_resized",
+        "data.split=test",
+        "model.mlp_ratio=2.0",
+        "model.pos_embed=sincos",
+        "model.patch_size=4",
+        "model.drop_rate=0.2",
+        "objective.mask_ratio=0.5",
+    ],
+)
+def test_every_training_option_changes_the_encoder(call, tmp_path, change):
+    base = ["train.steps=4", "monitor.evaluate_every_steps=4"]
+    if not SEEN:
+        assert call(*base, name="base") == 0
+        SEEN.append((tmp_path / "base" / "encoder.safetensors").read_bytes())
+    # An option of an option is to change what it belongs to.
+    assert call(*base, *re.split(r" (?=[a-z]+\.)", change), name="changed") == 0
+    changed = (tmp_path / "changed" / "encoder.safetensors").read_bytes()
+    assert changed not in SEEN
+    SEEN.append(changed)
+
+
+def test_each_option_of_blocks_changes_the_encoder(call, many_shards, tmp_path):
+    base = [f"data.path={many_shards}", "train.steps=2", "monitor.evaluate_every_steps=2"]
+    changes = {
+        "global": [],
+        "blocks": ["data.order=blocks"],
+        "lanes": ["data.order=blocks", "data.lanes=4"],
+        "block_shards": ["data.order=blocks", "data.block_shards=3"],
+    }
+    encoders = set()
+    for name, change in changes.items():
+        assert call(*base, *change, name=name) == 0
+        encoders.add((tmp_path / name / "encoder.safetensors").read_bytes())
+    assert len(encoders) == len(changes)
+
+
+def test_a_run_is_a_function_of_its_config(call, tmp_path):
+    for name in ("one", "two"):
+        assert call("train.steps=3", "monitor.evaluate_every_steps=3", name=name) == 0
+    encoders = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("one", "two")]
+    assert encoders[0] == encoders[1]
+
+
+def test_retention_keeps_the_last_and_every_mth(call, tmp_path):
+    options = [
+        "train.steps=12",
+        "checkpoint.every_steps=2",
+        "checkpoint.keep_last=1",
+        "checkpoint.keep_every=2",
+    ]
+    assert call(*options) == 0
+    steps = [load_checkpoint(path).step for path in list_checkpoints(tmp_path / "run" / "checkpoints")]
+    assert steps == [4, 8, 12]
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step-00000012\n"
+
+
+def test_data_without_a_held_out_split_says_so(call, digits, tmp_path, capsys):
+    import shutil
+
+    data = tmp_path / "data"
+    shutil.copytree(digits, data, ignore=shutil.ignore_patterns(".index", "test-*"))
+    described = json.loads((data / "dataset.json").read_text())
+    del described["splits"]["test"]
+    (data / "dataset.json").write_text(json.dumps(described))
+    assert call(f"data.path={data}") == 0
+    assert "no held-out metrics and no pictures" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "pictures").exists()
+
+
+def test_held_out_options(call, tmp_path):
+    assert call("monitor.picture_images=3", "monitor.evaluate_images=7", "monitor.evaluate_split=test") == 0
+    from PIL import Image
+
+    assert Image.open(tmp_path / "run" / "pictures" / "step-00000006.png").width == 3 * (8 * 8 + 2)
+
+
+def test_the_online_probe_scores_and_changes_nothing(call, tmp_path):
+    assert call("monitor.probe_every_steps=2", "monitor.probe_shots=5", name="with") == 0
+    assert call("monitor.probe_queries=0", name="without") == 0
+    lines = lines_of(tmp_path / "with")
+    assert [line["step"] for line in lines if "probe" in line] == [2, 4, 6]
+    for line in lines[1::2]:
+        assert set(line["probe"]) == {"few_shot_top1", "knn_top1", "chance_top1", "seconds"}
+        # Even random features tell digits apart far above the 10 % of chance.
+        assert 0.2 < line["probe"]["few_shot_top1"] <= 1
+    assert not any("probe" in line for line in lines_of(tmp_path / "without"))
+    summary = summary_of(tmp_path / "with")
+    assert summary["probe"] == lines[-1]["probe"]
+    # 5 of each digit, and the others of its 150 or fewer held-out images.
+    assert summary["probed"] == {"images": 250, "fitted_on": 50, "classes": 10}
+    assert "probed" not in summary_of(tmp_path / "without")
+    one, other = ((tmp_path / name / "encoder.safetensors").read_bytes() for name in ("with", "without"))
+    assert one == other
+
+
+def test_the_online_probe_is_rare_unless_asked_for(call, tmp_path, capsys):
+    """150 images are trained on for each that is encoded; the last step is always scored."""
+    assert call("monitor.probe_shots=2", "monitor.probe_queries=10") == 0
+    assert [line["step"] for line in lines_of(tmp_path / "run") if "probe" in line] == [6]
+
+
+def test_fewer_held_out_images_than_ranks_are_told_as_such(digits):
+    config = load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", [f"data.path={digits}"])
+    few = open_data(config, Ranks(0, 400, 0, 400), torch.device("cpu"))
+    enough = open_data(config, Ranks(0, 4, 0, 4), torch.device("cpu"))
+    assert (few.held_out_index, few.why_none) == (None, 'split "test" has 300 images for 400 ranks')
+    assert few.probe_split.why_none == few.why_none
+    assert few.held_out(Ranks(), images=8, picture_images=2, batch_size=4) is None
+    assert enough.held_out_index is not None

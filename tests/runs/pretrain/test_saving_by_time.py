@@ -1,0 +1,148 @@
+"""checkpoint.every_minutes: saves between those of the plan, by a clock that the tests set."""
+
+import pytest
+from helpers.commands import one_line
+
+from mae_vit.config.schema import CheckpointSection
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.checkpoint import load_checkpoint
+from mae_vit.training.checkpoints.format import list_checkpoints, step_of
+from mae_vit.training.checkpoints.saver import Saver
+from mae_vit.training.engines.torch_engine import TorchEngine
+
+# Written before training goes on, so that nothing depends on the disk.
+LENGTH = [
+    *("train.steps=12", "monitor.evaluate_every_steps=100", "checkpoint.asynchronous=false"),
+    *("checkpoint.keep_last=99", "guard.skip_steps=2"),
+    *("monitor.evaluate_images=16", "monitor.picture_images=1", "monitor.probe_queries=0"),
+]
+NEVER = 10**6
+
+
+@pytest.fixture
+def a_minute_a_step(monkeypatch):
+    """Rank 0's clock goes on by a minute whenever a step asks whether a save is due, and not in between."""
+    due, minutes = Saver.due, [0]
+
+    def later(self) -> bool:
+        minutes[0] += 1
+        return due(self)
+
+    monkeypatch.setattr(Saver, "due", later)
+    monkeypatch.setitem(Saver.__init__.__kwdefaults__, "clock", lambda: 60.0 * minutes[0])
+
+
+def saved(folder) -> list[int]:
+    return [step_of(path) for path in list_checkpoints(folder / "checkpoints")]
+
+
+def encoder(folder) -> bytes:
+    return (folder / "encoder.safetensors").read_bytes()
+
+
+# Flags are read with the next step, or at once where a line is logged.
+@pytest.mark.parametrize(("log_every", "expected"), [(1, [0, 4, 8, 12]), (100, [0, 5, 10, 12])])
+def test_saves_by_time_change_nothing_else(call, tmp_path, a_minute_a_step, log_every, expected):
+    often = f"monitor.log_every_steps={log_every}"
+    assert call(*LENGTH, often, f"checkpoint.every_steps={NEVER}", name="without") == 0
+    by_time = ["checkpoint.every_steps=null", "checkpoint.every_minutes=4"]
+    assert call(*LENGTH, often, *by_time, name="with") == 0
+    assert saved(tmp_path / "without") == [0, 12]
+    assert saved(tmp_path / "with") == expected
+    assert encoder(tmp_path / "with") == encoder(tmp_path / "without")
+    # As after a kill, it resumes from the second of them.
+    middle = tmp_path / "with" / "checkpoints" / f"step-{expected[2]:08d}"
+    assert call(*LENGTH, often, *by_time, "--resume", str(middle), name="rest") == 0
+    assert saved(tmp_path / "rest") == [12]
+    assert encoder(tmp_path / "rest") == encoder(tmp_path / "without")
+
+
+def test_steps_and_minutes_save_whichever_comes_first_and_steps_alone_are_kept(
+    call, tmp_path, a_minute_a_step
+):
+    both = ["checkpoint.every_steps=5", "checkpoint.every_minutes=3", "monitor.log_every_steps=1"]
+    assert call(*LENGTH, *both) == 0
+    # Each save, of whatever kind, begins the minutes anew.
+    assert saved(tmp_path / "run") == [0, 3, 5, 8, 10, 12]
+    kept = ["checkpoint.keep_last=1", "checkpoint.keep_every=1"]
+    assert call(*LENGTH, *both, *kept, name="few") == 0
+    assert saved(tmp_path / "few") == [5, 10, 12]
+
+
+def test_a_bad_step_is_never_saved_however_often_it_is_due(call, tmp_path, a_minute_a_step, monkeypatch):
+    forward, calls = TorchEngine.forward, []
+
+    def poisoned(self, batch):
+        calls.append(batch)
+        output = forward(self, batch)
+        return output._replace(loss=output.loss * float("nan")) if len(calls) == 7 else output
+
+    monkeypatch.setattr(TorchEngine, "forward", poisoned)
+    every = ["checkpoint.every_steps=null", "checkpoint.every_minutes=1"]
+    assert call(*LENGTH, *every, "monitor.log_every_steps=100") == 0
+    paths = list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert all(load_checkpoint(path).state.is_finite() for path in paths)
+    assert [step_of(path) for path in paths][-1] == 12
+    incidents = list((tmp_path / "run" / "incidents").glob("*.json"))
+    assert [path.name for path in incidents] == ["step-00000007-1.json"]
+    # Saved with step 6, asked for with step 5; it was asked for again with the bad one.
+    assert '"back_to_step": 6' in incidents[0].read_text()
+
+
+def test_a_write_under_way_puts_the_next_save_off(tmp_path):
+    class Idle:
+        ranks = Ranks()
+
+    class Writing:
+        alive = True
+
+        def is_alive(self) -> bool:
+            return self.alive
+
+        def join(self) -> None:
+            pass
+
+    now = [0.0]
+    saver = Saver(
+        Idle(),
+        tmp_path,
+        CheckpointSection(every_minutes=2),
+        identity={},
+        every_steps=NEVER,
+        say=print,
+        clock=lambda: now[0],
+    )
+    saver._thread = Writing()
+    now[0] = 119.0
+    assert not saver.due()
+    now[0] = 120.0
+    assert not saver.due()
+    saver._thread.alive = False
+    assert saver.due()
+    saver.restart_clock()
+    assert not saver.due()
+
+
+MISUSES = {
+    "checkpoint.every_minutes=0": "checkpoint.every_minutes=0: ",
+    "checkpoint.every_minutes=-3": "checkpoint.every_minutes=-3: ",
+    "checkpoint.every_minutes=20min": "checkpoint.every_minutes='20min': ",
+    "checkpoint.every_minute=20": 'unknown key "checkpoint.every_minute"',
+}
+
+
+@pytest.mark.parametrize("option", MISUSES)
+def test_misuse_is_one_line(call, capsys, option):
+    assert call("--dry-run", option) == 2
+    assert MISUSES[option] in one_line(capsys)
+
+
+def test_keeping_every_so_many_needs_saves_to_count(call, capsys):
+    every = [
+        *("train.steps=30", "checkpoint.every_steps=null"),
+        *("checkpoint.every_minutes=20", "checkpoint.keep_every=2"),
+    ]
+    assert call("--dry-run", *every) == 2
+    assert "keep_every=2 counts no saves by time (every_minutes=20)" in one_line(capsys)
+    assert call("--dry-run", *every, "checkpoint.every_epochs=1") == 0
+    assert "every 20 min, every 11 steps and at the end" in capsys.readouterr().out

@@ -1,0 +1,365 @@
+"""Bad configs: one line that names the key, the value and the nearest valid choice."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.commands import ROOT
+from ruamel.yaml import YAML
+
+from mae_vit.config.keys import describe_keys, key_paths
+from mae_vit.config.load import dump_config, load_config
+from mae_vit.core.errors import InputError
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.objectives import OBJECTIVES
+from mae_vit.objectives.pretrain_config import PretrainConfig
+
+CONFIG = ROOT / "configs" / "mae_digits.yaml"
+
+BAD = {
+    "model.img_sise=8": 'command line: unknown key "model.img_sise": did you mean "model.img_size"?',
+    "optimizer.lr=1": 'unknown key "optimizer": did you mean "optim"?',
+    "objective.mask_ration=0.5": 'unknown key "objective.mask_ration": did you mean "objective.mask_ratio"?',
+    "data.augment.flipp=true": 'unknown key "data.augment.flipp": did you mean "data.augment.flip"?',
+    "train.epoch=3": 'command line: unknown key "train.epoch": did you mean "train.epochs"?',
+    "epochs=3": 'command line: unknown key "epochs": did you mean "train.epochs"?',
+    "epoch=3": 'unknown key "epoch": did you mean "train.epochs"?',
+    "lr=1e-3": 'unknown key "lr": did you mean "optim.lr"?',
+    "augment.crop=none": 'unknown key "augment": did you mean "data.augment"?',
+    "train.lr=1e-3": 'unknown key "train.lr": did you mean "optim.lr"?',
+    "name=x": 'did you mean "run.name" or "model.name" or "optim.name" or "objective.name"?',
+    "mask_ratio=0.5": 'unknown key "mask_ratio": did you mean "objective.mask_ratio"?',
+    "corrupt_ratio=0.5": 'did you mean "objective.corrupt_ratio" or "objective.masked_patch.corrupt_ratio"?',
+    "zzz=1": 'unknown key "zzz": known: checkpoint, data, guard, model, ',
+    "train.zzz=1": 'unknown key "train.zzz": known in train: activation_checkpointing, ',
+    "objective.corrupt_ratio=0.5": 'objective.corrupt_ratio belongs to objective "masked_patch"; '
+    'options of "mae": mask_ratio, decoder_embed_dim, ',
+    "objective.mask_unit=4 objective.corrupt_ratio=0.5": "objective.mask_unit, objective.corrupt_ratio belong "
+    'to objective "masked_patch" or "simmim"',
+    "objective.name=null": '"objective.name" is missing: one of contrastive_mae, joint, mae, ',
+    "objective=mae": "objective='mae': this is a section: give its keys, e.g. objective.name=...",
+    "train.epoks=null": 'unknown key "train.epoks": did you mean "train.epochs"?',
+    "run.name=": "run.name=null: letters, digits, . _ - (a letter or digit first); a folder goes in run.dir",
+    "run.name=a/b": "run.name='a/b': letters, digits, . _ - (a letter or digit first); a folder goes in run.dir",
+    "train.effective_batch_size=many": "train.effective_batch_size='many': input should be a valid integer",
+    "data.augment.flip=no": "data.augment.flip='no': true or false",
+    "objective.mask_ratio=1.0": "objective.mask_ratio=1.0: input should be less than 1",
+    "objective.mask_ratio=0": "objective.mask_ratio=0: input should be greater than 0",
+    "objective.name=may": 'objective.name="may": did you mean "mae"?',
+    "model.name=tiny-cifer": 'did you mean "tiny-cifar"?',
+    "model.patch_size=3": "patch_size=3 does not divide img_size=8 (nearest side that fits: 9, nearest patch_size: 2)",
+    "model.img_size=[8, 8, 8]": "give one number or [height, width]",
+    "optim.blr=1e-4 optim.lr=1e-4": "give one of blr, lr, not blr and lr",
+    "optim.lr=": "give one of blr, lr",
+    "train.steps=5 train.epochs=5": "give one of steps, epochs, samples, not steps and epochs",
+    "train.precision=fp8": "train.precision='fp8'",
+    "data.augment.pad_px=2": 'pad_px has no effect with crop="none"',
+    "data.augment.scale=[0.1, 0.5]": 'scale has no effect with crop="none"',
+    "data.order=block": "data.order='block': input should be 'global' or 'blocks'; did you mean \"blocks\"?",
+    "data.lanes=8": 'lanes has no effect with order="global"; it belongs to order="blocks"',
+    "data.block_shards=8": 'block_shards has no effect with order="global"; it belongs to order="blocks"',
+    "data.order=blocks data.lanes=0": "data.lanes=0: input should be greater than 0",
+    "data.order=blocks data.block_shards=0": "data.block_shards=0: input should be greater than 0",
+    "data.order=blocks data.lanes=10": (
+        "data.lanes=10 does not divide train.effective_batch_size=128 (nearest batch: 130, nearest lanes: 8)"
+    ),
+    "data.order=blocks train.effective_batch_size=3": (
+        "data.lanes=8 does not divide train.effective_batch_size=3 (nearest batch: 8, nearest lanes: 3)"
+    ),
+    "data.repeats=0": "data.repeats=0: input should be greater than 0",
+    "data.repeats=3": "data.repeats=3 does not divide train.effective_batch_size=128 (nearest batch: 129)",
+    "data.order=blocks data.repeats=4 data.lanes=64": (
+        "data.lanes=64 x data.repeats=4 does not divide train.effective_batch_size=128 (nearest batch: 256, "
+        "nearest lanes: 32)"
+    ),
+    "optim.betas=[0.9, 1.5]": "each needs 0 <= beta < 1",
+    "optim.name=sgd optim.betas=[0.9,0.9]": 'betas has no effect with name="sgd"; it belongs to name="adamw" or "adam"',
+    "guard.spike_sigmas=null guard.spike_steps=4": "spike_steps=4 has no effect with spike_sigmas=null",
+    "optim.momentum=0.9": 'momentum has no effect with name="adamw"; it belongs to name="sgd" or "lars"',
+    "optim.nesterov=true": 'nesterov has no effect with name="adamw"; it belongs to name="sgd"',
+    "optim.trust_coefficient=1": 'it belongs to name="lars"',
+    "optim.name=lars optim.betas= optim.eps=1": 'eps has no effect with name="lars"',
+    "optim.name=sgd optim.betas= optim.momentum=0 optim.nesterov=true": "nesterov=true has no effect with momentum=0",
+    "optim.name=adamm": 'did you mean "adam',
+    "optim.decay_share=0.1": 'decay_share has no effect with schedule="cosine"; it belongs to schedule="wsd"',
+    "optim.schedule=wsd optim.decay_share=1.5": "optim.decay_share=1.5",
+    "optim.name=lars optim.betas= train.zero_stage=1": "needs whole parameters, train.zero_stage=1 shards",
+    "train.zero_stage=4": "train.zero_stage=4",
+    "train.zero_stage=3 train.compile=true": "compile=true does not go with zero_stage=3",
+    "train.engine=deepspeed train.compile=reduce-overhead": 'compile="reduce-overhead" needs engine="torch"',
+    "train.compile=yes": "train.compile",
+    "train.zero_stage=2 train.engine=torch": 'zero_stage=2 needs engine="deepspeed"',
+    "run.seed=-1": "run.seed=-1",
+    "optim.lr=.inf": "optim.lr=inf",
+    "nonsense": "write key.path=value",
+    "model.name.deeper=1": "model.name is not a section",
+    "train={": "not valid YAML",
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_bad_override_is_one_readable_line(override):
+    with pytest.raises(InputError) as caught:
+        load_config(PretrainConfig, CONFIG, override.split(" ") if override.count("=") > 1 else [override])
+    message = str(caught.value)
+    assert BAD[override] in message, message
+    assert "\n" not in message
+    assert "pydantic" not in message
+    assert str(CONFIG) not in message
+    assert message.startswith(("command line: ", "override ")), message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "a config is a mapping of sections"),
+        ("- a\n- b", "a config is a mapping of sections"),
+        ("model: [", "not valid YAML"),
+        ("model: 3", "model=3"),
+        ("!!python/object/apply:os.system ['touch pwned']", "not valid YAML"),
+        ("a: &x [*x]", "unknown key"),
+        ("train: {epochs: 3, epochs: 4}", "not valid YAML"),
+        ("\x00", "not valid YAML"),
+    ],
+)
+def test_bad_files(tmp_path, text, expected):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_config(PretrainConfig, path)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not Path("pwned").exists()
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"nothing\.yaml: no such file"):
+        load_config(PretrainConfig, tmp_path / "nothing.yaml")
+
+
+def test_an_override_takes_the_place_of_the_files_way():
+    config = load_config(
+        PretrainConfig, CONFIG, ["train.steps=5", "optim.blr=1e-4", "train.warmup_samples=7"]
+    )
+    assert (config.train.steps, config.train.epochs) == (5, None)
+    assert (config.optim.blr, config.optim.lr) == (1e-4, None)
+    assert (config.train.warmup_samples, config.train.warmup_epochs) == (7, None)
+
+
+DURATIONS = sorted(
+    path
+    for path in key_paths(PretrainConfig, {})
+    if path.endswith("steps") and path.removesuffix("steps") + "epochs" in set(key_paths(PretrainConfig, {}))
+)
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "gone"),
+    [
+        ("optim.name=sgd", "optim", ["betas", "eps"]),
+        ("optim.name=lars", "optim", ["betas"]),
+        ("optim.schedule=linear", "optim", ["decay_share"]),
+        ("data.augment.crop=none", "data.augment", ["scale", "ratio"]),
+        ("data.augment.policy=none", "data.augment", ["num_ops", "magnitude"]),
+        ("data.order=global", "data", ["lanes", "block_shards"]),
+    ],
+)
+def test_another_choice_takes_the_place_of_the_files_options(write_config, override, section, gone):
+    augment = {"crop": "random_resized", "scale": [0.3, 1.0], "policy": "randaugment", "num_ops": 3}
+    path = write_config(
+        optim={"betas": [0.9, 0.95], "schedule": "wsd", "decay_share": 0.5},
+        data={"order": "blocks", "lanes": 4, "block_shards": 2, "augment": augment},
+    )
+    found = load_config(PretrainConfig, path, [override])
+    for part in section.split("."):
+        found = getattr(found, part)
+    assert [getattr(found, name) for name in gone] == [None] * len(gone)
+    # What the command line itself gives is not dropped.
+    with pytest.raises(InputError, match="command line"):
+        load_config(PretrainConfig, path, [override, f"{section}.{gone[0]}=3"])
+
+
+@pytest.fixture
+def write_config(tmp_path):
+    """Writes a changed copy of the digits' config: write_config(train={...}) -> path."""
+
+    def write(**sections) -> Path:
+        yaml = YAML(typ="safe", pure=True)
+        yaml.sort_base_mapping_type_on_output = False
+        raw = yaml.load(CONFIG.read_text())
+        for name, values in sections.items():
+            raw[name] = {**raw.get(name, {}), **values}
+        path = tmp_path / "mae_mine.yaml"
+        yaml.dump(raw, path)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("in_steps", DURATIONS)
+def test_any_duration_in_epochs_is_changed_to_steps_by_an_override(write_config, in_steps):
+    section, _, name = in_steps.partition(".")
+    path = write_config(**{section: {name.removesuffix("steps") + "epochs": 2}})
+    config = load_config(PretrainConfig, path, [f"{in_steps}=3"])
+    assert getattr(getattr(config, section), name) == 3
+
+
+def test_there_are_durations():
+    assert "train.warmup_steps" in DURATIONS
+    assert "monitor.probe_every_steps" in DURATIONS
+
+
+def test_null_unsets_a_key(write_config):
+    path = write_config(optim={"clip_grad": 3.0, "weight_decay": 0.3})
+    config = load_config(
+        PretrainConfig,
+        path,
+        ["optim.clip_grad=null", "optim.weight_decay=null", "train.warmup_epochs=null", "run.seed=null"],
+    )
+    assert config.optim.clip_grad is None
+    assert config.optim.weight_decay == 0.05
+    assert config.train.warmup_epochs is None
+    assert config.run.seed == 0
+    assert load_config(PretrainConfig, path, ["run.name=null"]).run.name == "mae_mine"
+    # Unsetting one way of giving a thing leaves the other.
+    assert load_config(PretrainConfig, path, ["optim.blr=null"]).optim.lr == 1e-3
+
+
+def message_of(path: Path, *overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        load_config(PretrainConfig, path, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_config_that_is_not_there_names_one_that_is(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    shipped = (
+        'cannot read config mae_digit: no such file or directory; did you mean "configs/mae_digits.yaml"?'
+    )
+    assert message_of(Path("mae_digit")) == shipped
+    mine = tmp_path / "photos.yaml"
+    mine.write_text("")
+    assert message_of(tmp_path / "photo.yaml").endswith(f'did you mean "{mine}"?')
+    assert message_of(tmp_path / "else.yaml").endswith("no such file or directory")
+    # One that is there is named alone.
+    assert message_of(tmp_path).endswith("is a directory")
+    assert message_of(Path("x" * 300)).endswith("file name too long")
+
+
+def test_a_problem_is_blamed_on_the_file_or_on_the_command_line(write_config):
+    path = write_config(train={"epoch": 3})
+    of_file = f'{path}: unknown key "train.epoch": did you mean "train.epochs"?'
+    of_command_line = 'command line: unknown key "modle": did you mean "model"?'
+    assert message_of(path) == of_file
+    assert message_of(path, "run.seed=3") == of_file
+    assert message_of(path, "modle.name=S") in (
+        f"{of_file}; {of_command_line}",
+        f"{of_command_line}; {of_file}",
+    )
+    # Right in the file, wrong together.
+    assert message_of(CONFIG, "train.engine=torch", "train.zero_stage=1") == (
+        'command line: train: zero_stage=1 needs engine="deepspeed"'
+    )
+
+
+def test_another_objective_on_the_command_line_says_whose_options_the_file_has(write_config):
+    path = ROOT / "configs" / "mae_cifar_tiny.yaml"
+    named = "mask_ratio, decoder_embed_dim, decoder_depth, decoder_num_heads, norm_pix_loss"
+    assert message_of(path, "objective.name=masked_patch") == (
+        f"command line: objective.name=masked_patch: {named} of mae_cifar_tiny.yaml belong to objective "
+        f'"mae": use a config of masked_patch ({ROOT}/configs/masked_patch_*.yaml) or unset them '
+        "(objective.mask_ratio=null ...)"
+    )
+    # No config of it beside this one.
+    assert message_of(write_config(), "objective.name=simmim").endswith(
+        'norm_pix_loss of mae_mine.yaml belong to objective "mae": unset them '
+        "(objective.decoder_embed_dim=null ...)"
+    )
+    unset = [f"objective.{name}=null" for name in named.split(", ")]
+    config = load_config(PretrainConfig, path, ["objective.name=masked_patch", *unset])
+    assert config.objective.name == "masked_patch"
+
+
+def test_a_part_of_an_objective_names_its_own_keys():
+    unset = [
+        f"objective.{name}=null"
+        for name in ("mask_ratio", "decoder_embed_dim", "decoder_depth", "decoder_num_heads", "norm_pix_loss")
+    ]
+    joint = ["objective.name=joint", *unset]
+    assert (
+        load_config(PretrainConfig, CONFIG, [*joint, "objective.mae.mask_ratio=0.5"]).objective.name
+        == "joint"
+    )
+    assert message_of(CONFIG, *joint, "objective.mae.mask_ration=0.5") == (
+        'command line: unknown key "objective.mae.mask_ration": did you mean "objective.mae.mask_ratio"?'
+    )
+    assert 'did you mean "objective.mae.decoder_depth"?' in message_of(CONFIG, *joint, "decoder_depth=3")
+
+
+def test_help_lists_every_key():
+    text = describe_keys(PretrainConfig)
+    assert max(map(len, text.splitlines())) <= 100
+    words = text.split()
+    for path in key_paths(PretrainConfig, {}):
+        section, _, key = path.partition(".")
+        if section != "objective":
+            assert section in words
+            assert not key or any(word == key or word.startswith(f"{key}.") for word in words), path
+    for tag, section in OBJECTIVES.items():
+        assert f"name={tag}:" in words
+        for name in section.model_fields:
+            assert name == "name" or any(re.fullmatch(rf"{name}(\..*)?", word) for word in words)
+
+
+def test_yaml_1_2_numbers_and_words(tmp_path):
+    config = load_config(PretrainConfig, CONFIG, ["optim.lr=1e-3", "run.name=no", "data.path=on"])
+    assert config.optim.lr == 1e-3
+    assert config.run.name == "no"
+    assert config.data.path == "on"
+
+
+def test_dump_reads_back_the_same(tmp_path):
+    config = load_config(PretrainConfig, CONFIG, ["model.img_size=[8, 16]", "data.normalize=[[0.5], [0.2]]"])
+    path = tmp_path / "again.yaml"
+    path.write_text(dump_config(config))
+    assert load_config(PretrainConfig, path) == config
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
+    if path.stem.startswith(("compare_", "study_")):
+        config = load_config(CompareConfig, path)
+        Matrix(config, path.parent, Path("runs")).check()
+    elif "\nfinetune:" in path.read_text():
+        load_config(FinetuneConfig, path, amend=WeightsOverrides(None, path.stem))
+    else:
+        load_config(PretrainConfig, path)
+    header = path.read_text().split("\n\n")[0]
+    for word in ("Command:", "Hardware:", "Time:", "Result:", "Follows:"):
+        assert word in header, f"{path.name} lacks {word}"
+
+
+def test_options_of_blocks_have_values_only_there():
+    data = load_config(PretrainConfig, CONFIG).data
+    assert (data.order, data.lanes, data.block_shards) == ("global", None, None)
+    data = load_config(PretrainConfig, CONFIG, ["data.order=blocks", "data.block_shards=2"]).data
+    assert (data.order, data.lanes, data.block_shards) == ("blocks", 8, 2)
+
+
+def test_each_optimizer_and_schedule_has_its_own_defaults():
+    def optim(*overrides: str):
+        return load_config(PretrainConfig, CONFIG, ["optim.betas=", "optim.weight_decay=", *overrides]).optim
+
+    assert (optim().betas, optim().weight_decay) == ([0.9, 0.95], 0.05)
+    assert optim("optim.name=adam").own_options == {"betas": [0.9, 0.999], "eps": 1e-8}
+    assert optim("optim.name=adam").weight_decay == 0
+    assert optim("optim.name=sgd").own_options == {"momentum": 0.9, "nesterov": False}
+    lars = optim("optim.name=lars", "optim.momentum=0.5")
+    assert lars.own_options == {"momentum": 0.5, "trust_coefficient": 0.001}
+    assert lars.weight_decay == 0
+    assert (lars.betas, lars.eps, lars.nesterov, lars.decay_share) == (None, None, None, None)
+    assert optim("optim.schedule=wsd").decay_share == 0.2

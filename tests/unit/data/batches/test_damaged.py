@@ -1,0 +1,276 @@
+"""Damaged samples in training: whole ones in their places, the same whoever loads them."""
+
+import os
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from helpers.batch_digests import open_digits
+from helpers.damage import WAYS, copy_of, damage
+
+from mae_vit.core.batch import Batch
+from mae_vit.core.errors import DamagedSample
+from mae_vit.data.batches import sources as reading
+from mae_vit.data.batches.damaged import Replacing, replacement_candidates
+from mae_vit.data.batches.loader import FixedBatches, load_batches, start_worker_server
+from mae_vit.data.batches.subset import SubsetSource
+from mae_vit.data.index import open_index
+from mae_vit.data.order.order import GlobalOrder, RankSlice
+from mae_vit.data.shards import shard_files
+from mae_vit.data.training_data import make_order
+
+STEPS = range(5, 14)  # over the end of an epoch
+# Among them neighbors, of which one stands in for none, and the last one of all.
+BAD = [*range(40, 48), 399, 400, 700, 900, 1000, 1200, 1496]
+
+
+@pytest.fixture(scope="module")
+def damaged(many_shards, tmp_path_factory):
+    """A copy of the shards with samples damaged in five ways: (folder, way of each)."""
+    copy = copy_of(many_shards, tmp_path_factory.mktemp("damaged") / "data")
+    ways = {sample: list(WAYS)[number % 5] for number, sample in enumerate(BAD)}
+    damage(many_shards, copy, ways)
+    return copy, ways
+
+
+def source_of(data, name):
+    return open_digits(open_index(data, "train", tolerant=True), name)
+
+
+def order_of(data, mode):
+    blocks = {"lanes": 8, "block_shards": 2} if mode == "blocks" else {"lanes": None, "block_shards": None}
+    return make_order(open_index(data, "train", tolerant=True), effective_batch_size=96, seed=7, **blocks)
+
+
+def global_batches(source, order, world_size, workers, accumulation=1) -> list[Batch]:
+    """The batch of each step over all ranks, put together."""
+    by_rank = []
+    for rank in range(world_size):
+        share = RankSlice(rank, world_size, accumulation)
+        options = {"start_step": STEPS.start, "stop_step": STEPS.stop, "workers": workers}
+        by_rank.append(list(load_batches(source, order, share, **options)))
+    joined = []
+    for step in range(len(STEPS)):
+        parts = [b for batches in by_rank for b in batches[step * accumulation : (step + 1) * accumulation]]
+        keys = parts[0].keys
+        index = torch.cat([part.keys.index for part in parts])
+        joined.append(
+            Batch(
+                torch.cat([part.images for part in parts]),
+                torch.cat([part.labels for part in parts]),
+                type(keys)(keys.seed, keys.epoch, index),
+                tuple({d.sample: d for part in parts for d in part.damaged}.values()),
+            )
+        )
+    return joined
+
+
+def assert_replaced(batches: list[Batch], healthy: list[Batch], whole) -> None:
+    """Order and masks are the healthy ones; each image and label is of the first whole sample of its tries."""
+    met = set()
+    for batch, expected in zip(batches, healthy, strict=True):
+        assert (batch.keys.seed, batch.keys.epoch) == (expected.keys.seed, expected.keys.epoch)
+        assert torch.equal(batch.keys.index, expected.keys.index)
+        paths = [
+            list(replacement_candidates(sample, len(whole.labels))) for sample in batch.keys.index.tolist()
+        ]
+        counts = [next(n for n, place in enumerate(path) if place not in BAD) for path in paths]
+        taken = np.array([path[count] for path, count in zip(paths, counts, strict=True)])
+        assert np.array_equal(batch.images.numpy(), whole.images(7, batch.keys.epoch, taken))
+        assert batch.labels.tolist() == whole.labels[taken].tolist()
+        passed = {place for path, count in zip(paths, counts, strict=True) for place in path[:count]}
+        assert {one.sample for one in batch.damaged} == passed
+        assert batch.to(torch.device("cpu")).damaged == batch.damaged
+        met |= passed
+    assert len(met) >= 10
+
+
+@pytest.mark.parametrize("mode", ["global", "blocks"])
+def test_whole_samples_take_the_places_of_damaged_ones(damaged, many_shards, mode):
+    whole, order = source_of(many_shards, "memory"), order_of(many_shards, mode)
+    healthy = global_batches(whole, order, 1, 0)
+    found = [
+        global_batches(source_of(damaged[0], name), order_of(damaged[0], mode), 1, 0)
+        for name in ("tar", "memory")
+    ]
+    for batches in found:
+        assert_replaced(batches, healthy, whole)
+    # One loads what is damaged as the other does.
+    assert [b.damaged for b in found[0]] == [b.damaged for b in found[1]]
+
+
+@pytest.mark.parametrize("name", ["tar", "memory"])
+@pytest.mark.parametrize("mode", ["global", "blocks"])
+def test_replacements_do_not_depend_on_ranks_or_workers(damaged, mode, name):
+    start_worker_server()
+    source, order = source_of(damaged[0], name), order_of(damaged[0], mode)
+    expected = global_batches(source, order, 1, 0)
+    for world_size, workers, accumulation in ((2, 0, 3), (4, 0, 1), (2, 2, 1)):
+        found = global_batches(source, order, world_size, workers, accumulation)
+        for batch, other in zip(expected, found, strict=True):
+            assert torch.equal(batch.images, other.images)
+            assert torch.equal(batch.labels, other.labels)
+            assert torch.equal(batch.keys.index, other.keys.index)
+            assert set(batch.damaged) == set(other.damaged)
+
+
+@pytest.mark.parametrize("name", ["tar", "memory"])
+def test_what_is_damaged_is_told_with_shard_key_offset_and_reason(damaged, many_shards, name):
+    folder, ways = damaged
+    keys = open_index(many_shards, "train").keys()
+    with pytest.raises(DamagedSample) as raised:
+        source_of(folder, name).images(0, 0, np.array([3, *BAD, 5]))
+    found = raised.value.found
+    assert [position for position, _ in found] == list(range(1, len(BAD) + 1))
+    for (_, told), sample in zip(found, BAD, strict=True):
+        assert (told.sample, told.key) == (sample, keys[sample])
+        assert WAYS[ways[sample]] in told.reason
+        assert (folder / told.shard).read_bytes()
+        assert (told.offset is None) == (ways[sample] == "missing member")
+    assert str(raised.value).startswith(f"cannot read shard {found[0][1].shard}, key {keys[40]}, offset ")
+    assert f"(and {len(BAD) - 1} more of its batch): `mae-vit check {folder}` lists" in str(raised.value)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_known_damage_is_not_decoded_again(damaged, monkeypatch):
+    source, order = source_of(damaged[0], "tar"), GlobalOrder(1497, 96, seed=7)
+    read, asked = type(source._index).read, []
+
+    def noted(index, sample):
+        asked.append(sample)
+        return read(index, sample)
+
+    monkeypatch.setattr(type(source._index), "read", noted)
+    for batch in load_batches(source, order, RankSlice(), start_step=0, stop_step=3 * 15):
+        assert batch.images.any()
+    counts = {sample: asked.count(sample) for sample in BAD}
+    assert max(counts.values()) == 1
+    assert min(counts.values()) == 1
+
+
+def test_a_subset_replaces_within_itself(damaged, many_shards):
+    samples = np.array([3, 40, 43, 44, 50, 400, 900, 901])
+    part, whole = SubsetSource(source_of(damaged[0], "tar"), samples), source_of(many_shards, "tar")
+    images, labels, passed = Replacing(part).read(7, 2, np.array([7, 1, 4, 6]))
+    # Place 1 goes to 2, then to 4; place 6 to 7.
+    assert np.array_equal(images, whole.images(7, 2, samples[[7, 4, 4, 7]]))
+    assert labels.tolist() == whole.labels[samples[[7, 4, 4, 7]]].tolist()
+    assert [one.sample for one in passed] == [40, 43, 900]
+
+
+def test_tries_are_near_first_and_leave_a_lost_shard():
+    assert list(replacement_candidates(6, 8)) == [6, 7, 1, 5, 5]
+    path = list(replacement_candidates(10_000, 1_000_000))
+    assert path[:4] == [10_000, 10_001, 10_003, 10_007]
+    assert next(n for n, place in enumerate(path) if place >= 20_000) == 14
+    assert list(replacement_candidates(0, 1)) == [0, 0]
+
+
+def test_where_nothing_is_whole_the_sample_is_an_error(digits, tmp_path):
+    copy = copy_of(digits, tmp_path / "data")
+    for shard in copy.glob("train-*.tar"):
+        shard.write_bytes(shard.read_bytes().replace(b"\x89PNG", b"GARB"))
+    batches = load_batches(
+        source_of(copy, "tar"), GlobalOrder(1497, 8, 0), RankSlice(), start_step=0, stop_step=1
+    )
+    with pytest.raises(DamagedSample, match="not an image"):
+        next(batches)
+
+
+def test_what_is_measured_is_not_replaced(damaged):
+    source = source_of(damaged[0], "tar")
+    with pytest.raises(DamagedSample, match=r"truncated|no bytes|not an image|limit|no image is there"):
+        list(FixedBatches(source, np.array([1, 2, 41]), seed=0, batch_size=2))
+
+
+def test_a_shard_that_vanishes_or_changes_in_mid_run_is_damage(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_files, "_WAITS_S", (0.0, 0.01))
+    # One shard open at a time: each is opened again and again, as in a long run.
+    monkeypatch.setattr(shard_files, "_MAX_OPEN_SHARDS", 1)
+    copy, whole = copy_of(digits, tmp_path / "data"), source_of(digits, "memory")
+    order = GlobalOrder(1497, 128, seed=3)
+    batches = load_batches(source_of(copy, "tar"), order, RankSlice(), start_step=0, stop_step=11)
+    assert not any(next(batches).damaged for _ in range(3))
+    (copy / "train-000001.tar").unlink()
+    (copy / "train-000003.tar").write_bytes((copy / "train-000003.tar").read_bytes()[:100_000])
+    lost = {*range(400, 800), *range(1200, 1497)}
+    seen = {}
+    for batch in batches:
+        paths = [replacement_candidates(sample, 1497) for sample in batch.keys.index.tolist()]
+        taken = np.array([next(place for place in path if place not in lost) for path in paths])
+        assert np.array_equal(batch.images.numpy(), whole.images(3, 0, taken))
+        seen |= {one.sample: one for one in batch.damaged}
+    assert len(seen) > 300
+    assert set(seen) <= lost
+    reasons = {one.shard: one.reason for one in seen.values()}
+    size = os.path.getsize(digits / "train-000003.tar")
+    assert reasons == {
+        "train-000001.tar": "the shard is gone: no such file or directory",
+        "train-000003.tar": f"the shard changed: 100,000 bytes instead of {size:,}",
+    }
+
+
+def test_a_shard_cut_while_it_is_open_is_damage_from_there_on(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_files, "_WAITS_S", (0.0, 0.01))
+    copy = copy_of(digits, tmp_path / "data")
+    index = open_index(copy, "train")
+    expected = index.read(0)
+    os.truncate(copy / "train-000000.tar", 100_000)
+    assert index.read(0) == expected  # open, and whole up to there
+    with pytest.raises(shard_files.ReadError, match="the shard changed: 100,000 bytes instead of 829,440"):
+        index.read(300)
+
+
+def test_a_shard_that_is_away_for_a_moment_is_no_damage(digits, tmp_path):
+    copy = copy_of(digits, tmp_path / "data")
+    index, path = open_index(copy, "train"), copy / "train-000001.tar"
+    path.rename(copy / "away")
+    back = threading.Timer(0.3, (copy / "away").rename, [path])
+    back.start()
+    assert index.read(500) == open_index(digits, "train").read(500)
+    back.join()
+
+
+def test_a_lost_shard_is_not_waited_for_again_but_may_come_back(many_shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_files, "_WAITS_S", (0.0, 0.2))
+    copy = copy_of(many_shards, tmp_path / "data")
+    index = open_index(copy, "train")
+    copy.rename(tmp_path / "away")
+    begun = time.monotonic()
+    for sample in range(0, 1497, 3):
+        with pytest.raises(shard_files.ReadError, match="the shard is gone: no such file"):
+            index.read(sample)
+    # Of 64 shards the first eight.
+    assert 8 * 0.2 <= time.monotonic() - begun < 20 * 0.2
+    (tmp_path / "away").rename(copy)
+    with pytest.raises(shard_files.ReadError):
+        index.read(0)
+    monkeypatch.setattr(shard_files, "_LOST_FOR_S", 0.0)
+    assert index.read(0) == open_index(many_shards, "train").read(0)
+
+
+def test_the_damage_of_a_decoded_array_is_kept_beside_it(digits, tmp_path, monkeypatch):
+    copy = copy_of(digits, tmp_path / "data")
+    damage(digits, copy, {7: "undecodable", 9: "undecodable"})
+    assert (copy / "train-000000.tar").stat().st_size == (digits / "train-000000.tar").stat().st_size
+    first = source_of(copy, "memory")
+    monkeypatch.setattr(reading, "_decode_all", None)
+    second = source_of(copy, "memory")
+    for source in (first, second, pickle.loads(pickle.dumps(second))):
+        assert source.images(0, 0, np.array([8])).any()
+        with pytest.raises(DamagedSample, match="not an image") as raised:
+            source.images(0, 0, np.array([9, 8, 7]))
+        assert [(position, one.sample) for position, one in raised.value.found] == [(0, 9), (2, 7)]
+
+
+def test_a_decoded_array_is_made_anew_once_the_shard_is_mended(digits, tmp_path):
+    copy = copy_of(digits, tmp_path / "data")
+    damage(digits, copy, {7: "undecodable"})
+    with pytest.raises(DamagedSample):
+        source_of(copy, "memory").images(0, 0, np.array([7]))
+    (copy / "train-000000.tar").write_bytes((digits / "train-000000.tar").read_bytes())
+    images = source_of(copy, "memory").images(0, 0, np.array([7]))
+    assert np.array_equal(images, source_of(digits, "tar").images(0, 0, np.array([7])))

@@ -1,0 +1,34 @@
+"""Shards, and a web server that has them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.faulty_http_server import Server
+from helpers.remote_shards import describe_indexes
+
+from mae_vit.data.remote import retry as patience
+
+
+@pytest.fixture(scope="session")
+def source(many_shards, tmp_path_factory) -> Path:
+    """64 shards with their indexes: what a server has."""
+    folder = tmp_path_factory.mktemp("source") / "data"
+    shutil.copytree(many_shards, folder, ignore=shutil.ignore_patterns(".index"))
+    describe_indexes(folder)
+    return folder
+
+
+@pytest.fixture
+def server(source):
+    server = Server(source)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def impatient(monkeypatch, tmp_path):
+    """Short waits, and a cache folder of each test's own."""
+    monkeypatch.setattr(patience, "_FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr(patience, "_LONGEST_WAIT_S", 0.1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))

@@ -1,0 +1,298 @@
+"""Augmented views as training takes them: keyed, the same from every source, by the config."""
+
+import hashlib
+import random
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.images import sizes, smooth
+
+from mae_vit.config.load import load_config
+from mae_vit.core.errors import InputError
+from mae_vit.data.batches.loader import choose_workers, load_batches, start_worker_server
+from mae_vit.data.batches.sources import open_source
+from mae_vit.data.batches.subset import SubsetSource
+from mae_vit.data.images.augment import Augment
+from mae_vit.data.images.auto_augment import RANDAUGMENT, AutoAugmentCifar, RandAugment, make_policy
+from mae_vit.data.index import open_index
+from mae_vit.data.normalization import fill_color
+from mae_vit.data.order.order import GlobalOrder, RankSlice
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import open_data as open_finetune_data
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.data import open_data
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.resume import check_identity, run_identity
+
+CONFIGS = Path(__file__).resolve().parents[4] / "configs"
+FILL = (120, 60, 30)
+POLICIES = {
+    "randaugment": {"policy": RandAugment(), "erasing": 0.5},
+    "autoaugment": {"policy": AutoAugmentCifar(), "erasing": 0.5},
+    "policy alone": {"policy": RandAugment()},
+    "erasing alone": {"erasing": 0.5},
+}
+CROPS = {
+    "none": {"crop": "none"},
+    "pad": {"crop": "pad", "pad_px": 4, "flip": True},
+    "random_resized": {"crop": "random_resized", "scale": (0.2, 1.0), "ratio": (3 / 4, 4 / 3), "flip": True},
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("changes", POLICIES)
+def test_one_by_one_in_a_batch_and_in_another_batch_are_the_same(changes, crop, channels):
+    images = smooth(channels, 32, 32, count=24)
+    augment = Augment(img_size=(32, 32), **CROPS[crop], **POLICIES[changes], fill=FILL[:channels])
+    index = np.arange(1000, 1024)
+    batch = augment.apply_batch(images, augment.draw(3, 5, index, sizes(images)))
+    assert (batch.dtype, batch.shape) == (np.uint8, images.shape)
+    single = augment.apply(list(images), augment.draw(3, 5, index, sizes(images)))
+    np.testing.assert_array_equal(single, batch)
+    others = np.random.default_rng(0).permutation(24)[:9]
+    part = augment.draw(3, 5, index[others], sizes(images)[others])
+    np.testing.assert_array_equal(augment.apply_batch(images[others], part), batch[others])
+    plain = Augment(img_size=(32, 32), **CROPS[crop])
+    without = plain.apply_batch(images, plain.draw(3, 5, index, sizes(images)))
+    assert 0.3 < (batch != without).any(axis=(1, 2, 3)).mean() < 1
+    for seed, epoch in ((4, 5), (3, 6)):
+        other = augment.apply_batch(images, augment.draw(seed, epoch, index, sizes(images)))
+        assert (other != batch).any(axis=(1, 2, 3)).mean() > 0.3
+
+
+@pytest.mark.parametrize("changes", POLICIES)
+def test_no_generator_is_read_or_moved(changes):
+    images = smooth(3, 32, 32, count=24)
+    augment = Augment(img_size=(32, 32), **POLICIES[changes])
+    results = []
+    for seed in (0, 1):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        results.append(augment.apply_batch(images, augment.draw(0, 0, np.arange(24), sizes(images))))
+        after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        assert before == after
+    np.testing.assert_array_equal(*results)
+
+
+def test_draws_of_a_seed_stay_what_they_are():
+    """They are part of the data format: a run that goes on takes up where it was."""
+    index = np.arange(400)
+    drawn = [policy.draw(7, 3, index) for policy in (RandAugment(num_ops=3), AutoAugmentCifar())]
+    content = [[(op, [round(value, 4) for value in values]) for op, values in sum(d, ())] for d in drawn]
+    erasing = Augment(img_size=(32, 32), erasing=0.3).draw(7, 3, index, np.full((400, 2), 32)).erasing
+    images = np.zeros((400, 1, 32, 32), np.uint8)
+    erasing.fill(images)
+    parts = [repr(content[0]).encode(), repr(content[1]).encode(), images.tobytes()]
+    digests = [hashlib.sha256(part).hexdigest()[:16] for part in parts]
+    assert digests == ["d48c83b2bdacfcd3", "7b044026a3747b11", "fa01d0d6a12fa49b"]
+
+
+@pytest.mark.parametrize("changes", POLICIES)
+def test_both_sources_give_the_same_images(digits, changes):
+    index = open_index(digits, "train")
+    augment = Augment(img_size=(16, 16), **CROPS["random_resized"], **POLICIES[changes], fill=(90,))
+    samples = np.array([3, 700, 41, 900, 12])
+    batches = [
+        open_source(index, name, channels=1, augment=augment, memory_limit_gib=1).images(7, 2, samples)
+        for name in ("memory", "tar")
+    ]
+    np.testing.assert_array_equal(*batches)
+
+
+@pytest.mark.parametrize("name", ["memory", "tar"])
+def test_images_go_where_they_are_asked_for(digits, name):
+    index = open_index(digits, "train")
+    augment = Augment(img_size=(12, 16), **CROPS["random_resized"], erasing=0.5)
+    source = open_source(index, name, channels=1, augment=augment, memory_limit_gib=1)
+    samples = np.array([3, 700, 41])
+    some = SubsetSource(source, samples)
+    expected = source.images(7, 2, samples)
+    assert source.shape == some.shape == expected.shape[1:]
+    for images in (partial(source.images, index=samples), partial(some.images, index=np.arange(3))):
+        out = np.zeros(expected.shape, np.uint8)
+        assert images(7, 2, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("cores", "on_gpu", "policies", "memory", "tar"),
+    [
+        (4, False, False, 0, 3),
+        (4, False, True, 0, 3),
+        # The thread that launches a GPU's work does nothing else.
+        (1, True, False, 1, 1),
+        (4, True, False, 3, 3),
+        (12, True, False, 4, 11),
+        # A policy takes as long as decoding.
+        (12, True, True, 11, 11),
+        (64, True, True, 16, 16),
+    ],
+)
+def test_workers_beside_a_gpu_and_a_cpu(digits, cores, on_gpu, policies, memory, tar):
+    index = open_index(digits, "train")
+    for name, expected in (("memory", memory), ("tar", tar)):
+        source = open_source(index, name, channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1)
+        assert choose_workers("auto", source, cores=cores, on_gpu=on_gpu, policies=policies) == expected
+        assert choose_workers(7, source, cores=cores, on_gpu=on_gpu, policies=policies) == 7
+
+
+@pytest.mark.slow
+def test_workers_give_the_same_images(digits):
+    start_worker_server(policies=True)
+    index = open_index(digits, "train")
+    augment = Augment(img_size=(16, 16), **CROPS["random_resized"], **POLICIES["randaugment"])
+    source = open_source(index, "tar", channels=1, augment=augment, memory_limit_gib=1)
+    order = GlobalOrder(len(index), 96, seed=0)
+    runs = [
+        list(load_batches(source, order, RankSlice(), start_step=0, stop_step=4, workers=workers))
+        for workers in (0, 2)
+    ]
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one.images, other.images)
+
+
+# Of the code before there were policies: boxes and flips, pixels.
+BEFORE = {
+    "none": ("800c63f97e89135a", "ba558089cced6c0c"),
+    "pad": ("7c33b25888002ebe", "8e602cb721622f0e"),
+    "random_resized": ("b217286356a511af", None),  # of a resize by torch, whose version may change it
+}
+
+
+@pytest.mark.parametrize("crop", CROPS)
+def test_without_policy_and_erasing_all_is_as_before(crop):
+    numbers = np.arange(64 * 3 * 16 * 16, dtype=np.int64) * 2654435761 % 2**32 >> 24
+    images = numbers.astype(np.uint8).reshape(64, 3, 16, 16)
+    changes = {**CROPS[crop], **({"pad_px": 3} if crop == "pad" else {})}
+    augment = Augment(img_size=(16, 16), **changes, policy=make_policy("none"), fill=FILL)
+    view = augment.draw(7, 3, np.arange(100, 164), sizes(images))
+    assert view.calls is None
+    assert view.erasing is None
+    drawn = view.boxes.astype("<i8").tobytes() + view.flips.tobytes()
+    pixels = augment.apply_batch(images, view).tobytes()
+    for content, digest in zip((drawn, pixels), BEFORE[crop], strict=True):
+        assert digest in (None, hashlib.sha256(content).hexdigest()[:16])
+
+
+def test_the_policy_comes_after_the_flip_and_erasing_after_the_policy():
+    images = smooth(3, 32, 32, count=200)
+    augment = Augment(img_size=(32, 32), flip=True, policy=RandAugment(), erasing=1.0, fill=FILL)
+    view = augment.draw(0, 0, np.arange(200), sizes(images))
+    batch = augment.apply_batch(images, view)
+    for number in np.flatnonzero([bool(calls) for calls in view.calls])[:40]:
+        image = images[number, ..., ::-1] if view.flips[number] else images[number]
+        expected = augment.policy.apply(image, view.calls[number], FILL)
+        top, left, height, width = view.erasing.boxes[number]
+        outside = np.ones((32, 32), bool)
+        outside[top : top + height, left : left + width] = False
+        np.testing.assert_array_equal(batch[number][:, outside], expected[:, outside])
+        # Bytes are as on an image that nothing else happened to.
+        alone = Augment(img_size=(32, 32), erasing=1.0)
+        noise = alone.apply_batch(images, alone.draw(0, 0, np.arange(200), sizes(images)))[number]
+        np.testing.assert_array_equal(batch[number][:, ~outside], noise[:, ~outside])
+
+
+def test_fill_is_the_datas_mean_as_timm_rounds_it():
+    assert fill_color((0.485, 0.456, 0.406)) == (124, 116, 104)
+    assert fill_color((0.5, 1.2, -0.1)) == (128, 255, 0)
+    image = np.full((3, 16, 16), 200, np.uint8)
+    shift = (RANDAUGMENT["TranslateXRel"].call("TranslateXRel", 10.0, 1),)
+    np.testing.assert_array_equal(RandAugment().apply(image, shift, FILL)[:, 8, -1], FILL)
+    np.testing.assert_array_equal(RandAugment().apply(image, shift, None)[:, 8, -1], (0, 0, 0))
+
+
+def configured(schema, digits, *overrides: str):
+    return load_config(
+        schema, CONFIGS / "mae_digits.yaml", [f"data.path={digits}", "run.dir=none", *overrides]
+    )
+
+
+RANDAUGMENTED = "data.augment.policy=randaugment"
+OPTIONS = [
+    (),
+    (RANDAUGMENTED,),
+    (RANDAUGMENTED, "data.augment.num_ops=3"),
+    (RANDAUGMENTED, "data.augment.magnitude=4"),
+    (RANDAUGMENTED, "data.augment.magnitude_std=2"),
+    (RANDAUGMENTED, "data.normalize=half"),  # another color comes in
+    ("data.augment.policy=autoaugment_cifar",),
+    ("data.augment.erasing=0.25",),
+    ("data.augment.erasing=0.75",),
+]
+
+
+def test_each_option_changes_images_of_training_and_those_alone(digits):
+    cpu, samples = torch.device("cpu"), np.arange(200)
+    trained, held_out = set(), set()
+    for overrides in OPTIONS:
+        data = open_data(configured(PretrainConfig, digits, *overrides), Ranks(), cpu)
+        trained.add(data.source.images(0, 0, samples).tobytes())
+        held_out.add(data.held_out_source.images(0, 0, samples).tobytes())
+    assert (len(trained), len(held_out)) == (len(OPTIONS), 1)
+
+
+def test_fine_tuning_measures_on_plain_images(digits):
+    cpu, samples = torch.device("cpu"), np.arange(100)
+    trained, measured = set(), set()
+    for overrides in ((), (RANDAUGMENTED,), ("data.augment.erasing=0.5",)):
+        config = load_config(
+            FinetuneConfig, CONFIGS / "simple_cnn_cifar.yaml", [f"data.path={digits}", *DIGITS, *overrides]
+        )
+        data = open_finetune_data(config, Ranks(), cpu)
+        trained.add(data.source.images(0, 0, samples).tobytes())
+        plain = (data.plain.images(0, 0, samples), data.open_test().images(0, 0, samples))
+        measured.add(plain[0].tobytes() + plain[1].tobytes())
+    assert (len(trained), len(measured)) == (3, 1)
+
+
+DIGITS = ["model.img_size=8", "model.in_chans=1"]
+
+REFUSED = {
+    "data.augment.num_ops=3": 'num_ops has no effect with policy="none"; it belongs to policy="randaugment"',
+    "data.augment.magnitude=3": 'magnitude has no effect with policy="none"',
+    "data.augment.magnitude_std=0 data.augment.policy=autoaugment_cifar": (
+        'magnitude_std has no effect with policy="autoaugment_cifar"; it belongs to policy="randaugment"'
+    ),
+    "data.augment.policy=randaugment data.augment.magnitude=11": "data.augment.magnitude=11: ",
+    "data.augment.policy=randaugment data.augment.magnitude_std=-1": "data.augment.magnitude_std=-1: ",
+    "data.augment.policy=randaugment data.augment.num_ops=0": "data.augment.num_ops=0: ",
+    "data.augment.policy=randaug": 'did you mean "randaugment"?',
+    "data.augment.erasing=1.5": "data.augment.erasing=1.5: ",
+    "data.augment.erase=0.5": 'did you mean "data.augment.erasing"?',
+}
+
+
+@pytest.mark.parametrize("overrides", REFUSED)
+def test_what_has_no_effect_or_no_meaning_is_refused(digits, overrides):
+    with pytest.raises(InputError) as caught:
+        configured(PretrainConfig, digits, *overrides.split(" "))
+    assert REFUSED[overrides] in str(caught.value)
+
+
+def test_defaults_of_a_policy_stand_in_the_config(digits):
+    section = configured(PretrainConfig, digits, RANDAUGMENTED).data.augment
+    assert section.view_options["policy_options"] == {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5}
+    assert make_policy(section.policy, **section.view_options["policy_options"]) == RandAugment()
+    plain = configured(PretrainConfig, digits).data.augment
+    assert (
+        plain.view_options["policy_options"],
+        make_policy(plain.policy, **plain.view_options["policy_options"]),
+    ) == ({}, None)
+
+
+def test_a_run_from_before_there_were_policies_goes_on(digits, tmp_path):
+    new = ["policy", "num_ops", "magnitude", "magnitude_std", "erasing"]
+    now = run_identity(configured(PretrainConfig, digits), derived={})
+    before = {key: value for key, value in now.values.items() if key.rpartition(".")[2] not in new}
+    assert len(now.values) == len(before) + len(new)
+    check_identity(before, now, tmp_path)
+    for change in (RANDAUGMENTED, "data.augment.erasing=0.5"):
+        other = run_identity(configured(PretrainConfig, digits, change), derived={})
+        with pytest.raises(InputError, match=f"{change.partition('=')[0]} was None, now"):
+            check_identity(before, other, tmp_path)

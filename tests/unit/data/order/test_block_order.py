@@ -1,0 +1,197 @@
+"""The order mode `blocks`: the same batches for any ranks, each of which reads its own shards."""
+
+import multiprocessing
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+from helpers.batch_digests import digest_of_global_batches, open_digits
+
+import mae_vit.data.shards.shard_files
+from mae_vit.data.batches.loader import load_batches, start_worker_server
+from mae_vit.data.index import open_index
+from mae_vit.data.order.block_order import BlockOrder
+from mae_vit.data.order.order import RankSlice, micro_batches
+
+BATCH, LANES, BLOCK = 96, 8, 2
+UNEVEN = [7, 1, 30, 12, 5, 40, 2, 2, 19, 64, 11]  # 193 samples
+
+
+def counts_of(data):
+    return [shard.samples for shard in open_index(data, "train").split_info.shards]
+
+
+def order_of(data, **options):
+    options = {"effective_batch_size": BATCH, "seed": 7, "lanes": LANES, "block_shards": BLOCK} | options
+    return BlockOrder(counts_of(data), **options)
+
+
+def epoch_of(order, epoch):
+    return order.samples(epoch, 0, order.steps_per_epoch * order.effective_batch_size)
+
+
+@pytest.mark.parametrize("block_shards", [1, 2, 3, 11, 50])
+@pytest.mark.parametrize(("batch", "lanes"), [(12, 1), (12, 4), (12, 12), (193, 1), (60, 15), (1, 1)])
+def test_each_epoch_holds_every_sample_once(batch, lanes, block_shards):
+    order = BlockOrder(UNEVEN, effective_batch_size=batch, seed=3, lanes=lanes, block_shards=block_shards)
+    assert order.steps_per_epoch == 193 // batch
+    epochs = [epoch_of(order, epoch) for epoch in (0, 1)]
+    for samples in epochs:
+        assert len(samples) == 193 // batch * batch
+        assert len(set(samples.tolist())) == len(samples)
+        assert 0 <= samples.min() <= samples.max() < 193
+    assert (epochs[0] == epochs[1]).mean() < 0.1
+    if 193 % batch:
+        assert set(epochs[0].tolist()) != set(epochs[1].tolist())  # another remainder is dropped
+
+
+def test_a_position_is_computed_on_its_own(many_shards):
+    order = order_of(many_shards)
+    whole = [epoch_of(order, epoch) for epoch in (0, 1)]
+    chance = np.random.default_rng(0)
+    for _ in range(40):
+        epoch, start = int(chance.integers(2)), int(chance.integers(len(whole[0])))
+        stop = int(chance.integers(start, len(whole[0]))) + 1
+        np.testing.assert_array_equal(order.samples(epoch, start, stop), whole[epoch][start:stop])
+        np.testing.assert_array_equal(
+            order_of(many_shards).samples(epoch, start, stop), whole[epoch][start:stop]
+        )
+
+
+@pytest.mark.parametrize("change", [{"seed": 8}, {"lanes": 4}, {"block_shards": 3}])
+def test_each_option_changes_the_order(many_shards, change):
+    before, after = epoch_of(order_of(many_shards), 0), epoch_of(order_of(many_shards, **change), 0)
+    assert (before == after).mean() < 0.5
+
+
+def test_memory_grows_with_shards_alone():
+    """A billion samples in 1000 shards, anywhere in the epoch."""
+    order = BlockOrder([10**6] * 1000, effective_batch_size=4096, seed=0, lanes=8, block_shards=4)
+    end = order.steps_per_epoch * 4096
+    found = [order.samples(0, start, start + 4096) for start in (0, end // 2 // 4096 * 4096, end - 4096)]
+    assert len(set(np.concatenate(found).tolist())) == 3 * 4096
+    assert max(batch.max() for batch in found) < 10**9
+    kept = [*vars(order).values(), *vars(order._layout(0)).values(), *order._layout(0).block_keys]
+    assert max(len(array) for array in kept if isinstance(array, np.ndarray)) <= 1001
+
+
+def test_the_shuffle_looks_random():
+    """Where shards land, which of them share a block, and where samples land in their block."""
+    shards, size, lanes, epochs = 64, 32, 8, 100
+    order = BlockOrder([size] * shards, effective_batch_size=64, seed=1, lanes=lanes, block_shards=2)
+    places, partners, within = np.zeros((16, 16)), np.zeros((8, 8)), np.zeros((size, 2 * size))
+    for epoch in range(epochs):
+        # Lane after lane, as blocks of two shards: (block, place in it).
+        steps = epoch_of(order, epoch).reshape(-1, lanes, 64 // lanes)
+        blocks = steps.transpose(1, 0, 2).reshape(-1, 2 * size)
+        shard, sample = np.divmod(blocks, size)
+        pair = np.sort(shard, axis=1)[:, [0, -1]]
+        assert (((shard == pair[:, :1]) | (shard == pair[:, 1:])).sum(axis=1) == 2 * size).all()
+        np.add.at(places, (pair // 4, np.arange(32)[:, None] // 2), 1)
+        np.add.at(partners, (pair // 8, pair[:, ::-1] // 8), 1)
+        np.add.at(within, (sample, np.broadcast_to(np.arange(2 * size), sample.shape)), 1)
+    # Means with 5 standard deviations of their counts, sqrt(mean); pairs are counted twice.
+    assert abs(places - 25).max() < 25
+    assert abs(partners - 100).max() < 71
+    assert abs(within - 100).max() < 50
+
+
+def test_a_lane_reads_few_shards_at_a_time(many_shards):
+    order = order_of(many_shards)
+    shard_of = np.repeat(np.arange(64), counts_of(many_shards))
+    for epoch in (0, 1):
+        steps = epoch_of(order, epoch).reshape(-1, LANES, BATCH // LANES)
+        seen = Counter()
+        for lane in range(LANES):
+            shards = shard_of[steps[:, lane].ravel()]
+            seen.update(set(shards.tolist()))
+            # Once a block is left, its shards do not come back.
+            first = {shard: np.flatnonzero(shards == shard)[0] for shard in set(shards.tolist())}
+            last = {shard: np.flatnonzero(shards == shard)[-1] for shard in first}
+            for place in range(len(shards)):
+                assert sum(first[shard] <= place <= last[shard] for shard in first) <= BLOCK
+        # Shards in two lanes are those of blocks that lie across a cut.
+        assert sum(count > 1 for count in seen.values()) <= (LANES - 1) * BLOCK
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_global_batches_do_not_depend_on_ranks_or_workers(many_shards, workers):
+    start_worker_server()
+    order = order_of(many_shards)
+    steps = range(10, 20)
+    assert steps.start < order.steps_per_epoch < steps.stop
+    expected = digest_of_global_batches(many_shards, order, "tar", 1, 0, steps)
+    assert len(set(expected)) == len(expected)
+    for world_size in (1, 2, 4, 8, 16):  # of 16, two share each lane
+        found = digest_of_global_batches(many_shards, order, "tar", world_size, workers, steps)
+        assert found == expected, world_size
+    if workers == 0:
+        found = digest_of_global_batches(many_shards, order, "tar", 2, 0, steps, accumulation=3)
+        assert found == expected
+        assert digest_of_global_batches(many_shards, order, "memory", 2, 0, steps) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_from_the_middle_of_an_epoch_on(many_shards, workers):
+    """No state to restore, on other ranks and workers than before."""
+    start_worker_server()
+    order = order_of(many_shards)
+    straight = digest_of_global_batches(many_shards, order, "tar", 2, 0, range(0, 20))
+    again = digest_of_global_batches(many_shards, order_of(many_shards), "tar", 4, workers, range(7, 20))
+    assert again == straight[7:]
+
+
+def opened_shards(data, order, share, *, epoch, workers):
+    """The shards that a rank opens in an epoch, counted where files are opened."""
+    index = open_index(data, "train")
+    names = {os.path.realpath(data / shard.file): n for n, shard in enumerate(index.split_info.shards)}
+    batches = load_batches(
+        open_digits(index, "tar"),
+        order,
+        share,
+        start_step=epoch * order.steps_per_epoch,
+        stop_step=(epoch + 1) * order.steps_per_epoch,
+        workers=workers,
+    )
+    left = order.steps_per_epoch
+    for _ in batches:
+        left -= 1
+        if left == 0:
+            break  # workers are still there
+    processes = ["self"] if workers == 0 else [worker.pid for worker in multiprocessing.active_children()]
+    assert len(processes) == max(1, workers)
+    links = [os.path.realpath(link.path) for pid in processes for link in os.scandir(f"/proc/{pid}/fd")]
+    batches.close()
+    return {names[link] for link in links if link in names}
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 0), (4, 0), (8, 0), (2, 2)])
+def test_a_rank_opens_only_the_shards_of_its_lanes(many_shards, world_size, workers):
+    assert mae_vit.data.shards.shard_files._MAX_OPEN_SHARDS > 64  # so that all that were opened still are
+    start_worker_server()
+    order = order_of(many_shards)
+    for epoch in (0, 1):
+        opened = []
+        for rank in range(world_size):
+            share = RankSlice(rank, world_size)
+            opened.append(opened_shards(many_shards, order, share, epoch=epoch, workers=workers))
+            assert opened[-1] <= set(order.shards_of(share, epoch).tolist())
+        counted = Counter(shard for shards in opened for shard in shards)
+        # All shards but what the dropped remainder may hold, each by one rank, but for
+        # the blocks across the cuts between ranks.
+        assert len(counted) >= 64 - 3
+        assert sum(counted.values()) <= 64 + (world_size - 1) * BLOCK
+
+
+def test_shards_of_a_rank_that_shares_its_lane(many_shards):
+    order = order_of(many_shards)
+    assert list(order.shards_of(RankSlice(5, 16), 0)) == list(order.shards_of(RankSlice(4, 16), 0))
+    assert list(order.shards_of(RankSlice(5, 16), 0)) == list(order.shards_of(RankSlice(2, 8), 0))
+    for share in (RankSlice(3, 16), RankSlice(1, 4), RankSlice(0, 1)):
+        used = {
+            sample for _, batch in micro_batches(order, share, start_step=0, stop_step=15) for sample in batch
+        }
+        shard_of = np.repeat(np.arange(64), counts_of(many_shards))
+        assert {shard_of[sample] for sample in used} <= set(order.shards_of(share, 0).tolist())

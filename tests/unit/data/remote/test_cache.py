@@ -1,0 +1,193 @@
+"""The folder of fetched shards: one process fetches each, within a bound, before it is read."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from helpers.batch_digests import digest_of_global_batches, open_digits, open_located
+from helpers.commands import ROOT
+from helpers.remote_shards import STEPS, blocks, first_shard, open_cache, wanted
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.urls import file_url
+from mae_vit.data.batches.prefetch import check_cache, training_batches
+from mae_vit.data.order.order import GlobalOrder, RankSlice, micro_batches
+from mae_vit.data.remote.cache import Cache, RemoteFile
+from mae_vit.data.remote.folder import resolve_data_path
+from mae_vit.data.shards.dataset_json import read_dataset
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+def _fetch_all(url, folder, limit, started):
+    started.wait()
+    cache = Cache(Path(folder), limit)
+    for shard in read_dataset(Path(url[1])).splits["train"].shards:
+        cache.fetch(RemoteFile(file_url(url[0], shard.file), shard.bytes, shard.sha256))
+
+
+def test_of_many_processes_one_fetches(source, server, tmp_path):
+    server.delay_s = 0.01
+    (tmp_path / "cache").mkdir()
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    arguments = ((server.url, str(source)), str(tmp_path / "cache"), 1 << 30, started)
+    processes = [context.Process(target=_fetch_all, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    started.set()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    names = [name for name, _ in server.requests]
+    assert len(names) == len(set(names)) == 64
+
+
+def test_a_killed_fetch_goes_on(source, server, tmp_path):
+    shard = first_shard(source)
+    server.faults["*.tar"] = ["stall"]
+    (tmp_path / "cache").mkdir()
+    code = (
+        "from pathlib import Path; from mae_vit.data.remote.cache import Cache, RemoteFile; "
+        f"Cache(Path({str(tmp_path / 'cache')!r}), 1 << 30).fetch(RemoteFile({file_url(server.url, shard.file)!r}, "
+        f"{shard.bytes}, {shard.sha256!r}))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    part = tmp_path / "cache" / f".{shard.sha256}-{shard.bytes}.part"
+    until = time.monotonic() + 30
+    while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    have = part.stat().st_size
+    assert 0 < have < shard.bytes
+    path = open_cache(tmp_path).fetch(wanted(server, shard))
+    assert path.read_bytes() == (source / shard.file).read_bytes()
+    assert server.starts_of(shard.file) == [0, have]
+
+
+def test_the_cache_stays_within_its_bound(source, server, tmp_path):
+    """And what makes room is what was used longest ago."""
+    shards = read_dataset(source).splits["train"].shards
+    limit = 7 * max(shard.bytes for shard in shards)
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
+    index = open_located(folder)
+    order = blocks(index)
+    near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
+    largest, ended = [0], threading.Event()
+
+    def sizes():
+        # By inode: one that gets its name meanwhile may be listed twice.
+        found = {}
+        for entry in os.scandir(tmp_path / "cache" / "mae-vit-shards"):
+            with suppress(FileNotFoundError):
+                found[entry.inode()] = entry.stat().st_size
+        return found
+
+    def watch():
+        before = {}
+        while not ended.is_set():
+            now = sizes()
+            # Files grow until they go: if none went since the last look, all that was seen then was there at once.
+            if all(now.get(inode, -1) >= size for inode, size in before.items()):
+                largest[0] = max(largest[0], sum(before.values()))
+            before = now
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        far = digest_of_global_batches(folder, order, "tar", 2, 2, STEPS)
+    finally:
+        ended.set()
+        thread.join()
+    assert far == near
+    assert 0 < largest[0] <= limit
+
+
+def test_the_least_recently_used_goes_first(source, server, tmp_path):
+    shards = [wanted(server, shard) for shard in read_dataset(source).splits["train"].shards[:4]]
+    cache = open_cache(tmp_path, limit=sum(shard.bytes for shard in shards[:3]) + shards[3].bytes // 2)
+    for number, shard in enumerate(shards[:3]):
+        os.utime(cache.fetch(shard), (1000 + number, 1000 + number))
+    os.utime(cache.path(shards[0]), (2000, 2000))
+    limit = cache.limit_bytes
+    cache.fetch(shards[3])
+    kept = [cache.path(shard).exists() for shard in shards]
+    assert kept[0]
+    assert not kept[1]
+    assert kept[3]
+    assert sum(path.stat().st_size for path in cache.folder.iterdir()) <= limit
+
+
+def test_shards_come_before_they_are_read(source, server, tmp_path):
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
+    index = open_located(folder)
+    order, share = blocks(index), RankSlice()
+    options = {"start_step": 0, "stop_step": order.steps_per_epoch, "skipped": ()}
+    batches = training_batches(
+        index, open_digits(index, "tar"), order, share, node_ranks=1, workers=0, pin_memory=False, **options
+    )
+    next(batches)
+    until = time.monotonic() + 30
+    while (
+        len({name for name, _ in server.requests if name.endswith(".tar")}) < 64 and time.monotonic() < until
+    ):
+        time.sleep(0.01)
+    assert len({name for name, _ in server.requests if name.endswith(".tar")}) == 64
+    list(batches)
+    names = [name for name, _ in server.requests if name.endswith(".tar")]
+    assert len(names) == 64
+    batches.close()
+    until = time.monotonic() + 10
+    while (
+        any(thread.name == "shard-prefetch" for thread in threading.enumerate()) and time.monotonic() < until
+    ):
+        time.sleep(0.01)
+    assert not any(thread.name == "shard-prefetch" for thread in threading.enumerate())
+
+
+def test_prefetching_stays_within_its_window(source, server, tmp_path):
+    shards = read_dataset(source).splits["train"].shards
+    limit = 40 * max(shard.bytes for shard in shards)
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
+    index = open_located(folder)
+    order = blocks(index)
+    options = {"start_step": 0, "stop_step": order.steps_per_epoch, "skipped": ()}
+    batches = training_batches(
+        index,
+        open_digits(index, "tar"),
+        order,
+        RankSlice(),
+        node_ranks=1,
+        workers=0,
+        pin_memory=False,
+        **options,
+    )
+    next(batches)
+    time.sleep(1)
+    fetched = {name for name, _ in server.requests if name.endswith(".tar")}
+    sizes = {shard.file: shard.bytes for shard in shards}
+    first = set(
+        index.shards_of(next(iter(micro_batches(order, RankSlice(), start_step=0, stop_step=1)))[1]).tolist()
+    )
+    ahead = sum(sizes[name] for name in fetched if name not in {shards[n].file for n in first})
+    assert 0 < ahead <= limit // 2
+    list(batches)
+
+
+def test_a_cache_too_small_for_the_order_is_refused(source, server, tmp_path):
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=6e-4)
+    index = open_located(folder)
+    everything = GlobalOrder(len(index), 96, 7)
+    with pytest.raises(InputError, match=r'data\.order="global" needs .* raise data\.cache_gib'):
+        check_cache(index, open_digits(index, "tar"), everything, world_size=1, node_ranks=1)
+    with pytest.raises(InputError, match=r'data\.order="blocks" needs'):
+        check_cache(index, open_digits(index, "tar"), blocks(index), world_size=1, node_ranks=1)

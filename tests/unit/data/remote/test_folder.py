@@ -1,0 +1,204 @@
+"""Folders elsewhere: how they are named, described, refused, and read like those here."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from helpers.batch_digests import digest_of_global_batches, open_located
+from helpers.faulty_http_server import Server
+from helpers.remote_shards import STEPS, describe_indexes, first_shard, open_cache, wanted
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.urls import allow_pipe, file_url, redact_url
+from mae_vit.data.index import open_index
+from mae_vit.data.order.order import GlobalOrder
+from mae_vit.data.remote.cache import RemoteFile
+from mae_vit.data.remote.folder import resolve_data_path
+from mae_vit.data.remote.streams import FetchRefused
+from mae_vit.data.shards.shard_files import ReadError
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+def test_keys_and_names_of_samples(source, server, tmp_path):
+    near, far = (
+        open_located(folder) for folder in (source, resolve_data_path(server.url, cache_dir=str(tmp_path)))
+    )
+    assert [far.find_key(n) for n in (0, 700, 1496)] == [near.find_key(n) for n in (0, 700, 1496)]
+    assert far.keys() == near.keys()
+    assert far.fingerprint == near.fingerprint
+
+
+def test_a_shard_that_is_gone_is_damage(source, server, tmp_path):
+    index = open_located(resolve_data_path(server.url, cache_dir=str(tmp_path / "cache")))
+    name = index.split_info.shards[3].file
+    server.faults[name] = ["always 404"]
+    sample = int(np.flatnonzero(index.shards_of(np.arange(len(index))) == 3)[0])
+    for _ in range(3):
+        with pytest.raises(ReadError, match="the shard cannot be had: HTTP 404"):
+            index.read(sample)
+    assert len(server.starts_of(name)) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("htp://host/data", 'did you mean "http"?'),
+        ("http:///data", "names no host"),
+        ("http://127.0.0.1:1/data", "cannot be fetched"),
+        ("pipe:cat /data/{}", "only run where --allow-pipe is given"),
+    ],
+)
+def test_urls_that_are_refused(url, said, tmp_path, monkeypatch):
+    monkeypatch.setattr("mae_vit.data.remote.folder.START_PATIENCE_S", 0.1)
+    with pytest.raises(InputError) as caught:
+        resolve_data_path(url, cache_dir=str(tmp_path))
+    assert said in str(caught.value)
+
+
+def test_folders_that_are_none(server, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"dataset\.json: HTTP 404"):
+        resolve_data_path(f"{server.url}/elsewhere", cache_dir=str(tmp_path))
+    server.faults["train-index.npy"] = ["always 404"]
+    with pytest.raises(InputError, match=r"index train-index\.npy of .* cannot be had: HTTP 404"):
+        open_located(resolve_data_path(server.url, cache_dir=str(tmp_path)))
+
+
+def test_what_is_secret_is_not_shown(server, tmp_path):
+    assert redact_url("https://me:word@host:80/data?token=abc") == "https://host:80/data"
+    assert file_url("https://host/data/?token=abc", "a b.tar") == "https://host/data/a%20b.tar?token=abc"
+    server.faults["dataset.json"] = ["always 403"]
+    with pytest.raises(InputError) as caught:
+        resolve_data_path(f"{server.url}/?token=abc", cache_dir=str(tmp_path))
+    assert "abc" not in str(caught.value)
+
+
+def test_a_described_folder_opens_without_its_server(source, server, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mae_vit.data.remote.folder.START_PATIENCE_S", 0.1)
+    order = GlobalOrder(len(open_index(source, "train")), 96, 7)
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path))
+    before = digest_of_global_batches(folder, order, "tar", 1, 0, STEPS)
+    server.stop()
+    again = resolve_data_path(server.url, cache_dir=str(tmp_path), say=True)
+    assert "going on with its dataset.json of an earlier start" in capsys.readouterr().err
+    assert digest_of_global_batches(again, order, "tar", 1, 0, STEPS) == before
+    server.restart()
+
+
+def test_changed_shards_are_fetched_anew(source, tmp_path):
+    """The same names, other bytes: what was fetched before is not taken for them."""
+    folder = tmp_path / "data"
+    shutil.copytree(source, folder)
+    server = Server(folder)
+    try:
+        order = GlobalOrder(len(open_index(folder, "train")), 96, 7)
+        old = digest_of_global_batches(
+            resolve_data_path(server.url, cache_dir=str(tmp_path)), order, "tar", 1, 0, STEPS
+        )
+        described = json.loads((folder / "dataset.json").read_text())
+        shards = described["splits"]["train"]["shards"]
+        # Two shards change places.
+        for key in ("samples", "bytes", "sha256"):
+            shards[0][key], shards[1][key] = shards[1][key], shards[0][key]
+        first, second = (folder / shard["file"] for shard in shards[:2])
+        data = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(data)
+        (folder / "dataset.json").write_text(json.dumps(described))
+        describe_indexes(folder)
+        near = digest_of_global_batches(folder, order, "tar", 1, 0, STEPS)
+        far = digest_of_global_batches(
+            resolve_data_path(server.url, cache_dir=str(tmp_path)), order, "tar", 1, 0, STEPS
+        )
+        assert far == near != old
+    finally:
+        server.stop()
+
+
+def test_a_hostile_index_is_refused(source, tmp_path):
+    folder = tmp_path / "data"
+    shutil.copytree(source, folder)
+    rows = np.load(folder / "train-index.npy")
+    for name, value in (("offset", -4096), ("length", 2**30), ("shard", 70), ("length", -5)):
+        bad = rows.copy()
+        bad[name][5] = value
+        np.save(folder / "train-index.npy", bad)
+        described = json.loads((folder / "dataset.json").read_text())
+        data = (folder / "train-index.npy").read_bytes()
+        described["splits"]["train"]["index"] |= {
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+        (folder / "dataset.json").write_text(json.dumps(described))
+        server = Server(folder)
+        try:
+            with pytest.raises(InputError, match="is not that of its shards"):
+                open_located(resolve_data_path(server.url, cache_dir=str(tmp_path / "cache")))
+        finally:
+            server.stop()
+
+
+def test_a_command_gets_names_that_run_nothing():
+    for name in ("x; touch owned; .tar", "-x.tar", "$(touch owned).tar", "a b.tar"):
+        with pytest.raises(InputError, match="a command gets letters"):
+            file_url("pipe:ssh host cat {}", name)
+    with pytest.raises(InputError, match="a command gets letters"):
+        file_url("pipe:ssh host 'cat {}'", "x;touch owned;.tar")
+
+
+def test_a_command_runs_only_when_allowed(tmp_path):
+    """Whatever leads to it: a folder's own description, say."""
+    with pytest.raises(FetchRefused, match="--allow-pipe"):
+        open_cache(tmp_path).fetch(RemoteFile(f"pipe:touch {tmp_path}/owned", 10, "0" * 64))
+    assert not (tmp_path / "owned").exists()
+
+
+def test_files_of_others_in_the_cache_folder_stay(source, server, tmp_path):
+    cache = open_cache(tmp_path, limit=first_shard(source).bytes)
+    for name in ("mine.tar", "a" * 63):
+        (cache.folder / name).write_bytes(bytes(5000))
+    (cache.folder / "folder").mkdir()
+    cache.fetch(wanted(server, first_shard(source)))
+    assert (cache.folder / "mine.tar").exists()
+    assert (cache.folder / ("a" * 63)).exists()
+
+
+def test_a_description_that_is_none_does_not_take_the_place_of_one(source, tmp_path):
+    copy = tmp_path / "data"
+    shutil.copytree(source, copy)
+    server = Server(copy)
+    try:
+        here = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
+        before = (here.folder / "dataset.json").read_bytes()
+        (copy / "dataset.json").write_text("<html>please log in</html>")
+        with pytest.raises(InputError, match=r"dataset\.json of http.* is damaged"):
+            resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
+        assert (here.folder / "dataset.json").read_bytes() == before
+    finally:
+        server.stop()
+
+
+def test_a_command_brings_shards(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("MAE_VIT_ALLOW_PIPE", "")
+    allow_pipe()
+    order = GlobalOrder(len(open_index(source, "train")), 96, 7)
+    near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
+    folder = resolve_data_path(f"pipe:cat {source}/{{}}", cache_dir=str(tmp_path))
+    assert digest_of_global_batches(folder, order, "tar", 1, 0, STEPS) == near
+    with pytest.raises(InputError, match=r"give \{\} where"):
+        resolve_data_path("pipe:cat dataset.json", cache_dir=str(tmp_path))
+
+
+@pytest.mark.skipif(shutil.which("aws") is None, reason="the aws command is not installed")
+def test_an_object_store_by_its_program(source, server, tmp_path, monkeypatch):
+    for name, value in (
+        ("AWS_ENDPOINT_URL", server.url),
+        ("AWS_ACCESS_KEY_ID", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "x"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, value)
+    index = open_located(resolve_data_path("s3://bucket", cache_dir=str(tmp_path)))
+    assert index.read(0) == open_index(source, "train").read(0)

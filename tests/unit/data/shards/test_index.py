@@ -1,0 +1,274 @@
+"""The index: the same samples as webdataset sees, from any kind of tar, safely."""
+
+import io
+import json
+import os
+import pickle
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+import webdataset as wds
+from helpers.batch_digests import open_digits
+from webdataset.tariterators import base_plus_ext
+
+from mae_vit.cli.main import main
+from mae_vit.core.errors import DamagedSample, InputError
+from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.data.shards.index_rows import index_shard
+from mae_vit.data.shards.samples import split_key
+from mae_vit.data.shards.tar_headers import DamagedTar, walk_tar
+
+
+def write_tar(path, members, **options):
+    with tarfile.open(path, "w", **options) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+LONG = "a/" + "long" * 60 + "/x.y"
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_members_as_tarfile_sees_them(tmp_path, kind):
+    name = LONG if kind != tarfile.USTAR_FORMAT else "d" * 120 + "/" + "n" * 80 + ".jpg"
+    members = [("a/1.jpg", b"x" * 700), (name, b"y" * 512), ("ü/2.cls", b"3"), ("empty.jpg", b"")]
+    write_tar(tmp_path / "t.tar", members, format=kind)
+    with tarfile.open(tmp_path / "t.tar") as tar:
+        expected = [(m.name, m.offset_data, m.size) for m in tar.getmembers()]
+    assert [(m.name, m.offset, m.size) for m in walk_tar(tmp_path / "t.tar")] == expected
+
+
+def test_links_and_folders_are_no_members(tmp_path):
+    with tarfile.open(tmp_path / "t.tar", "w") as tar:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE):
+            info = tarfile.TarInfo(f"cat/{kind!r}.jpg")
+            info.type, info.linkname = kind, "/etc/passwd"
+            tar.addfile(info)
+    assert list(walk_tar(tmp_path / "t.tar")) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda data: data[:1200], "passes the end|truncated"),
+        (lambda data: data[:100] + b"\xff" + data[101:], "bad header checksum at offset 0"),
+        (lambda data: b"\x1f\x8b" + data[2:], "compressed tars have no random access"),
+        (lambda data: b"", "empty file"),
+    ],
+)
+def test_damage_is_an_error_with_its_place(tmp_path, change, expected):
+    write_tar(tmp_path / "t.tar", [("a/1.jpg", b"x" * 2000)])
+    (tmp_path / "t.tar").write_bytes(change((tmp_path / "t.tar").read_bytes()))
+    with pytest.raises(DamagedTar, match=expected):
+        list(walk_tar(tmp_path / "t.tar"))
+
+
+@pytest.mark.parametrize(
+    "record", [b"12 size=abc\n", b"1 path=x\n", b"0 path=x\n", b"-3 path=x\n", b"99 path=x\n", b"8 path\n"]
+)
+def test_bad_pax_records_are_damage(tmp_path, record):
+    header, image = tarfile.TarInfo("x"), tarfile.TarInfo("c/a.png")
+    header.type, header.size, image.size = b"x", len(record), 3
+    blocks = [header.tobuf(tarfile.USTAR_FORMAT), record, image.tobuf(tarfile.USTAR_FORMAT), b"abc"]
+    (tmp_path / "t.tar").write_bytes(b"".join(b + bytes(-len(b) % 512) for b in blocks) + bytes(1024))
+    with pytest.raises(DamagedTar, match="offset"):
+        list(walk_tar(tmp_path / "t.tar"))
+
+
+def test_links_have_no_bytes_and_global_records_hold(tmp_path):
+    with tarfile.open(
+        tmp_path / "t.tar", "w", format=tarfile.PAX_FORMAT, pax_headers={"path": "c/g.jpg"}
+    ) as tar:
+        link = tarfile.TarInfo("c/link.jpg")
+        link.type, link.linkname, link.size = tarfile.LNKTYPE, "c/a.jpg", 700
+        # As some archivers write it: a size in the header, and nothing behind.
+        tar.fileobj.write(link.tobuf(tarfile.USTAR_FORMAT))
+        tar.offset += 512
+        image = tarfile.TarInfo("c/a.jpg")
+        image.size = 3
+        tar.addfile(image, io.BytesIO(b"abc"))
+    with tarfile.open(tmp_path / "t.tar") as tar:
+        expected = [(m.name, m.offset_data, m.size) for m in tar.getmembers() if m.isreg()]
+    assert (
+        [(m.name, m.offset, m.size) for m in walk_tar(tmp_path / "t.tar")]
+        == expected
+        == [("c/g.jpg", 2048, 3)]
+    )
+
+
+def test_kept_keys_are_read_without_a_lock(digits, monkeypatch):
+    index, taken = open_index(digits, "train"), []
+    lock = ShardIndex.locked
+
+    def counted(self):
+        taken.append(self.split)
+        return lock(self)
+
+    monkeypatch.setattr(ShardIndex, "locked", counted)
+    first, *others = (index.keys() for _ in range(3))
+    assert all(keys == first for keys in others)
+    assert len(taken) <= 1
+    kept = index.array_path.with_name(f"{index.split}-{index.fingerprint[:16]}-keys.json")
+    kept.write_text("[]")
+    taken.clear()
+    assert index.keys() == first
+    assert taken == [index.split]
+
+
+def test_keys_split_as_webdataset_splits_them():
+    assert split_key("a.b/c.d.jpg") == ("a.b/c", "d.jpg")
+    assert split_key("x/001.JPG") == ("x/001", "jpg")
+    for name in ("README", ".jpg", "x/.jpg", "__index__"):
+        key, extension = base_plus_ext(name)
+        own = split_key(name)
+        # webdataset has None where a file belongs to no sample, and skips __names__ before.
+        assert own == ("", "") if key is None or name.startswith("__") else own == (key, extension)
+
+
+def test_files_of_no_sample_do_not_part_one(tmp_path):
+    """An image, a file without extension, its class: one sample to webdataset, and to us."""
+    members = [("a.jpg", b"1"), ("README", b"x"), ("__meta__/b.jpg", b"x"), ("a.cls", b"3"), (".jpg", b"22")]
+    write_tar(tmp_path / "t.tar", members)
+    samples = list(wds.WebDataset(str(tmp_path / "t.tar"), shardshuffle=False))
+    assert [(s["__key__"], s["jpg"], s["cls"]) for s in samples] == [("a", b"1", b"3")]
+    rows = index_shard(tmp_path / "t.tar", 0)
+    assert (rows["label"].tolist(), rows["length"].tolist()) == ([3], [1])
+
+
+def test_samples_are_grouped_by_key(tmp_path):
+    members = [("a.jpg", b"1"), ("a.cls", b"4"), ("b.txt", b"no image"), ("c.cls", b"7"), ("c.png", b"33")]
+    write_tar(tmp_path / "t.tar", members)
+    rows = index_shard(tmp_path / "t.tar", 5)
+    assert rows["label"].tolist() == [4, 7]
+    assert rows["length"].tolist() == [1, 2]
+    assert rows["shard"].tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("text", [b"cat", b"-1", b"99999999999"])
+def test_a_label_that_is_no_number_is_refused(tmp_path, text):
+    write_tar(tmp_path / "t.tar", [("a.jpg", b"1"), ("a.cls", text)])
+    with pytest.raises(DamagedTar, match="no class number"):
+        index_shard(tmp_path / "t.tar", 0)
+
+
+def test_reads_what_tarfile_reads(digits):
+    index = open_index(digits, "train")
+    with tarfile.open(digits / index.split_info.shards[1].file) as tar:
+        images = [m for m in tar.getmembers() if m.name.endswith(".png")]
+        labels = {m.name: int(tar.extractfile(m).read()) for m in tar.getmembers() if m.name.endswith(".cls")}
+        first = index.split_info.shards[0].samples
+        for number, member in enumerate(images[:20]):
+            assert index.read(first + number) == tar.extractfile(member).read()
+            assert index.labels[first + number] == labels[member.name.replace(".png", ".cls")]
+        assert str(index.damage(first, "why")) == (
+            f"shard {index.split_info.shards[1].file}, key {images[0].name[:-4]}, "
+            f"offset {images[0].offset_data}: why"
+        )
+
+
+def test_pickles_small_and_reads_on(digits):
+    index = open_index(digits, "train")
+    expected = index.read(7)
+    data = pickle.dumps(index)
+    assert len(data) < 5000
+    assert pickle.loads(data).read(7) == expected
+
+
+def test_is_rebuilt_when_the_shards_are_others(digits, tmp_path):
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy)
+    before = open_index(copy, "train")
+    assert open_index(copy, "train").fingerprint == before.fingerprint
+    described = json.loads((copy / "dataset.json").read_text())
+    dropped = described["splits"]["train"]["shards"].pop()
+    described["splits"]["train"]["samples"] -= dropped["samples"]
+    (copy / "dataset.json").write_text(json.dumps(described))
+    after = open_index(copy, "train")
+    assert after.fingerprint != before.fingerprint
+    assert len(after) == len(before) - dropped["samples"]
+    np.testing.assert_array_equal(after.labels, before.labels[: len(after)])
+    assert len(list((copy / ".index").glob("train-*.npy"))) == 1
+
+
+def test_decoded_images_are_those_of_the_shards_as_they_are(digits, tmp_path):
+    """Also of shards of the same size and an earlier time."""
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy)
+    before = open_digits(open_index(copy, "train"), "memory").images(0, 0, np.arange(9))
+    shard = copy / read_dataset(copy).splits["train"].shards[0].file
+    with tarfile.open(shard) as tar:
+        member = next(member for member in tar if member.name.endswith(".png"))
+    data = bytearray(shard.read_bytes())
+    data[member.offset_data + member.size // 2] ^= 0xFF
+    shard.write_bytes(data)
+    os.utime(shard, (1e9, 1e9))
+    source = open_digits(open_index(copy, "train"), "memory")
+    with pytest.raises(DamagedSample, match="checksum"):
+        source.images(0, 0, np.arange(9))
+    np.testing.assert_array_equal(source.images(0, 0, np.arange(1, 9)), before[1:])
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", None])
+def test_a_damaged_index_is_built_anew(digits, tmp_path, content):
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+    expected = open_index(copy, "train").read(3)
+    (path,) = (copy / ".index").glob("train-*.npy")
+    if content is None:
+        np.save(path, np.zeros(7))
+    else:
+        path.write_bytes(content)
+    assert open_index(copy, "train").read(3) == expected
+
+
+def test_a_description_that_contradicts_itself_is_named(digits, tmp_path, capsys):
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+    described = json.loads((copy / "dataset.json").read_text())
+    described["splits"]["train"]["samples"] += 1
+    (copy / "dataset.json").write_text(json.dumps(described))
+    with pytest.raises(InputError, match=r"dataset\.json of .* is damaged: it says \d+ samples, its shards"):
+        open_index(copy, "train")
+    assert main(["check", str(copy)]) == 1
+    assert "damaged: dataset.json: split train says" in capsys.readouterr().out
+
+
+def test_the_last_shard_is_among_those_looked_at(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr("mae_vit.data.shards.index_files._MAX_STATTED_SHARDS", 2)
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy)
+    last = read_dataset(copy).splits["train"].shards[-1].file
+    (copy / last).unlink()
+    with pytest.raises(InputError, match=f"{last} is missing"):
+        open_index(copy, "train")
+
+
+def test_read_only_data_is_indexed_elsewhere(digits, tmp_path, monkeypatch):
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+    (copy / ".index").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert len(open_index(copy, "train")) == read_dataset(copy).splits["train"].samples
+    assert list((tmp_path / "cache").rglob("train-*.npy"))
+
+
+def test_descriptors_are_bounded(digits, monkeypatch):
+    monkeypatch.setattr("mae_vit.data.shards.shard_files._MAX_OPEN_SHARDS", 2)
+    index = open_index(digits, "train")
+    for sample in range(0, len(index), 100):
+        assert index.read(sample)
+    assert len(index._files._open) <= 2
+
+
+def test_errors_name_what_is_there(digits, tmp_path):
+    with pytest.raises(InputError, match='no split "tset": did you mean "test"'):
+        open_index(digits, "tset")
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "x.tar").touch()
+    with pytest.raises(InputError, match=r"holds 1 tar files but no dataset\.json"):
+        open_index(tmp_path / "some", "train")

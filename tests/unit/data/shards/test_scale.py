@@ -1,0 +1,114 @@
+"""Ten thousand shards and two million samples: what a start, a worker and a read cost does not grow with them."""
+
+import pickle
+import time
+
+import numpy as np
+import psutil
+import pytest
+from helpers.commands import ROOT
+
+from benchmarks.scaling.synthetic_shards import write_many_shards
+from mae_vit.config.load import load_config
+from mae_vit.data.batches.sources import TarSource
+from mae_vit.data.images.augment import Augment
+from mae_vit.data.index import open_index
+from mae_vit.data.order.order import GlobalOrder
+from mae_vit.data.shards import index_rows
+from mae_vit.data.shards.shard_files import ShardTable
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import set_up
+from mae_vit.runtime.locks import locked
+from mae_vit.runtime.ranks import Ranks
+
+SHARDS, SHARD_SAMPLES = 10_000, 200
+_MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """10,000 shards of 200 images: an index of 48 MB."""
+    folder = tmp_path_factory.mktemp("many") / "data"
+    assert write_many_shards(folder, shards=SHARDS, shard_samples=SHARD_SAMPLES) == 2_000_000
+    return folder
+
+
+def mapped_mib(index) -> float:
+    """How much of the index this process maps now."""
+    maps = psutil.Process().memory_maps()
+    return sum(found.rss for found in maps if found.path == str(index.array_path)) / _MIB
+
+
+def test_the_index_is_what_would_be_built(many, tmp_path):
+    small = tmp_path / "data"
+    write_many_shards(small, shards=30, shard_samples=20)
+    index = open_index(small, "train")
+    (index.array_path).rename(tmp_path / "written.npy")
+    built = open_index(small, "train")
+    assert np.array_equal(np.load(tmp_path / "written.npy"), np.load(built.array_path))
+
+
+@pytest.mark.parametrize("order", ["global", "blocks"])
+def test_a_run_over_ten_thousand_shards_starts_soon(many, order):
+    """CPU time, so that a busy machine does not matter: to the first batch of 64."""
+    overrides = [f"data.path={many}", f"data.order={order}", "data.workers=0", "train.engine=torch"]
+    overrides += [
+        "data.augment.crop=random_resized",
+        "train.effective_batch_size=64",
+        "monitor.probe_queries=0",
+    ]
+    config = load_config(PretrainConfig, ROOT / "configs" / "mae_cifar_tiny.yaml", overrides)
+    begun = time.process_time()
+    setup = set_up(config, Ranks())
+    batch = next(setup.data.batches(Ranks(), setup.plan, 0, ()))
+    assert time.process_time() - begun < 5
+    assert batch.images.shape == (64, 3, 32, 32)
+    assert setup.data.num_samples == SHARDS * SHARD_SAMPLES
+    # Least of all does it look at every label.
+    assert mapped_mib(setup.data.index) < 24
+
+
+def test_what_a_worker_is_given_does_not_grow_with_samples(many, tmp_path):
+    def given(folder) -> int:
+        source = TarSource(open_index(folder, "train"), channels=3, augment=Augment(img_size=(32, 32)))
+        return len(pickle.dumps(source))
+
+    for samples in (10, 1000):
+        write_many_shards(tmp_path / f"{samples}", shards=100, shard_samples=samples)
+    assert abs(given(tmp_path / "1000") - given(tmp_path / "10")) < 64
+    assert given(many) < 40 * SHARDS
+
+
+def test_rows_of_a_large_index_are_not_mapped(many, monkeypatch):
+    samples = GlobalOrder(SHARDS * SHARD_SAMPLES, 512, seed=0).samples(0, 0, 2000)
+
+    def read(index) -> tuple[list[bytes], np.ndarray]:
+        return [index.read(sample) for sample in samples.tolist()], index.labels_of(samples)
+
+    small = open_index(many, "train")
+    expected, labels = read(small)
+    np.testing.assert_array_equal(labels, small.labels[samples])
+    assert mapped_mib(small) > 20
+    del small
+    monkeypatch.setattr(index_rows, "_SMALL_INDEX", 0)
+    large = open_index(many, "train")
+    for index in (large, pickle.loads(pickle.dumps(large))):
+        found, labels_found = read(index)
+        assert mapped_mib(index) < 4
+        assert found == expected
+        np.testing.assert_array_equal(labels_found, labels)
+        with pytest.raises(IndexError):
+            index.read(SHARDS * SHARD_SAMPLES)
+
+
+@pytest.mark.timeout(60)
+def test_nobody_waits_for_a_turn_to_open_what_is_built(many):
+    with locked(many / ".index" / ".train.lock"):
+        assert len(open_index(many, "train")) == SHARDS * SHARD_SAMPLES
+
+
+def test_a_table_of_shards_keeps_any_name():
+    names = ["train-000000.tar", "größer.tar", "odd \udcff.tar", "a.tar"]
+    table = pickle.loads(pickle.dumps(ShardTable(names, [1, 1 << 40, 3, 4])))
+    assert [table.name(number) for number in range(len(table))] == names
+    assert [table.size(number) for number in range(len(table))] == [1, 1 << 40, 3, 4]

@@ -1,0 +1,261 @@
+"""The whole command: on a run, on an encoder alone, on two; and what it refuses."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from helpers.commands import ROOT, SMALL_MAE
+from PIL import Image
+
+from mae_vit.cli.main import main
+from mae_vit.inspection.features import layer_features, nearest_images, probe_by_layer
+from mae_vit.inspection.images import draw_samples
+from mae_vit.inspection.reconstructions import reconstruct
+from mae_vit.inspection.subject import open_subject
+from mae_vit.inspection.views import reconstruction_views
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.objectives.mae import MAE
+from mae_vit.pretraining.job import main as pretrain_main
+from mae_vit.weights.encoder import load_encoder
+
+SMALL = [
+    *SMALL_MAE,
+    "train.steps=6",
+    "train.warmup_steps=1",
+    "monitor.evaluate_images=32",
+    "monitor.probe_queries=0",
+    "monitor.tensorboard=false",
+]
+EVERYWHERE = [
+    "attention-distance.csv",
+    "attention-entropy.png",
+    "attention-rollout.png",
+    "filters.png",
+    "neighbors.csv",
+    "position-center.png",
+    "positions.npz",
+    "probe-by-block.csv",
+    "projection.png",
+]
+
+
+@pytest.fixture(scope="module")
+def runs(digits, tmp_path_factory):
+    """A trained MAE and a trained mean-color run on the digits."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("mae", "masked_patch"):
+        own = SMALL if name == "mae" else [one for one in SMALL if not one.startswith("objective.")]
+        assert not pretrain_main(
+            [
+                "--config",
+                str(ROOT / "configs" / f"{name}_digits.yaml"),
+                *own,
+                f"data.path={digits}",
+                f"run.dir={folder / name}",
+            ]
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def looked(runs, digits):
+    assert main(["inspect", "--ckpt", str(runs / "mae"), "--images", "120"]) == 0
+    return runs / "mae" / "inspect"
+
+
+def table(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_is_looked_at_with_its_own_data(looked):
+    there = {path.name for path in looked.iterdir()}
+    assert set(EVERYWHERE) <= there
+    page = (looked / "index.html").read_text()
+    assert "split &quot;test&quot;" in page
+    assert "left out" not in page
+    for path in looked.glob("*.png"):
+        assert page.count(path.name) == 2  # a link and its text
+        assert min(Image.open(path).size) > 20
+    assert page.count("data:image/png;base64,") == len(list(looked.glob("*.png")))
+    assert not list(looked.parent.glob(".inspect*"))
+
+
+def test_numbers_are_there_for_each_head_and_mask(looked):
+    heads = table(looked / "attention-distance.csv")
+    assert len(heads) == 2  # one block of two heads
+    assert all(0 < float(row["mean_attention_distance_px"]) < 12 for row in heads)
+    masks = table(looked / "reconstructions-random.csv")
+    assert [(row["mask"], row["ratio"]) for row in masks] == [
+        (kind, str(ratio)) for kind in ("random", "block", "grid") for ratio in (0.5, 0.75, 0.9)
+    ]
+    assert len({row["psnr_db"] for row in masks}) >= 8  # one visible patch may be the same one
+    with np.load(looked / "positions.npz") as arrays:
+        assert arrays["similarity"].shape == (16, 16)
+
+
+def test_random_masks_as_trained_say_what_training_says(runs, digits):
+    subject = open_subject(str(runs / "mae"))
+    assert isinstance(subject.objective, MAE)
+    batch = draw_samples(str(digits), count=64, channels=1, img_size=(8, 8)).batch(64)
+    (found,) = [
+        one
+        for one in reconstruct(subject.objective, batch, shown=2)
+        if (one.kind, one.ratio) == ("random", 0.75)
+    ]
+    with torch.no_grad():
+        sums = {name: float(value) for name, value in subject.objective.evaluation_sums(batch).items()}
+    expected = subject.objective.evaluation_metrics(sums)
+    assert found.metrics["psnr_db"] == pytest.approx(expected["psnr_db"], abs=1e-5)
+    assert found.metrics["psnr_gain_db"] == pytest.approx(expected["psnr_gain_db"], abs=1e-5)
+    assert all(len(row.images) == 2 for row in found.rows)
+
+
+def test_mean_color_shows_predicted_colors(runs, tmp_path):
+    out = tmp_path / "look"
+    assert main(["inspect", "--ckpt", str(runs / "masked_patch"), "--images", "40", "--out", str(out)]) == 0
+    (row,) = table(out / "reconstructions-as-trained.csv")
+    assert 0 <= float(row["accuracy_on_mask"]) <= 1
+    assert "predicted" in (out / "index.html").read_text()
+
+
+def test_what_few_images_do_not_allow_is_named(runs, tmp_path, capsys):
+    out = tmp_path / "look"
+    assert main(["inspect", "--ckpt", str(runs / "mae"), "--images", "4", "--out", str(out)]) == 0
+    assert "left out: Features in the plane (takes 10 images or more)" in capsys.readouterr().err
+    page = (out / "index.html").read_text()
+    assert "Features in the plane (takes 10 images or more)" in page
+    assert not (out / "projection.png").exists()
+
+
+def test_two_side_by_side_and_an_encoder_alone(runs, digits, tmp_path, capsys):
+    out = tmp_path / "pair"
+    encoder = str(runs / "masked_patch" / "encoder.safetensors")
+    arguments = ["--ckpt", encoder, "--against", str(runs / "mae"), "--data", str(digits), "--out", str(out)]
+    assert main(["inspect", *arguments, "--images", "30"]) == 0
+    assert str(out / "index.html") in capsys.readouterr().out
+    page = (out / "index.html").read_text()
+    assert "reconstructions need the run folder" in page
+    assert page.count("nothing of this") == 3  # the encoder alone reconstructs with no kind of mask
+    assert (out / "a" / "positions.png").is_file()
+    assert (out / "b" / "reconstructions-grid.png").is_file()
+
+
+def test_a_folder_of_photographs_with_a_broken_one(runs, tmp_path):
+    folder = tmp_path / "photos"
+    for number in range(12):
+        path = folder / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    (folder / "a" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    out = tmp_path / "look"
+    arguments = ["--ckpt", str(runs / "mae"), "--data", str(folder), "--out", str(out), "--images", "13"]
+    assert main(["inspect", *arguments]) == 0
+    page = (out / "index.html").read_text()
+    assert "12 images of" in page
+    assert "1 image that cannot be decoded" in page
+    assert main(["inspect", *arguments]) == 0  # replaces its own
+    (out / "own.txt").touch()
+    assert main(["inspect", *arguments]) == 2  # and nothing else
+    assert (out / "own.txt").exists()
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "index.html").touch()
+    for place in (site, site / "index.html"):
+        arguments[5] = str(place)
+        assert main(["inspect", *arguments]) == 2
+    assert (site / "index.html").exists()
+
+
+def test_all_is_moved_to_the_device_that_computes(runs, digits):
+    """On the meta device, where whatever was left on the CPU is refused."""
+    subject = open_subject(str(runs / "mae"))
+    subject.objective.to("meta")
+    batch = draw_samples(str(digits), count=8, channels=1, img_size=(8, 8)).batch(8)
+    with torch.no_grad():
+        subject.objective.evaluation_sums(batch.to(subject.objective.mean.device))
+    views = reconstruction_views(subject, draw_samples(str(digits), count=8, channels=1, img_size=(8, 8)))
+    with pytest.raises(RuntimeError, match="meta tensors"):  # at the very end: to numbers
+        next(iter(views))
+
+
+def test_the_history_of_a_run_is_its_own(runs, tmp_path):
+    """An encoder that lies one folder above a file is another's."""
+    model = load_encoder(runs / "mae")
+    assert (model.info.objective, model.info.step, model.info.images_seen) == ("mae", 6, 6 * 128)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "encoder.safetensors").write_bytes((runs / "mae" / "encoder.safetensors").read_bytes())
+    size = EncoderInfo("Ti", (32, 32), 8, 1, 192, 12, 3, 4.0, "sincos", [0.5], [0.5], "mae", 0)
+    torch.save({"model": size.build().state_dict()}, tmp_path / "sub" / "foreign.pth")
+    foreign = load_encoder(tmp_path / "sub" / "foreign.pth")
+    assert (foreign.info.objective, foreign.info.step) == ("unknown", 0)
+    assert foreign.info.mean == pytest.approx([0.449], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ckpt", "nowhere", "--data", "x", "--out", "y"], "start nowhere does not exist"),
+        (["--ckpt", "nowhere"], "start nowhere does not exist"),
+        (["--ckpt", "{encoder}", "--data", "{data}"], "--out is needed"),
+        (["--ckpt", "{encoder}", "--out", "{out}"], "--data is needed"),
+        (["--ckpt", "{encoder}", "--out", "{out}", "--data", "{data}", "--images", "1"], "at least 2"),
+        (["--ckpt", "{encoder}", "--out", "{out}", "--data", "nodata"], "source nodata does not exist"),
+        (
+            ["--ckpt", "{encoder}", "--out", "{out}", "--data", "{data}", "--split", "tset"],
+            'did you mean "test"',
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(runs, digits, tmp_path, capsys, arguments, said):
+    places = {
+        "encoder": runs / "mae" / "encoder.safetensors",
+        "data": digits,
+        "out": tmp_path / "out",
+    }
+    assert main(["inspect", *(one.format(**places) for one in arguments)]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert said in error[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_last_block_is_what_the_encoder_says(runs, digits):
+    model = load_encoder(runs / "mae")
+    samples = draw_samples(str(digits), count=150, channels=1, img_size=(8, 8))
+    by_layer = layer_features(model, samples)
+    with torch.no_grad():
+        expected = model(model.normalize(samples.images))
+    torch.testing.assert_close(by_layer[-1], expected, atol=1e-5, rtol=0)
+    # Fewer are the first of more.
+    fewer = draw_samples(str(digits), count=20, channels=1, img_size=(8, 8))
+    assert torch.equal(fewer.images, samples.images[:20])
+
+
+def test_neighbors_against_brute_force():
+    features = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    places, similarity = nearest_images(features, 4, 3)
+    for query in range(4):
+        cosine = [
+            (float(torch.cosine_similarity(features[query], features[other], dim=0)), other)
+            for other in range(20)
+            if other != query
+        ]
+        best = sorted(cosine, reverse=True)[:3]
+        assert places[query].tolist() == [other for _, other in best]
+        np.testing.assert_allclose(similarity[query].numpy(), [value for value, _ in best], atol=1e-6)
+
+
+def test_a_probe_finds_what_is_there():
+    labels = torch.arange(200) % 4
+    known = torch.nn.functional.one_hot(labels, 4).float() * 5 + torch.randn(200, 4)
+    noise = torch.randn(200, 4)
+    scores, most_frequent = probe_by_layer(torch.stack([noise, known]), labels, num_classes=4)
+    assert scores[1] > 0.9 > 0.5 > scores[0]
+    assert most_frequent == pytest.approx(0.25)
+    _, most_frequent = probe_by_layer(known[None, :80], labels[:80].clamp(max=1), num_classes=4)
+    assert most_frequent > 0.6  # three of four are of class 1
+    assert probe_by_layer(known[None, :16], labels[:16] % 2, num_classes=2) == ([], 0.0)
+    assert probe_by_layer(known[None], torch.full((200,), -1), num_classes=4) == ([], 0.0)

@@ -1,0 +1,91 @@
+"""The contrast of two masked views, written out."""
+
+import math
+
+import pytest
+import torch
+from helpers.objectives import batch_of, build
+
+from mae_vit.core.batch import Batch
+from mae_vit.objectives.contrastive_mae import contrast
+
+
+def unit_rows(rows: int, width: int = 6) -> torch.Tensor:
+    drawn = torch.randn(rows, width, generator=torch.Generator().manual_seed(1))
+    return torch.nn.functional.normalize(drawn, dim=1)
+
+
+def test_infonce_is_that_of_each_group_by_hand():
+    z = unit_rows(12)
+    found = contrast(z, group_size=3, temperature=0.2)
+    for row in range(12):
+        group = range(row // 6 * 6, row // 6 * 6 + 6)
+        cosines = {other: float(z[row].double() @ z[other].double()) for other in group if other != row}
+        partner = row + 1 if row % 2 == 0 else row - 1
+        total = sum(math.exp(cosine / 0.2) for cosine in cosines.values())
+        assert found.losses[row].item() == pytest.approx(
+            -math.log(math.exp(cosines[partner] / 0.2) / total), abs=1e-5
+        )
+        assert bool(found.found[row]) == (max(cosines, key=cosines.__getitem__) == partner)
+        assert found.positive[row].item() == pytest.approx(cosines[partner], abs=1e-6)
+        others = [cosine for other, cosine in cosines.items() if other != partner]
+        assert found.negative[row].item() == pytest.approx(sum(others) / 4, abs=1e-6)
+
+
+def test_partners_that_are_equal_find_each_other():
+    z = unit_rows(4).repeat_interleave(2, dim=0)
+    found = contrast(z, group_size=4, temperature=0.1)
+    assert found.found.all()
+    assert not contrast(unit_rows(8), group_size=4, temperature=0.1).found.all()
+
+
+def test_the_loss_is_maes_and_the_weighted_contrast():
+    plain, half = (build("contrastive_mae", "tiny", contrast_weight=weight) for weight in (0.0, 0.5))
+    batch = batch_of(plain)
+    reconstruction, encoded = plain.encode_and_reconstruct(batch)
+    assert plain(batch).loss.item() == reconstruction.item()
+    mae = build("mae", "tiny", mask_ratio=0.5, decode_ratio=0.5)
+    mae.load_state_dict(
+        {name: value for name, value in plain.state_dict().items() if "projection" not in name}
+    )
+    assert mae(batch).loss.item() == reconstruction.item()
+    expected = contrast(plain.project(encoded), 2, 0.2).losses.mean()
+    assert half(batch).loss.item() == pytest.approx((reconstruction + 0.5 * expected).item(), rel=1e-6)
+    values = half(batch).values
+    assert values["contrast_loss"][0].item() / 8 == pytest.approx(expected.item(), rel=1e-6)
+    assert values["reconstruction_loss"][0].item() / 8 == pytest.approx(reconstruction.item(), rel=1e-6)
+
+
+def test_contrast_reaches_the_encoder_but_not_through_cls():
+    objective = build("contrastive_mae", "tiny")
+    _, encoded = objective.encode_and_reconstruct(batch_of(objective))
+    encoded.retain_grad()
+    contrast(objective.project(encoded), 2, 0.2).losses.sum().backward()
+    assert encoded.grad[:, 0].abs().max() == 0
+    assert encoded.grad[:, 1:].abs().min() > 0
+
+
+def test_groups_do_not_see_each_other():
+    objective = build("contrastive_mae", "tiny")
+    batch = batch_of(objective)
+    changed = batch.images.clone()
+    changed[4:] = 255 - changed[4:]
+    with torch.no_grad():
+        _, one = objective.encode_and_reconstruct(batch)
+        _, other = objective.encode_and_reconstruct(Batch(changed, batch.labels, batch.keys))
+        first, second = (contrast(objective.project(tokens), 2, 0.2).losses for tokens in (one, other))
+    assert torch.equal(first[:4], second[:4])
+    assert not torch.equal(first[4:], second[4:])
+
+
+def test_retrieval_counts_whole_groups_and_is_left_out_without_one():
+    objective = build("contrastive_mae", "tiny").eval()
+    with torch.no_grad():
+        sums = objective.evaluation_sums(batch_of(objective, 0, 5))
+        none = objective.evaluation_sums(batch_of(objective, 0, 1))
+    assert sums["views"] == 8  # two masks of four of the five images
+    metrics = objective.evaluation_metrics({name: float(value) for name, value in sums.items()})
+    assert 0 <= metrics["retrieval_top1"] <= 1
+    metrics = objective.evaluation_metrics({name: float(value) for name, value in none.items()})
+    assert "retrieval_top1" not in metrics
+    assert math.isfinite(metrics["loss"])

@@ -1,0 +1,132 @@
+"""The losses of the further objectives, written out."""
+
+import math
+
+import pytest
+import torch
+from helpers.objectives import batch_of, build
+from pydantic import ValidationError
+
+from mae_vit.models.patches import mean_color_classes, patchify
+from mae_vit.objectives import OBJECTIVES
+
+
+def test_downsized_loss_is_the_mean_over_positions_and_areas():
+    objective = build("masked_patch", "tiny", target="downsized_4x4")
+    batch = batch_of(objective)
+    prediction, drawn = objective.predict(batch)
+    assert prediction.shape == (8, 8, 16 * 512)
+    pixels = mean_color_classes(batch.images, 1).reshape(8, 16, 16)  # areas of a 4 px patch are pixels
+    total = 0.0
+    for sample in range(8):
+        for place, patch in enumerate(drawn.ids[sample].tolist()):
+            for area in range(16):
+                row, column = 4 * (patch // 4) + area // 4, 4 * (patch % 4) + area % 4
+                scores = prediction[sample, place, 512 * area : 512 * area + 512].double()
+                total += (scores.logsumexp(0) - scores[pixels[sample, row, column]]).item()
+    assert objective(batch).loss.item() == pytest.approx(total / (8 * 8 * 16), rel=1e-5)
+
+
+def test_pixel_loss_is_the_squared_error_of_corrupted_patches():
+    objective = build("masked_patch", "tiny", target="pixels_l2")
+    batch = batch_of(objective)
+    prediction, drawn = objective.predict(batch)
+    pixels = patchify((batch.images.double() / 255 - 0.4) / 0.2, 4)
+    errors = [
+        (prediction[sample, place].double() - pixels[sample, patch]).square().mean().item()
+        for sample in range(8)
+        for place, patch in enumerate(drawn.ids[sample].tolist())
+    ]
+    assert objective(batch).loss.item() == pytest.approx(sum(errors) / len(errors), rel=1e-5)
+
+
+def test_simmim_loss_is_the_absolute_error_of_masked_patches_and_hides_them():
+    objective = build("simmim", "tiny")
+    batch = batch_of(objective)
+    mask = objective.draw_mask(batch)
+    images = objective.normalize(batch.images)
+    prediction = objective.reconstruct(images, mask)
+    errors = (prediction - patchify(images, 4)).abs().mean(-1)[mask == 1]
+    assert objective(batch).loss.item() == pytest.approx(errors.mean().item(), rel=1e-5)
+    hidden = mask.reshape(8, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    torch.testing.assert_close(objective.reconstruct(images + 5 * hidden, mask), prediction)
+    # Squares of 2 x 2 patches, three of four (60 % of 4 units, rounded up) in each image.
+    units = mask.reshape(8, 2, 2, 2, 2).transpose(2, 3).flatten(3)
+    assert torch.equal(units.amin(-1), units.amax(-1))
+    assert (mask.sum(1) == 12).all()
+
+
+def test_supervised_loss_is_cross_entropy_with_smoothing():
+    objective = build("supervised", "tiny", label_smoothing=0.1)
+    batch = batch_of(objective)
+    logs = objective.classify(batch).double().log_softmax(-1)
+    target = torch.full((8, 5), 0.1 / 5, dtype=torch.float64)
+    target[torch.arange(8), batch.labels] += 0.9
+    output = objective(batch)
+    assert output.loss.item() == pytest.approx(-(target * logs).sum(-1).mean().item(), rel=1e-5)
+    hits, count = output.values["accuracy"]
+    assert (hits, count) == ((logs.argmax(-1) == batch.labels).sum(), 8)
+
+
+def test_supervised_is_measured_on_images_with_a_label_alone():
+    objective = build("supervised", "tiny")
+    whole, some = batch_of(objective), batch_of(objective, 0, 5)
+    whole.labels[5:] = -1
+    expected, found = (
+        objective.evaluation_metrics({k: v.item() for k, v in objective.evaluation_sums(batch).items()})
+        for batch in (some, whole)
+    )
+    assert math.isfinite(found["loss"])
+    assert found == pytest.approx(expected, rel=1e-5)
+    objective.pictures(whole)
+    whole.labels[:] = -1
+    assert objective.evaluation_metrics(objective.evaluation_sums(whole)) == {}
+
+
+@pytest.mark.parametrize("changes", [{"head": "linear"}, {"pool": "mean"}, {"label_smoothing": 0.1}])
+def test_supervised_options_have_an_effect(changes):
+    first, second = build("supervised", "tiny"), build("supervised", "tiny", **changes)
+    assert first(batch_of(first)).loss != second(batch_of(second)).loss
+
+
+def test_joint_is_the_weighted_sum():
+    weights = {"mae": 2.0, "masked_patch": 0.5}
+    objective = build("joint", "tiny", weights=weights)
+    batch = batch_of(objective)
+    parts = [objective.mae(batch).loss.item(), objective.masked_patch(batch).loss.item()]
+    assert objective(batch).loss.item() == pytest.approx(2 * parts[0] + 0.5 * parts[1], rel=1e-6)
+
+
+def test_joint_parts_see_the_masks_that_they_would_see_alone():
+    torch.manual_seed(0)
+    objective = build("joint", "tiny")
+    alone = build("mae", "tiny")
+    alone.load_state_dict(objective.mae.state_dict())
+    batch = batch_of(objective)
+    assert objective.mae(batch).loss == alone(batch).loss
+
+
+GEOMETRY = {"grid_size": (4, 4), "patch_size": 4, "in_chans": 3, "num_classes": 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "geometry", "expected"),
+    [
+        ("masked_patch", {"target": "downsized_4x4"}, {"patch_size": 14}, "divisible by 4, not 14"),
+        ("masked_patch", {"target": "downsized_4x4"}, {"patch_size": 2}, "divisible by 4, not 2"),
+        ("simmim", {"mask_unit": 3}, {}, "mask_unit=3 does not divide"),
+        ("simmim", {"mask_ratio": 0.01}, {"grid_size": (2, 2)}, "masks none or all of 1 mask units"),
+        ("supervised", {}, {"num_classes": 0}, "needs labels"),
+        ("joint", {"mae": {"mask_ratio": 0.99}}, {}, "mae.mask_ratio=0.99 leaves none"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name, options, geometry, expected):
+    section = OBJECTIVES[name].model_validate({"name": name, **options})
+    with pytest.raises(ValueError, match=expected):
+        section.check(**{**GEOMETRY, **geometry})
+    OBJECTIVES["mae"].model_validate({"name": "mae"}).check(**GEOMETRY)
+
+
+def test_joint_refuses_misspelled_options_of_its_parts():
+    with pytest.raises(ValidationError):
+        OBJECTIVES["joint"].model_validate({"name": "joint", "mae": {"mask_ration": 0.5}})

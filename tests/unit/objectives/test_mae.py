@@ -1,0 +1,232 @@
+"""MAE: what the loss sees, and what its numbers mean."""
+
+import math
+
+import pytest
+import torch
+from helpers.objectives import batch_of, build
+from pydantic import ValidationError
+
+from mae_vit.models.attention import set_fused_attention
+from mae_vit.models.masking import patch_noise, random_masking
+from mae_vit.models.patches import patchify
+from mae_vit.models.vit import ViTEncoder
+from mae_vit.objectives import OBJECTIVES
+from mae_vit.objectives.mae import MAE
+from mae_vit.objectives.reconstruction import local_average
+from mae_vit.training.engines.cost import estimate
+
+
+def test_loss_ignores_targets_of_visible_patches():
+    objective = build("mae", "tiny", norm_pix_loss=False)
+    images = torch.randn(2, 3, 16, 16)
+    prediction, mask = objective.reconstruct(images, patch_noise(batch_of(objective, 0, 2).keys, 16))
+    hidden = mask.reshape(2, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    loss = objective.masked_mse(images, prediction, mask)
+    assert torch.equal(objective.masked_mse(images + 5 * (1 - hidden), prediction, mask), loss)
+    assert objective.masked_mse(images + 5 * hidden, prediction, mask) != loss
+
+
+@pytest.mark.parametrize("norm_pix_loss", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("decoder_depth", [1, 3])
+def test_training_computes_the_loss_of_the_whole_reconstruction(norm_pix_loss, fused, decoder_depth):
+    """Predicting masked patches alone gives the same loss and the same gradients."""
+    objective = build("mae", "tiny", norm_pix_loss=norm_pix_loss, decoder_depth=decoder_depth)
+    set_fused_attention(objective, fused)
+    batch = batch_of(objective)
+    losses, gradients = [], []
+    for whole in (True, False):
+        if whole:
+            images = objective.normalize(batch.images)
+            prediction, mask = objective.reconstruct(images, patch_noise(batch.keys, 16))
+            loss = objective.masked_mse(images, prediction, mask)
+        else:
+            loss = objective(batch).loss
+        objective.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(
+            {name: p.grad.clone() for name, p in objective.named_parameters() if p.requires_grad}
+        )
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_decoding_some_of_all_masked_patches_is_decoding_them(fused):
+    objective = build("mae", "non-square", decoder_depth=3)
+    set_fused_attention(objective, fused)
+    batch = batch_of(objective)
+    masking = random_masking(patch_noise(batch.keys, 12), 0.75)
+    encoded = objective.encoder.forward_visible(objective.normalize(batch.images), masking.ids_keep)
+    whole = objective.decode(encoded, masking.ids_restore, masking.ids_masked)
+    some = objective.decode_subset(encoded, masking.ids_keep, masking.ids_masked)
+    torch.testing.assert_close(some, whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("decode_ratio", "count"), [(0.5, 6), (0.3, 4), (0.05, 1), (0.99, 12)])
+def test_partial_decoding_is_the_whole_decoder_blind_to_what_is_left_out(decode_ratio, count):
+    """Image by image, in the order of patches, keys hidden by an attention mask, in float64."""
+    objective = build("mae", "tiny", decode_ratio=decode_ratio, decoder_depth=2)
+    batch = batch_of(objective)
+    loss = objective(batch).loss
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in objective.named_parameters() if p.requires_grad}
+
+    objective.double().zero_grad()
+    images = (batch.images.double() / 255 - 0.4) / 0.2
+    errors = []
+    for image, ranks in zip(images, patch_noise(batch.keys, 16).tolist(), strict=True):
+        by_rank = sorted(range(16), key=ranks.__getitem__)
+        visible, predicted = by_rank[:4], by_rank[4 : 4 + count]
+        encoded = objective.encoder.forward_visible(image[None], torch.tensor([visible]))
+        shown = dict(zip(visible, objective.decoder_embed(encoded)[0, 1:], strict=True))
+        rows = [shown.get(patch, objective.mask_token[0, 0]) for patch in range(16)]
+        tokens = torch.stack([objective.decoder_embed(encoded)[0, 0], *rows])[None]
+        tokens = tokens + objective.decoder_pos_embed
+        seen = torch.zeros(17, dtype=torch.bool)
+        seen[[0, *(1 + patch for patch in visible + predicted)]] = True
+        for block in objective.decoder_blocks:
+            tokens = block(tokens, attn_mask=seen.expand(1, 1, 17, 17))
+        prediction = objective.decoder_pred(objective.decoder_norm(tokens))[0, 1:]
+        pixels = patchify(image[None], 4)[0]
+        for patch in predicted:
+            target = (pixels[patch] - pixels[patch].mean()) / (pixels[patch].var() + 1e-6).sqrt()
+            errors.append((prediction[patch] - target).square().mean())
+    assert len(errors) == 8 * count
+    expected = torch.stack(errors).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    expected.backward()
+    for name, gradient in gradients.items():
+        parameter = dict(objective.named_parameters())[name]
+        torch.testing.assert_close(gradient, parameter.grad.float(), atol=1e-6, rtol=1e-4)
+
+
+def test_partial_decoding_measures_and_shows_all_masked_patches():
+    whole, half = (build("mae", "tiny", decode_ratio=ratio) for ratio in (1.0, 0.5))
+    batch = batch_of(whole)
+    with torch.no_grad():
+        for name, value in whole.evaluation_sums(batch).items():
+            assert torch.equal(half.evaluation_sums(batch)[name], value), name
+        for row, same in zip(whole.pictures(batch), half.pictures(batch), strict=True):
+            assert torch.equal(row.images, same.images), row.label
+
+
+def test_partial_decoding_saves_what_it_should():
+    """A decoder as wide as the encoder, so that shares of tokens are shares of FLOPs."""
+
+    def flops(**changes) -> float:
+        def objective() -> MAE:
+            return build("mae", "tiny", decoder_depth=8, **changes)
+
+        return estimate(objective, image_shape=(3, 16, 16), batch_size_per_device=2).flops_per_image
+
+    # 1 + 4 visible + 6 of 12 masked tokens rather than 17, in all of 8 blocks but a part of the last.
+    assert 0.55 < flops(decode_ratio=0.5) / flops() < 0.75
+    assert flops(decode_ratio=0.25) < flops(decode_ratio=0.5)
+
+
+def test_a_share_that_predicts_nothing_is_refused():
+    section = OBJECTIVES["mae"].model_validate({"name": "mae", "decode_ratio": 0.04})
+    geometry = {"patch_size": 4, "in_chans": 3, "num_classes": 0}
+    section.check(grid_size=(8, 8), **geometry)
+    with pytest.raises(
+        ValueError, match=r"^decode_ratio=0.04 predicts none of 12 masked patches \(from 0.0833 to 1\)$"
+    ):
+        section.check(grid_size=(4, 4), **geometry)
+    for wrong in (0.0, 1.1):
+        with pytest.raises(ValidationError):
+            OBJECTIVES["mae"].model_validate({"name": "mae", "decode_ratio": wrong})
+
+
+def test_without_partial_decoding_losses_are_what_they_were():
+    """The third loss of a fixed seed, computed before the option existed."""
+    objective = build("mae", "tiny", decoder_depth=2)
+    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = objective(batch_of(objective)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() == pytest.approx(1.23857319, rel=1e-5)
+
+
+def test_loss_by_hand():
+    objective = build("mae", "tiny", norm_pix_loss=True)
+    images = torch.randn(2, 3, 16, 16)
+    prediction, mask = torch.randn(2, 16, 48), torch.zeros(2, 16)
+    mask[0, 3] = mask[1, 7] = 1
+    expected = 0.0
+    for sample, patch in ((0, 3), (1, 7)):
+        pixels = patchify(images, 4)[sample, patch].double()
+        target = (pixels - pixels.mean()) / (pixels.var() + 1e-6).sqrt()
+        expected += (prediction[sample, patch] - target).square().mean().item() / 2
+    assert objective.masked_mse(images, prediction, mask).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("norm_pix_loss", [True, False])
+def test_psnr_and_its_baseline(norm_pix_loss):
+    """PSNR against a plain computation on 0..1 pixels."""
+    objective = build("mae", "tiny", norm_pix_loss=norm_pix_loss).eval()
+    batch = batch_of(objective)
+    with torch.no_grad():
+        sums = objective.evaluation_sums(batch)
+        images = objective.normalize(batch.images)
+        prediction, mask = objective.reconstruct(images, patch_noise(batch.keys, 16))
+    pixels = patchify(batch.images.double() / 255, 4)
+    if norm_pix_loss:
+        # Statistics in 0..1 pixels: channels share mean 0.4 and std 0.2 here, so scaling commutes.
+        mean, std = pixels.mean(-1, keepdim=True), (pixels.var(-1, keepdim=True) + 1e-6 * 0.04).sqrt()
+        shown, baseline = prediction * std + mean, mean.expand_as(pixels)
+        expected = -10 * math.log10((baseline - pixels)[mask == 1].square().mean().item())
+    else:
+        shown = prediction * 0.2 + 0.4
+        expected = None
+    metrics = objective.evaluation_metrics({name: float(value) for name, value in sums.items()})
+    mse = (shown - pixels)[mask == 1].square().mean().item()
+    assert metrics["psnr_db"] == pytest.approx(-10 * math.log10(mse), abs=1e-3)
+    if expected is not None:
+        assert metrics["psnr_baseline_db"] == pytest.approx(expected, abs=1e-3)
+    assert metrics["psnr_gain_db"] == pytest.approx(metrics["psnr_db"] - metrics["psnr_baseline_db"])
+
+
+def test_raw_baseline_is_a_local_average_of_visible_colors():
+    objective = build("mae", "tiny", norm_pix_loss=False)
+    images = torch.zeros(1, 3, 16, 16)
+    images[:, :, :, :4] = 1.0  # the first column of patches
+    mask = torch.ones(1, 16)
+    mask[0, 4] = mask[0, 7] = 0  # row 1, columns 0 and 3 are visible
+    found = local_average(images, mask, objective.encoder)[0, 5]  # row 1, column 1
+    expected = math.exp(-0.5) / (math.exp(-0.5) + math.exp(-2))
+    torch.testing.assert_close(found, torch.full_like(found, expected))
+
+
+def test_a_patch_far_from_all_visible_ones_has_the_nearest_color():
+    encoder = ViTEncoder(img_size=(80, 80), patch_size=4, embed_dim=32, depth=1, num_heads=2)
+    images = torch.zeros(1, 3, 80, 80)
+    images[:, :, :4, :4] = 1.0
+    mask = torch.ones(1, 400)
+    mask[0, 0] = mask[0, 1] = 0
+    found = local_average(images, mask, encoder)
+    assert torch.isfinite(found).all()
+    # 19 rows down and 19 columns on: exp(-361) is 0 in float32, the ratio of two such is not.
+    expected = math.exp(-(19**2) / 2 + 18**2 / 2) / (1 + math.exp(-(19**2) / 2 + 18**2 / 2))
+    torch.testing.assert_close(found[0, 399], torch.full((48,), expected), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mask_ratio": 0.5},
+        {"decode_ratio": 0.5},
+        {"decoder_depth": 2},
+        {"decoder_embed_dim": 64},
+        {"decoder_num_heads": 4},
+        {"norm_pix_loss": False},
+    ],
+)
+def test_every_option_has_an_effect(changes):
+    first, second = build("mae", "tiny"), build("mae", "tiny", **changes)
+    assert first(batch_of(first)).loss != second(batch_of(second)).loss

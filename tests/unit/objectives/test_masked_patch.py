@@ -1,0 +1,114 @@
+"""Masked patch prediction: what is replaced by what, and what the loss sees."""
+
+import math
+
+import pytest
+import torch
+from helpers.objectives import batch_of, build
+
+from mae_vit.core.batch import Batch
+from mae_vit.models.masking import KIND_MASK, KIND_RANDOM
+from mae_vit.models.patches import mean_color_classes
+
+
+def test_embeddings_are_replaced_as_drawn():
+    objective = build("masked_patch", "tiny")
+    batch = batch_of(objective)
+    _, drawn = objective.predict(batch)
+    tokens = torch.randn(8, 16, 32)
+    replaced = objective.replace(tokens, drawn)
+    kinds = set()
+    for sample in range(8):
+        corrupted = drawn.ids[sample].tolist()
+        for patch in range(16):
+            expected = tokens[sample, patch]
+            if patch in corrupted:
+                place = corrupted.index(patch)
+                kind = int(drawn.kind[sample, place])
+                kinds.add(kind)
+                if kind == KIND_MASK:
+                    expected = objective.mask_token[0, 0]
+                elif kind == KIND_RANDOM:
+                    expected = tokens[sample, drawn.source[sample, place]]
+            assert torch.equal(replaced[sample, patch], expected)
+    assert len(kinds) == 3
+
+
+def test_loss_is_the_mean_cross_entropy_over_corrupted_positions():
+    objective = build("masked_patch", "tiny")
+    batch = batch_of(objective)
+    logits, drawn = objective.predict(batch)
+    assert logits.shape == (8, 8, 512)
+    classes = mean_color_classes(batch.images, 4)
+    total = 0.0
+    for sample in range(8):
+        for place, patch in enumerate(drawn.ids[sample]):
+            scores = logits[sample, place].double()
+            total += (scores.logsumexp(0) - scores[classes[sample, patch]]).item()
+    assert objective(batch).loss.item() == pytest.approx(total / 64, rel=1e-5)
+
+
+def test_loss_ignores_the_colors_of_visible_patches(monkeypatch):
+    """Changing the target class of uncorrupted patches, inputs as before, changes nothing."""
+    objective = build("masked_patch", "tiny")
+    batch = batch_of(objective)
+    _, drawn = objective.predict(batch)
+    expected = objective(batch).loss
+    import mae_vit.objectives.masked_patch_targets as module
+
+    def changed(where: torch.Tensor):
+        def classes(images: torch.Tensor, patch_size: int, cells: int) -> torch.Tensor:
+            return (mean_color_classes(images, patch_size) + 100 * where.long())[..., None] % 512
+
+        return classes
+
+    monkeypatch.setattr(module, "downsized_color_classes", changed(1 - drawn.mask))
+    assert objective(batch).loss == expected
+    monkeypatch.setattr(module, "downsized_color_classes", changed(drawn.mask))
+    assert objective(batch).loss != expected
+
+
+def test_targets_come_from_raw_pixels_before_normalization():
+    objective = build("masked_patch", "tiny")
+    batch = batch_of(objective)
+    first = mean_color_classes(batch.images, 4)
+    objective.mean.fill_(0.9)
+    _, drawn = objective.predict(batch)
+    sums = objective.evaluation_sums(batch)
+    assert torch.equal(mean_color_classes(batch.images, 4), first)
+    assert sums["predicted"] == drawn.ids.numel()
+
+
+def test_accuracy_counts_mask_positions_alone():
+    objective = build("masked_patch", "tiny").eval()
+    images = torch.full((8, 3, 16, 16), 130, dtype=torch.uint8)  # every patch: 64*4 + 8*4 + 4
+    batch = Batch(images, torch.zeros(8).long(), batch_of(objective).keys)
+    with torch.no_grad():
+        objective.head.weight.zero_()
+        objective.head.bias.copy_(torch.arange(512) == 292)
+        sums = {name: float(value) for name, value in objective.evaluation_sums(batch).items()}
+        output = objective(batch)
+    _, drawn = objective.predict(batch)
+    assert sums["on_mask"] == (drawn.kind == KIND_MASK).sum()
+    metrics = objective.evaluation_metrics(sums)
+    assert metrics["accuracy_on_mask"] == metrics["accuracy_nearest_visible"] == 1
+    hits, positions = output.values["accuracy_on_mask"]
+    assert hits == positions > 0
+    assert metrics["loss"] == pytest.approx(math.log(511 + math.e) - 1, rel=1e-5)
+
+
+def test_pixels_without_a_mask_position_have_no_psnr():
+    objective = build("masked_patch", "tiny", target="pixels_l2", mask_share=0.0, random_share=0.5).eval()
+    with torch.no_grad():
+        sums = {name: float(value) for name, value in objective.evaluation_sums(batch_of(objective)).items()}
+    metrics = objective.evaluation_metrics(sums)
+    assert set(metrics) == {"loss"}
+    assert math.isfinite(metrics["loss"])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"corrupt_ratio": 0.25}, {"mask_share": 0.2}, {"random_share": 0.0, "mask_share": 0.5}]
+)
+def test_every_option_has_an_effect(changes):
+    first, second = build("masked_patch", "tiny"), build("masked_patch", "tiny", **changes)
+    assert first(batch_of(first)).loss != second(batch_of(second)).loss

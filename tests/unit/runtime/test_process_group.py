@@ -1,0 +1,238 @@
+"""Ranks join by their own device, wait longer than the watchdog does, and leave the group when they are done."""
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import torch
+from deepspeed.accelerator import get_accelerator
+from helpers.commands import ROOT
+
+from mae_vit.config.geometry import resolve_encoder
+from mae_vit.config.load import load_config
+from mae_vit.config.plan import make_plan
+from mae_vit.core.errors import InputError
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.doctor.rank_checks import check_exchange, join_ranks
+from mae_vit.runtime.device import find_device
+from mae_vit.runtime.failures import run_to_exit_code
+from mae_vit.runtime.process_group import MARGIN_S, give_up_after, join, leave
+from mae_vit.runtime.ranks import Ranks, find_ranks, free_port
+from mae_vit.runtime.signals import PLACE_ON_NODE, is_local_rank_zero
+from mae_vit.training.engines.build import init_process_group
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """What process groups were asked for; none is made."""
+    made = []
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda *args, **how: made.append((args, how))
+    )
+    return made
+
+
+@pytest.fixture
+def own_gpu(monkeypatch):
+    """The fourth of eight ranks, whose launcher shows it one GPU: its own."""
+    get_accelerator()  # DeepSpeed looks once in a process: not at what is pretended here
+    place = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    # So that what is set in its place goes after the test.
+    monkeypatch.setenv(PLACE_ON_NODE, "")
+    monkeypatch.delenv(PLACE_ON_NODE)
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    return taken
+
+
+def config_of(*overrides: str) -> PretrainConfig:
+    return load_config(PretrainConfig, ROOT / "configs/mae_digits.yaml", list(overrides))
+
+
+def test_a_rank_that_sees_its_own_gpu_alone_takes_number_0_everywhere(own_gpu, groups, monkeypatch):
+    import deepspeed
+
+    from mae_vit.training.engines import deepspeed_engine
+
+    told = []
+    monkeypatch.setattr(deepspeed, "init_distributed", lambda **how: told.append(os.environ["LOCAL_RANK"]))
+    ranks = find_ranks()
+    device = find_device(ranks)
+    assert ranks.local_rank == 3
+    assert device == torch.device("cuda", 0)
+    assert own_gpu == [0]
+
+    init_process_group(config_of("train.engine=deepspeed"), device, ranks)
+    ((backend,), how) = groups[0]
+    assert backend == "nccl"
+    assert how["device_id"] == device
+    assert (how["rank"], how["world_size"]) == (3, 8)
+
+    for _ in range(2):
+        deepspeed_engine._use_process_group(device)
+        # ZeRO 3 reads it again, later.
+        assert os.environ["LOCAL_RANK"] == "0"
+        assert not is_local_rank_zero()
+    assert told == ["0", "0"]
+
+
+def test_the_first_of_a_node_stays_first(own_gpu, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert is_local_rank_zero()
+    # Of a node that shows all its GPUs, the places are the numbers.
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    assert not is_local_rank_zero()
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.setenv("SLURM_LOCALID", "2")
+    assert not is_local_rank_zero()
+
+
+def test_one_gpu_alone_is_bound_to_no_peers(groups):
+    join(Ranks(), torch.device("cuda", 0), timeout=give_up_after(1.0))
+    assert groups[0][0] == ("nccl",)
+    assert "device_id" not in groups[0][1]
+
+
+def test_collectives_outlast_the_watchdog(groups):
+    cpu, two = torch.device("cpu"), Ranks(world_size=2)
+    for engine in ("deepspeed", "torch"):
+        init_process_group(config_of(f"train.engine={engine}", "run.hang_timeout_s=100"), cpu, two)
+        init_process_group(config_of(f"train.engine={engine}", "run.hang_timeout_s=null"), cpu, two)
+    waited = [how["timeout"] for _, how in groups]
+    # Four times as long as in a step it waits for an evaluation or a save.
+    assert waited == 2 * [timedelta(seconds=4 * 100 + MARGIN_S), timedelta(days=1)]
+    assert MARGIN_S >= 60
+
+
+def test_what_deepspeed_exchanges_by_waits_as_long(monkeypatch):
+    """Its clone of the group of all ranks would have torch's default, of 10 minutes for NCCL."""
+    from deepspeed.utils import groups
+
+    from mae_vit.pretraining.setup import build_objective
+    from mae_vit.training.engines.build import build_engine
+
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    cpu = torch.device("cpu")
+    join(find_ranks(), cpu, timeout=timedelta(seconds=4321))
+    try:
+        config = config_of(
+            "train.engine=deepspeed", "model.embed_dim=16", "model.depth=1", "model.num_heads=2"
+        )
+        info = resolve_encoder(config.model, mean=(0.5,), std=(0.25,), objective="mae")
+        plan = make_plan(config, num_samples=1000, world_size=1)
+        engine = build_engine(config, plan, build_objective(config, info, num_classes=0), Ranks(), cpu)
+        clone = groups._get_data_parallel_group()
+        assert clone is not torch.distributed.group.WORLD
+        assert clone._get_backend(cpu).options._timeout == timedelta(seconds=4321)
+        engine.close()
+        assert not torch.distributed.is_initialized()
+    finally:
+        leave()
+
+
+def test_the_doctor_joins_as_a_run_does(own_gpu, groups, monkeypatch):
+    class Store(dict):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__({f"doctor/{rank}": b"cuda" for rank in range(8)})
+
+        def set(self, key, value) -> None:
+            self[key] = value.encode()
+
+    monkeypatch.setattr(torch.distributed, "TCPStore", Store)
+    monkeypatch.setattr(torch.distributed, "PrefixStore", lambda prefix, store: store)
+    ranks = find_ranks()
+    assert join_ranks(ranks, find_device(ranks)).status == "ok"
+    # A rank without a GPU: all join by the CPU, to say so.
+    assert join_ranks(ranks, torch.device("cpu")).status == "ok"
+    assert join_ranks(ranks, None).status == "ok"
+    told = [(backend, how.get("device_id")) for (backend,), how in groups]
+    assert told == [("nccl", torch.device("cuda", 0)), ("gloo", None), ("gloo", None)]
+    monkeypatch.setattr(
+        "mae_vit.pretraining.doctor.rank_checks.gather_objects",
+        lambda value, ranks: [value, ("cpu", "node7")],
+    )
+    found = check_exchange(ranks, torch.device("cuda", 0))
+    assert found.status == "FAIL"
+    assert "cpu (on node7)" in found.text
+
+
+def test_jobs_that_end_well_leave_the_group(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+
+    def joined(code: int) -> int:
+        join(Ranks(), torch.device("cpu"), timeout=timedelta(seconds=60))
+        return code
+
+    def failing() -> int:
+        joined(0)
+        raise InputError("no")
+
+    try:
+        for code in (0, 75):
+            assert run_to_exit_code(lambda code=code: joined(code)) == code
+            assert not torch.distributed.is_initialized()
+        # Of ranks that fail none knows who is still there to leave with.
+        assert run_to_exit_code(failing) == 2
+        assert torch.distributed.is_initialized()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+_STANDS_STILL = """
+import os, time
+from datetime import timedelta
+import torch
+from mae_vit.runtime import process_group as joining
+from mae_vit.runtime.ranks import find_ranks
+from mae_vit.runtime.watchdog import Watchdog
+
+joining.MARGIN_S = 2.0
+ranks, limit = find_ranks(), 1.0
+# Processes of a busy machine do not start in the same seconds.
+port, wait = int(os.environ["MASTER_PORT"]), timedelta(seconds=60)
+store = torch.distributed.TCPStore("127.0.0.1", port, 2, ranks.rank == 0, timeout=wait)
+store.set(str(ranks.rank), "here")
+store.wait(["0", "1"])
+joining.join(ranks, torch.device("cpu"), timeout=joining.give_up_after(limit), store=store)
+torch.distributed.barrier()
+with Watchdog(limit, rank=ranks.rank) as dog, dog.long_phase("saving"):
+    if ranks.rank == 1:
+        time.sleep(60)
+    # Its own watchdog would end this rank in the same moment.
+    dog.__exit__()
+    torch.distributed.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.distributed
+def test_a_rank_that_stands_still_is_named_before_a_collective_gives_up():
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _STANDS_STILL],
+            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        waiting, still = (rank.communicate(timeout=100)[1] for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ranks[1].returncode == -signal.SIGKILL, still
+    assert "error: rank 1 stands still since 4 s (saving): killed" in still
+    # Told by the connection, not by its own patience.
+    assert "timed out" not in waiting.lower(), waiting
+    assert "connection" in waiting.lower(), waiting

@@ -1,0 +1,35 @@
+"""A process that stands still is killed; one that goes on, or has a long thing to do, is not."""
+
+import signal
+
+from helpers.commands import run
+
+_SCRIPT = """
+import sys, time
+from mae_vit.runtime.watchdog import Watchdog
+dog = Watchdog(0.6, rank=3)
+time.sleep(1.0)
+dog.__enter__()
+for _ in range(8):
+    dog.heartbeat("in a step")
+    time.sleep(0.2)
+with dog.long_phase("saving"):
+    time.sleep(1.2)
+if sys.argv[1] == "close":
+    dog.__exit__()
+print("alive", flush=True)
+time.sleep(3)
+"""
+
+
+def test_standing_still_is_ended_and_told():
+    ended = run("-c", _SCRIPT, "go")
+    assert ended.returncode == -signal.SIGKILL
+    assert ended.stdout == "alive\n"
+    assert ended.stderr.startswith("error: rank 3 stands still since 1 s (saving): killed;")
+    # The sleep at its end.
+    assert f'File "<string>", line {len(_SCRIPT.splitlines())} in <module>' in ended.stderr
+
+
+def test_a_closed_watch_ends_nothing():
+    assert run("-c", _SCRIPT, "close").returncode == 0

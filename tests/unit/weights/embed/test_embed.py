@@ -1,0 +1,256 @@
+"""`mae-vit embed`: features, keys and facts of folders, archives and shards."""
+
+import csv
+import os
+import re
+import shutil
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from helpers.embedding import INFO, call, encoded, read_npz, read_parquet, write_encoder, write_folder
+
+import mae_vit
+from mae_vit.data.index import open_index
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.sources.find import find_images
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return write_encoder(tmp_path_factory.mktemp("start") / "encoder.safetensors")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder, its files, an archive of each kind of it, and shards."""
+    top = tmp_path_factory.mktemp("photos")
+    files = write_folder(top / "folder")
+    with zipfile.ZipFile(top / "photos.zip", "w") as archive:
+        for name in reversed(files):
+            archive.write(top / "folder" / name, name)
+    for name in ("photos.tar", "photos.tar.gz"):
+        with tarfile.open(top / name, "w:gz" if name.endswith("gz") else "w") as archive:
+            archive.add(top / "folder", ".")
+    prepare([find_images(str(top / "folder"), out=top / "shards")], top / "shards", shard_samples=5)
+    return top, files
+
+
+def one_by_one(start, images: list[bytes], **options) -> np.ndarray:
+    encoder = mae_vit.load_encoder(start, **options)
+    with torch.no_grad():
+        return torch.cat([encoder(encoder.transform(data)[None]) for data in images]).numpy()
+
+
+@pytest.mark.parametrize("data", ["folder", "photos.zip", "photos.tar", "photos.tar.gz"])
+def test_features_are_those_of_the_encoder_in_the_order_of_the_source(start, photos, tmp_path, capsys, data):
+    top, files = photos
+    out = tmp_path / "new" / "features.npz"
+    assert call(start, top / data, "--out", out, "--batch-size", "5") == 0
+    found = read_npz(out)
+    np.testing.assert_allclose(found["features"], one_by_one(start, list(files.values())), atol=2e-5)
+    assert found["features"].dtype == np.float32
+    expected = [name.split("/") for name in files]
+    assert found["keys"].tolist() == [f"{parts[1]}/{parts[2][:4]}" for parts in expected]
+    assert found["splits"].tolist() == [parts[0] for parts in expected]
+    assert found["classes"][found["labels"]].tolist() == [parts[1] for parts in expected]
+    facts = found["metadata"]
+    assert (facts["start"], facts["pool"], facts["img_size"]) == (str(start), "cls", [16, 16])
+    assert facts["digest"] == mae_vit.load_encoder(start).start.digest
+    assert (facts["mean"], facts["std"]) == (list(INFO.mean), list(INFO.std))
+    assert os.listdir(out.parent) == ["features.npz"]
+    assert f'np.load("{out}")' in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_features_of_shards_are_in_their_order(start, photos, tmp_path):
+    top, files = photos
+    out = tmp_path / "features.npz"
+    assert call(start, top / "shards", "--out", out, "--batch-size", "4") == 0
+    found = read_npz(out)
+    # As dataset.json lists them.
+    indexes = [open_index(top / "shards", split) for split in ("test", "train")]
+    images = [index.read(sample) for index in indexes for sample in range(len(index))]
+    np.testing.assert_allclose(found["features"], one_by_one(start, images), atol=2e-5)
+    assert found["keys"].tolist() == indexes[0].keys() + indexes[1].keys()
+    assert found["splits"].tolist() == ["test"] * 6 + ["train"] * 12
+    by_key = {f"{name.split('/')[1]}/{name[-8:-4]}": data for name, data in files.items()}
+    assert [by_key[key] for key in found["keys"]] == images
+    assert found["classes"][found["labels"]].tolist() == [key.split("/")[0] for key in found["keys"]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_parquet_holds_the_same(start, photos, tmp_path, dtype):
+    top, _ = photos
+    for name in ("f.npz", "f.parquet"):
+        assert call(start, top / "shards", "--out", tmp_path / name, "--dtype", dtype) == 0
+    one, other = read_npz(tmp_path / "f.npz"), read_parquet(tmp_path / "f.parquet")
+    assert one.keys() == other.keys()
+    assert one["features"].dtype == other["features"].dtype == np.dtype(dtype)
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.parametrize("data", ["folder", "shards"])
+def test_any_number_of_workers_gives_the_same_bytes(start, photos, tmp_path, data):
+    top, _ = photos
+    for workers in ("0", "2"):
+        out = tmp_path / f"{workers}.npz"
+        assert call(start, top / data, "--out", out, "--batch-size", "5", "--workers", workers) == 0
+    assert (tmp_path / "0.npz").read_bytes() == (tmp_path / "2.npz").read_bytes()
+
+
+def test_each_option_does_what_it_says(start, photos, tmp_path):
+    top, files = photos
+    images = list(files.values())
+
+    def found(*options: str) -> dict:
+        assert call(start, top / "folder", "--out", tmp_path / "f.npz", "--restart", *options) == 0
+        return read_npz(tmp_path / "f.npz")
+
+    for given, options in ((("--pool", "mean"), {"pool": "mean"}), (("--img-size", "24"), {"img_size": 24})):
+        np.testing.assert_allclose(found(*given)["features"], one_by_one(start, images, **options), atol=2e-5)
+    plain, rounded = found()["features"], found("--precision", "bf16")["features"]
+    assert 1e-4 < np.abs(plain - rounded).max() < 0.1
+    tests = [name for name in files if name.startswith("test")]
+    assert len(found("--split", "test")["keys"]) == len(tests)
+    assert found("--split", "test", "--split", "train")["keys"].tolist() == found()["keys"].tolist()
+    assert {"labels", "classes"}.isdisjoint(found("--no-labels"))
+
+
+def test_a_flat_folder_has_neither_labels_nor_splits(start, tmp_path):
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "a.b.png").write_bytes(encoded(1, "png"))
+    assert call(start, tmp_path / "flat", "--out", tmp_path / "f.npz") == 0
+    found = read_npz(tmp_path / "f.npz")
+    assert set(found) == {"features", "keys", "metadata"}
+    assert found["keys"].tolist() == ["a_b"]
+
+
+def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys):
+    top, files = photos
+    folder, out = tmp_path / "folder", tmp_path / "f.npz"
+    shutil.copytree(top / "folder", folder)
+    names = list(files)
+    broken = {names[0]: files[names[0]][:200], names[7]: b"no image", names[-1]: b""}
+    for name, data in broken.items():
+        (folder / name).write_bytes(data)
+    assert call(start, folder, "--out", out, "--batch-size", "4") == 0
+    said = capsys.readouterr().out
+    assert f"passed over 3 broken images; {out}.broken.csv names all:" in said
+    with open(f"{out}.broken.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == list(broken)
+    for row in rows:
+        assert row["reason"]
+        assert row["split"] == row["path"].split("/")[0]
+        assert f"  {row['path']}: {row['reason']}\n" in said
+    whole = [name for name in names if name not in broken]
+    found = read_npz(out)
+    np.testing.assert_allclose(
+        found["features"], one_by_one(start, [files[name] for name in whole]), atol=2e-5
+    )
+    assert found["keys"].tolist() == [f"{name.split('/')[1]}/{name[-8:-4]}" for name in whole]
+    assert len(found["labels"]) == len(found["splits"]) == len(whole) == found["metadata"]["rows"]
+    # Mended, and made anew: the list goes.
+    for name in broken:
+        (folder / name).write_bytes(files[name])
+    assert call(start, folder, "--out", out, "--restart") == 0
+    assert sorted(os.listdir(tmp_path)) == ["f.npz", "folder"]
+
+
+def test_broken_files_of_a_flat_folder_are_of_no_split(start, tmp_path):
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "a.png").write_bytes(encoded(1, "png"))
+    (tmp_path / "flat" / "b.png").write_bytes(b"broken")
+    assert call(start, tmp_path / "flat", "--out", tmp_path / "f.npz") == 0
+    lines = (tmp_path / "f.npz.broken.csv").read_text().splitlines()
+    assert lines == ["split,key,path,reason", ",b,b.png,not an image"]
+
+
+def test_damaged_and_missing_shards_are_passed_over(start, photos, tmp_path, capsys):
+    top, _ = photos
+    shards, out = tmp_path / "shards", tmp_path / "f.npz"
+    shutil.copytree(top / "shards", shards)
+    (shards / "test-000001.tar").unlink()
+    index = open_index(shards, "train")
+    row = index._rows[2]
+    with open(shards / index.shard_of(2), "r+b") as file:
+        file.seek(int(row["offset"]))
+        file.write(b"\0" * int(row["length"]))
+    assert call(start, shards, "--out", out) == 0
+    said = capsys.readouterr().out
+    assert "passed over 2 broken images" in said
+    assert f"train-000000.tar, key {index.find_key(2)}: not an image" in said
+    found = read_npz(out)
+    assert found["splits"].tolist() == ["test"] * 5 + ["train"] * 11
+    assert "" not in found["keys"]
+
+
+def test_where_nothing_can_be_read_nothing_is_left(start, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.jpg").write_bytes(b"text")
+    assert call(start, tmp_path / "folder", "--out", tmp_path / "f.npz") == 2
+    assert "no image of folder can be read: not an image" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["{top}/folder"], "required: --out"),
+        (["{top}/folder", "--out", "{tmp}/f.npy"], "ends in .npz or .parquet"),
+        (["{top}/folder", "--out", "{tmp}"], "ends in .npz or .parquet"),
+        (["{top}/none", "--out", "{tmp}/f.npz"], "none does not exist"),
+        (["https://host/x", "--out", "{tmp}/f.npz"], "images are read from here"),
+        (
+            ["{top}/folder", "--out", "{tmp}/f.npz", "--split", "tset"],
+            'no split "tset": did you mean "test"?',
+        ),
+        (["{top}/shards", "--out", "{tmp}/f.npz", "--split", "val"], 'has no split "val"'),
+        (["{top}/folder", "--out", "{tmp}/f.npz", "--img-size", "18"], "not divisible"),
+        (["{top}/folder", "--out", "{tmp}/f.npz", "--batch-size", "0"], "--batch-size 0: at least 1"),
+        (["{top}/folder", "--out", "{tmp}/f.npz", "--workers", "some"], "--workers some: a number"),
+        (["{top}/folder", "--out", "{tmp}/f.npz", "--save-every-s", "nan"], "at least 0"),
+        (["{top}/folder", "--out", "{tmp}/f.npz", "--poll", "cls"], 'did you mean "--pool"?'),
+        (["{top}/folder", "--out", "{top}/photos.zip/f.npz"], "not a directory"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_leaves_nothing(start, photos, tmp_path, capsys, arguments, expected):
+    assert call(start, *(word.format(top=photos[0], tmp=tmp_path) for word in arguments)) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert expected in lines[0]
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_device_that_is_not_there_is_refused(start, photos, tmp_path, capsys):
+    assert call(start, photos[0] / "folder", "--out", tmp_path / "f.npz", "--device", "cuda") == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_parquet_without_pyarrow_says_what_to_install(start, photos, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    assert call(start, photos[0] / "folder", "--out", tmp_path / "f.parquet") == 2
+    assert 'pip install "mae-vit[parquet]"' in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+def test_features_that_are_not_finite_are_refused(photos, tmp_path, capsys):
+    path = write_encoder(tmp_path / "large.safetensors", scale=1e6)
+    arguments = (path, photos[0] / "folder", "--out", tmp_path / "f.npz")
+    assert call(*arguments, "--dtype", "float16") == 2
+    assert re.search(
+        r"features of test/\w+/\d+\.\w+ are not finite: .* --dtype float32", capsys.readouterr().err
+    )
+    assert not (tmp_path / "f.npz").exists()
+
+
+def test_help_ends_with_how_to_load(capsys):
+    with pytest.raises(SystemExit):
+        call("--help")
+    text = capsys.readouterr().out
+    assert 'np.load("photos.npz")' in text.split("examples:")[1]
+    assert text.startswith("usage: mae-vit embed [options] START DATA --out")

@@ -1,0 +1,251 @@
+"""Embedding that is killed, stopped or refused, and goes on to the same bytes."""
+
+import os
+import signal
+import threading
+import time
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from helpers.embedding import call, encoded, parts_of, read_npz, stop_by, write_encoder, write_folder
+
+from mae_vit.weights.embed.embed import embed
+from mae_vit.weights.embed.features import Settings
+from mae_vit.weights.embed.images import open_images
+from mae_vit.weights.embed.parts import Parts
+from mae_vit.weights.encoder import load_encoder
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return write_encoder(tmp_path_factory.mktemp("start") / "encoder.safetensors")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """18 images, one of them broken."""
+    folder = tmp_path_factory.mktemp("images") / "folder"
+    files = write_folder(folder)
+    (folder / list(files)[4]).write_bytes(b"broken")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """An archive of 400 images, some broken: some time's work with --batch-size 2."""
+    path = tmp_path_factory.mktemp("many") / "many.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(400):
+            archive.writestr(f"{number:05d}.png", b"broken" if number % 97 == 5 else encoded(number, "png"))
+    return path
+
+
+class StopAfter:
+    """A stop that comes when it was asked for `times` times."""
+
+    reason = "SIGTERM"
+
+    def __init__(self, times: int):
+        self._left = times
+
+    def __bool__(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+@pytest.mark.parametrize("name", ["f.npz", "f.parquet"])
+def test_stopped_anywhere_it_goes_on_to_the_same_bytes(start, folder, tmp_path, name):
+    encoder, images = load_encoder(start), open_images(str(folder), out=tmp_path)
+    settings = Settings(torch.device("cpu"), batch_size=4)
+    assert embed(encoder, images, tmp_path / f"whole-{name}", settings).rows == 17
+    expected = (tmp_path / f"whole-{name}").read_bytes()
+    ends = 0
+    for times in range(30):
+        out = tmp_path / f"{times}" / name
+        out.parent.mkdir()
+        outcome = embed(encoder, images, out, settings, stop=StopAfter(times), save_every_s=0)
+        if outcome.rows is None:
+            assert not out.exists()
+            assert not list(out.parent.glob("*.csv"))
+            done = outcome.done
+            outcome = embed(encoder, images, out, settings)
+            assert outcome.begun == done
+            ends += 1
+        assert outcome.rows == 17
+        assert out.read_bytes() == expected
+        assert sorted(os.listdir(out.parent)) == sorted([name, f"{name}.broken.csv"])
+    assert 8 < ends < 30  # some of them in the middle of joining, some not at all
+
+
+@pytest.fixture(scope="module")
+def whole(start, many, tmp_path_factory):
+    """The features of `many`, made in one go."""
+    out = tmp_path_factory.mktemp("whole") / "f.npz"
+    assert call(start, many, "--out", out, "--batch-size", "2") == 0
+    return out
+
+
+@pytest.mark.slow
+def test_killed_at_a_random_moment_it_goes_on(start, many, whole, tmp_path):
+    out = tmp_path / "f.npz"
+    after_s = float(np.random.default_rng().uniform(0, 0.15))
+    arguments = [start, many, "--out", out, "--batch-size", "2"]
+    process = stop_by(signal.SIGKILL, out, [*arguments, "--save-every-s", "0", "--workers", "0"], after_s)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert parts_of(out)
+    assert not out.exists(), f"through within {after_s} s"
+    assert call(*arguments) == 0
+    assert out.with_name("f.npz.broken.csv").read_bytes() == whole.with_name("f.npz.broken.csv").read_bytes()
+    assert read_npz(out)["keys"].tolist() == [f"{n:05d}" for n in range(400) if n % 97 != 5]
+    # Another process may compute in another way, by where its memory lies: the last bits are not the same.
+    np.testing.assert_allclose(read_npz(out)["features"], read_npz(whole)["features"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_saves_and_says_that_the_same_command_goes_on(start, many, whole, tmp_path, capfd, number):
+    out = tmp_path / "f.npz"
+    arguments = [start, many, "--out", out, "--batch-size", "2", "--save-every-s", "0.01"]
+    # Around the tests it may be ignored: they may be a background job.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def send() -> None:
+        while not parts_of(out):
+            time.sleep(0.002)
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    assert call(*arguments) == 75
+    sender.join()
+    lines = capfd.readouterr().err.strip().splitlines()
+    done = max(int(name[18:30]) for name in parts_of(out))
+    assert lines[-1] == f"mae-vit: stopped, {done} of 400 images are saved: the same command goes on"
+    assert not out.exists()
+    assert call(*arguments) == 0
+    assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.slow
+def test_ten_thousand_images_are_killed_again_and_again(start, tmp_path):
+    path, out, whole = tmp_path / "images.zip", tmp_path / "f.npz", tmp_path / "whole.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(10_000):
+            archive.writestr(f"{number:05d}.png", encoded(number, "png"))
+    arguments = [start, path, "--out", out, "--batch-size", "16", "--save-every-s", "0"]
+    for _ in range(4):
+        before = parts_of(out)
+        stop_by(signal.SIGKILL, out, [*arguments, "--workers", "2"], np.random.default_rng().uniform(0, 0.4))
+        assert not out.exists()
+        assert parts_of(out) > before
+    assert call(*arguments) == 0
+    assert call(start, path, "--out", whole, "--batch-size", "16") == 0
+    assert out.read_bytes() == whole.read_bytes()
+    assert read_npz(out)["keys"].tolist() == [f"{number:05d}" for number in range(10_000)]
+
+
+@pytest.fixture
+def begun(start, folder, tmp_path):
+    """An output of which two parts are there."""
+    out = tmp_path / "f.npz"
+    settings = Settings(torch.device("cpu"), batch_size=4)
+    images = open_images(str(folder), out=tmp_path)
+    assert embed(load_encoder(start), images, out, settings, stop=StopAfter(3), save_every_s=0).rows is None
+    assert len(parts_of(out)) == 2
+    return out
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--img-size", "24"], "--img-size was 16x16, not 24x24"),
+        (["--pool", "mean"], "--pool was cls, not mean"),
+        (["--dtype", "float16"], "--dtype was float32, not float16"),
+        (["--precision", "bf16"], "--precision was fp32, not bf16"),
+        (["--split", "test"], "DATA was folder as it was, 18 images"),
+    ],
+)
+def test_what_was_made_otherwise_is_refused(start, folder, begun, capsys, options, expected, finished):
+    if finished:
+        assert call(start, folder, "--out", begun) == 0
+    before = begun.read_bytes() if finished else parts_of(begun)
+    capsys.readouterr()
+    assert call(start, folder, "--out", begun, *options) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert expected in lines[0]
+    assert lines[0].endswith("--restart begins again, another --out keeps it")
+    assert (begun.read_bytes() if finished else parts_of(begun)) == before
+    assert begun.with_name("f.npz.parts").exists() is not finished
+    assert call(start, folder, "--out", begun, "--restart", *options) == 0
+    assert read_npz(begun)["metadata"]["data_images"] == (6 if "--split" in options else 18)
+
+
+def test_other_weights_and_other_files_are_refused(start, folder, begun, tmp_path, capsys):
+    other = write_encoder(tmp_path / "other.safetensors", seed=1)
+    assert call(other, folder, "--out", begun) == 2
+    assert f"START was {start}" in capsys.readouterr().err
+    kept = start.read_bytes()
+    start.write_bytes(other.read_bytes())
+    try:
+        assert call(start, folder, "--out", begun) == 2
+        assert f"START was {start} with other weights" in capsys.readouterr().err
+    finally:
+        start.write_bytes(kept)
+    picture = sorted(folder.rglob("*.png"))[-1]
+    kept = picture.read_bytes()
+    picture.write_bytes(encoded(99, "png", (30, 30)))
+    try:
+        assert call(start, folder, "--out", begun) == 2
+        assert "DATA was folder as it was" in capsys.readouterr().err
+    finally:
+        picture.write_bytes(kept)
+    assert call(start, folder, "--out", begun) == 0
+
+
+def test_a_finished_output_is_left_as_it_is(start, folder, begun, capsys):
+    assert call(start, folder, "--out", begun) == 0
+    capsys.readouterr()
+    before = begun.stat().st_mtime_ns
+    assert call(start, folder, "--out", begun) == 0
+    said = capsys.readouterr().out
+    assert "all images were done already" in said
+    assert f"{begun}: features of 17 images, 24 numbers each" in said
+    assert begun.stat().st_mtime_ns == before
+    assert not begun.with_name("f.npz.parts").exists()
+
+
+def test_a_file_of_others_is_not_touched(start, folder, tmp_path, capsys):
+    out = tmp_path / "f.npz"
+    np.savez(out, mine=np.arange(3))
+    before = out.read_bytes()
+    assert call(start, folder, "--out", out) == 2
+    assert "no file of `mae-vit embed`" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    assert os.listdir(tmp_path) == ["f.npz"]
+
+
+def test_two_processes_do_not_write_one_output(start, folder, begun, capsys):
+    held = Parts(begun)
+    assert call(start, folder, "--out", begun) == 2
+    assert f"{begun} is being written by process {os.getpid()} on " in capsys.readouterr().err
+    held.release()
+    assert call(start, folder, "--out", begun) == 0
+
+
+def test_a_damaged_part_is_named_and_removed_goes_on(start, folder, begun, tmp_path, capsys):
+    assert call(start, folder, "--out", tmp_path / "whole.npz", "--batch-size", "4") == 0
+    part = begun.with_name("f.npz.parts") / sorted(parts_of(begun))[0]
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    part.write_bytes(data)
+    assert call(start, folder, "--out", begun, "--batch-size", "4") == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"{part} is damaged" in error
+    assert error.endswith("remove it, and the same command goes on from there")
+    assert not begun.exists()
+    part.unlink()
+    assert call(start, folder, "--out", begun, "--batch-size", "4") == 0
+    assert begun.read_bytes() == (tmp_path / "whole.npz").read_bytes()

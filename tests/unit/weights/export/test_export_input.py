@@ -1,0 +1,212 @@
+"""What cannot be exported is one line, and leaves nothing; and what cards say."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.export import classifier_file, encoder_file, export, info_of, mae_run
+from safetensors.torch import load_file, save_file
+
+from mae_vit.weights.export import export as writing
+from mae_vit.weights.export import to_timm
+
+
+@pytest.fixture
+def path(tmp_path):
+    return encoder_file(tmp_path / "encoder.safetensors")
+
+
+def refused(capsys, *arguments) -> str:
+    assert export(*arguments) == 2
+    told = capsys.readouterr()
+    lines = told.err.strip().splitlines()
+    assert len(lines) == 1, told.err
+    assert told.out == ""
+    return lines[0]
+
+
+def test_what_is_computed_otherwise_is_an_error_and_leaves_nothing(path, tmp_path, capsys, monkeypatch):
+    def tampered(file):
+        state = load_file(file)
+        state["blocks.1.mlp.fc2.bias"][3] += 0.01
+        return state
+
+    monkeypatch.setattr(to_timm, "load_file", tampered)
+    line = refused(capsys, path, "--to", "timm", "--out", tmp_path / "out")
+    assert "timm's features differ by 0.0" in line
+    assert [child.name for child in tmp_path.iterdir()] == ["encoder.safetensors"]
+
+
+def test_weights_that_are_not_finite_agree_with_nothing(tmp_path, capsys):
+    path = encoder_file(tmp_path / "encoder.safetensors")
+    tensors = load_file(path)
+    tensors["norm.bias"][0] = torch.nan
+    save_file(tensors, path, metadata=_metadata(path))
+    assert "differ by nan" in refused(capsys, path, "--to", "timm", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def _metadata(path):
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
+@pytest.mark.parametrize("to", ["timm", "hf", "official", "torch"])
+def test_a_full_disk_leaves_the_earlier_export(path, tmp_path, capsys, to):
+    out = tmp_path / "out"
+    assert export(path, "--to", "timm", "--out", out) == 0
+    before = (out / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        line = refused(capsys, path, "--to", to, "--out", out, "--force")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert f"cannot write {out}: file too large" in line
+    assert (out / "model.safetensors").read_bytes() == before
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["encoder.safetensors", "out"]
+
+
+def test_an_export_is_replaced_by_force_alone_and_nothing_else_ever(path, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert export(path, "--to", "timm", "--out", out) == 0
+    capsys.readouterr()
+    assert "--force replaces it" in refused(capsys, path, "--to", "torch", "--out", out)
+    assert export(path, "--to", "official", "--out", out, "--force") == 0
+    assert sorted(child.name for child in out.iterdir()) == ["README.md", "model.pth"]
+    capsys.readouterr()
+    (out / "notes.txt").write_text("mine")
+    assert "holds notes.txt" in refused(capsys, path, "--to", "timm", "--out", out, "--force")
+    # A folder of runs, of which one is named as a part of an export is.
+    runs = tmp_path / "runs"
+    (runs / "mae").mkdir(parents=True)
+    assert "is no export" in refused(capsys, path, "--to", "timm", "--out", runs, "--force")
+    assert (runs / "mae").is_dir()
+    assert "exists and is no folder" in refused(capsys, path, "--to", "timm", "--out", out / "notes.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "tim"], 'did you mean "timm"?'),
+        (["--to", "onnx", "--out", "a.onnx"], "an export is a folder"),
+        (["--to", "hf", "--pool", "mean"], "--pool mean changes nothing with --to hf"),
+        (["--to", "official", "--pool", "cls"], "--pool cls changes nothing with --to official"),
+    ],
+)
+def test_options_that_do_not_fit(path, capsys, arguments, message):
+    assert message in refused(capsys, path, *arguments)
+
+
+def test_what_others_cannot_represent(tmp_path, capsys):
+    wide = encoder_file(tmp_path / "wide.safetensors", img_size=(16, 24))
+    line = refused(capsys, wide, "--to", "official", "--out", tmp_path / "out")
+    assert "knows square images alone, not 16 x 24 px" in line
+    classifier_file(tmp_path / "model.safetensors", pool="mean")
+    line = refused(capsys, tmp_path / "model.safetensors", "--to", "hf", "--out", tmp_path / "out")
+    assert "a norm of its own" in line
+    line = refused(capsys, tmp_path / "model.safetensors", "--to", "timm", "--pool", "cls")
+    assert "which it keeps" in line
+    assert not (tmp_path / "out").exists()
+    # An encoder is exported all the same where only its decoder cannot be.
+    mae_run(tmp_path / "run", img_size=(16, 24))
+    assert export(tmp_path / "run", "--to", "hf", "--out", tmp_path / "out") == 0
+    assert "without its decoder: ViTMAEForPreTraining knows square" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "mae").exists()
+
+
+def test_a_decoder_that_does_not_fit_is_refused(tmp_path, capsys):
+    info = info_of(embed_dim=128, depth=6)
+    tensors = {**info.build().state_dict(), "decoder_embed.weight": torch.zeros(512, 100)}
+    torch.save({"model": tensors}, tmp_path / "mae.pth")
+    line = refused(capsys, tmp_path / "mae.pth", "--to", "official", "--out", tmp_path / "out")
+    assert "its decoder does not fit its encoder" in line
+
+
+def test_a_missing_library_is_named_with_what_installs_it(path, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    line = refused(capsys, path, "--to", "onnx", "--out", tmp_path / "out")
+    assert line.endswith('onnxruntime is not installed: pip install "mae-vit[onnx]"')
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert 'pip install "mae-vit[hf]"' in refused(capsys, path, "--to", "hf", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_program_runs_without_our_code(path, tmp_path):
+    import mae_vit
+
+    assert export(path, "--to", "torch", "--out", tmp_path / "out") == 0
+    images = torch.randn(4, 3, 16, 16)
+    torch.save(
+        {"images": images, "features": mae_vit.load_encoder(path)(images).detach()}, tmp_path / "io.pth"
+    )
+    code = f"""
+import sys, torch
+sys.modules["mae_vit"] = sys.modules["timm"] = None
+io = torch.load({str(tmp_path / "io.pth")!r}, weights_only=True)
+found = torch.export.load({str(tmp_path / "out" / "model.pt2")!r}).module()(io["images"])
+assert (found - io["features"]).abs().max() < 1e-4
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_card_tells_what_the_run_says(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "mine"
+    mae_run(run)
+    (run / "config.yaml").write_text(
+        "data: {path: /home/me/secret/photos, split: train, augment: {crop: none}}\n"
+        "objective: {name: mae, mask_ratio: 0.75}\noptim: {name: adamw, lr: 0.001}\n"
+        "train: {effective_batch_size: 64, precision: bf16}\nmodel: {init: /home/me/runs/first}\n"
+    )
+    (run / "environment.json").write_text(json.dumps({"packages": {"torch": "9.9"}, "git_commit": "abc123"}))
+    heldout = {"psnr_db": 20.125, "masked_patch_accuracy_on_mask": 0.466, "accuracy": 0.714}
+    summary = {"status": "interrupted", "steps": 7, "flops_per_step": 1e9, "heldout": heldout}
+    summary |= {"probe": {"knn_top1": 0.5}, "probed": {"images": 500, "fitted_on": 250, "classes": 10}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    monkeypatch.chdir(tmp_path)
+    assert export(run, "--to", "timm") == 0
+    assert "mine/timm/model.safetensors" in capsys.readouterr().out
+    card = (run / "timm" / "README.md").read_text()
+    for words in (
+        '| data | photos, split "train" |',
+        "mask_ratio 0.75",
+        "effective_batch_size 64",
+        "7 steps, 448 images seen",
+        "7e+09 model FLOPs",
+        "| begun from | first |",
+        "torch 9.9, commit abc123",
+        "| held-out PSNR on masked patches | 20.12 dB |",
+        "| masked_patch: held-out accuracy on [mask] positions | 46.60% |",
+        "| held-out accuracy | 71.40% |",
+        "| 50.00% of 500 images of 10 classes, fitted on 250 others |",
+        "not finished (interrupted)",
+        "mean [0.4, 0.5, 0.6]",
+        "# license: to be stated",
+    ):
+        assert words in card, words
+    assert "/home" not in card
+
+
+def test_a_card_of_an_encoder_alone_tells_its_metadata(path, tmp_path):
+    assert export(path, "--to", "timm", "--out", tmp_path / "out") == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| data | not known |" in card
+    assert "7 steps, 700 images seen (each time counted), 1.5e+12 model FLOPs" in card
+    assert "None are recorded" in card
+
+
+def test_help_names_every_form():
+    from mae_vit.cli import export as export_command
+
+    for name in writing.TARGETS:
+        assert f"\n  {name} " in export_command._FORMS

@@ -1,0 +1,63 @@
+"""Three steps through engines on the ranks of the environment: prints the bytes that the last one sends, as JSON.
+
+Not a test: `test_traffic.py` starts it. Its arguments are engines: "torch", "torch:bf16" with compressed gradients, or
+DeepSpeed by its ZeRO stage.
+"""
+
+import json
+import sys
+
+import plain_loop  # beside this file
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mae_vit.runtime.device import find_device
+from mae_vit.runtime.process_group import give_up_after, join
+from mae_vit.runtime.ranks import find_ranks
+
+# Around a ring an all-reduce goes twice, as a reduction and as a gathering.
+ROUNDS = {"allreduce_": 2, "_allgather_base_": 1, "_reduce_scatter_base_": 1, "broadcast_": 1, "barrier": 0}
+
+
+class Traffic(TorchDispatchMode):
+    """Adds up what collectives carry around a ring, in bytes; a collective of an unknown name raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            # Of what is gathered or scattered, the whole: the larger of output and input.
+            whole = max(
+                sum(t.nbytes for t in tree_leaves(part) if isinstance(t, torch.Tensor)) for part in args[:2]
+            )
+            self.bytes += ROUNDS[func.overloadpacket.__name__] * whole
+        return func(*args, **(kwargs or {}))
+
+
+def main() -> None:
+    ranks, found = find_ranks(), {}
+    join(ranks, find_device(ranks), timeout=give_up_after(None))
+    share = plain_loop.BATCH // ranks.world_size
+    for name in sys.argv[1:]:
+        kind, _, compression = name.partition(":")
+        case = plain_loop.CASE | {"precision": "bf16", "compression": compression or "none"}
+        engine = plain_loop.build_engine(kind, case, ranks)
+        parameters = list(engine.trainable.values())
+        numbers = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
+        for step in range(3):
+            with Traffic() as traffic:
+                batch = plain_loop.batch_of(step, ranks.rank * share, (ranks.rank + 1) * share)
+                loss = engine.forward(batch).loss
+                whole = sum(p.numel() for p in parameters) / numbers
+                engine.backward(loss)
+                engine.step(1e-3)
+        found[name] = {"bytes": traffic.bytes / numbers, "whole_after_forward": whole}
+    if ranks.rank == 0:
+        print("RESULT", json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
