@@ -18,6 +18,7 @@ from benchmarks.gpu.needs import check_needs
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
 from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT, EXIT_REQUEUE
+from mae_vit.runtime.failures import print_error
 
 _REPORT = "report"
 
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(parse(argv))
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return EXIT_INPUT
 
 

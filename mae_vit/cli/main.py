@@ -16,7 +16,7 @@ from mae_vit.cli.prepare import add_prepare
 from mae_vit.cli.replay import add_replay
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core import __version__
-from mae_vit.runtime.failures import EXIT_CODES, exit_code_of
+from mae_vit.runtime.failures import EXIT_CODES, exit_code_of, print_error
 
 EXAMPLES = """examples:
   mae-vit prepare digits data/digits                     handwritten digits, embedded: no network
@@ -48,9 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
         return code
     except tuple(EXIT_CODES) as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        said = "interrupted; nothing half-written was left" if interrupted else f"error: {error}"
-        print(f"mae-vit: {said}", file=sys.stderr)
+        print_error(error, interrupted="interrupted; nothing half-written was left", program="mae-vit: ")
         return exit_code_of(error)
 
 

@@ -25,11 +25,11 @@ from mae_vit.config.overrides import (
 )
 from mae_vit.config.schema import CHOICES, Config
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest_path, error_reason
+from mae_vit.core.messages import closest_path, count_of, error_reason
 
 # A config is a page of text; a larger one is a wrong file.
 MAX_CONFIG_BYTES = 1 << 20
-_MAX_PROBLEMS = 5
+_MAX_MISTAKES = 10
 ConfigType = TypeVar("ConfigType", bound=BaseModel)
 
 
@@ -54,8 +54,8 @@ def load_config(
         overrides_from: who gave the overrides, for messages.
 
     Raises:
-        InputError: naming the key, the value and the nearest valid choice, and whether
-            the file or the overrides are to be changed.
+        InputError: a line for each mistake: the key, the value and the nearest valid choice, and whether
+            the file or the overrides must be changed.
     """
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
@@ -65,16 +65,18 @@ def load_config(
         raise InputError(f"cannot read config {path}: {error_reason(error)}{_like(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read config {path}: {error_reason(error)}") from None
-    changed = _assemble(schema, path, text, overrides, amend)
+    mistakes: list[str] = []
+    changed = _assemble(schema, path, text, overrides, amend, mistakes)
     config, problems = _check(schema, changed)
-    if config is not None:
+    if config is not None and not mistakes:
         return config
     # What is wrong without the overrides too is the file's.
-    of_file = _check(schema, _assemble(schema, path, text, (), amend))[1] if overrides else problems
-    sources: dict[str, list[str]] = {}
-    for problem in problems[:_MAX_PROBLEMS]:
-        sources.setdefault(str(path) if problem in of_file else overrides_from, []).append(problem)
-    raise InputError("; ".join(f"{source}: {'; '.join(found)}" for source, found in sources.items()))
+    of_file = _check(schema, _assemble(schema, path, text, (), amend, []))[1] if overrides else problems
+    mistakes += [f"{path if problem in of_file else overrides_from}: {problem}" for problem in problems]
+    more = len(mistakes) - _MAX_MISTAKES
+    raise InputError(
+        *mistakes[:_MAX_MISTAKES], *([f"and {count_of(more, 'mistake')} more"] if more > 0 else [])
+    )
 
 
 def _assemble(
@@ -83,8 +85,9 @@ def _assemble(
     text: str,
     overrides: Sequence[str],
     amend: Callable[[dict[str, Any]], None] | None,
+    mistakes: list[str],
 ) -> Document:
-    """Reads the file's text and changes it as the command line says."""
+    """Reads the file's text and changes it as the command line says; overrides that fail go to `mistakes`."""
     raw = parse_yaml(text, str(path))
     if raw is None:
         raise InputError(f"{path} is empty: a config is a mapping of sections")
@@ -92,17 +95,25 @@ def _assemble(
         raise InputError(f"{path}: a config is a mapping of sections, not {type(raw).__name__}")
     if amend is not None:
         amend(raw)
-    parsed = [_parse_override(override) for override in overrides]
-    drop_alternatives(raw, {key for key, value in parsed if value is not None})
-    for key, value in parsed:
+    parsed: list[tuple[str, str, Any]] = []
+    for override in overrides:
+        try:
+            parsed.append((override, *_parse_override(override)))
+        except InputError as error:
+            mistakes += error.lines
+    drop_alternatives(raw, {key for _, key, value in parsed if value is not None})
+    for _, key, value in parsed:
         if key in CHOICES:
             _drop_options_of_others(raw, key, str(value))
-    for override, (key, value) in zip(overrides, parsed, strict=True):
-        _apply_override(schema, raw, override, key.split("."), value)
+    for override, key, value in parsed:
+        try:
+            _apply_override(schema, raw, override, key.split("."), value)
+        except InputError as error:
+            mistakes += error.lines
     run = raw.setdefault("run", {})
     if isinstance(run, dict):
         run.setdefault("name", path.stem)
-    return Document(raw, path, {key for key, _ in parsed})
+    return Document(raw, path, {key for _, key, _ in parsed})
 
 
 def _check(schema: type[ConfigType], document: Document) -> tuple[ConfigType | None, list[str]]:

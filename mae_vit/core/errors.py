@@ -1,4 +1,4 @@
-"""Exceptions that become one line for people, and the words that messages share."""
+"""Exceptions that end as one readable line, and the words that messages share."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ _LONGEST_WORD = 1000
 class InputError(ValueError):
     """Bad config, command line, data folder or checkpoint.
 
-    Entry points print its message as one line, without a traceback, and exit
-    with code 2. The message names what is wrong, where, and the nearest right
-    thing.
+    Entry points print one line for each mistake, without a traceback, and exit
+    with code 2. A line names what is wrong, where, and the nearest right thing.
+
+    Attributes:
+        lines: one for each mistake; `str()` joins them by "; ".
     """
 
-    def __init__(self, message: str) -> None:
-        """Makes one line of `message`; what is not printable, or endless, in it does not reach the terminal."""
-        words = (
-            w if len(w) <= _LONGEST_WORD else f"{w[:60]}...({len(w)} characters)" for w in message.split()
-        )
-        shown = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words))
-        super().__init__("".join(shown))
+    def __init__(self, *mistakes: str) -> None:
+        """Makes one line of each mistake; replaces what is not printable, shortens endless words."""
+        super().__init__(*mistakes)
+        self.lines = tuple(_one_line(mistake) for mistake in mistakes)
+
+    def __str__(self) -> str:
+        """All mistakes in one line."""
+        return "; ".join(self.lines)
+
+
+def _one_line(message: str) -> str:
+    words = (w if len(w) <= _LONGEST_WORD else f"{w[:60]}...({len(w)} characters)" for w in message.split())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words))
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,13 @@ def run_on_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
         try:
             told[0] = decide()
         except InputError as error:
-            told[1] = str(error)
+            told[1] = error.lines
         except OSError as error:
-            told[1] = ": ".join(filter(None, (error.filename and str(error.filename), error_reason(error))))
+            told[1] = [": ".join(filter(None, (error.filename and str(error.filename), error_reason(error))))]
     if ranks.world_size > 1:
         torch.distributed.broadcast_object_list(told, src=0)
     if told[1] is not None:
-        raise InputError(told[1])
+        raise InputError(*told[1])
     found: T = told[0]
     return found
 

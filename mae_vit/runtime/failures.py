@@ -27,9 +27,17 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
             print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
         # Of all else ranks fail alike: one line for each node is enough.
         elif is_local_rank_zero():
-            said = INTERRUPTED if isinstance(error, KeyboardInterrupt) else str(error)
-            print(f"error: {said}", file=sys.stderr, flush=True)
+            print_error(error)
         return exit_code_of(error)
+
+
+def print_error(error: BaseException, *, interrupted: str = INTERRUPTED, program: str = "") -> None:
+    """Prints an error of `EXIT_CODES` to stderr, a line for each mistake; after Ctrl-C, the line `interrupted`."""
+    if isinstance(error, KeyboardInterrupt):
+        lines = [interrupted]
+    else:
+        lines = [f"error: {line}" for line in (error.lines if isinstance(error, InputError) else [error])]
+    print("\n".join(program + line for line in lines), file=sys.stderr, flush=True)
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -178,7 +178,7 @@ def test_no_traceback_no_hang_no_nonsense(tmp_path, count):
                 take(path, schema, tmp_path)
         except InputError as error:
             refused += 1
-            said.append(str(error))
+            said += error.lines
         except Exception as error:
             raise AssertionError(f"{shipped.name}, number {number}: {error!r}\n{text}") from error
         assert not mark.exists()

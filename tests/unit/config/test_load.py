@@ -16,6 +16,7 @@ from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.job import main
 
 CONFIG = ROOT / "configs" / "mae_digits.yaml"
 
@@ -264,6 +265,32 @@ def test_a_problem_is_blamed_on_the_file_or_on_the_command_line(write_config):
     assert message_of(CONFIG, "train.engine=torch", "train.zero_stage=1") == (
         'command line: train: zero_stage=1 needs engine="deepspeed"'
     )
+
+
+def test_five_mistakes_are_five_lines(write_config, capsys):
+    path = write_config(train={"epohcs": 3}, model={"depth": -1})
+    overrides = ["epochs", "train.steps=many", "train.effective_batch_size.x=1"]
+    with pytest.raises(InputError) as error:
+        load_config(PretrainConfig, path, overrides)
+    assert len(error.value.lines) == 5
+    for line, begin in zip(
+        error.value.lines,
+        (
+            'override "epochs": write key.path=value',
+            'override "train.effective_batch_size.x=1": train.effective_batch_size is not a section',
+            f'{path}: unknown key "train.epohcs": did you mean "train.epochs"?',
+            f"{path}: model.depth=-1: input should be greater than 0",
+            "command line: train.steps='many': input should be a valid integer",
+        ),
+        strict=True,
+    ):
+        assert line.startswith(begin)
+    assert main(["--config", str(path), *overrides]) == 2
+    assert capsys.readouterr().err.splitlines() == [f"error: {line}" for line in error.value.lines]
+    many = [f"train.{letter}=1" for letter in "abcdefghijklm"]
+    with pytest.raises(InputError, match="and 3 mistakes more") as error:
+        load_config(PretrainConfig, CONFIG, many)
+    assert len(error.value.lines) == 11
 
 
 def test_another_objective_on_the_command_line_says_whose_options_the_file_has(write_config):
