@@ -15,7 +15,8 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "doctor",
         help="check config, data and machine before a run",
         description="Check what a pretraining run needs: software, devices, memory, disk, data, and whether the ranks "
-        "find each other; exit 1 if something will fail. Under a launcher, all ranks check: "
+        "find each other; exit 1 if something will fail. With --config, what pretrain/run.py --dry-run does. "
+        "Under a launcher, all ranks check: "
         "torchrun --nproc-per-node 8 -m mae_vit.cli doctor --config FILE.",
     )
     parser.add_argument(

@@ -142,7 +142,9 @@ def parse_arguments(
         "the rate is that of the new length from here on",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="check everything, print the plan and its cost, train nothing"
+        "--dry-run",
+        action="store_true",
+        help="print the plan and its cost, check data and machine, train nothing",
     )
     add_allow_pipe(parser)
     add_local_rank(parser)

@@ -19,13 +19,12 @@ from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.objectives import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data
-from mae_vit.pretraining.plan_text import describe_plan
 from mae_vit.pretraining.reference_curves import reference_watch
-from mae_vit.pretraining.setup import seen_labels, set_up
+from mae_vit.pretraining.setup import initialize, seen_labels, set_up
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import find_ranks
 from mae_vit.training.checkpoints.format import LABELS_SEEN
-from mae_vit.training.checkpoints.resume import find_checkpoint, run_identity
+from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.state import BestWeights
@@ -33,10 +32,7 @@ from mae_vit.training.evals import HeldOut, OnlineProbe, Views
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
-from mae_vit.training.startup import check_length, is_finished, open_run_folder, resume_or_start
-from mae_vit.weights.load import load_weights, warn_normalization_differs
-from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import Weights
+from mae_vit.training.startup import is_finished, open_run_folder, resume_or_start
 
 EXAMPLES = """examples:
   python pretrain/run.py --config configs/mae_digits.yaml
@@ -76,22 +72,15 @@ def pretrain(arguments: Arguments) -> int:
     assert arguments.config is not None
     config = load_config(PretrainConfig, arguments.config, arguments.overrides)
     ranks = find_ranks()
+    if arguments.dry_run:
+        # Imports what only checks need.
+        from mae_vit.pretraining.doctor.doctor import check_all
+
+        return check_all(config, ranks, resume=arguments.resume, extend=arguments.extend)
+
     setup = set_up(config, ranks)
     folder = open_run_folder(config)
     identity = run_identity(config, derived=setup.data.identity)
-    if arguments.dry_run:
-        found = find_checkpoint(
-            folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0
-        )
-        # Whatever does not fit is said before all is said to be well.
-        check_length(folder, found, setup.plan)
-        if found is None and config.model.init is not None:
-            initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
-        if ranks.rank == 0:
-            print(describe_plan(setup, folder, found))
-            print("all checks passed; nothing was trained")
-        return 0
-
     fetch_split(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)
     found = resume_or_start(config, arguments, folder, identity, ranks, setup.device)
     if found is not None and is_finished(folder, found, setup.plan, ranks):
@@ -127,24 +116,6 @@ def pretrain(arguments: Arguments) -> int:
     )
     job = Job(config, setup.plan, setup.data, info, engine, folder, setup.costs.flops_per_image)
     return run(run_setup, job, found)
-
-
-def initialize(
-    objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool
-) -> Weights | None:
-    """Loads `model.init` into a fresh objective, where one is asked for; returns it.
-
-    Raises:
-        InputError: if there is nothing to load, or if it does not fit.
-    """
-    if config.model.init is None:
-        return None
-    start = read_weights(config.model.init)
-    coverage = load_weights(start, objective.encoder, objective, objective=config.objective.name)
-    if say:
-        print(coverage.describe(start.source))
-        warn_normalization_differs(start, info.mean, info.std)
-    return start
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,10 @@ from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
 from mae_vit.training.startup import check_engine
+from mae_vit.weights.load import load_weights, warn_normalization_differs
+from mae_vit.weights.read import read_weights
 from mae_vit.weights.seen_labels import SeenLabels
+from mae_vit.weights.start import Weights
 
 
 @dataclass(frozen=True)
@@ -157,3 +160,21 @@ def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: i
     model = config.model
     encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
     return config.objective.build(encoder, mean=info.mean, std=info.std, num_classes=num_classes)
+
+
+def initialize(
+    objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool
+) -> Weights | None:
+    """Loads `model.init` into a fresh objective, where one is asked for; returns it.
+
+    Raises:
+        InputError: if there is nothing to load, or if it does not fit.
+    """
+    if config.model.init is None:
+        return None
+    start = read_weights(config.model.init)
+    coverage = load_weights(start, objective.encoder, objective, objective=config.objective.name)
+    if say:
+        print(coverage.describe(start.source))
+        warn_normalization_differs(start, info.mean, info.std)
+    return start

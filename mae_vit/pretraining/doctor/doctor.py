@@ -1,14 +1,16 @@
-"""Checks a config, its data and the machine before a run: `mae-vit doctor`."""
+"""Checks a config, its data and the machine before a run: `--dry-run` and `mae-vit doctor`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from mae_vit.config.command_line import ResumeMode
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import FetchUnavailable, InputError, damage_allowed
 from mae_vit.core.messages import count_of
@@ -32,73 +34,110 @@ from mae_vit.pretraining.doctor.machine_checks import (
 )
 from mae_vit.pretraining.doctor.rank_checks import check_exchange, check_versions, join_ranks, merge_checks
 from mae_vit.pretraining.plan_text import describe_plan, order_warnings
-from mae_vit.pretraining.setup import Setup, least_kept, set_up
+from mae_vit.pretraining.setup import Setup, initialize, least_kept, set_up
 from mae_vit.runtime.collectives import gather_objects
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.exit_codes import EXIT_FAILED
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import Ranks, find_ranks
+from mae_vit.training.checkpoints.resume import find_checkpoint, run_identity
 from mae_vit.training.outputs.plan_text import retention
-from mae_vit.training.startup import open_run_folder
+from mae_vit.training.startup import check_length, open_run_folder
 
 _READ_SAMPLES = 64
 
 
 def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool = False) -> int:
-    """Checks everything that a run needs, and prints what it finds; returns the exit code.
+    """Checks everything that a run needs and prints what it finds; returns the exit code.
 
     Under a launcher all ranks check, and rank 0 prints.
 
     Args:
-        path: of the config; None for what all runs need.
-        overrides: of its values.
+        path: of the config; None checks only what every run needs.
+        overrides: `key.path=value`.
         tries_batches: train a few steps with micro-batches of growing size.
 
     Returns:
-        0, 1 if a check fails, 2 if the config is none, or if what needs one comes without; else as jobs end.
+        0, 1 if a check fails, 2 for bad input; else as jobs end.
     """
-    # As jobs end: ranks that fail alike say it once for each node.
-    return run_to_exit_code(lambda: _examine_all(path, overrides, tries_batches=tries_batches))
+
+    def job() -> int:
+        if path is None and (overrides or tries_batches):
+            raise InputError(f"{overrides[0] if overrides else '--find-batch'} needs --config FILE")
+        config = load_config(PretrainConfig, path, overrides) if path is not None else None
+        return check_all(config, find_ranks(), tries_batches=tries_batches)
+
+    return run_to_exit_code(job)
 
 
-def _examine_all(path: Path | None, overrides: Sequence[str], *, tries_batches: bool) -> int:
-    if path is None and (overrides or tries_batches):
-        raise InputError(f"{overrides[0] if overrides else '--find-batch'} needs --config FILE")
-    config = load_config(PretrainConfig, path, overrides) if path is not None else None
-    ranks = find_ranks()
+def check_all(
+    config: PretrainConfig | None,
+    ranks: Ranks,
+    *,
+    resume: ResumeMode = "auto",
+    extend: bool = False,
+    tries_batches: bool = False,
+) -> int:
+    """Prints the plan of a run and all checks, trains nothing; collective.
+
+    Returns:
+        0, or 1 if a check fails.
+
+    Raises:
+        InputError: if the run cannot be set up; of several ranks, after what each of them found was printed.
+    """
     if tries_batches and ranks.world_size > 1:
         raise InputError("--find-batch tries on one process: without a launcher")
     met = join_ranks(ranks, _device_of(ranks))
     if met.status != "ok":
-        # Those who cannot meet speak for themselves.
+        # Ranks that cannot meet print for themselves.
         print(met, flush=True)
         return EXIT_FAILED
-    if config is not None:
-        setup, checks = examine(config, ranks)
-        device = setup.device if setup else None
-    else:
-        setup, (device, checks) = None, examine_machine(ranks)
-    checks += [met, check_versions(ranks)]
-    if all(gather_objects(device is not None, ranks)):
-        assert device is not None
-        checks.append(check_exchange(ranks, device))
+    result = examine_machine(ranks) if config is None else examine(config, ranks, resume, extend=extend)
+    if result.error is not None and ranks.world_size == 1:
+        raise result.error
+    checks = [*result.checks, met, check_versions(ranks)]
+    if all(gather_objects(result.device is not None, ranks)):
+        assert result.device is not None
+        checks.append(check_exchange(ranks, result.device))
     checks = merge_checks(checks, ranks)
-    if setup is not None and ranks.rank == 0:
-        print(describe_plan(setup, open_run_folder(setup.config), None), end="\n\n")
     if ranks.rank == 0:
-        print("\n".join(map(str, checks)), flush=True)
+        print(result.plan + "\n".join(map(str, checks)), flush=True)
     failed = any(check.status == "FAIL" for check in checks)
-    if tries_batches and setup is not None and not failed:
-        checks.append(try_batches(setup))
-    failures, warnings = (sum(check.status == status for check in checks) for status in ("FAIL", "warn"))
+    if tries_batches and result.setup is not None and not failed:
+        checks.append(try_batches(result.setup))
     if ranks.rank == 0:
-        told = f"{count_of(failures, 'check')} failed, {count_of(warnings, 'warning')}"
-        print(told if failures or warnings else "all checks passed")
-        if path is None:
-            print(
-                "not checked: data, workers, memory, disk and locks, which depend on the run: --config FILE"
-            )
-    return EXIT_FAILED if failures else 0
+        _print_outcome(checks, of_run=config is not None)
+    if result.error is not None:
+        raise result.error
+    return EXIT_FAILED if any(check.status == "FAIL" for check in checks) else 0
+
+
+def _print_outcome(checks: Sequence[Check], *, of_run: bool) -> None:
+    failures, warnings = (sum(check.status == status for check in checks) for status in ("FAIL", "warn"))
+    counts = f"{count_of(failures, 'check')} failed, {count_of(warnings, 'warning')}"
+    print(f"{counts if failures or warnings else 'all checks passed'}; nothing was trained")
+    if not of_run:
+        print("not checked: data, workers, memory, disk and locks, which depend on the run: --config FILE")
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What one rank has checked by itself.
+
+    Attributes:
+        checks: in the order in which they are printed.
+        device: None if this rank has none.
+        setup: None without a config, or if the run cannot be set up.
+        plan: text; empty where there is no setup.
+        error: why the run cannot be set up.
+    """
+
+    checks: list[Check]
+    device: torch.device | None
+    setup: Setup | None = None
+    plan: str = ""
+    error: Exception | None = None
 
 
 def _device_of(ranks: Ranks) -> torch.device | None:
@@ -108,19 +147,19 @@ def _device_of(ranks: Ranks) -> torch.device | None:
         return None  # the checks say why
 
 
-def examine_machine(ranks: Ranks) -> tuple[torch.device | None, list[Check]]:
-    """Checks what does not depend on a run; None if this rank has no device."""
+def examine_machine(ranks: Ranks) -> Examined:
+    """Checks what does not depend on a run."""
     checks = check_software(compiles=False, deepspeed=True)
     try:
         device = find_device(ranks)
     except InputError as error:
-        return None, [*checks, Check("FAIL", "device", str(error))]
-    # As the larger configs have it.
-    return device, [*checks, *check_devices(ranks, device, precision="bf16")]
+        return Examined([*checks, Check("FAIL", "device", str(error))], None)
+    # The precision of the larger configs.
+    return Examined([*checks, *check_devices(ranks, device, precision="bf16")], device)
 
 
-def examine(config: PretrainConfig, ranks: Ranks) -> tuple[Setup | None, list[Check]]:
-    """Checks what each rank can by itself; None if the run cannot be set up."""
+def examine(config: PretrainConfig, ranks: Ranks, resume: ResumeMode, *, extend: bool) -> Examined:
+    """Checks what each rank can check by itself."""
     checks = check_software(
         compiles=config.train.compile not in (False, "auto"),
         deepspeed=config.train.engine_on(ranks.world_size) == "deepspeed",
@@ -128,11 +167,16 @@ def examine(config: PretrainConfig, ranks: Ranks) -> tuple[Setup | None, list[Ch
     try:
         setup = set_up(config, ranks)
         folder = open_run_folder(config)
+        identity = run_identity(config, derived=setup.data.identity)
+        found = find_checkpoint(folder, resume, identity, extend=extend, warn=ranks.rank == 0)
+        check_length(folder, found, setup.plan)
+        if found is None and config.model.init is not None:
+            initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
         checks += check_devices(ranks, setup.device, precision=config.train.precision)
         checks += check_run(setup, folder.path)
     except (InputError, FetchUnavailable) as error:
-        return None, [*checks, Check("FAIL", "plan", str(error))]
-    return setup, checks
+        return Examined([*checks, Check("FAIL", "plan", str(error))], None, error=error)
+    return Examined(checks, setup.device, setup, describe_plan(setup, folder, found) + "\n\n")
 
 
 def check_run(setup: Setup, folder: Path) -> list[Check]:
