@@ -157,7 +157,7 @@ def _measure(parts: Sequence[str], arguments: argparse.Namespace) -> int:
         scratch = arguments.scratch or Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)
         jobs = {
-            name: import_module(f"benchmarks.gpu.{name}").jobs(tiny=arguments.tiny, scratch=scratch)
+            name: import_module(f"benchmarks.gpu.parts.{name}").jobs(tiny=arguments.tiny, scratch=scratch)
             for name in parts
         }
         chosen = {name: choose_keys(jobs[name], arguments.only) for name in parts}

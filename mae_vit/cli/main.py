@@ -17,6 +17,7 @@ from mae_vit.cli.replay import add_replay
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core import __version__
 from mae_vit.runtime.failures import EXIT_CODES, exit_code_of, print_error
+from mae_vit.runtime.terminal import ignore_closed_terminal
 
 EXAMPLES = """examples:
   mae-vit prepare digits data/digits                     handwritten digits, embedded: no network
@@ -37,6 +38,7 @@ EXAMPLES = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code (`mae_vit.config.command_line`)."""
+    ignore_closed_terminal()
     try:
         parser = _parser()
         arguments, rest = parser.parse_known_args(argv)

@@ -50,8 +50,16 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
     for key, command in _COMMANDS.items():
         if key in unknown and key not in typed:
             return [f'a config of another command (it has "{key}"): give it to {command}']
-    found = [f"{begin}{' or '.join(dict.fromkeys(several))}" for begin, several in messages.items()]
-    return _explain_unknown(schema, document, unknown) + found
+    wrong = [begin + _joined(list(dict.fromkeys(several))) for begin, several in messages.items()]
+    return _explain_unknown(schema, document, unknown) + wrong
+
+
+def _joined(messages: list[str]) -> str:
+    """Joins what the types of a union expect by "or", with the hints of all at the end."""
+    expected, hints = zip(*(message.partition("; ")[::2] for message in messages), strict=True)
+    begin, *more = expected
+    whole = " or ".join([begin, *(one.removeprefix("input should be ") for one in more)])
+    return "; ".join([whole, *filter(None, hints)])
 
 
 def _explain_unknown(schema: type[BaseModel], document: Document, keys: Sequence[str]) -> list[str]:

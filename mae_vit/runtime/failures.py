@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from mae_vit.core.errors import DamagedSample, FetchUnavailable, InputError
 from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_REQUEUE
 from mae_vit.runtime.signals import INTERRUPTED, is_local_rank_zero
+from mae_vit.runtime.terminal import ignore_closed_terminal
 
 
 def run_to_exit_code(job: Callable[[], int]) -> int:
@@ -17,6 +18,7 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
     # Imports torch, which commands that say how they fail by the same codes can do without.
     from mae_vit.runtime.process_group import leave
 
+    ignore_closed_terminal()
     try:
         code = job()
         leave()

@@ -8,9 +8,9 @@ from typing import Any, TextIO
 
 
 class TolerantStream:
-    """A text stream that goes on into nowhere once it cannot be written.
+    """A text stream that writes to the null device once its reader is gone.
 
-    What a run says must never cost its save.
+    A closed terminal must never cost a run its save, and `... --dry-run | head` must not end in a traceback.
     """
 
     def __init__(self, stream: TextIO) -> None:

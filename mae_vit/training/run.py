@@ -14,7 +14,6 @@ from mae_vit.runtime.collectives import barrier, broadcast_from_rank_zero, run_o
 from mae_vit.runtime.exit_codes import EXIT_REQUEUE
 from mae_vit.runtime.failures import LostRank, TrainingFailed, is_lost_rank
 from mae_vit.runtime.signals import StopRequest
-from mae_vit.runtime.terminal import ignore_closed_terminal
 from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.checkpoints.format import BrokenCheckpoint
@@ -41,7 +40,6 @@ def run(setup: RunSetup, job: Job, found: CheckpointInfo | None) -> int:
             cannot read `found`.
         TrainingFailed: if it cannot go on.
     """
-    ignore_closed_terminal()
     begun, start_step = time.monotonic(), found.step if found else 0
     quarantine = _open_quarantine(setup, start_step)
     with run_folder_locked(setup.folder, setup.engine.ranks):

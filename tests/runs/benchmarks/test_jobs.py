@@ -14,9 +14,9 @@ from benchmarks.gpu.__main__ import PARTS, choose_keys, main
 from benchmarks.gpu.jobs import Job, run_jobs
 from benchmarks.gpu.lines import Identity, Lines, read_lines
 from benchmarks.gpu.needs import PROJECT, check_needs, find_missing
-from benchmarks.gpu.parity import compare_losses
+from benchmarks.gpu.parts.parity import compare_losses
+from benchmarks.gpu.parts.rates import largest_that_fits
 from benchmarks.gpu.pictures import Kind, draw, make_images
-from benchmarks.gpu.rates import largest_that_fits
 from benchmarks.gpu.report import write_report
 from mae_vit.core.errors import InputError
 

@@ -31,7 +31,7 @@ def measured(tmp_path):
 
     def measure(part: str, *patterns: str) -> dict[str, dict]:
         figures = {}
-        jobs = import_module(f"benchmarks.gpu.{part}").jobs(tiny=True, scratch=tmp_path)
+        jobs = import_module(f"benchmarks.gpu.parts.{part}").jobs(tiny=True, scratch=tmp_path)
         for job in choose_keys(jobs, patterns):
             job.measure(frozenset(job.keys), figures.__setitem__)
             assert set(job.keys) <= set(figures)
@@ -44,7 +44,7 @@ def measured(tmp_path):
 def test_every_part_is_listed_and_names_each_figure_once(tmp_path):
     for name in PARTS.keys() - {"tests"}:
         for tiny in (True, False):
-            jobs = import_module(f"benchmarks.gpu.{name}").jobs(tiny=tiny, scratch=tmp_path)
+            jobs = import_module(f"benchmarks.gpu.parts.{name}").jobs(tiny=tiny, scratch=tmp_path)
             keys = [key for job in jobs for key in job.keys]
             assert len(keys) == len(set(keys)) > 0
 
@@ -82,7 +82,7 @@ def test_rates(measured):
 
 
 def test_engines(measured, monkeypatch):
-    engines = import_module("benchmarks.gpu.engines")
+    engines = import_module("benchmarks.gpu.parts.engines")
     # Each is a process that imports everything: all three take turns in the slow test.
     monkeypatch.setattr(engines, "ENGINES", {"torch": engines.ENGINES["torch"]})
     figures = measured("engines", "tiny/4 x 4 eager*")

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from helpers.commands import ROOT
 from PIL import Image
 
 from mae_vit.cli.main import main
@@ -96,6 +97,21 @@ def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
     assert main(["prepare", "digits", str(tmp_path / "out")]) == 2
     assert "not a directory" in capsys.readouterr().err.splitlines()[-1]
     assert (tmp_path / "out").read_text() == "mine"
+
+
+@pytest.mark.parametrize("words", [["-m", "mae_vit.cli.main", "doctor"], ["pretrain/run.py", "--dry-run"]])
+def test_a_reader_who_leaves_ends_in_no_traceback(digits, tmp_path, words):
+    run = [f"data.path={digits}", f"run.dir={tmp_path}", "--config", "configs/mae_digits.yaml"]
+    process = subprocess.Popen(
+        [sys.executable, *words, *run],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert (process.wait(60), errors) == (0, "")
 
 
 # While processes start, and when they are at work.

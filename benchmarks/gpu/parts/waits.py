@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.engine import ENGINES
 from benchmarks.gpu.jobs import Emit, Job
-from benchmarks.gpu.sizes import COMPARED, TINY, Model, with_objective
+from benchmarks.gpu.parts.sizes import COMPARED, TINY, Model, with_objective
 from benchmarks.harness.runs import lengths, live
 from benchmarks.harness.workloads import ROOT, Workload
 from mae_vit.config.plan import make_plan

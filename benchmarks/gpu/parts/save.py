@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.gpu.jobs import Emit, Job
-from benchmarks.gpu.sizes import BASE, HUGE, LARGE, TINY, Model
+from benchmarks.gpu.parts.sizes import BASE, HUGE, LARGE, TINY, Model
 from benchmarks.harness.turns import synchronize
 from benchmarks.scaling.saving import build_full, save_rounds
 

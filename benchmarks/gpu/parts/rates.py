@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.gpu.jobs import Emit, Job
-from benchmarks.gpu.sizes import LAUNCHED, PRECISION, SMALL, Model, models
+from benchmarks.gpu.parts.sizes import LAUNCHED, PRECISION, SMALL, Model, models
 from benchmarks.harness.turns import summarize, synchronize
 from benchmarks.harness.workloads import Workload
 from benchmarks.step import their_step

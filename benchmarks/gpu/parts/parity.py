@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.jobs import Emit, Job
-from benchmarks.gpu.sizes import COMPARED, TINY, with_objective
+from benchmarks.gpu.parts.sizes import COMPARED, TINY, with_objective
 from benchmarks.harness.workloads import Workload
 from mae_vit.config.schema import CheckpointSection
 from mae_vit.core.keyed_rng import SampleKeys

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.engine import ENGINES, run_contenders
 from benchmarks.gpu.jobs import Emit, Job
-from benchmarks.gpu.sizes import BASE, PRECISION, TINY, Model
+from benchmarks.gpu.parts.sizes import BASE, PRECISION, TINY, Model
 from benchmarks.harness.turns import paired, summarize, take_turns
 from benchmarks.harness.workloads import ROOT
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.jobs import Emit, Job
+from benchmarks.gpu.parts.sizes import BASE, SMALL, TINY, Model
 from benchmarks.gpu.pictures import Kind, make_images
-from benchmarks.gpu.sizes import BASE, SMALL, TINY, Model
 from benchmarks.harness.workloads import ROOT
 from mae_vit.config.load import load_config
 from mae_vit.core.files import read_json_lines
