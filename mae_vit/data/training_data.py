@@ -31,7 +31,7 @@ from mae_vit.core.keyed_rng import MAX_INDEX
 from mae_vit.core.messages import count_of
 from mae_vit.data.batches.loader import choose_workers, start_worker_server
 from mae_vit.data.batches.prefetch import training_batches
-from mae_vit.data.batches.sources import MemorySource, Source, open_source
+from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.auto_augment import make_policy
@@ -290,7 +290,7 @@ def open_training_data(
         samples=samples,
         source=source if samples is None else SubsetSource(source, samples),
         order=order,
-        decodes=not isinstance(source, MemorySource),
+        decodes=not source.in_memory,
         cores=cores,
         workers=workers,
         mean=mean,

@@ -13,7 +13,7 @@ from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.core.urls import redact_url
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
-from mae_vit.data.batches.sources import MemorySource, Source, open_source
+from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.batches.subset import draw_held_out, limit_per_class
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
@@ -81,7 +81,7 @@ class FinetuneData(TrainingData):
             seed=_MEASURING_SEED,
             batch_size=batch_size,
             # To start processes takes longer than to gather as they are images that lie in memory.
-            workers=0 if isinstance(source, MemorySource) else self.workers,
+            workers=0 if source.in_memory else self.workers,
             pin_memory=self.pin_memory,
             replace=replace,
         )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from mae_vit.config.plan import Plan
 from mae_vit.core.messages import count_of
 from mae_vit.core.urls import redact_url
-from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import RankSlice, unrepeated
+from mae_vit.data.order.order import RankSlice
 from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.setup import Setup
 from mae_vit.runtime.ranks import Ranks
@@ -67,8 +66,8 @@ def describe_probe(data: Data, plan: Plan) -> str:
 
 def describe_order(data: Data, ranks: Ranks) -> str:
     """Says which shards a rank reads."""
-    order, shards = unrepeated(data.order), len(data.index.split_info.shards)
-    if not isinstance(order, BlockOrder):
+    order, shards = data.order.blocks, len(data.index.split_info.shards)
+    if order is None:
         return f"global: each rank reads {'all ' if shards > 1 else ''}{count_of(shards, 'shard')}"
     most = max(
         len(order.shards_of(RankSlice(rank, ranks.world_size), epoch=0)) for rank in range(ranks.world_size)
@@ -83,8 +82,8 @@ def describe_order(data: Data, ranks: Ranks) -> str:
 
 def order_warnings(data: Data) -> list[str]:
     """What works, but defeats the purpose of the order mode."""
-    order, shards = unrepeated(data.order), len(data.index.split_info.shards)
-    if not isinstance(order, BlockOrder) or order.num_blocks >= order.lanes:
+    order, shards = data.order.blocks, len(data.index.split_info.shards)
+    if order is None or order.num_blocks >= order.lanes:
         return []
     instead = (
         f"data.block_shards={shards // order.lanes}"

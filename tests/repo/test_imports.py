@@ -60,7 +60,6 @@ MOST_ENTRIES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 14, 300, 60
 # Why: one list of views, one page, one matrix, each read from top to bottom.
 LONGER = {
     "mae_vit/cli/prepare.py": 310,
-    "mae_vit/data/batches/sources.py": 320,
     "mae_vit/finetuning/comparison/matrix.py": 350,
     "mae_vit/finetuning/comparison/report/page.py": 345,
     "mae_vit/finetuning/job.py": 305,

@@ -1,8 +1,8 @@
-"""Whole samples in the places of damaged ones: the same whoever computes them."""
+"""Replaces damaged samples by whole ones, the same on every rank and worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +11,22 @@ from mae_vit.core.errors import Damage, DamagedSample
 from mae_vit.data.batches.sources import Source
 
 
-class Replacing:
-    """Images and labels of a source; where a sample is damaged, those of one behind it.
+class WholeSamples:
+    """Reads images and labels of a source; a later sample replaces one that is damaged.
 
-    The place i goes to i + 1, i + 3, i + 7, ... (modulo N), whichever is whole first: near
-    first, and out of a lost shard of 10,000 samples by the 14th. That depends on what is
-    damaged alone, not on rank, worker or epoch.
+    Sample i + 1, i + 3, i + 7, ... (modulo N) replaces sample i, the first of them that is whole. Near ones
+    come first, and the 14th is outside a lost shard of 10,000 samples. The choice depends only on what is
+    damaged, not on rank, worker or epoch.
     """
 
-    def __init__(self, source: Source, *, repeats: int = 1) -> None:
-        """Knows of no damage yet; of places each comes `repeats` times in a row."""
-        self._source, self._samples, self._repeats = source, len(source.labels), repeats
+    def __init__(self, source: Source, views_of: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Knows of no damage yet.
+
+        Args:
+            source: of the images.
+            views_of: from places int64 (B,) to the numbers of their views (`Source.images`).
+        """
+        self._source, self._samples, self._views_of = source, len(source.labels), views_of
         self._folder = Path()
         # What was found is not decoded again in later epochs.
         self._known: dict[int, Damage] = {}
@@ -42,7 +47,7 @@ class Replacing:
             if stuck:
                 raise DamagedSample(stuck, self._folder)
             try:
-                images = self._source.images(seed, epoch, places, out, repeats=self._repeats)
+                images = self._source.images(seed, epoch, places, self._views_of(places), out)
                 return images, self._source.labels_of(places), tuple(passed.values())
             except DamagedSample as error:
                 self._known |= {int(places[position]): damage for position, damage in error.found}

@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import signal
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import Damage, DamagedSample, FetchUnavailable
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.data.batches.damaged import Replacing
-from mae_vit.data.batches.sources import MemorySource, Source
+from mae_vit.data.batches.damaged import WholeSamples
+from mae_vit.data.batches.sources import Source
 from mae_vit.data.order.order import Order, RankSlice, micro_batches, view_keys
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.runtime.signals import STOP_SIGNALS, exit_with_parent, handling
@@ -75,7 +76,9 @@ class _Batches(Dataset[Any]):
         self._source = source
         self._seed = seed
         self._repeats = repeats
-        self._replacing = Replacing(source, repeats=repeats) if replace else None
+        # Not a method: a cycle of references would keep shards open.
+        self._views_of = partial(_views_of, source, repeats)
+        self._whole = WholeSamples(source, self._views_of) if replace else None
 
     def __getitems__(
         self, position: tuple[int, np.ndarray]
@@ -85,10 +88,10 @@ class _Batches(Dataset[Any]):
         pixels = _empty((len(index), *self._source.shape))
         out = None if pixels is None else pixels.numpy()
         try:
-            if self._replacing is not None:
-                images, labels, damaged = self._replacing.read(self._seed, epoch, index, out)
+            if self._whole is not None:
+                images, labels, damaged = self._whole.read(self._seed, epoch, index, out)
             else:
-                images = self._source.images(self._seed, epoch, index, out, repeats=self._repeats)
+                images = self._source.images(self._seed, epoch, index, self._views_of(index), out)
                 labels = self._source.labels_of(index)
         except (DamagedSample, FetchUnavailable) as error:
             # Raised, it would come out of a worker with the worker's traceback for a message.
@@ -101,6 +104,11 @@ class _Batches(Dataset[Any]):
 
     def __getitem__(self, position: Any) -> Any:
         return self.__getitems__(position)
+
+
+def _views_of(source: Source, repeats: int, places: np.ndarray) -> np.ndarray:
+    """The numbers of the views of samples at `places`."""
+    return view_keys(source.numbers(places), repeats)
 
 
 def _empty(shape: tuple[int, ...]) -> Tensor | None:
@@ -257,7 +265,7 @@ def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool
     if isinstance(asked, int):
         return asked
     workers = auto_workers(cores, on_gpu=on_gpu)
-    if not isinstance(source, MemorySource) or (policies and on_gpu):
+    if not source.in_memory or (policies and on_gpu):
         return workers
     return min(_MEMORY_WORKERS, workers) if on_gpu else 0
 

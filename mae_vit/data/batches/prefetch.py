@@ -12,11 +12,9 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.errors import FetchUnavailable
 from mae_vit.core.progress import progress
 from mae_vit.data.batches.loader import load_batches
-from mae_vit.data.batches.sources import MemorySource, Source
-from mae_vit.data.batches.subset import SubsetSource
+from mae_vit.data.batches.sources import Source
 from mae_vit.data.index import ShardIndex
-from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import Order, RankSlice, micro_batches, unrepeated
+from mae_vit.data.order.order import Order, RankSlice, micro_batches
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.data.remote.folder import check_room
 from mae_vit.data.shards.shard_files import ReadError
@@ -28,16 +26,15 @@ def check_cache(index: ShardIndex, source: Source, order: Order, *, world_size: 
     Raises:
         InputError: naming what is needed.
     """
-    if index.remote is None or _in_memory(source):
+    if index.remote is None or source.in_memory:
         return
     shards = index.split_info.shards
-    order = unrepeated(order)
     needed, why = sum(shard.bytes for shard in shards), 'data.order="global"'
-    if isinstance(order, BlockOrder):
+    if blocks := order.blocks:
         # A lane is within one block, or passes from one into the next; and what comes then.
-        lanes = max(1, -(-order.lanes * node_ranks // world_size))
+        lanes = max(1, -(-blocks.lanes * node_ranks // world_size))
         largest = max(shard.bytes for shard in shards)
-        needed, why = min(needed, 3 * lanes * order.block_shards * largest), 'data.order="blocks"'
+        needed, why = min(needed, 3 * lanes * blocks.block_shards * largest), 'data.order="blocks"'
     check_room(index.remote, needed, why)
 
 
@@ -53,7 +50,7 @@ def fetch_split(index: ShardIndex, source: Source, order: Order, *, say: bool) -
     Raises:
         FetchUnavailable: if it does not come.
     """
-    if index.remote is None or _in_memory(source) or isinstance(unrepeated(order), BlockOrder):
+    if index.remote is None or source.in_memory or order.blocks is not None:
         return
     shards = index.split_info.shards
     with progress(
@@ -107,21 +104,16 @@ def training_batches(
         workers=workers,
         pin_memory=pin_memory,
     )
-    if index.remote is None or _in_memory(source):
+    if index.remote is None or source.in_memory:
         return batches
     coming = micro_batches(order, share, start_step=start_step, stop_step=stop_step, skipped=skipped)
-    numbers = source.samples if isinstance(source, SubsetSource) else None
     # The rest is for what is read, in one block of each lane or two.
     prefetcher = ShardPrefetcher(
         index,
-        (places if numbers is None else numbers[places] for _, places in coming),
+        (source.numbers(places) for _, places in coming),
         window_bytes=index.remote.cache_bytes // (3 * node_ranks),
     )
     return with_prefetch(batches, prefetcher)
-
-
-def _in_memory(source: Source) -> bool:
-    return isinstance(source.source if isinstance(source, SubsetSource) else source, MemorySource)
 
 
 class ShardPrefetcher:

@@ -5,22 +5,18 @@ Both give the same pixels for the same (seed, epoch, sample index).
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, astuple
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 
-from mae_vit.core.errors import Damage, DamagedSample, InputError
+from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.core.files import replacing
 from mae_vit.core.progress import progress
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.decode import DecodeError, decode, jpeg_size
 from mae_vit.data.index import ShardIndex
-from mae_vit.data.order.order import view_keys
-from mae_vit.data.shards.index_rows import state_of
 from mae_vit.data.shards.shard_files import ReadError
 
 
@@ -38,23 +34,29 @@ class Source(Protocol):
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of the augmented images."""
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether reading a sample opens no shard."""
+
+    def numbers(self, places: np.ndarray) -> np.ndarray:
+        """Int64 (B,), the numbers in the split of the samples at `places` (B,)."""
+
     def images(
         self,
         seed: int,
         epoch: int,
-        index: np.ndarray,
+        samples: np.ndarray,
+        views: np.ndarray | None = None,
         out: np.ndarray | None = None,
-        *,
-        repeats: int = 1,
     ) -> np.ndarray:
-        """Computes augmented images of samples `index` (B,).
+        """Computes augmented images; a sample that comes several times in a row is decoded once.
 
         Args:
             seed: the run's seed.
-            epoch: of these samples.
-            index: sample numbers (B,).
+            epoch: from 0.
+            samples: int64 (B,), numbers of samples.
+            views: int64 (B,), what the randomness of each image is keyed by; `samples` if None.
             out: uint8 (B, C, H, W) memory to put them into; new memory if None.
-            repeats: how often in a row each sample comes, in another view each time.
 
         Returns:
             uint8 (B, C, H, W): `out`, where that is given.
@@ -85,6 +87,8 @@ def _check_size(found: tuple[int, ...], expected: tuple[int, ...] | None) -> Non
 class _IndexedSource:
     """What sources of the samples of one index share."""
 
+    in_memory = False
+
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
         """Reads the samples of `index` in `channels` channels."""
         self._index = index
@@ -105,6 +109,10 @@ class _IndexedSource:
         """(C, H, W) of the augmented images."""
         return (self._channels, *self._augment.img_size)
 
+    def numbers(self, places: np.ndarray) -> np.ndarray:
+        """Returns `places`: a place in the split is a sample's number."""
+        return places
+
 
 class TarSource(_IndexedSource):
     """Reads, decodes and crops each sample when it is asked for (large images)."""
@@ -118,24 +126,26 @@ class TarSource(_IndexedSource):
         self,
         seed: int,
         epoch: int,
-        index: np.ndarray,
+        samples: np.ndarray,
+        views: np.ndarray | None = None,
         out: np.ndarray | None = None,
-        *,
-        repeats: int = 1,
     ) -> np.ndarray:
-        """Computes augmented images of samples `index` (B,): uint8 (B, C, H, W), see `Source`."""
+        """Computes augmented images: uint8 (B, C, H, W), see `Source`."""
         damaged: dict[int, str] = {}
         opened = []
-        once = index[::repeats]
+        # Views of one image follow each other, and it is read once for all of them.
+        begins = np.flatnonzero(np.diff(samples, prepend=-1))
+        counts = np.diff(begins, append=len(samples))
+        once = samples[begins]
         for place, sample in enumerate(once.tolist()):
             try:
                 opened.append(self._open(sample))
             except (ReadError, DecodeError) as error:
                 damaged[place] = str(error)
                 opened.append((b"", self._augment.img_size))
-        sizes = np.repeat(np.array([size for _, size in opened], np.int64), repeats, axis=0)
-        view = self._augment.draw(seed, epoch, view_keys(index, repeats), sizes)
-        out = np.empty((len(index), *self.shape), np.uint8) if out is None else out
+        sizes = np.repeat(np.array([size for _, size in opened], np.int64), counts, axis=0)
+        view = self._augment.draw(seed, epoch, samples if views is None else views, sizes)
+        out = np.empty((len(samples), *self.shape), np.uint8) if out is None else out
         # Each is decoded into the memory that the one before has left, which is in the
         # cache: to decode all and then cut takes a fifth longer.
         for place, (image, size) in enumerate(opened):
@@ -147,14 +157,16 @@ class TarSource(_IndexedSource):
             except DecodeError as error:
                 damaged[place] = str(error)
                 continue
-            for position in range(place * repeats, (place + 1) * repeats):
+            for position in range(begins[place], begins[place] + counts[place]):
                 out[position] = self._augment.crop_resize_flip(
                     pixels, view.boxes[position], view.flips[position]
                 )
         if damaged:
             found = [(place, self._index.damage(int(once[place]), why)) for place, why in damaged.items()]
             raise DamagedSample(
-                sorted((place * repeats + k, damage) for place, damage in found for k in range(repeats)),
+                sorted(
+                    (int(begins[place] + k), damage) for place, damage in found for k in range(counts[place])
+                ),
                 self._index.folder,
             )
         self._augment.apply_policy_and_erasing(out, view)
@@ -182,36 +194,48 @@ class MemorySource(_IndexedSource):
     workers of a node share one copy.
     """
 
+    in_memory = True
+
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
         """Decodes all samples of `index` on first use."""
         super().__init__(index, channels=channels, augment=augment)
-        self._path, self._damaged = _decoded_array(index, channels)
+        self._path = _decoded_array(index, channels)
         self._array: np.ndarray | None = None
 
     def images(
         self,
         seed: int,
         epoch: int,
-        index: np.ndarray,
+        samples: np.ndarray,
+        views: np.ndarray | None = None,
         out: np.ndarray | None = None,
-        *,
-        repeats: int = 1,
     ) -> np.ndarray:
-        """Computes augmented images of samples `index` (B,): uint8 (B, C, H, W), see `Source`."""
-        if self._damaged:
-            found = [(n, self._damaged[s]) for n, s in enumerate(index.tolist()) if s in self._damaged]
-            if found:
-                raise DamagedSample(found, self._index.folder)
+        """Computes augmented images: uint8 (B, C, H, W), see `Source`."""
         if self._array is None:
             self._array = np.load(self._path, mmap_mode="r")
-        images = self._array[index]
-        sizes = np.broadcast_to(np.array(images.shape[2:], np.int64), (len(index), 2))
-        view = self._augment.draw(seed, epoch, view_keys(index, repeats), sizes)
-        views = self._augment.apply_batch(images, view)
+        images = self._array[samples]
+        self._decode_black(samples, images)
+        sizes = np.broadcast_to(np.array(images.shape[2:], np.int64), (len(samples), 2))
+        view = self._augment.draw(seed, epoch, samples if views is None else views, sizes)
+        augmented = self._augment.apply_batch(images, view)
         if out is None:
-            return views
-        out[:] = views
+            return augmented
+        out[:] = augmented
         return out
+
+    def _decode_black(self, samples: np.ndarray, images: np.ndarray) -> None:
+        """Decodes images that are black in the array, since damaged ones are too: they raise, or are whole by now."""
+        # Most are not black in their first row: to look at it costs less than 1 % of cropping it.
+        black = np.flatnonzero(~images[:, :, 0].any(axis=(1, 2)))
+        damaged = []
+        for place in black[~images[black].any(axis=(1, 2, 3))].tolist():
+            sample = int(samples[place])
+            try:
+                images[place] = decode_sample(self._index, sample, self._channels)
+            except (ReadError, DecodeError) as error:
+                damaged.append((place, self._index.damage(sample, str(error))))
+        if damaged:
+            raise DamagedSample(damaged, self._index.folder)
 
     def __getstate__(self) -> dict[str, object]:
         # A memory map would travel to workers as a copy of the data.
@@ -252,67 +276,22 @@ def _array_bytes(index: ShardIndex, channels: int) -> int:
     return len(index) * channels * split.height[1] * split.width[1]
 
 
-def _decoded_array(index: ShardIndex, channels: int) -> tuple[Path, dict[int, Damage]]:
-    """Finds or makes the file of all images decoded, uint8 (N, C, H, W); and what is damaged, black there."""
+def _decoded_array(index: ShardIndex, channels: int) -> Path:
+    """Finds or makes the file of all decoded images, uint8 (N, C, H, W), where damaged ones are black."""
     path = index.cache_path(f"u8-{channels}.npy")
     size = index.one_size
     assert size is not None
     shape = (len(index), channels, *size)
     with index.locked():
-        damaged = _read_damaged(path, _state_of_shards(index))
-        whole = path.exists() and np.load(path, mmap_mode="r").shape == shape
-        if not whole or damaged is None or any(_is_mended(index, s, channels) for s in damaged):
-            damaged = _decode_all(index, channels, shape, path)
-    return path, damaged
+        if not path.exists() or np.load(path, mmap_mode="r").shape != shape:
+            _decode_all(index, channels, shape, path)
+    return path
 
 
-def _state_of_shards(index: ShardIndex) -> str:
-    """Tells shards from those that were there before, without reading them."""
-    if index.remote is not None:
-        return "by their checksums"  # as which they are fetched; the array's name holds those
-    states = [astuple(state_of(index.folder / shard.file)) for shard in index.split_info.shards]
-    return hashlib.sha256(json.dumps(states).encode()).hexdigest()
-
-
-def _damaged_path(path: Path) -> Path:
-    return path.with_name(f"{path.stem}-damaged.json")
-
-
-def _read_damaged(path: Path, shards: str) -> dict[int, Damage] | None:
-    """What could not be decoded when the array was made; None if that is not known, or was of other shards."""
-    try:
-        told = json.loads(_damaged_path(path).read_text(encoding="utf-8"))
-        if told["shards"] != shards:
-            return None
-        return {damage["sample"]: Damage(**damage) for damage in told["damaged"]}
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _is_mended(index: ShardIndex, sample: int, channels: int) -> bool:
-    """Whether a sample that was damaged has been mended."""
-    try:
-        decode_sample(index, sample, channels)
-    except (ReadError, DecodeError):
-        return False
-    return True
-
-
-def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: Path) -> dict[int, Damage]:
-    damaged: dict[int, Damage] = {}
-    # Before they are read: of shards that change meanwhile the array is not.
-    shards = _state_of_shards(index)
-    # The array lasts once its list does.
-    _damaged_path(path).unlink(missing_ok=True)
+def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: Path) -> None:
     with replacing(path) as partial:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
         for sample in progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
-            try:
+            with suppress(ReadError, DecodeError):  # it stays black
                 array[sample] = decode_sample(index, sample, channels)
-            except (ReadError, DecodeError) as error:
-                damaged[sample] = index.damage(sample, str(error))
         array.flush()
-    told = {"shards": shards, "damaged": [asdict(damage) for damage in damaged.values()]}
-    with replacing(_damaged_path(path)) as partial:
-        partial.write_text(json.dumps(told), encoding="utf-8")
-    return damaged

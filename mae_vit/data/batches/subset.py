@@ -48,17 +48,26 @@ class SubsetSource:
         """(C, H, W) of the augmented images."""
         return self.source.shape
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether reading a sample opens no shard."""
+        return self.source.in_memory
+
+    def numbers(self, places: np.ndarray) -> np.ndarray:
+        """Int64 (B,), the numbers in the split of the samples at `places` (B,)."""
+        return self.source.numbers(self.samples[places])
+
     def images(
         self,
         seed: int,
         epoch: int,
-        index: np.ndarray,
+        samples: np.ndarray,
+        views: np.ndarray | None = None,
         out: np.ndarray | None = None,
-        *,
-        repeats: int = 1,
     ) -> np.ndarray:
-        """Computes augmented images of the samples at these places: uint8 (B, C, H, W)."""
-        return self.source.images(seed, epoch, self.samples[index], out, repeats=repeats)
+        """Computes augmented images of the samples at places `samples` of the subset: uint8 (B, C, H, W)."""
+        numbers = self.samples[samples]
+        return self.source.images(seed, epoch, numbers, numbers if views is None else views, out)
 
 
 def limit_per_class(

@@ -75,6 +75,11 @@ class BlockOrder:
         self._latest: tuple[int, _Layout] | None = None
 
     @property
+    def blocks(self) -> BlockOrder:
+        """Itself."""
+        return self
+
+    @property
     def steps_per_epoch(self) -> int:
         """Whole batches; the end of each lane is dropped (other samples each epoch)."""
         return self.num_samples // self.effective_batch_size

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.order.skipped_steps import Skipped, data_step
+
+if TYPE_CHECKING:
+    from mae_vit.data.order.block_order import BlockOrder
 
 # Positions: more in a call take as long for each.
 _AT_ONCE = 4096
@@ -38,6 +41,10 @@ class Order(Protocol):
         """How often in a row each sample comes; divides every micro-batch."""
 
     @property
+    def blocks(self) -> BlockOrder | None:
+        """The order of shards that the samples follow; None where each step reads from everywhere."""
+
+    @property
     def steps_per_epoch(self) -> int:
         """Whole batches of an epoch."""
 
@@ -54,12 +61,14 @@ class GlobalOrder:
         effective_batch_size: samples of a step over all ranks.
         seed: the run's seed.
         repeats: 1.
+        blocks: None.
     """
 
     num_samples: int
     effective_batch_size: int
     seed: int
     repeats: int = field(default=1, init=False)
+    blocks: None = field(default=None, init=False)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -99,6 +108,11 @@ class RepeatedOrder:
         return self.order.seed
 
     @property
+    def blocks(self) -> BlockOrder | None:
+        """Those of the samples' order."""
+        return self.order.blocks
+
+    @property
     def steps_per_epoch(self) -> int:
         """Whole batches of views."""
         return self.order.steps_per_epoch // self.repeats
@@ -110,11 +124,6 @@ class RepeatedOrder:
         first, last = start // self.repeats, -(-stop // self.repeats)
         once = self.order.samples(turn, before + first, before + last)
         return np.repeat(once, self.repeats)[start - first * self.repeats :][: stop - start]
-
-
-def unrepeated(order: Order) -> Order:
-    """The order of samples that each come once, which says what is read."""
-    return order.order if isinstance(order, RepeatedOrder) else order
 
 
 def view_keys(samples: np.ndarray, repeats: int) -> np.ndarray:

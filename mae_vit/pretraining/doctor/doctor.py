@@ -16,8 +16,6 @@ from mae_vit.core.errors import FetchUnavailable, InputError, damage_allowed
 from mae_vit.core.messages import count_of
 from mae_vit.data.batches.sources import decode_sample
 from mae_vit.data.images.decode import DecodeError
-from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import unrepeated
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data
@@ -202,9 +200,8 @@ def check_shards(data: Data, ranks: Ranks) -> list[Check]:
     shards = len(data.index.split_info.shards)
     text = f"{count_of(shards, 'shard')} for {count_of(ranks.world_size, 'rank')} of {count_of(data.workers, 'worker')}"
     checks = [Check("warn", "shards", warning) for warning in order_warnings(data)]
-    order = unrepeated(data.order)
-    if isinstance(order, BlockOrder) and not checks:
-        text += f", in {order.num_blocks} blocks"
+    if data.order.blocks and not checks:
+        text += f", in {data.order.blocks.num_blocks} blocks"
     # Any number does in the order "global": samples are read one by one.
     return checks or [Check("ok", "shards", text)]
 

@@ -187,7 +187,7 @@ def test_a_missing_compiler(monkeypatch):
 def test_data_elsewhere_that_cannot_be_had(doctor, tmp_path, monkeypatch):
     monkeypatch.setattr("mae_vit.data.remote.folder.START_PATIENCE_S", 0.1)
     code, checks, output = doctor("data.path=http://127.0.0.1:9/data", f"data.cache_dir={tmp_path}")
-    assert (code, checks) == (75, {}), output
+    assert (code, checks) == (2, {}), output
     assert "cannot be fetched" in output
 
 

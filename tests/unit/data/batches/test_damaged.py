@@ -10,15 +10,18 @@ import pytest
 import torch
 from helpers.batch_digests import open_digits
 from helpers.damage import WAYS, copy_of, damage
+from PIL import Image
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import DamagedSample
 from mae_vit.data.batches import sources as reading
-from mae_vit.data.batches.damaged import Replacing, replacement_candidates
+from mae_vit.data.batches.damaged import WholeSamples, replacement_candidates
 from mae_vit.data.batches.loader import FixedBatches, load_batches, start_worker_server
 from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards import shard_files
 from mae_vit.data.training_data import make_order
 
@@ -154,7 +157,7 @@ def test_known_damage_is_not_decoded_again(damaged, monkeypatch):
 def test_a_subset_replaces_within_itself(damaged, many_shards):
     samples = np.array([3, 40, 43, 44, 50, 400, 900, 901])
     part, whole = SubsetSource(source_of(damaged[0], "tar"), samples), source_of(many_shards, "tar")
-    images, labels, passed = Replacing(part).read(7, 2, np.array([7, 1, 4, 6]))
+    images, labels, passed = WholeSamples(part, part.numbers).read(7, 2, np.array([7, 1, 4, 6]))
     # Place 1 goes to 2, then to 4; place 6 to 7.
     assert np.array_equal(images, whole.images(7, 2, samples[[7, 4, 4, 7]]))
     assert labels.tolist() == whole.labels[samples[[7, 4, 4, 7]]].tolist()
@@ -252,7 +255,7 @@ def test_a_lost_shard_is_not_waited_for_again_but_may_come_back(many_shards, tmp
     assert index.read(0) == open_index(many_shards, "train").read(0)
 
 
-def test_the_damage_of_a_decoded_array_is_kept_beside_it(digits, tmp_path, monkeypatch):
+def test_damaged_samples_of_a_decoded_array_are_decoded_again(digits, tmp_path, monkeypatch):
     copy = copy_of(digits, tmp_path / "data")
     damage(digits, copy, {7: "undecodable", 9: "undecodable"})
     assert (copy / "train-000000.tar").stat().st_size == (digits / "train-000000.tar").stat().st_size
@@ -266,7 +269,24 @@ def test_the_damage_of_a_decoded_array_is_kept_beside_it(digits, tmp_path, monke
         assert [(position, one.sample) for position, one in raised.value.found] == [(0, 9), (2, 7)]
 
 
-def test_a_decoded_array_is_made_anew_once_the_shard_is_mended(digits, tmp_path):
+def test_black_images_are_whole_in_a_decoded_array(tmp_path):
+    pixels = np.zeros((4, 8, 8, 3), np.uint8)
+    pixels[2, 7, 7] = 1
+    for number, image in enumerate(pixels):
+        path = tmp_path / "src" / "train" / "c" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    prepare(
+        [find_images(str(tmp_path / "src"), out=tmp_path / "out", split="train", root=None)], tmp_path / "out"
+    )
+    source = source_of(tmp_path / "out", "memory")
+    samples = np.arange(4)
+    assert np.array_equal(
+        source.images(0, 0, samples), source_of(tmp_path / "out", "tar").images(0, 0, samples)
+    )
+
+
+def test_a_mended_sample_of_a_decoded_array_is_read(digits, tmp_path):
     copy = copy_of(digits, tmp_path / "data")
     damage(digits, copy, {7: "undecodable"})
     with pytest.raises(DamagedSample):

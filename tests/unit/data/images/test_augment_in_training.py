@@ -114,7 +114,7 @@ def test_images_go_where_they_are_asked_for(digits, name):
     some = SubsetSource(source, samples)
     expected = source.images(7, 2, samples)
     assert source.shape == some.shape == expected.shape[1:]
-    for images in (partial(source.images, index=samples), partial(some.images, index=np.arange(3))):
+    for images in (partial(source.images, samples=samples), partial(some.images, samples=np.arange(3))):
         out = np.zeros(expected.shape, np.uint8)
         assert images(7, 2, out=out) is out
         np.testing.assert_array_equal(out, expected)

@@ -65,7 +65,7 @@ def test_views_are_those_of_their_numbers(digits, name):
     index = open_index(digits, "train")
     source = open_digits(index, name)
     samples = np.repeat([41, 3, 900], REPEATS)
-    images = source.images(7, 2, samples, repeats=REPEATS)
+    images = source.images(7, 2, samples, view_keys(samples, REPEATS))
     for place, sample in enumerate(samples):
         key = np.array([REPEATS * sample + place % REPEATS])
         decoded = reading.decode_sample(index, int(sample), 1)
@@ -74,7 +74,7 @@ def test_views_are_those_of_their_numbers(digits, name):
     assert len(np.unique(images[:REPEATS], axis=0)) == REPEATS
     some = SubsetSource(source, np.array([3, 41, 900]))
     places = np.repeat([1, 0, 2], REPEATS)
-    np.testing.assert_array_equal(some.images(7, 2, places, repeats=REPEATS), images)
+    np.testing.assert_array_equal(some.images(7, 2, places, view_keys(samples, REPEATS)), images)
 
 
 def test_an_image_is_decoded_once_and_each_view_has_its_mask(digits, monkeypatch):
@@ -110,7 +110,7 @@ def test_all_views_of_a_damaged_sample_are_of_one_that_stands_in(many_shards, tm
         [next(n for n in replacement_candidates(int(s), 1497) if n not in passed) for s in samples]
     )
     assert (taken != samples).sum() == 3 * REPEATS
-    np.testing.assert_array_equal(batch.images, whole.images(7, 0, taken, repeats=REPEATS))
+    np.testing.assert_array_equal(batch.images, whole.images(7, 0, taken, view_keys(taken, REPEATS)))
     # Masks are those of the order.
     assert torch.equal(batch.keys.index, torch.from_numpy(view_keys(samples, REPEATS)))
 
