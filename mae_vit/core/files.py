@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file through a temporary name; it and its name are on disk when this returns."""
-    write_parts_atomically(path, [data])
-
-
-def write_parts_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Writes what comes, one after the other, as `write_atomically`."""
-    with replacing(path) as partial, partial.open("wb") as file:
-        for part in parts:
-            file.write(part)
+    with replacing(path) as partial:
+        partial.write_bytes(data)
     fsync_path(path.parent)
 
 

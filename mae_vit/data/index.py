@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from mae_vit.core.errors import Damage, InputError
 from mae_vit.core.files import replacing, user_cache
@@ -27,7 +28,6 @@ from mae_vit.data.shards.index_rows import ROW, RowFile, key_check, rows_fit
 from mae_vit.data.shards.samples import read_groups, split_key
 from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable
 from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, plain_name, walk_tar
-from mae_vit.runtime.locks import locked
 
 _NPY_HEADER = 4096  # at most
 # Not taken along to another process.
@@ -198,7 +198,7 @@ class ShardIndex:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the lock of this split's derived files: one process of a node makes them."""
-        with locked(self.array_path.with_name(f".{self.split}.lock")):
+        with FileLock(self.array_path.with_name(f".{self.split}.lock")):
             yield
 
     def __getstate__(self) -> dict[str, object]:
@@ -246,7 +246,7 @@ def open_index(
         with suppress(OSError, ValueError):  # another process has just removed it
             return ShardIndex(folder, split, dataset, plain)
     # All ranks of a node come here at once: one builds, the others wait for it.
-    with locked(cache / f".{split}.lock"):
+    with FileLock(cache / f".{split}.lock"):
         if remote is None:
             array_path = find_array(folder, split, info, plain, tolerant=tolerant)
         else:

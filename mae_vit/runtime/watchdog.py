@@ -1,4 +1,4 @@
-"""Ends a rank that stands still: else the others wait for it, and the cluster pays, for hours."""
+"""Kills a rank that hangs: the others would wait for it, and the cluster would pay, for hours."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _POLL_S = 1.0
-# Of evaluation and saving, which the loop hears nothing of, over steps.
+# How much longer evaluation and saving may take than a step.
 PATIENCE = 4.0
 
 
 class Watchdog:
-    """A thread that kills this process when the loop has said nothing for too long.
+    """A thread that kills this process when no heartbeat has come for too long.
 
-    SIGKILL, not an exception: a thread that waits in a collective, or on a dead file
-    system, hears nothing else. The launcher then ends the other ranks, which watch
-    themselves as well.
+    It uses SIGKILL, since a thread that waits in a collective, or on a dead file system, reacts to nothing else.
+    The launcher then ends the other ranks, each of which has its own watchdog. `faulthandler.dump_traceback_later`
+    does not serve: it ends the process with exit code 1, that of a run which must not be requeued, and it cannot
+    print what the rank was doing.
     """
 
     def __init__(self, timeout_s: float | None, *, rank: int) -> None:
@@ -41,12 +42,12 @@ class Watchdog:
         self._ended.set()
 
     def heartbeat(self, doing: str) -> None:
-        """Says that the rank goes on, and with what."""
+        """Resets the watchdog; `doing` names what this rank is doing."""
         self._doing, self._since = doing, time.monotonic()
 
     @contextmanager
     def long_phase(self, doing: str) -> Iterator[None]:
-        """While it is open the rank does one long thing, and has more time for it."""
+        """Allows `PATIENCE` times as long, for one long thing."""
         self.heartbeat(doing)
         self._patience = PATIENCE
         try:

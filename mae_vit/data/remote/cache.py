@@ -14,12 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 from mae_vit.core.errors import FetchUnavailable
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import redact_url
 from mae_vit.data.remote.retry import RetryTimer
 from mae_vit.data.remote.streams import FetchRefused, open_stream
-from mae_vit.runtime.locks import locked, take_lock
+from mae_vit.runtime.locks import try_lock_descriptor
 
 STALL_S = 30.0
 # Below this a connection counts as silent.
@@ -95,7 +97,7 @@ class Cache:
         part = self.folder / f".{wanted.sha256}-{wanted.bytes}.part"
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            while not take_lock(descriptor):
+            while not try_lock_descriptor(descriptor):
                 patience.report_size(os.fstat(descriptor).st_size)
                 patience.check("another process fetches it, without progress")
                 time.sleep(_POLL_S)
@@ -111,7 +113,7 @@ class Cache:
     def _make_room(self, patience: RetryTimer) -> None:
         """Removes what was used longest ago until all fits, with the part of what is about to come."""
         while True:
-            with locked(self.folder / ".room.lock"):
+            with FileLock(self.folder / ".room.lock"):
                 if self._evict():
                     return
             # All of it is being fetched; what is through may go.
@@ -206,7 +208,7 @@ def _drop(path: Path) -> bool:
     with suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            if not take_lock(descriptor):
+            if not try_lock_descriptor(descriptor):
                 return False
             path.unlink(missing_ok=True)
         finally:

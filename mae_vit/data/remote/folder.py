@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from filelock import FileLock
+
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.files import replacing, user_cache
 from mae_vit.core.messages import error_reason
@@ -25,7 +27,6 @@ from mae_vit.data.remote.cache import STALL_S, Cache, RemoteFile
 from mae_vit.data.remote.retry import RetryTimer
 from mae_vit.data.remote.streams import FetchRefused, open_stream
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, IndexFile, Shard, parse_dataset, read_dataset
-from mae_vit.runtime.locks import locked
 
 DEFAULT_CACHE_GIB = 50.0
 # A name of our own: what lies in it may be removed.
@@ -98,7 +99,7 @@ def resolve_data_path(
         folder.mkdir(parents=True, exist_ok=True)
         remote.cache_folder.mkdir(exist_ok=True)
         # All processes of a node come here at once.
-        with locked(folder / ".lock"):
+        with FileLock(folder / ".lock"):
             dataset = _describe(remote, folder, say)
     except OSError as error:
         reason = error_reason(error)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
 from mae_vit.core.messages import error_reason
@@ -19,7 +21,7 @@ from mae_vit.finetuning.comparison.inputs import (
     describe_inputs,
     difference,
 )
-from mae_vit.runtime.locks import Lock, try_lock
+from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -93,7 +95,7 @@ class Job:
             )
         return RunFolder(self.folder).read_status() == "done"
 
-    def claim(self) -> Lock | None:
+    def claim(self) -> FileLock | None:
         """Takes it for this process; None if another one that shares the comparison has it.
 
         Raises:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from filelock import FileLock
+
 from mae_vit.config.command_line import OneLineParser, add_allow_pipe
 from mae_vit.config.keys import describe_keys
 from mae_vit.config.load import load_config
@@ -27,7 +29,6 @@ from mae_vit.finetuning.comparison.report.rows import Row, read_rows, table
 from mae_vit.finetuning.comparison.runner import Runner, slots_of
 from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_REQUEUE
 from mae_vit.runtime.failures import run_to_exit_code
-from mae_vit.runtime.locks import locked
 from mae_vit.runtime.signals import STOP_SIGNALS, early_signal, handling
 from mae_vit.training.outputs.monitor import write_hparams
 
@@ -137,7 +138,7 @@ def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / ".report.lock"):
+        with FileLock(folder / ".report.lock"):
             return _write_report(matrix, folder, failed)
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error_reason(error)}") from None

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
+from filelock import FileLock
 from tqdm import tqdm
 
 from mae_vit.finetuning.comparison.jobs import Job, unfinished
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.exit_codes import EXIT_REQUEUE
-from mae_vit.runtime.locks import Lock
 
 _POLL_S = 0.5
 # For what other processes do.
@@ -31,7 +31,7 @@ class _Running:
     job: Job
     process: subprocess.Popen[bytes]
     slot: int
-    claim: Lock
+    claim: FileLock
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Runner:
                 return
             running.append(self._start(*taken, slot))
 
-    def _take(self, waiting: list[Job], running: list[_Running]) -> tuple[Job, Lock] | None:
+    def _take(self, waiting: list[Job], running: list[_Running]) -> tuple[Job, FileLock] | None:
         """Takes the first job whose start is there; None while all wait, or are others'."""
         # Nothing begins from what failed, even if there is something: that would be another experiment.
         for job in [job for job in waiting if job.start in self._lost]:
@@ -109,7 +109,7 @@ class Runner:
             claim.release()  # another process has just finished it
         return None
 
-    def _start(self, job: Job, claim: Lock, slot: int) -> _Running:
+    def _start(self, job: Job, claim: FileLock, slot: int) -> _Running:
         job.remember()
         environment = dict(os.environ)
         if gpus := own_gpus():

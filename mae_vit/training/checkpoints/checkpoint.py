@@ -39,8 +39,8 @@ from mae_vit.training.checkpoints.format import (
     read_newest,
     read_part,
     step_of,
+    write_tensors,
 )
-from mae_vit.training.checkpoints.safetensors_writer import write_tensors
 from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 from mae_vit.training.optim.loss_scale import LossScale
 

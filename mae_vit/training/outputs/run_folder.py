@@ -11,10 +11,11 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock
+
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import nearest_existing, to_json, write_atomically, write_json
 from mae_vit.core.messages import error_reason
-from mae_vit.runtime.locks import Lock
 from mae_vit.training.outputs.run_lock import lock_run
 
 Status = Literal["running", "interrupted", "done", "failed"]
@@ -33,7 +34,7 @@ class RunFolder:
         self.quarantine = path / "quarantine.jsonl"
         self.encoder = path / "encoder.safetensors"
         self.summary = path / "summary.json"
-        self._lock: Lock | None = None
+        self._lock: FileLock | None = None
 
     def check_writable(self) -> None:
         """Makes sure that the folder can be made and written, leaving nothing behind.

@@ -10,9 +10,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from filelock import FileLock
+
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
-from mae_vit.runtime.locks import Lock, try_lock
+from mae_vit.runtime.locks import try_lock
 
 # Long enough for ranks whose launcher was killed: they finish a step, save and leave.
 _WAIT_S = 20.0
@@ -21,7 +23,7 @@ _WAIT_FOR_OTHERS_S = 120.0
 _POLL_S = 0.2
 
 
-def lock_run(folder: Path) -> Lock:
+def lock_run(folder: Path) -> FileLock:
     """Takes a run folder, which is made if need be, for this process.
 
     Raises:
@@ -35,7 +37,7 @@ def lock_run(folder: Path) -> Lock:
             lock = try_lock(path)
             if lock is not None:
                 holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
-                lock.note(json.dumps(holder) + "\n")
+                path.write_text(json.dumps(holder) + "\n")
                 return lock
         except OSError as error:
             if lock is not None:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically, write_json
-from mae_vit.runtime.locks import Lock, try_lock
+from mae_vit.runtime.locks import try_lock
 from mae_vit.weights.embed.features import Features
 
 FORMAT = 1
@@ -46,7 +47,7 @@ class Parts:
         self.folder, self._out = out.with_name(f"{out.name}.parts"), out
         self._lock = self._hold()
 
-    def _hold(self) -> Lock:
+    def _hold(self) -> FileLock:
         path = self.folder / _LOCK
         while True:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,9 @@ class Parts:
                 raise InputError(f"{self._out} is being written by {who or 'another process'}: let it end")
             # Whoever had it may have removed the folder meanwhile, and this file with it.
             if path.exists():
-                lock.note(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}\n")
+                path.write_text(
+                    f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}\n"
+                )
                 return lock
             lock.release()
 

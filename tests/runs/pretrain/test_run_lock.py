@@ -5,12 +5,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from helpers.commands import summary_of
 
 from mae_vit.core.errors import InputError
-from mae_vit.runtime.locks import Lock
 from mae_vit.training.outputs import run_lock
 from mae_vit.training.outputs.run_lock import lock_run
 
@@ -53,11 +53,11 @@ def test_a_second_process_is_refused_and_harms_nothing(call, holder, tmp_path, c
 
 
 def test_a_disk_without_room_for_the_holders_name_is_an_input_error(tmp_path, monkeypatch):
-    def note(lock, text):
+    def write_text(path, text):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Lock, "note", note)
+        patch.setattr(Path, "write_text", write_text)
         with pytest.raises(InputError, match=r"run cannot be written: no space left on device"):
             lock_run(tmp_path / "run")
     # Nobody keeps it.

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from filelock import FileLock
 from helpers.commands import ROOT
 
 from benchmarks.scaling.synthetic_shards import write_many_shards
@@ -18,7 +19,6 @@ from mae_vit.data.shards import index_rows
 from mae_vit.data.shards.shard_files import ShardTable
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import set_up
-from mae_vit.runtime.locks import locked
 from mae_vit.runtime.ranks import Ranks
 
 SHARDS, SHARD_SAMPLES = 10_000, 200
@@ -103,7 +103,7 @@ def test_rows_of_a_large_index_are_not_mapped(many, monkeypatch):
 
 @pytest.mark.timeout(60)
 def test_nobody_waits_for_a_turn_to_open_what_is_built(many):
-    with locked(many / ".index" / ".train.lock"):
+    with FileLock(many / ".index" / ".train.lock"):
         assert len(open_index(many, "train")) == SHARDS * SHARD_SAMPLES
 
 
