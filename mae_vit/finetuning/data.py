@@ -22,7 +22,7 @@ from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.splits import check_labels, find_split, open_training_index
 from mae_vit.data.training_data import TrainingData, check_pad, open_training_data
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
-from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.config.schema import CLOSED_FORM, FinetuneConfig
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import HeldOut
 
@@ -194,7 +194,7 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
         if limit > int(np.bincount(labels[samples]).max()):
             raise InputError(f"data.labels_per_class={limit} is more than any class has (fewest: {fewest})")
         samples, _ = limit_per_class(samples, labels, keys, limit)
-    if config.finetune.mode in ("few_shot", "knn") or not share:
+    if config.finetune.mode in CLOSED_FORM or not share:
         # Nothing is chosen by held-out images: all are support.
         return samples, samples[:0]
     held_out, train = draw_held_out(samples, labels, keys, share)

@@ -40,7 +40,7 @@ def build(name: str, encoder_name: str, **changes) -> Objective:
     name, variant = VARIANTS.get(name, (name, {}))
     options = ENCODERS[encoder_name]
     encoder = ViTEncoder(patch_size=4, embed_dim=32, depth=2, num_heads=2, **options)
-    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS[name], **variant, **changes})
+    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS.get(name, {}), **variant, **changes})
     channels = options["in_chans"]
     return section.build(encoder, mean=[0.4] * channels, std=[0.2] * channels, num_classes=5)
 

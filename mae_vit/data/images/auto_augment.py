@@ -19,6 +19,7 @@ from PIL import Image
 from timm.data.auto_augment import NAME_TO_OP, posterize, translate_x_abs, translate_y_abs
 
 from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
+from mae_vit.data.images.augment import Policy
 from mae_vit.data.images.color import ColorJitter
 
 # timm's scale of levels: 0 to 10.
@@ -252,13 +253,13 @@ class AutoAugmentCifar(_Policy):
         ]
 
 
-_POLICIES: dict[str, type[RandAugment] | type[AutoAugmentCifar] | type[ColorJitter]] = {
+_POLICIES: dict[str, Callable[..., Policy]] = {
     "randaugment": RandAugment,
     "autoaugment_cifar": AutoAugmentCifar,
     "color": ColorJitter,
 }
 
 
-def make_policy(name: str, **options: Any) -> RandAugment | AutoAugmentCifar | ColorJitter | None:
+def make_policy(name: str, **options: Any) -> Policy | None:
     """Returns the policy of `data.augment.policy`, None for "none"."""
     return None if name == "none" else _POLICIES[name](**options)

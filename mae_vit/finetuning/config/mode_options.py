@@ -42,7 +42,7 @@ def unused_options(config: BaseModel, mode: str) -> list[str]:
         section: BaseModel = config
         for part in path.split("."):
             section = getattr(section, part)
-        own = _OBEYED[mode].get(path, set())
+        own = _OBEYED.get(mode, {}).get(path, set())
         for name, field in type(section).model_fields.items():
             key, value = f"{path}.{name}", getattr(section, name)
             if name not in obeyed | own and value != _NEUTRAL.get(

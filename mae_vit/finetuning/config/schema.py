@@ -17,6 +17,8 @@ from mae_vit.models.vit import SIZES, Pool
 HeadInit = Literal["zero", "small"]
 DistillationKind = Literal["hard", "soft"]
 Mode = Literal["finetune", "few_shot", "knn", "linear_probe"]
+# They train nothing: no image is held out to choose by.
+CLOSED_FORM = ("few_shot", "knn")
 # DeiT Eq. 3; lambda and tau of Eq. 2 as DeiT Sec. 5 has them.
 _DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
     "hard": {"distillation_weight": 0.5},
@@ -174,7 +176,7 @@ class FinetuneSection(Section):
         for key, mode in owners.items():
             if self.mode != mode and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{mode}"')
-        if not self.test and (self.mode in ("few_shot", "knn") or not self.holdout):
+        if not self.test and (self.mode in CLOSED_FORM or not self.holdout):
             raise ValueError(
                 'test=false leaves nothing to measure: it needs mode="finetune" or "linear_probe" and holdout '
                 "above 0"

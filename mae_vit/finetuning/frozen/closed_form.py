@@ -1,4 +1,4 @@
-"""The modes "knn" and "few_shot": nothing is trained."""
+"""The modes that train nothing (`CLOSED_FORM`): "knn" and "few_shot"."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from torch import Tensor
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
-from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.config.schema import FinetuneConfig, FinetuneSection
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen.features import read_features
 from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.finetuning.results.predict import Predictor, predictions_of
 from mae_vit.runtime.collectives import sum_over_ranks
 from mae_vit.runtime.ranks import Ranks
+
+# By mode: a function of (support, labels, query, *, num_classes, **options) that returns scores (m, K), none
+# negative, and its options, which the summary lists too.
+WITH_ALL_LABELS: dict[str, Callable[[FinetuneSection], tuple[Callable[..., Tensor], dict[str, Any]]]] = {
+    "knn": lambda options: (knn_scores, {"neighbors": options.neighbors}),
+}
 
 
 def score_in_closed_form(
@@ -36,12 +42,13 @@ def score_in_closed_form(
     classes = len(data.classes)
     support = read_features(model, data, data.plain, data.train, predictor)
     query = read_features(model, data, data.open_test(), data.test, predictor)
-    if config.finetune.mode == "knn":
-        neighbors = config.finetune.neighbors
-        vote = partial(knn_scores, support, labels, num_classes=classes, neighbors=neighbors)
-        scores = shared_scores(vote, query, predictor.ranks)
+    if config.finetune.mode in WITH_ALL_LABELS:
+        fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune)
+        scores = shared_scores(
+            partial(fit, support, labels, num_classes=classes, **options), query, predictor.ranks
+        )
         guesses = predictions_of(asked, scores / scores.sum(dim=1, keepdim=True))
-        return {"test_top1": guesses.top1, "test_top5": guesses.top5, "neighbors": neighbors}, guesses
+        return {"test_top1": guesses.top1, "test_top5": guesses.top5, **options}, guesses
     told: dict[str, Any] = {}
     for shots in sorted(set(config.finetune.shots)):
         found = []
