@@ -1,8 +1,8 @@
 """Baselines of the small-data experiment, and any timm model by name.
 
-SimpleCNN and SmallResNet are those of the experiment's report, whose parameter counts
-fix widths and depths: 141,354 and 175,258 with ten classes. SmallBiT and SmallHybrid
-are what the ViT paper compares with, for images of 32 px, about as large as ViT-Tiny.
+SimpleCNN and SmallResNet come from the experiment's report. Its parameter counts, 141,354
+and 175,258 with ten classes, fix widths and depths. SmallBiT and SmallHybrid are the ViT
+paper's comparisons at 32 px; they are about as large as ViT-Tiny.
 Shapes: B batch, C channels, H W pixels, K classes.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mae_vit.core.messages import closest, error_reason
 from mae_vit.models.vit import SIZES
 
-# In front of timm's names, of architectures and of pretrained weights.
+# Prefix of timm's names: architectures and pretrained weights.
 TIMM_PREFIX = "timm:"
 
 
@@ -93,8 +93,8 @@ class SmallResNet(nn.Sequential):
 class SmallBiT(ResNetV2):
     """Residual network of BiT's kind (arXiv 1912.11370, Sec. 3.1), for small images.
 
-    Group norms, standardized weights and pre-activation; in place of a stem that quarters
-    the image, a convolution of stride 1; three stages, 32 / 64 / 128 wide.
+    It has group norms, standardized weights and pre-activation. A convolution of stride 1
+    replaces the stem that quarters the image. The three stages are 32 / 64 / 128 wide.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SmallBiT(ResNetV2):
         global_pool: str = "avg",
         drop_path_rate: float = 0.0,
     ) -> None:
-        """Builds (B, C, H, W) -> (B, K), or -> (B, 128, H/4, W/4) of 0 classes without a pool."""
+        """Builds (B, C, H, W) -> (B, K), or (B, 128, H/4, W/4) with 0 classes and no pool."""
         super().__init__(
             list(layers),
             channels=(32, 64, 128),
@@ -127,7 +127,7 @@ def small_hybrid(
 ) -> nn.Module:
     """Builds ViT-Tiny on the features of a SmallBiT of one block a stage (ViT Sec. 3.1, "Hybrid").
 
-    The features are H/4 x W/4, as many as ViT-Tiny has patches; each is a token.
+    Each of the H/4 x W/4 features is a token; ViT-Tiny has as many patches.
     """
     size = SIZES["tiny-cifar"]
     backbone = SmallBiT(0, in_chans, layers=(1, 1, 1), global_pool="")
@@ -142,13 +142,13 @@ def small_hybrid(
         drop_path_rate=drop_path_rate,
         embed_layer=partial(HybridEmbed, backbone=backbone),
     )
-    # timm's transformer initializes it anew, and its residual branches at zero: no size for
-    # weights that are standardized.
+    # timm's transformer initializes it anew, and its residual branches at zero: standardized
+    # weights must not be zero.
     backbone.init_weights(zero_init_last=False)
     return model
 
 
-# What makes each of number of classes, channels, (H, W) and rate of stochastic depth.
+# Each builds a network from the number of classes, channels, (H, W) and the rate of stochastic depth.
 BASELINES: dict[str, Callable[[int, int, tuple[int, int], float], nn.Module]] = {
     "SimpleCNN": lambda classes, chans, size, rate: SimpleCNN(classes, chans),
     "SmallResNet": lambda classes, chans, size, rate: SmallResNet(classes, chans),
@@ -159,10 +159,10 @@ WITHOUT_DROP_PATH = ("SimpleCNN", "SmallResNet")
 
 
 def check_network(name: str) -> None:
-    """Checks the name of an architecture of timm's.
+    """Checks that timm knows an architecture.
 
     Raises:
-        ValueError: naming the nearest.
+        ValueError: if it does not; the message names the nearest.
     """
     known, wanted = timm.list_models(), name.removeprefix(TIMM_PREFIX)
     if wanted not in known:
@@ -184,7 +184,7 @@ def build_network(
         drop_path_rate: stochastic depth, where the architecture has it.
 
     Raises:
-        ValueError: if timm does not know it, or cannot build it so.
+        ValueError: if timm does not know it, or cannot build it with these sizes.
     """
     if not name.startswith(TIMM_PREFIX):
         return BASELINES[name](num_classes, in_chans, img_size, drop_path_rate)
@@ -200,9 +200,9 @@ def build_network(
         except TypeError:
             if drop_path_rate:
                 raise
-            del options["drop_path_rate"]  # an architecture without
+            del options["drop_path_rate"]  # this architecture has no drop path
             return timm.create_model(wanted, num_classes=num_classes, in_chans=in_chans, **options)
-    except Exception as error:  # whatever an architecture has against it
+    except Exception as error:  # timm raises many types
         raise ValueError(
             f"{name} cannot be built for {in_chans} x {img_size}: {error_reason(error)[:160]}"
         ) from None

@@ -1,4 +1,4 @@
-"""Reading and writing encoders: safetensors with timm's keys and what is needed to use them."""
+"""Reading and writing encoders: safetensors with timm's keys, and the metadata needed to use them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from safetensors.torch import save as save_tensors
 from mae_vit.models.pos_embed import PositionKind
 from mae_vit.models.vit import ViTEncoder
 
-# Of a safetensors file's metadata, the entry that is ours: JSON.
+# Our entry in a safetensors file's metadata: JSON.
 _KEY = "mae_vit"
 
 
 @dataclass(frozen=True)
 class EncoderInfo:
-    """What travels with an encoder's weights. No time, path or run name: equal runs give equal bytes.
+    """The metadata of an encoder file. It holds no time, path or run name, so equal runs give equal bytes.
 
     Attributes:
         size: name in `mae_vit.models.vit.SIZES` that the geometry started from.
@@ -32,14 +32,14 @@ class EncoderInfo:
         num_heads: attention heads.
         mlp_ratio: hidden width of the MLP over D.
         pos_embed: "learnable" or "sincos".
-        mean: per-channel mean of the pixels (in 0..1) that the network was given.
+        mean: per-channel mean of the pixels (in 0..1) that the network was trained on.
         std: per-channel standard deviation.
         objective: name of the pretraining objective.
         step: optimizer steps of pretraining.
-        images_seen: in these steps, counted as often as they were seen; None if not known.
-        flops: model FLOPs of these steps; None if not known.
-        labels: those that it was trained on, as `mae_vit.weights.seen_labels.SeenLabels` has them; None
-            for none (or in files from before they were told).
+        images_seen: images of these steps; each view counts. None if unknown.
+        flops: model FLOPs of these steps; None if unknown.
+        labels: the labels it was trained on, in the form of `mae_vit.weights.seen_labels.SeenLabels`; None
+            if none (older files never have them).
     """
 
     size: str
@@ -84,17 +84,17 @@ def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:
 
 
 def to_metadata(told: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the metadata of a safetensors file that says this of itself."""
+    """Packs facts as the metadata of a safetensors file."""
     return {_KEY: json.dumps(told, sort_keys=True)}
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Reads what a safetensors file says of itself; empty for those of others.
+    """Reads our metadata from a safetensors file; empty if another program wrote it.
 
     Raises:
         OSError: if it cannot be read.
-        SafetensorError: if it is none.
-        ValueError: if what it says is no JSON.
+        SafetensorError: if it is no safetensors file.
+        ValueError: if our metadata is not JSON.
     """
     with safe_open(path, framework="pt") as file:
         told: dict[str, Any] = json.loads((file.metadata() or {}).get(_KEY, "{}"))
@@ -102,7 +102,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def read_info(path: Path) -> EncoderInfo | None:
-    """Reads what an `encoder.safetensors` says of itself; None if it is not one of ours."""
+    """Reads the metadata of an `encoder.safetensors`; None if the file is not ours."""
     try:
         told = read_metadata(path)
         return EncoderInfo(**{**told, "img_size": tuple(told["img_size"])})

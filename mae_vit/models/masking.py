@@ -2,6 +2,7 @@
 
 Masks index patches only (0..N-1), never prefix tokens; 1 = masked and counted in
 the loss, 0 = visible.
+Shapes: B images, N patches, N_keep visible patches, M corrupted patches.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def patch_noise(keys: SampleKeys, num_patches: int) -> Tensor:
 
 
 def _ranked(drawn: Tensor) -> Tensor:
-    """Makes words (B, N) of 32 bits distinct."""
+    """Makes 32-bit words (B, N) distinct within a row, for sorting."""
     num_patches = drawn.shape[1]
     if num_patches > 2**16:
         raise ValueError(f"{num_patches} patches: at most {2**16} can be ranked")
@@ -47,8 +48,8 @@ class Masking:
 
     Attributes:
         ids_keep: int64 (B, N_keep), the visible patches in shuffled order.
-        ids_masked: int64 (B, N - N_keep), the masked ones, likewise.
-        ids_restore: int64 (B, N), where each patch stands in the shuffled order.
+        ids_masked: int64 (B, N - N_keep), the masked patches in shuffled order.
+        ids_restore: int64 (B, N), each patch's position in the shuffled order.
         mask: float32 (B, N), 1 = masked, 0 = visible.
     """
 
@@ -59,7 +60,7 @@ class Masking:
 
 
 def random_masking(noise: Tensor, mask_ratio: float) -> Masking:
-    """Keeps the patches with the lowest ranks (MAE Sec. 3, "Masking").
+    """Keeps the patches with the lowest noise (MAE Sec. 3, "Masking").
 
     Args:
         noise: (B, N), distinct within a row (`patch_noise`).
@@ -67,11 +68,11 @@ def random_masking(noise: Tensor, mask_ratio: float) -> Masking:
     """
     batch, num_patches = noise.shape
     num_keep = num_patches - num_masked_patches(num_patches, mask_ratio)
-    ids_shuffle = noise.argsort(dim=1)
+    ids_shuffle = noise.argsort(dim=1)  # (B, N)
     ids_restore = torch.empty_like(ids_shuffle)
-    places = torch.arange(num_patches, device=noise.device).expand(batch, -1)
+    places = torch.arange(num_patches, device=noise.device).expand(batch, -1)  # (B, N)
     ids_restore.scatter_(1, ids_shuffle, places)
-    mask = (ids_restore >= num_keep).float()
+    mask = (ids_restore >= num_keep).float()  # (B, N)
     return Masking(ids_shuffle[:, :num_keep], ids_shuffle[:, num_keep:], ids_restore, mask)
 
 
@@ -82,7 +83,7 @@ class Corruption:
     Attributes:
         ids: int64 (B, M), the corrupted patches, ascending.
         kind: int64 (B, M), KIND_MASK, KIND_RANDOM or KIND_UNCHANGED for each.
-        source: int64 (B, M), the other patch whose embedding a KIND_RANDOM takes.
+        source: int64 (B, M), the other patch whose embedding replaces a KIND_RANDOM one.
         mask: float32 (B, N), 1 = corrupted and counted in the loss.
     """
 
@@ -102,25 +103,25 @@ def corrupt(
 ) -> Corruption:
     """Draws exactly round(corrupt_ratio * N) corrupted patches per image.
 
-    A fixed count per image is our reading of "50 %": a static shape, and equal
-    weights however the batch is split over ranks. The kind of each is drawn from
+    A fixed count per image is our reading of "50 %". It gives a static shape, and equal
+    weights for every split of the batch over ranks. Each patch's kind is drawn from
     its own number. A "random other patch" is another patch of the same image.
     """
     num_corrupted = round(corrupt_ratio * num_patches)
     streams = (RngStream.MASK, RngStream.CORRUPT_KIND, RngStream.CORRUPT_SOURCE)
-    order, kinds, sources = keys.random_uint32_of_each(streams, num_patches).unbind(0)
-    ids = _ranked(order).argsort(dim=1)[:, :num_corrupted].sort(dim=1).values
+    order, kinds, sources = keys.random_uint32_of_each(streams, num_patches).unbind(0)  # (B, N) each
+    ids = _ranked(order).argsort(dim=1)[:, :num_corrupted].sort(dim=1).values  # (B, M)
     mask = torch.zeros(ids.shape[0], num_patches, device=ids.device).scatter_(1, ids, 1.0)
 
-    drawn = kinds.gather(1, ids)
+    drawn = kinds.gather(1, ids)  # (B, M)
     is_mask = drawn < int(mask_share * 2**32)
     is_random = ~is_mask & (drawn < int((mask_share + random_share) * 2**32))
     kind = torch.full_like(ids, KIND_UNCHANGED)
     kind = kind.masked_fill(is_mask, KIND_MASK).masked_fill(is_random, KIND_RANDOM)
 
-    # Multiply-and-shift maps a 32-bit word to 0..N-2; one further on round the
-    # ring is never the patch itself.
-    drawn = sources.gather(1, ids)
+    # Multiply-and-shift maps a 32-bit word to 0..N-2; a step of 1..N-1 round
+    # the ring never ends at the patch itself.
+    drawn = sources.gather(1, ids)  # (B, M)
     step = 1 + ((drawn * (num_patches - 1)) >> 32)
     return Corruption(ids, kind, (ids + step) % num_patches, mask)
 
@@ -133,16 +134,16 @@ def nearest_visible(mask: Tensor, grid_size: tuple[int, int]) -> Tensor:
         grid_size: (rows, columns) of patches.
 
     Returns:
-        int64 (B, N) patch numbers; a visible patch finds itself.
+        int64 (B, N) patch numbers; a visible patch has its own number.
     """
-    weights = squared_distances(grid_size, mask.device)
-    blocked = mask[:, None, :].bool()
-    return weights[None].masked_fill(blocked, torch.inf).argmin(dim=-1)
+    weights = squared_distances(grid_size, mask.device)  # (N, N)
+    blocked = mask[:, None, :].bool()  # (B, 1, N)
+    return weights[None].masked_fill(blocked, torch.inf).argmin(dim=-1)  # (B, N, N) -> (B, N)
 
 
 def squared_distances(grid_size: tuple[int, int], device: torch.device) -> Tensor:
     """Returns the squared distance in patches between all pairs, float32 (N, N)."""
     rows = torch.arange(grid_size[0], device=device, dtype=torch.float32)
     columns = torch.arange(grid_size[1], device=device, dtype=torch.float32)
-    places = torch.cartesian_prod(rows, columns)
+    places = torch.cartesian_prod(rows, columns)  # (N, 2)
     return (places[:, None] - places[None]).square().sum(dim=-1)

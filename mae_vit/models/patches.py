@@ -1,6 +1,7 @@
 """Images as patches, and colors as classes.
 
-Shapes: B batch, C channels, H W pixels, P patch size, N = H*W / P**2 patches.
+Shapes: B batch, C channels, H W pixels, P patch size, N = H*W / P**2 patches
+(R rows of them, K columns), M chosen patches.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ def patchify(images: Tensor, patch_size: int) -> Tensor:
     """
     batch, channels, height, width = images.shape
     p = patch_size
-    grid = images.reshape(batch, channels, height // p, p, width // p, p)
+    grid = images.reshape(batch, channels, height // p, p, width // p, p)  # (B, C, R, P, K, P)
     return grid.permute(0, 2, 4, 3, 5, 1).reshape(batch, (height // p) * (width // p), p * p * channels)
 
 
 def gather_patches(images: Tensor, patch_size: int, ids: Tensor) -> Tensor:
     """Cuts some patches out of images, in the order of a convolution's weights.
 
-    The same numbers as of `F.unfold` at `ids`, without a copy of the other patches, and in one kernel:
-    CUDA's unfold launches one for each image (torch 2.15, aten/src/ATen/native/cuda/Im2Col.cu).
+    Gives the numbers of `F.unfold` at `ids`. It copies no other patch and runs in one kernel;
+    CUDA's unfold launches one kernel for each image (torch 2.15, aten/src/ATen/native/cuda/Im2Col.cu).
 
     Args:
         images: (B, C, H, W), any dtype; H and W divisible by `patch_size`.
@@ -50,9 +51,9 @@ def gather_patches(images: Tensor, patch_size: int, ids: Tensor) -> Tensor:
     """
     batch, channels, height, width = images.shape
     p, columns = patch_size, width // patch_size
-    grid = images.reshape(batch, channels, height // p, p, columns, p)
-    image = torch.arange(batch, device=images.device)[:, None]
-    return grid[image, :, ids // columns, :, ids % columns].flatten(2)
+    grid = images.reshape(batch, channels, height // p, p, columns, p)  # (B, C, R, P, K, P)
+    image = torch.arange(batch, device=images.device)[:, None]  # (B, 1)
+    return grid[image, :, ids // columns, :, ids % columns].flatten(2)  # (B, M, C, P, P) -> (B, M, C*P*P)
 
 
 def unpatchify(patches: Tensor, patch_size: int, img_size: tuple[int, int]) -> Tensor:
@@ -68,7 +69,7 @@ def unpatchify(patches: Tensor, patch_size: int, img_size: tuple[int, int]) -> T
     """
     p = patch_size
     rows, columns = img_size[0] // p, img_size[1] // p
-    grid = patches.reshape(patches.shape[0], rows, columns, p, p, -1)
+    grid = patches.reshape(patches.shape[0], rows, columns, p, p, -1)  # (B, R, K, P, P, C)
     return grid.permute(0, 5, 1, 3, 2, 4).reshape(patches.shape[0], -1, rows * p, columns * p)
 
 
@@ -87,14 +88,14 @@ def mean_color_classes(images: Tensor, patch_size: int) -> Tensor:
     """
     pixels = patch_size * patch_size
     batch, channels = images.shape[:2]
-    patches = patchify(images, patch_size).reshape(batch, -1, pixels, channels)
-    sums = patches.sum(dim=2, dtype=torch.int64)
+    patches = patchify(images, patch_size).reshape(batch, -1, pixels, channels)  # (B, N, P*P, C)
+    sums = patches.sum(dim=2, dtype=torch.int64)  # (B, N, C)
     bins = (sums // (pixels * 32)).clamp_(max=2**COLOR_BITS - 1)
     return (bins * _class_weights(channels, images.device)).sum(dim=-1)
 
 
 def _class_weights(channels: int, device: torch.device) -> Tensor:
-    """64, 8, 1 of three channels; made on the device, which a copy of host numbers would wait for."""
+    """Returns 64, 8, 1 for three channels. Computed on the device: a copy from the host would block."""
     return 2 ** (COLOR_BITS * torch.arange(channels - 1, -1, -1, device=device))
 
 
@@ -104,14 +105,14 @@ def downsized_color_classes(images: Tensor, patch_size: int, cells: int) -> Tens
     Args:
         images: uint8 (B, C, H, W), raw 0..255, after crop and flip.
         patch_size: P, divisible by `cells`.
-        cells: areas along a side; 1 is the mean color of the patch.
+        cells: areas along a side; 1 gives the mean color of the patch.
 
     Returns:
-        int64 (B, N, cells * cells), areas in raster order, classes as of `mean_color_classes`.
+        int64 (B, N, cells * cells), areas in raster order, classes as in `mean_color_classes`.
     """
     rows, columns = images.shape[2] // patch_size, images.shape[3] // patch_size
-    classes = mean_color_classes(images, patch_size // cells)
-    classes = classes.reshape(-1, rows, cells, columns, cells)
+    classes = mean_color_classes(images, patch_size // cells)  # (B, N * cells**2)
+    classes = classes.reshape(-1, rows, cells, columns, cells)  # (B, R, cells, K, cells)
     return classes.transpose(2, 3).reshape(len(images), rows * columns, cells * cells)
 
 
@@ -125,5 +126,5 @@ def class_colors(classes: Tensor, channels: int) -> Tensor:
     Returns:
         float32 (..., C) in 0..255.
     """
-    bins = (classes[..., None] // _class_weights(channels, classes.device)) % 8
+    bins = (classes[..., None] // _class_weights(channels, classes.device)) % 8  # (..., C)
     return bins.float() * 32 + 16

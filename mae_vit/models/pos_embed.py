@@ -1,4 +1,4 @@
-"""Position tables."""
+"""Position tables. Shapes: N patches, D width."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PositionKind = Literal["learnable", "sincos"]
 def sincos_position_table(grid_size: tuple[int, int], embed_dim: int) -> Tensor:
     """Builds the fixed 2-D table of the official MAE code.
 
-    The first half of the channels encodes the column, the second the row, each as
-    sines then cosines; a zero row for [CLS] stands in front.
+    The first half of the channels encodes the column and the second half the row, each as
+    sines, then cosines. The first row is zero: it belongs to [CLS].
 
     Args:
         grid_size: (rows, columns) of patches.
@@ -33,8 +33,8 @@ def sincos_position_table(grid_size: tuple[int, int], embed_dim: int) -> Tensor:
     rows, columns = np.meshgrid(np.arange(grid_size[0]), np.arange(grid_size[1]), indexing="ij")
     halves = []
     for places in (columns, rows):
-        angles = places.reshape(-1, 1).astype(np.float64) * frequencies
+        angles = places.reshape(-1, 1).astype(np.float64) * frequencies  # (N, D / 4)
         halves += [np.sin(angles), np.cos(angles)]
-    table = np.concatenate(halves, axis=1)
-    table = np.concatenate([np.zeros((1, embed_dim)), table])
+    table = np.concatenate(halves, axis=1)  # (N, D)
+    table = np.concatenate([np.zeros((1, embed_dim)), table])  # (1 + N, D)
     return torch.from_numpy(table).float()[None]

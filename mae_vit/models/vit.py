@@ -23,14 +23,14 @@ Pool = Literal["cls", "mean"]
 
 @dataclass(frozen=True)
 class Size:
-    """Width and depth of an encoder; patch and image size are chosen apart."""
+    """Width and depth of an encoder; patch size and image size are separate options."""
 
     embed_dim: int
     depth: int
     num_heads: int
 
     def with_changes(self, embed_dim: int | None, depth: int | None, num_heads: int | None) -> Size:
-        """Returns the same, but for what is given."""
+        """Returns a copy with the given values replaced."""
         return Size(embed_dim or self.embed_dim, depth or self.depth, num_heads or self.num_heads)
 
 
@@ -47,7 +47,7 @@ SIZES = {
 
 
 def init_transformer(module: nn.Module) -> None:
-    """Initializes one layer as the official MAE code does: apply with `Module.apply`."""
+    """Initializes one layer as the official MAE code does. Use it with `Module.apply`."""
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:
@@ -63,12 +63,12 @@ def pooled(tokens: Tensor, pool: Pool) -> Tensor:
 
 
 def block_for_queries(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
-    """Runs a block for some tokens only, all of them attended to: (B, n, D) -> (B, m, D).
+    """Runs a block for the tokens `ids` (B, m), which attend to all n: (B, n, D) -> (B, m, D).
 
-    The same numbers as running the block whole and picking afterwards, without the
-    queries and the MLP of what nobody reads. For blocks without drop-path or layer scale.
+    Gives the same numbers as the whole block followed by a pick, but computes no queries and
+    no MLP of other tokens. The block must have no drop-path and no layer scale.
     """
-    mixed = take_tokens(tokens, ids) + block.attn.forward_queries(block.norm1(tokens), ids)
+    mixed = take_tokens(tokens, ids) + block.attn.forward_queries(block.norm1(tokens), ids)  # (B, m, D)
     return mixed + block.mlp(block.norm2(mixed))
 
 
@@ -156,7 +156,7 @@ class ViTEncoder(VisionTransformer):
         Returns:
             (B, 1 + n, D), [CLS] first.
         """
-        cls_token = self.cls_token + self.pos_embed[:, :1]
+        cls_token = self.cls_token + self.pos_embed[:, :1]  # (1, 1, D)
         tokens = torch.cat([cls_token.expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)
         return self.norm(self.blocks(self.pos_drop(tokens)))
 
@@ -165,7 +165,7 @@ class ViTEncoder(VisionTransformer):
 
         Args:
             images: (B, C, H, W), normalized.
-            ids_keep: int64 (B, N_keep), patch numbers in the order wanted.
+            ids_keep: int64 (B, N_keep), patch numbers; the output keeps their order.
 
         Returns:
             (B, 1 + N_keep, D).
@@ -173,15 +173,16 @@ class ViTEncoder(VisionTransformer):
         # Pixels are gathered before they are projected: the same tokens, without
         # projecting patches that are then thrown away.
         weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
+        # (B, N_keep, C*P*P) -> (B, N_keep, D)
         tokens = F.linear(gather_patches(images, self.patch_size, ids_keep), weight.flatten(1), bias)
         return self.encode(tokens + F.embedding(ids_keep, self.pos_embed[0, 1:]))
 
     def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
-        """Encodes patch embeddings of which some were replaced (ViT App. B.1.2).
+        """Encodes patch embeddings after some were replaced (ViT App. B.1.2).
 
         Args:
-            patch_tokens: (B, N, D), from `embed_patches` with replacements made;
-                positions are added here.
+            patch_tokens: (B, N, D), from `embed_patches`, some replaced;
+                this method adds the positions.
 
         Returns:
             (B, 1 + N, D).
