@@ -24,7 +24,7 @@ for objective in mae masked_patch; do
 done
 echo
 echo "Test accuracy with twenty labels of each digit, after minutes of training on 8 px images: this shows the tools, not"
-echo "what the methods are worth (README, Results)."
+echo "what the methods are worth (docs/results.md)."
 sed -n '/^| entry/,/^$/p' "$runs/compare_demo/report.md" | cut -d '|' -f 2,4
 echo "Watch the runs:  $(dirname "$(command -v python)")/tensorboard --logdir $runs"
 echo "The report:      $runs/compare_demo/report.html"
