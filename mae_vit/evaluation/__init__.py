@@ -1,1 +1,1 @@
-"""What frozen features are worth: classifiers in closed form, and one linear layer."""
+"""Evaluation of frozen features: classifiers in closed form, and one linear layer."""

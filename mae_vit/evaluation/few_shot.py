@@ -1,6 +1,6 @@
 """Few-shot classification of frozen features by regularized least squares (ViT Sec. 4.1).
 
-Shapes: n support images, m query images, D width, K classes.
+Shapes: n support images, m query images, D width, K classes; r rows of a part.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mae_vit.core.keyed_rng import RngStream, derive_key, random_uint32
 
-# What the ViT authors' released code uses on standardized features.
+# The value in the ViT authors' released code, for standardized features.
 L2_DEFAULT = 2.0**10
-# Of float64 numbers held at a time: 512 MiB.
+# Numbers per part: 2**26 float64 = 512 MiB.
 _MAX_NUMBERS = 1 << 26
 
 
@@ -24,7 +24,7 @@ def least_squares_scores(
     """Fits features to targets in {-1, 1}^K in closed form and scores queries.
 
     Features are standardized by the support's mean and standard deviation; the
-    intercept is not penalized. Computed where the features are, in parts.
+    intercept is not penalized. Computed in parts, on the features' device.
 
     Args:
         support: (n, D) features.
@@ -40,30 +40,30 @@ def least_squares_scores(
     n, width = support.shape
     rows = max(1, _MAX_NUMBERS // max(width, num_classes))
     parts, targets = support.split(rows), labels.split(rows)
-    mean = sum(part.double().sum(dim=0) for part in parts) / n
+    mean = sum(part.double().sum(dim=0) for part in parts) / n  # (D,)
     variance = sum((part.double() - mean).square().sum(dim=0) for part in parts) / n
-    std = variance.sqrt().clamp(min=1e-6)
+    std = variance.sqrt().clamp(min=1e-6)  # (D,)
 
     def standardized(part: Tensor) -> Tensor:
         return (part.double() - mean) / std
 
     def signs(part: Tensor) -> Tensor:
-        return 2.0 * F.one_hot(part, num_classes).double() - 1.0
+        return 2.0 * F.one_hot(part, num_classes).double() - 1.0  # (r, K)
 
-    intercept = sum(signs(part).sum(dim=0) for part in targets) / n
-    # The smaller of the two equivalent systems: D x D, or n x n.
+    intercept = sum(signs(part).sum(dim=0) for part in targets) / n  # (K,)
+    # Both systems have the same solution; solve the smaller one, D x D or n x n.
     if n < width:
-        x = standardized(support)
-        weights = x.T @ torch.linalg.solve(_with_l2(x @ x.T, l2), signs(labels) - intercept)
+        x = standardized(support)  # (n, D)
+        weights = x.T @ torch.linalg.solve(_with_l2(x @ x.T, l2), signs(labels) - intercept)  # (D, K)
     else:
         gram, moments = (
             support.new_zeros(width, width).double(),
             support.new_zeros(width, num_classes).double(),
         )
         for part, target in zip(parts, targets, strict=True):
-            x = standardized(part)
+            x = standardized(part)  # (r, D)
             gram, moments = gram + x.T @ x, moments + x.T @ (signs(target) - intercept)
-        weights = torch.linalg.solve(_with_l2(gram, l2), moments)
+        weights = torch.linalg.solve(_with_l2(gram, l2), moments)  # (D, K)
     return torch.cat([standardized(part) @ weights + intercept for part in query.split(rows)])
 
 
@@ -74,14 +74,14 @@ def _with_l2(gram: Tensor, l2: float) -> Tensor:
 def draw_shots(
     labels: np.ndarray, *, shots: int, queries: int, draw: int = 0, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws `shots` samples of each class, and `queries` of the others; keyed, so the same everywhere.
+    """Draws `shots` samples of each class, and `queries` of the others; keyed, so all processes draw the same.
 
     Args:
-        labels: (N,) classes, below 0 where there is none.
-        shots: support samples of each class; fewer where half the class is less (without
-            queries, where the class is).
+        labels: (N,) classes; below 0 without a label.
+        shots: support samples of each class, at most half of the class (without queries, at most
+            the class).
         queries: largest number of query samples.
-        draw: number of the draw; each is another.
+        draw: number of the draw; different numbers give different draws.
         seed: of the draws.
 
     Returns:

@@ -1,4 +1,7 @@
-"""Weighted nearest neighbors of frozen features (Wu et al., arXiv 1805.01978, Sec. 3.4)."""
+"""Weighted nearest neighbors of frozen features (Wu et al., arXiv 1805.01978, Sec. 3.4).
+
+Shapes: n support images, m query images, r of them in a chunk, k neighbors, D width, K classes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from torch import Tensor
 # The paper's temperature; it uses 200 neighbors on ImageNet, later work 20.
 TEMPERATURE = 0.07
 NEIGHBORS = 20
-# Held at a time: 256 MiB.
+# Similarities per chunk: 2**26 float32 = 256 MiB.
 _MAX_SIMILARITIES = 1 << 26
 
 
@@ -30,17 +33,17 @@ def knn_scores(
         query: (m, D) features.
         num_classes: K.
         neighbors: how many vote, at most n.
-        temperature: small: the nearest decide.
+        temperature: of the weights; the smaller it is, the more the nearest images count.
 
     Returns:
         float32 (m, K); the largest is the predicted class.
     """
-    directions = F.normalize(support.float(), dim=-1).T
+    directions = F.normalize(support.float(), dim=-1).T  # (D, n)
     scores = torch.zeros(len(query), num_classes, device=query.device)
     for start in range(0, len(query), max(1, _MAX_SIMILARITIES // len(support))):
         part = slice(start, start + max(1, _MAX_SIMILARITIES // len(support)))
         nearest = (F.normalize(query[part].float(), dim=-1) @ directions).topk(
             min(neighbors, len(support)), dim=-1
-        )
+        )  # values and indices (r, k)
         scores[part].scatter_add_(1, labels[nearest.indices], (nearest.values / temperature).exp())
     return scores

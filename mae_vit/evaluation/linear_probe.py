@@ -18,14 +18,14 @@ _EPS = 1e-6
 
 
 class LinearProbe(nn.Module):
-    """BatchNorm without affine parameters in front of one linear layer (MAE Sec. A.1).
+    """BatchNorm without affine parameters, then one linear layer (MAE Sec. A.1).
 
-    The norm's statistics are those of the whole batch; in the official code, of each
-    GPU's part of it.
+    The norm uses statistics of the whole batch; the official code uses those of each
+    GPU's part.
     """
 
     def __init__(self, head: nn.Linear) -> None:
-        """Begins with a copy of `head`, D -> K."""
+        """Copies `head`, D -> K."""
         super().__init__()
         self.norm = nn.BatchNorm1d(head.in_features, eps=_EPS, affine=False)
         self.head = nn.Linear(head.in_features, head.out_features)
@@ -37,10 +37,10 @@ class LinearProbe(nn.Module):
 
     @torch.no_grad()
     def folded(self) -> tuple[Tensor, Tensor]:
-        """The norm's running statistics and the layer as one layer: weight (K, D), bias (K,)."""
+        """Folds the norm's running statistics into the layer: weight (K, D), bias (K,)."""
         assert self.norm.running_mean is not None
         assert self.norm.running_var is not None
-        scale = (self.norm.running_var.double() + self.norm.eps).rsqrt()
+        scale = (self.norm.running_var.double() + self.norm.eps).rsqrt()  # (D,)
         weight = self.head.weight.double() * scale
         bias = self.head.bias.double() - weight @ self.norm.running_mean.double()
         return weight.float(), bias.float()
@@ -57,20 +57,20 @@ def train_probe(
 ) -> None:
     """Trains a probe, in float32, and leaves it in evaluation mode.
 
-    Features are the same in every epoch: a departure from the paper, which crops and flips
-    each image anew and encodes it every time.
+    Features are the same in every epoch. The paper crops, flips and encodes each image again
+    in every epoch.
 
     Args:
         probe: on the device of the features.
         features: (n, D) of the training images.
         labels: int64 (n,), on the same device.
-        steps: of each, the rate and the places (B,) of its images.
+        steps: for each step, the learning rate and the row numbers (B,) of its images.
         optimizer: of the probe's parameters.
         label_smoothing: of the cross-entropy.
     """
     probe.train()
     for rate, places in steps:
-        chosen = torch.from_numpy(places).to(features.device)
+        chosen = torch.from_numpy(places).to(features.device)  # (B,)
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss = F.cross_entropy(probe(features[chosen]), labels[chosen], label_smoothing=label_smoothing)
@@ -82,15 +82,15 @@ def train_probe(
 
 @torch.no_grad()
 def probe_top1(probe: LinearProbe, features: Tensor, labels: Tensor) -> float | None:
-    """Share of images whose class is found; None where a logit is not finite: the rate was too large."""
-    logits = probe(features)
+    """Computes top-1 accuracy; None if a logit is not finite, because the learning rate was too large."""
+    logits = probe(features)  # (n, K)
     if not torch.isfinite(logits).all():
         return None
     return float((logits.argmax(dim=-1) == labels).double().mean())
 
 
 def best_of(scores: Sequence[float | None]) -> int | None:
-    """The place of the largest score, of equal ones the first; None where there is none."""
+    """Returns the index of the largest score, the first of equal ones; None if no score is known."""
     known = [-math.inf if score is None else score for score in scores]
     best = max(known, default=-math.inf)
     return None if best == -math.inf else known.index(best)

@@ -1,4 +1,4 @@
-"""What a classifier's predictions are worth: accuracy, by class, confusion, calibration.
+"""Metrics of a classifier's predictions: accuracy, accuracy by class, confusion, calibration.
 
 Shapes: n images, K classes.
 """
@@ -11,15 +11,15 @@ import numpy as np
 
 # Bins of the expected calibration error (Guo et al., arXiv 1706.04599, Sec. 5).
 _BINS = 15
-# Points of accuracy between training and test images from which we speak of over-fitting,
-# and share of the training images from which we hold them to be learned: rules of thumb.
+# Rules of thumb: a larger gap between training and test accuracy is called over-fitting, and
+# a lower training accuracy under-fitting.
 _LARGE_GAP = 0.10
 _LEARNED = 0.80
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a classifier says of n images.
+    """A classifier's predictions for n images.
 
     Attributes:
         labels: (n,) true classes.
@@ -35,7 +35,7 @@ class Predictions:
 
     @property
     def top1(self) -> float:
-        """Share of images whose class is predicted."""
+        """Share of images whose predicted class is correct."""
         return float((self.labels == self.classes).mean())
 
     @property
@@ -45,7 +45,7 @@ class Predictions:
 
     @property
     def most_frequent(self) -> float:
-        """Share of the most frequent true class: what always naming it gives."""
+        """Share of the most frequent true class: the accuracy of always predicting it."""
         return float(np.bincount(self.labels).max()) / len(self.labels)
 
     def confusion(self, num_classes: int) -> np.ndarray:
@@ -54,7 +54,7 @@ class Predictions:
         return np.bincount(flat, minlength=num_classes**2).reshape(num_classes, num_classes)
 
     def per_class(self, num_classes: int) -> list[float | None]:
-        """Share of each class's images that are found; None where it has none."""
+        """Computes the accuracy of each class; None for a class without images."""
         counts = self.confusion(num_classes)
         return [
             float(counts[k, k] / total) if (total := counts[k].sum()) else None for k in range(num_classes)
@@ -62,7 +62,7 @@ class Predictions:
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error: how far confidence and accuracy lie apart, over 15 equal bins."""
+        """Expected calibration error: the mean gap between confidence and accuracy over 15 equal bins."""
         edges = np.linspace(0, 1, _BINS + 1)[1:-1]
         bins = np.digitize(self.confidences, edges, right=True)
         gaps = np.bincount(bins, self.confidences - (self.labels == self.classes), minlength=_BINS)
@@ -70,7 +70,7 @@ class Predictions:
 
 
 def interpret_gap(train_top1: float, test_top1: float) -> str:
-    """Says what accuracy on training images (without augmentation) and on test images tell together."""
+    """Compares the accuracy on training images (without augmentation) with that on test images, in one sentence."""
     gap = train_top1 - test_top1
     told = f"train {train_top1:.1%}, test {test_top1:.1%}, gap {100 * gap:.1f} points"
     if gap >= _LARGE_GAP:

@@ -1,6 +1,7 @@
 """MAE with a contrast between two masked views of each image: CAN (arXiv 2210.16870) without its noise branch.
 
-Shapes: B rows of a micro-batch, views 2j and 2j + 1 of image j; G images a group; D width; N_keep visible patches.
+Shapes: B rows of a micro-batch, views 2j and 2j + 1 of image j; G images a group; D width; d projected width;
+N_keep visible patches.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ContrastiveMAEConfig(MAEConfig):
     """
 
     name: Literal["contrastive_mae"]  # type: ignore[assignment]
-    # CAN Sec. 4 masks half: the contrast has to recognize an image by what is left.
+    # CAN Sec. 4 masks half: the contrast must recognize an image from its visible patches.
     mask_ratio: float = Field(default=0.5, gt=0, lt=1)
     decoder_embed_dim: int = Field(default=96, gt=0)
     decoder_depth: int = Field(default=2, gt=0)
@@ -44,7 +45,7 @@ class ContrastiveMAEConfig(MAEConfig):
 
     @property
     def grouping(self) -> Grouping:
-        """Two views of each image of a group."""
+        """Groups two views of each of `group_size` images."""
         why = (
             f"objective.group_size={self.group_size} contrasts two views of each of {self.group_size} images"
         )
@@ -58,11 +59,11 @@ class ContrastiveMAEConfig(MAEConfig):
 
 
 class Contrast(NamedTuple):
-    """How well views find their partners.
+    """How well each view identifies the other view of its image.
 
     Attributes:
         losses: float32 (B,), InfoNCE of each view.
-        found: bool (B,), whether the partner is the nearest of its group.
+        found: bool (B,), whether the partner is the nearest view of its group.
         positive: float32 (B,), cosine with the partner.
         negative: float32 (B,), mean cosine with the others of the group.
     """
@@ -77,8 +78,8 @@ def contrast(z: Tensor, group_size: int, temperature: float) -> Contrast:
     """InfoNCE within groups (arXiv 1807.03748; NT-Xent of arXiv 2002.05709, Sec. 2.1).
 
     Args:
-        z: float32 (B, d), of length 1; rows 2j and 2j + 1 are partners; B whole groups.
-        group_size: images of a group, half of its rows.
+        z: float32 (B, d), of length 1; rows 2j and 2j + 1 are partners; B is a multiple of 2G.
+        group_size: G, half of a group's rows.
         temperature: cosines are divided by it.
     """
     rows = 2 * group_size
@@ -86,19 +87,19 @@ def contrast(z: Tensor, group_size: int, temperature: float) -> Contrast:
     cosines = grouped @ grouped.transpose(1, 2)  # (B / 2G, 2G, 2G)
     own = torch.eye(rows, dtype=torch.bool, device=z.device)
     partner = (torch.arange(rows, device=z.device) ^ 1).expand(len(grouped), -1)  # (B / 2G, 2G)
-    scores = (cosines / temperature).masked_fill(own, -torch.inf)
-    losses = F.cross_entropy(scores.flatten(0, 1), partner.flatten(), reduction="none")
+    scores = (cosines / temperature).masked_fill(own, -torch.inf)  # (B / 2G, 2G, 2G)
+    losses = F.cross_entropy(scores.flatten(0, 1), partner.flatten(), reduction="none")  # (B,)
     with torch.no_grad():
-        positive = cosines.gather(2, partner[..., None]).flatten()
+        positive = cosines.gather(2, partner[..., None]).flatten()  # (B,)
         others = cosines.sum(dim=2).flatten() - positive - cosines.diagonal(dim1=1, dim2=2).flatten()
-        found = (scores.argmax(dim=2) == partner).flatten()
+        found = (scores.argmax(dim=2) == partner).flatten()  # (B,)
     return Contrast(losses, found, positive.detach(), others / (rows - 2))
 
 
 class ContrastiveMAE(MAE):
-    """MAE, and a head that tells images apart by the mean of their visible tokens.
+    """MAE, and a head that distinguishes images by the mean of their visible tokens.
 
-    No teacher, no queue and no second forward pass: both views are rows of MAE's own batch.
+    It needs no teacher, no queue and no second forward pass: both views are rows of MAE's batch.
     """
 
     def __init__(
@@ -123,20 +124,20 @@ class ContrastiveMAE(MAE):
         self.projection.apply(init_transformer)
 
     def project(self, encoded: Tensor) -> Tensor:
-        """Maps encoded views (B, 1 + N_keep, D) to float32 (B, d) of length 1; [CLS] takes no part."""
+        """Maps encoded views (B, 1 + N_keep, D) to float32 (B, d) of length 1; [CLS] is not used."""
         return F.normalize(self.projection(encoded[:, 1:].mean(dim=1)).float(), dim=1)
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the reconstruction loss and the contrast of whole groups."""
         reconstruction, encoded = self.encode_and_reconstruct(batch)
-        z = self.project(encoded)
+        z = self.project(encoded)  # (B, d)
         with without_autocast(z):
             found = contrast(z, self.group_size, self.temperature)
         loss = reconstruction + self.contrast_weight * found.losses.mean()
         return ObjectiveOutput(loss, _values(reconstruction, found, z, self.group_size))
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """MAE's sums, and how often two masks of one image find each other among whole groups of images."""
+        """Adds to MAE's sums how often two masked views of an image retrieve each other within whole groups."""
         sums = super().evaluation_sums(batch)
         whole = len(batch.images) // self.group_size * self.group_size
         if not whole:
@@ -160,7 +161,7 @@ class ContrastiveMAE(MAE):
         }
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """MAE's metrics; retrieval (chance: 1 / (2G - 1)) and the contrast where there was a whole group."""
+        """Adds retrieval (chance: 1 / (2G - 1)) and the contrast to MAE's metrics, if there was a whole group."""
         metrics = super().evaluation_metrics(sums)
         if not sums["views"]:
             return metrics
@@ -174,7 +175,7 @@ class ContrastiveMAE(MAE):
 def _values(
     reconstruction: Tensor, found: Contrast, z: Tensor, group_size: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """What is logged: both losses, retrieval, cosines, and the spread of z, which falls to 0 in a collapse."""
+    """Returns the values to log: both losses, retrieval, cosines, and the spread of z, which is 0 after a collapse."""
     rows = torch.full_like(reconstruction.detach(), len(z))
     # Near 1 where the views of a group spread evenly over the sphere.
     spread = z.detach().view(-1, 2 * group_size, z.shape[-1]).std(dim=1).mean() * z.shape[-1] ** 0.5

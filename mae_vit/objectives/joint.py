@@ -26,10 +26,10 @@ class LossWeights(Section):
 
 
 class JointConfig(ObjectiveSection):
-    """Options of the `joint` objective: those of its two parts, and how much each counts in the sum."""
+    """Options of the `joint` objective: those of its two parts, and their weights in the sum."""
 
     name: Literal["joint"]
-    # The one mode that is left; runs and configs of before name it.
+    # The only mode; older runs and configs name it.
     mode: Literal["sum"] = "sum"
     weights: LossWeights = LossWeights()
     mae: MAEConfig = MAEConfig(name="mae")
@@ -38,14 +38,14 @@ class JointConfig(ObjectiveSection):
     @model_validator(mode="before")
     @classmethod
     def _name_parts(cls, raw: Any) -> Any:
-        """Parts are named by their key; repeating it as their `name` is not asked for."""
+        """Fills in each part's `name` from its key."""
         if not isinstance(raw, dict):
             return raw
         parts = {key: raw[key] for key in ("mae", "masked_patch") if isinstance(raw.get(key), dict)}
         return {**raw, **{key: {"name": key, **part} for key, part in parts.items()}}
 
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, named by key, for what only shows together with the model."""
+        """Raises ValueError, which names the key, for options that do not fit the model."""
         for key, part in (("mae", self.mae), ("masked_patch", self.masked_patch)):
             try:
                 part.check(
@@ -64,8 +64,7 @@ class JointConfig(ObjectiveSection):
 class Joint(Objective):
     """Both masked objectives share the encoder; each keeps its own head.
 
-    Both draw from the same noise of patches, so a part sees the masks that it would
-    see alone.
+    Both draw from the same noise of patches, so each part has the masks that it has in a run of its own.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Joint(Objective):
         return ObjectiveOutput(total, values)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Sums of both parts."""
+        """Returns the sums of both parts."""
         return {
             f"{name}.{key}": value
             for name, part in self._parts().items()
@@ -100,7 +99,7 @@ class Joint(Objective):
         }
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Metrics of both parts, and the weighted sum of their losses."""
+        """Returns the metrics of both parts, and the weighted sum of their losses."""
         metrics: dict[str, float] = {"loss": 0.0}
         for name, part in self._parts().items():
             own = {
@@ -124,6 +123,6 @@ class Joint(Objective):
 
 
 def _named(name: str, output: ObjectiveOutput, images: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """A part's loss and values, under its name."""
+    """Prefixes a part's loss and values with its name."""
     loss = (output.loss.detach() * images, torch.full_like(output.loss.detach(), images))
     return {f"{name}_loss": loss, **{f"{name}_{key}": value for key, value in output.values.items()}}

@@ -1,4 +1,4 @@
-"""How labels are learned from: mixing of images, and the cross-entropy with its targets."""
+"""The loss of training with labels: mixing of images, and the cross-entropy with its targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mae_vit.objectives.objective import ObjectiveOutput
 
 
 class LabelLoss(nn.Module):
-    """The training loss of a classifier; none of it touches what is measured.
+    """The training loss of a classifier. Held-out metrics do not use it.
 
     Shapes: B batch, C channels, H W pixels, K classes.
     """
@@ -40,12 +40,12 @@ class LabelLoss(nn.Module):
         return self.mixing(batch, self.num_classes)
 
     def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The mean over the batch of logits (B, K)."""
+        """Computes the mean over the batch of logits (B, K)."""
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
 
     def pictures(self, batch: Batch, logits: Tensor) -> list[Picture]:
-        """Shows which images are classified wrongly (none without a label is), and all."""
-        wrong = (logits.argmax(dim=-1) != batch.labels) & (batch.labels >= 0)
+        """Shows the wrongly classified images, and all; images without a label are never wrong."""
+        wrong = (logits.argmax(dim=-1) != batch.labels) & (batch.labels >= 0)  # (B,)
         original = batch.images.float() / 255
         return [
             Picture("classified wrongly", torch.where(wrong[:, None, None, None], original, 0.5)),
@@ -53,8 +53,8 @@ class LabelLoss(nn.Module):
         ]
 
     def output(self, loss: Tensor, logits: Tensor, targets: Tensor) -> ObjectiveOutput:
-        """Adds the accuracy on images as trained on; of mixed ones the larger part's label counts."""
+        """Adds the training accuracy; a mixed image has the label of its larger part."""
         with torch.no_grad():
-            labels = targets if targets.ndim == 1 else targets.argmax(dim=-1)
+            labels = targets if targets.ndim == 1 else targets.argmax(dim=-1)  # (B,)
             hits = (logits.argmax(dim=-1) == labels).sum()
         return ObjectiveOutput(loss, {"accuracy": (hits, torch.full_like(hits, len(logits)))})

@@ -1,4 +1,8 @@
-"""Masked autoencoder: pixel reconstruction from 25 % of the patches (arXiv 2111.06377)."""
+"""Masked autoencoder: pixel reconstruction from 25 % of the patches (arXiv 2111.06377).
+
+Shapes: B images, C channels, H W pixels, N patches, N_keep visible patches, M predicted patches, P patch size,
+D encoder width, D_dec decoder width.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +39,10 @@ def num_decoded_patches(num_masked: int, decode_ratio: float) -> int:
 class MAEConfig(ObjectiveSection):
     """Options of the `mae` objective; defaults are MAE Sec. 4.1's.
 
-    With `decode_ratio` below 1 training predicts that share of the masked patches, and the
-    decoder does not see the others: the decoder masking of VideoMAE V2 (arXiv 2303.16727)
-    and the partial reconstruction of CrossMAE (arXiv 2401.14391), here with MAE's
-    self-attention and a random choice. Held-out images and pictures are decoded whole.
+    With `decode_ratio` below 1, training predicts that share of the masked patches, and the
+    decoder does not see the others. This follows the decoder masking of VideoMAE V2
+    (arXiv 2303.16727) and the partial reconstruction of CrossMAE (arXiv 2401.14391), but with
+    MAE's self-attention and a random choice. Held-out images and pictures are decoded whole.
     """
 
     name: Literal["mae"]
@@ -50,7 +54,7 @@ class MAEConfig(ObjectiveSection):
     decode_ratio: float = Field(default=1.0, gt=0, le=1)
 
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, named by key, for what only shows together with the model."""
+        """Raises ValueError, which names the key, for options that do not fit the model."""
         num_patches = grid_size[0] * grid_size[1]
         num_masked = num_masked_patches(num_patches, self.mask_ratio)
         if not 0 < num_masked < num_patches:
@@ -122,7 +126,7 @@ class MAE(Objective):
 
     @property
     def hidden_ratio(self) -> float:
-        """The share of patches that it hides."""
+        """The share of patches that are masked in training."""
         return self.mask_ratio
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
@@ -140,11 +144,11 @@ class MAE(Objective):
         encoded = self.encoder.forward_visible(images, masking.ids_keep)  # (B, 1 + N_keep, D)
         ids = masking.ids_masked  # int64 (B, M)
         if self.decode_ratio < 1:
-            # In the order of their noise: the first ones are a random choice, and the keys' alone.
+            # Sorted by noise: the first ones are a random choice that depends on the keys only.
             ids = ids[:, : num_decoded_patches(ids.shape[1], self.decode_ratio)]
             prediction = self.decode_subset(encoded, masking.ids_keep, ids)  # (B, M, P*P*C)
         else:
-            # What is not masked is not in the loss, so it is not predicted either.
+            # Visible patches are not in the loss, so they are not predicted.
             prediction = self.decode(encoded, masking.ids_restore, ids)  # (B, M, P*P*C)
         return self.squared_error(images, prediction, ids).mean(), encoded
 
@@ -155,15 +159,15 @@ class MAE(Objective):
 
         Args:
             images: (B, C, H, W), normalized.
-            noise: (B, N), distinct numbers; the patches of lowest rank stay visible.
-            mask_ratio: another than it is trained with.
+            noise: (B, N), distinct within a row; the patches with the lowest numbers stay visible.
+            mask_ratio: replaces the ratio of training.
 
         Returns:
             Predictions (B, N, P*P*C) for every patch, and the mask float32 (B, N),
             1 = masked and counted in the loss.
         """
         masking = random_masking(noise, self.mask_ratio if mask_ratio is None else mask_ratio)
-        encoded = self.encoder.forward_visible(images, masking.ids_keep)
+        encoded = self.encoder.forward_visible(images, masking.ids_keep)  # (B, 1 + N_keep, D)
         return self.decode(encoded, masking.ids_restore), masking.mask
 
     def decode(self, encoded: Tensor, ids_restore: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -194,9 +198,9 @@ class MAE(Objective):
         return self.decoder_pred(self.decoder_norm(tokens))
 
     def decode_subset(self, encoded: Tensor, ids_keep: Tensor, ids: Tensor) -> Tensor:
-        """Predicts some masked patches from the visible ones; other masked ones take no part.
+        """Predicts some masked patches from the visible ones; the decoder does not see other masked patches.
 
-        Positions are added, so the order of tokens is free: nothing is restored.
+        Tokens carry their positions, so their order does not matter and is not restored.
 
         Args:
             encoded: (B, 1 + N_keep, D).
@@ -208,7 +212,7 @@ class MAE(Objective):
         """
         tokens = self.decoder_embed(encoded)  # (B, 1 + N_keep, D_dec)
         mask_tokens = self.mask_token.to(tokens.dtype).expand(*ids.shape, -1)  # (B, M, D_dec)
-        places = F.pad(torch.cat([ids_keep, ids], dim=1) + 1, (1, 0))  # [CLS] stands in front
+        places = F.pad(torch.cat([ids_keep, ids], dim=1) + 1, (1, 0))  # (B, 1 + N_keep + M); 0 is [CLS]
         tokens = torch.cat([tokens, mask_tokens], dim=1) + F.embedding(places, self.decoder_pos_embed[0])
         tokens = self.decoder_blocks[:-1](tokens)
         predicted = torch.arange(encoded.shape[1], tokens.shape[1], device=tokens.device).expand_as(ids)
@@ -216,21 +220,21 @@ class MAE(Objective):
         return self.decoder_pred(self.decoder_norm(tokens))
 
     def squared_error(self, images: Tensor, prediction: Tensor, ids: Tensor | None = None) -> Tensor:
-        """What the loss is the mean of, over masked patches only (MAE Sec. 3).
+        """Computes the squared errors; the loss is their mean over masked patches only (MAE Sec. 3).
 
         Args:
             images: (B, C, H, W), normalized.
             prediction: (B, N, P*P*C), or (B, M, P*P*C) of the patches `ids`.
-            ids: int64 (B, M), the patches that are predicted; all N if not given.
+            ids: int64 (B, M), the predicted patches; all N if not given.
 
         Returns:
             float32, of the shape of `prediction`.
         """
-        target, _, _ = self.targets(images, ids)
+        target, _, _ = self.targets(images, ids)  # (B, N or M, P*P*C)
         return (prediction.float() - target).square()
 
     def masked_mse(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
-        """The loss of a prediction of all patches: scalar float32, the mean over masked patches only.
+        """Computes the loss from predictions of all patches: scalar float32, the mean over masked patches only.
 
         Args:
             images: (B, C, H, W), normalized.
@@ -241,47 +245,46 @@ class MAE(Objective):
         return (error * mask).sum() / mask.sum()
 
     def targets(self, images: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns what is regressed, of all patches or of `ids`, and each patch's mean and scale to undo it.
+        """Returns the regression target of all patches or of `ids`, and the mean and scale that undo its normalization.
 
         With norm_pix_loss each patch is normalized by its own mean and unbiased
         variance (MAE Sec. 4.1, "Reconstruction target").
 
         Returns:
-            target (B, N, P*P*C), mean (B, N, 1), scale (B, N, 1).
+            target (B, N, P*P*C), mean (B, N, 1), scale (B, N, 1); M in place of N with `ids`.
         """
         target = patchify(images, self.encoder.patch_size)  # (B, N, P*P*C)
         if ids is not None:
             target = take_tokens(target, ids)  # (B, M, P*P*C)
         if not self.norm_pix_loss:
             return target, torch.zeros_like(target[..., :1]), torch.ones_like(target[..., :1])
-        mean = target.mean(dim=-1, keepdim=True)
+        mean = target.mean(dim=-1, keepdim=True)  # (B, N, 1)
         centered = target - mean
-        # Written out: torch's var() takes three times as long on these short rows.
-        variance = centered.square().sum(dim=-1, keepdim=True) / (target.shape[-1] - 1)
+        # Not torch.var(), which takes three times as long on these short rows.
+        variance = centered.square().sum(dim=-1, keepdim=True) / (target.shape[-1] - 1)  # (B, N, 1)
         scale = (variance + TARGET_VARIANCE_EPS).sqrt()
         return centered / scale, mean, scale
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Loss and squared errors on masked patches, of the model and of its baseline.
+        """Sums the loss and the squared errors on masked patches, for the model and for a baseline.
 
-        The baseline is what needs no learning: under norm_pix_loss, predicting
-        zero and borrowing the true patch statistics; in raw pixels, a local
-        average of the visible patches.
+        The baseline needs no learning. Under norm_pix_loss it predicts zero and uses the
+        true patch statistics; in raw pixels it is a local average of the visible patches.
         """
         images = self.normalize(batch.images)
         prediction, mask = self.reconstruct(images, patch_noise(batch.keys, self.encoder.num_patches))
         loss = self.squared_error(images, prediction).mean(dim=-1)  # (B, N)
         _, mean, scale = self.targets(images)
-        pixels = prediction.float() * scale + mean
+        pixels = prediction.float() * scale + mean  # (B, N, P*P*C)
         baseline = mean.expand_as(pixels) if self.norm_pix_loss else local_average(images, mask, self.encoder)
         return {"loss": (loss * mask).sum(), **error_sums(self, images, pixels, baseline, mask)}
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Loss, PSNR on masked patches in dB, and its gain over the baseline."""
+        """Returns the loss, PSNR on masked patches in dB, and its gain over the baseline."""
         return {"loss": sums["loss"] / sums["masked"], **psnr_metrics(sums)}
 
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows masked, predicted, pasted, original; says when true statistics are borrowed."""
+        """Shows masked, predicted, pasted, original; the label states if the true patch statistics are used."""
         images = self.normalize(batch.images)
         prediction, mask = self.reconstruct(images, patch_noise(batch.keys, self.encoder.num_patches))
         _, mean, scale = self.targets(images)

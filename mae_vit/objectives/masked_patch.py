@@ -1,4 +1,7 @@
-"""Masked patch prediction: colors or pixels of corrupted patches (ViT Sec. 4.6, App. B.1.2)."""
+"""Masked patch prediction: colors or pixels of corrupted patches (ViT Sec. 4.6, App. B.1.2).
+
+Shapes: B images, N patches, M corrupted patches, D width.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class MaskedPatchConfig(ObjectiveSection):
     random_share: float = Field(default=0.1, ge=0, le=1)
 
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, named by key, for what only shows together with the model."""
+        """Raises ValueError, which names the key, for options that do not fit the model."""
         num_patches = grid_size[0] * grid_size[1]
         if not 0 < round(self.corrupt_ratio * num_patches) < num_patches:
             raise ValueError(
@@ -51,7 +54,7 @@ class MaskedPatchConfig(ObjectiveSection):
 
 
 class MaskedPatch(Objective):
-    """Predicts what was at corrupted patches from the encoder's final states."""
+    """Predicts the content of corrupted patches from the encoder's final states."""
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class MaskedPatch(Objective):
 
     @property
     def hidden_ratio(self) -> float:
-        """The share of patches that it corrupts."""
+        """The share of patches that are corrupted in training."""
         return self.config.corrupt_ratio
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
@@ -96,8 +99,8 @@ class MaskedPatch(Objective):
             mask_share=self.config.mask_share,
             random_share=self.config.random_share,
         )
-        tokens = self.encoder.embed_patches(self.normalize(batch.images))
-        encoded = self.encoder.forward_replaced(self.replace(tokens, corruption))
+        tokens = self.encoder.embed_patches(self.normalize(batch.images))  # (B, N, D)
+        encoded = self.encoder.forward_replaced(self.replace(tokens, corruption))  # (B, 1 + N, D)
         return self.head(take_tokens(encoded[:, 1:], corruption.ids)), corruption
 
     def replace(self, tokens: Tensor, corruption: Corruption) -> Tensor:
@@ -105,26 +108,26 @@ class MaskedPatch(Objective):
 
         Args:
             tokens: (B, N, D), embeddings of the original patches.
-            corruption: what to replace by what.
+            corruption: from `corrupt`, for N patches.
 
         Returns:
             (B, N, D).
         """
         width = tokens.shape[-1]
-        kind = corruption.kind[..., None]
-        source = corruption.source[..., None].expand(-1, -1, width)
-        ids = corruption.ids[..., None].expand(-1, -1, width)
+        kind = corruption.kind[..., None]  # (B, M, 1)
+        source = corruption.source[..., None].expand(-1, -1, width)  # (B, M, D)
+        ids = corruption.ids[..., None].expand(-1, -1, width)  # (B, M, D)
         replaced = torch.where(kind == KIND_RANDOM, tokens.gather(1, source), tokens.gather(1, ids))
         replaced = torch.where(kind == KIND_MASK, self.mask_token.to(tokens.dtype), replaced)
-        return tokens.scatter(1, ids, replaced)
+        return tokens.scatter(1, ids, replaced)  # (B, N, D)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Sums of the target over the batch."""
+        """Returns the sums of the target over the batch."""
         prediction, corruption = self.predict(batch)
         return self.target.sums(prediction, batch, corruption)
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Metrics of the target."""
+        """Returns the metrics of the target."""
         return self.target.metrics(sums)
 
     def pictures(self, batch: Batch) -> list[Picture]:

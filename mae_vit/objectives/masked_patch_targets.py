@@ -1,6 +1,6 @@
-"""What masked patch prediction predicts: colors of a patch, or its pixels (ViT App. B.1.2).
+"""The targets of masked patch prediction: colors of a patch, or its pixels (ViT App. B.1.2).
 
-Shapes: B batch, C channels, N patches, M corrupted patches, P patch size.
+Shapes: B batch, C channels, N patches, M corrupted patches, P patch size, A areas of a patch, K color classes.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class PatchTarget(ABC):
 
     @abstractmethod
     def loss(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> Tensor:
-        """Mean over all corrupted positions."""
+        """Computes the mean over all corrupted positions."""
 
     @abstractmethod
     def values(
         self, prediction: Tensor, batch: Batch, corruption: Corruption
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Named (sum, count) pairs to log in training."""
+        """Returns named (sum, count) pairs to log in training."""
 
     @abstractmethod
     def sums(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> dict[str, Tensor]:
-        """Sums over held-out images, of the model and of what needs no learning."""
+        """Returns sums over held-out images, for the model and for a baseline without learning."""
 
     @abstractmethod
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Metrics of total sums."""
+        """Turns total sums into metrics."""
 
     @abstractmethod
     def pictures(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> list[Picture]:
@@ -51,9 +51,9 @@ class PatchTarget(ABC):
 
 
 class ColorTarget(PatchTarget):
-    """3-bit colors of `cells` x `cells` areas of the patch, in parallel classifications.
+    """Classifies the 3-bit colors of the `cells` x `cells` areas of a patch in parallel.
 
-    One area is the paper's mean color; 4 x 4 areas are its second variant.
+    With one area this is the paper's mean color; 4 x 4 areas are its second variant.
     """
 
     def __init__(self, objective: Objective, cells: int) -> None:
@@ -67,12 +67,12 @@ class ColorTarget(PatchTarget):
         return downsized_color_classes(batch.images, self._encoder.patch_size, self._cells)
 
     def _aligned(self, prediction: Tensor, batch: Batch, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns logits (B, M, cells, classes) and classes (B, M, cells)."""
-        logits = prediction.float().unflatten(-1, (-1, self._classes))
+        """Returns logits (B, M, A, K) and classes (B, M, A)."""
+        logits = prediction.float().unflatten(-1, (-1, self._classes))  # (B, M, A, K)
         return logits, take_tokens(self._all_classes(batch), ids)
 
     def loss(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> Tensor:
-        """Mean cross-entropy over corrupted positions and areas."""
+        """Computes the mean cross-entropy over corrupted positions and areas."""
         logits, classes = self._aligned(prediction, batch, corruption.ids)
         return F.cross_entropy(logits.flatten(0, 2), classes.flatten())
 
@@ -84,18 +84,18 @@ class ColorTarget(PatchTarget):
 
     def _hits(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> dict[str, Tensor]:
         logits, classes = self._aligned(prediction, batch, corruption.ids)
-        on_mask = (corruption.kind == KIND_MASK)[..., None].expand_as(classes)
+        on_mask = (corruption.kind == KIND_MASK)[..., None].expand_as(classes)  # (B, M, A)
         return {
             "on_mask": on_mask.sum().float(),
             "hits": ((logits.argmax(dim=-1) == classes) & on_mask).sum().float(),
         }
 
     def sums(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> dict[str, Tensor]:
-        """Hits on [mask] positions, of the model and of copying the nearest visible patch."""
+        """Counts hits on [mask] positions, for the model and for a copy of the nearest visible patch."""
         logits, classes = self._aligned(prediction, batch, corruption.ids)
         nearest = nearest_visible(corruption.mask, self._encoder.grid_size).gather(1, corruption.ids)
-        copied = take_tokens(self._all_classes(batch), nearest)
-        on_mask = (corruption.kind == KIND_MASK)[..., None]
+        copied = take_tokens(self._all_classes(batch), nearest)  # (B, M, A)
+        on_mask = (corruption.kind == KIND_MASK)[..., None]  # (B, M, 1)
         return {
             "predicted": torch.tensor(float(classes.numel()), device=classes.device),
             "loss": F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction="sum"),
@@ -104,7 +104,7 @@ class ColorTarget(PatchTarget):
         }
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Loss over corrupted positions; accuracy on [mask] positions beside the copying baseline."""
+        """Returns the loss over corrupted positions, and the accuracy on [mask] positions with its baseline."""
         return {
             "loss": sums["loss"] / sums["predicted"],
             "accuracy_on_mask": sums["hits"] / max(sums["on_mask"], 1),
@@ -112,17 +112,17 @@ class ColorTarget(PatchTarget):
         }
 
     def pictures(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> list[Picture]:
-        """Shows masked, predicted, pasted, original; a color stands for an area."""
+        """Shows masked, predicted, pasted, original; each area has one color."""
         encoder, cells = self._encoder, self._cells
         logits, _ = self._aligned(prediction, batch, corruption.ids)
-        ids = corruption.ids[..., None].expand(-1, -1, cells * cells)
-        classes = self._all_classes(batch).scatter(1, ids, logits.argmax(dim=-1))
+        ids = corruption.ids[..., None].expand(-1, -1, cells * cells)  # (B, M, A)
+        classes = self._all_classes(batch).scatter(1, ids, logits.argmax(dim=-1))  # (B, N, A)
         p, img_size, channels = encoder.patch_size, encoder.img_size, encoder.in_chans
-        # Each area's color at every one of its pixels.
+        # Each pixel gets the color of its area.
         colors = (class_colors(classes, channels) / 255).unflatten(2, (cells, cells))
         pixels = colors.repeat_interleave(p // cells, 2).repeat_interleave(p // cells, 3).flatten(2)
-        painted = unpatchify(pixels, p, img_size)
-        hidden = unpatchify(corruption.mask[..., None].expand(-1, -1, p * p), p, img_size)
+        painted = unpatchify(pixels, p, img_size)  # (B, C, H, W)
+        hidden = unpatchify(corruption.mask[..., None].expand(-1, -1, p * p), p, img_size)  # (B, 1, H, W)
         original = batch.images.float() / 255
         return [
             Picture("masked", original * (1 - hidden) + 0.5 * hidden),
@@ -133,7 +133,7 @@ class ColorTarget(PatchTarget):
 
 
 class PixelTarget(PatchTarget):
-    """All pixels of the patch as given to the network, by L2 regression (the paper's third variant)."""
+    """L2 regression of all normalized pixels of a patch (the paper's third variant)."""
 
     def __init__(self, objective: Objective) -> None:
         """Predicts the pixels of each patch of the objective's images."""
@@ -142,13 +142,13 @@ class PixelTarget(PatchTarget):
         self.num_outputs = encoder.patch_size**2 * encoder.in_chans
 
     def _errors(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> Tensor:
-        """Mean squared error of each corrupted patch: (B, M)."""
+        """Computes the mean squared error of each corrupted patch: (B, M)."""
         images = self._objective.normalize(batch.images)
         target = take_tokens(patchify(images, self._objective.encoder.patch_size), corruption.ids)
         return (prediction.float() - target).square().mean(dim=-1)
 
     def loss(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> Tensor:
-        """Mean squared error over corrupted positions."""
+        """Computes the mean squared error over corrupted positions."""
         return self._errors(prediction, batch, corruption).mean()
 
     def values(  # noqa: D102
@@ -157,14 +157,14 @@ class PixelTarget(PatchTarget):
         return {}
 
     def _whole(self, prediction: Tensor, corruption: Corruption, images: Tensor) -> Tensor:
-        """The prediction set into the true patches: (B, N, P*P*C)."""
-        ids = corruption.ids[..., None].expand(-1, -1, self.num_outputs)
+        """Returns the true patches with the prediction at corrupted positions: (B, N, P*P*C)."""
+        ids = corruption.ids[..., None].expand(-1, -1, self.num_outputs)  # (B, M, P*P*C)
         return patchify(images, self._objective.encoder.patch_size).scatter(1, ids, prediction.float())
 
     def sums(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> dict[str, Tensor]:
-        """Loss over corrupted positions; squared errors on [mask] positions, and a local average's."""
+        """Sums the loss over corrupted positions, and squared errors on [mask] positions with a baseline's."""
         images = self._objective.normalize(batch.images)
-        on_mask = torch.zeros_like(corruption.mask)
+        on_mask = torch.zeros_like(corruption.mask)  # (B, N)
         on_mask.scatter_(1, corruption.ids, (corruption.kind == KIND_MASK).to(on_mask.dtype))
         baseline = local_average(images, corruption.mask, self._objective.encoder)
         whole = self._whole(prediction, corruption, images)
@@ -176,11 +176,11 @@ class PixelTarget(PatchTarget):
         }
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Loss over corrupted positions; PSNR on [mask] positions beside the local average's."""
+        """Returns the loss over corrupted positions, and PSNR on [mask] positions with the local average's."""
         return {"loss": sums["loss"] / sums["predicted"], **psnr_metrics(sums)}
 
     def pictures(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> list[Picture]:
-        """Shows masked, predicted, pasted, original; visible patches are shown as they are."""
+        """Shows masked, predicted, pasted, original; visible patches are unchanged."""
         images = self._objective.normalize(batch.images)
         whole = self._whole(prediction, corruption, images)
         return reconstruction_pictures(self._objective, batch.images, whole, corruption.mask)

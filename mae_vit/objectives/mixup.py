@@ -1,8 +1,9 @@
-"""Mixup and cutmix over neighbors of the global order: the same pairs whoever computes them.
+"""Mixup and cutmix over neighbors of the global order: the same pairs on any number of ranks.
 
-Images 2j and 2j + 1 of an epoch's order make a pair; what is drawn for it is keyed by its
-first sample. timm, whose recipe this is, pairs whatever lies in a micro-batch and draws
-from a global generator, so its result depends on the split over ranks.
+Images 2j and 2j + 1 of an epoch's order make a pair; the key of its first sample keys its draws.
+The recipe is timm's. timm pairs the images of a micro-batch and draws from a global generator,
+so its result depends on the split over ranks.
+Shapes: B images, P = B / 2 pairs, C channels, H W pixels, K classes.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from mae_vit.objectives.objective import Grouping
 
 # Rows 2j and 2j + 1 of the global order, of two images.
 PAIRS = Grouping(unit=2, views=1, why="mixup and cutmix pair neighbors")
-# Quantiles of each Beta distribution that are told apart: one for each 16-bit number.
+# Quantiles of each Beta distribution: one for each 16-bit number.
 _QUANTILES = 1 << 16
 
 
 class Mixing(nn.Module):
-    """Blends the two images of a pair, or pastes a box of each into the other; labels alike.
+    """Blends the two images of a pair, or pastes a box of each into the other, and mixes their labels.
 
-    Mixup (arXiv 1710.09412): share lambda of one and 1 - lambda of the other, lambda from
-    Beta(alpha, alpha). Cutmix (arXiv 1905.04899): a box of (1 - lambda) of the area, cut off at the
-    edges; labels by the area that is left. With both, each pair draws one of them, half of the
-    time each (timm's defaults, as in MAE's fine-tuning, Sec. A.1; there a batch draws once).
+    Mixup (arXiv 1710.09412) adds a share lambda of one image and 1 - lambda of the other, with
+    lambda from Beta(alpha, alpha). Cutmix (arXiv 1905.04899) pastes a box of (1 - lambda) of the
+    area, clipped at the edges; labels follow the area. With both options, each pair draws one of
+    the two with equal chances (timm's defaults, as in MAE's fine-tuning, Sec. A.1; there a whole
+    batch draws once).
 
-    Everything drawn is looked up or computed in whole numbers, so that it is alike on all
-    devices: logarithms and roots, which are not, go into tables made on the CPU.
+    Draws are table look-ups or integer arithmetic, so all devices agree. Logarithms and roots
+    differ by device: the CPU computes them once, into the tables.
     """
 
     blends: Tensor
@@ -43,8 +45,8 @@ class Mixing(nn.Module):
         """Makes the tables.
 
         Args:
-            mixup: alpha of mixup; 0 for none of it.
-            cutmix: alpha of cutmix; 0 for none of it.
+            mixup: alpha of mixup; 0 turns it off.
+            cutmix: alpha of cutmix; 0 turns it off.
 
         Raises:
             ValueError: if both are 0.
@@ -53,16 +55,16 @@ class Mixing(nn.Module):
         if not (mixup or cutmix):
             raise ValueError("nothing to mix by: mixup and cutmix are 0")
         self.mixup, self.cutmix = mixup, cutmix
-        # Constants: no part of a model's state.
+        # Constants are not part of a model's state.
         self.register_buffer("blends", _quantiles(mixup), persistent=False)
-        # Side of the box over that of the image.
+        # Side of the box over the image's side.
         self.register_buffer("cuts", (1 - _quantiles(cutmix)).sqrt(), persistent=False)
 
     def forward(self, batch: Batch, num_classes: int) -> tuple[Tensor, Tensor]:
         """Mixes a micro-batch of whole pairs.
 
         Args:
-            batch: B images, B even; labels of all of them.
+            batch: whole pairs, so B is even; every image has a label.
             num_classes: K.
 
         Returns:
@@ -76,22 +78,22 @@ class Mixing(nn.Module):
             raise ValueError(
                 f"mixup and cutmix pair neighbors: a micro-batch of {size} images leaves one over"
             )
-        kept, share = self._draw(batch)
-        images = batch.images.float().unflatten(0, (-1, 2))
-        labels = F.one_hot(batch.labels, num_classes).float().unflatten(0, (-1, 2))
-        kept, share = kept[:, None, None], share[:, None, None]
+        kept, share = self._draw(batch)  # (P, H, W), (P,)
+        images = batch.images.float().unflatten(0, (-1, 2))  # (P, 2, C, H, W)
+        labels = F.one_hot(batch.labels, num_classes).float().unflatten(0, (-1, 2))  # (P, 2, K)
+        kept, share = kept[:, None, None], share[:, None, None]  # (P, 1, 1, H, W), (P, 1, 1)
         return (
             (images * kept + images.flip(1) * (1 - kept)).flatten(0, 1),
             (labels * share + labels.flip(1) * (1 - share)).flatten(0, 1),
         )
 
     def _draw(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Returns, for P pairs, how much of an image is kept: at each place (P, H, W), and in all (P,)."""
+        """Returns each image's share in its mixture, for P pairs: of every pixel (P, H, W), and overall (P,)."""
         height, width = batch.images.shape[-2:]
         keys = batch.keys
-        drawn = replace(keys, index=keys.index[::2]).random_uint32(RngStream.MIX, 4)
+        drawn = replace(keys, index=keys.index[::2]).random_uint32(RngStream.MIX, 4)  # (P, 4)
         quantile = drawn[:, 1] >> 16
-        blend = self.blends[quantile]
+        blend = self.blends[quantile]  # (P,)
         if not self.cutmix:
             return blend[:, None, None].expand(-1, height, width), blend
         inside, area = self._boxes(self.cuts[quantile], drawn[:, 2:], height, width)
@@ -106,7 +108,7 @@ class Mixing(nn.Module):
 
     @staticmethod
     def _boxes(cut: Tensor, drawn: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Boxes around uniform centers, cut off at the edges: inside (P, H, W), and pixels (P,)."""
+        """Draws boxes with uniform centers, clipped at the edges: inside (P, H, W), and areas (P,) in pixels."""
         sides = []
         for axis, side in enumerate((height, width)):
             length = (cut * side).long()
@@ -120,10 +122,10 @@ class Mixing(nn.Module):
 
 
 def _quantiles(alpha: float) -> Tensor:
-    """Quantiles of Beta(alpha, alpha), float32; ones for alpha 0, which is not drawn from."""
+    """Quantiles of Beta(alpha, alpha), float32; ones for alpha 0, which is never used."""
     if not alpha:
         return torch.ones(_QUANTILES)
     with torch.device("cpu"):
-        # Also where a model's costs are estimated without computing anything.
+        # Cost estimates build models on the meta device, where numpy() below would fail.
         chances = (torch.arange(_QUANTILES, dtype=torch.float64) + 0.5) / _QUANTILES
     return torch.from_numpy(betaincinv(alpha, alpha, chances.numpy())).float()

@@ -1,4 +1,4 @@
-"""What every pretraining objective, and every task of fine-tuning, offers to the training loop."""
+"""The interface of pretraining objectives and fine-tuning tasks to the training loop."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mae_vit.models.vit import ViTEncoder
 
 
 class ObjectiveOutput(NamedTuple):
-    """What a forward pass returns: a tuple, in which DeepSpeed finds the tensors.
+    """The result of a forward pass; a tuple, because DeepSpeed searches tuples for tensors.
 
     Attributes:
         loss: scalar float32, the mean over the micro-batch.
-        values: named numbers to log, each as a detached sum and what to divide it by;
-            both are added over micro-batches and ranks first, so that the split of a
-            batch does not show.
+        values: named numbers to log, each a detached sum and its divisor. Both are summed
+            over micro-batches and ranks before the division, so the value does not depend on
+            the split of a batch.
     """
 
     loss: Tensor
@@ -30,7 +30,7 @@ class ObjectiveOutput(NamedTuple):
 
 
 class Task(nn.Module, ABC):
-    """What the loop trains: networks and a loss.
+    """A module that the loop trains: networks and a loss.
 
     Images arrive as raw uint8 and are normalized here, on the device, since some
     targets need raw pixels.
@@ -42,8 +42,8 @@ class Task(nn.Module, ABC):
     def __init__(self, *, mean: Sequence[float], std: Sequence[float]) -> None:
         """Holds the per-channel normalization (of pixels in 0..1)."""
         super().__init__()
-        # Not persistent: they belong to the data, and travel in the metadata of
-        # the exported encoder.
+        # Not persistent: they describe the data. The metadata of the exported encoder
+        # holds them.
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -61,7 +61,7 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Computes sums over the images of a batch, to be added over batches and ranks."""
+        """Computes sums over the images of a batch; the caller adds them over batches and ranks."""
 
     @abstractmethod
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
@@ -69,11 +69,11 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows rows of a few images, the original last; masked, predicted and pasted before it, where there are."""
+        """Returns labeled image rows: masked, predicted, pasted (where they exist), original last."""
 
 
 class Objective(Task):
-    """An encoder with what its pretraining task adds to it."""
+    """An encoder, and the modules that pretraining adds to it."""
 
     def __init__(self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float]) -> None:
         """Holds the encoder and the per-channel normalization (of pixels in 0..1)."""
@@ -82,17 +82,17 @@ class Objective(Task):
 
     @property
     def hidden_ratio(self) -> float:
-        """The share of patches that it hides in training; 0 for none."""
+        """The share of patches that are masked in training; 0 for none."""
         return 0.0
 
 
 class Grouping(NamedTuple):
-    """Rows of the global order that a loss takes together: 2j and 2j + 1, or 2jG to 2(j + 1)G - 1.
+    """Rows of the global order that a loss needs together: 2j and 2j + 1, or 2jG to 2(j + 1)G - 1.
 
     Attributes:
-        unit: consecutive rows; a micro-batch holds whole units, so that no split of a batch changes the loss.
+        unit: consecutive rows. A micro-batch holds whole units, so no split of a batch changes the loss.
         views: rows that are views of one image (`data.repeats`).
-        why: for people, the beginning of a sentence.
+        why: the beginning of an error message that explains the unit.
     """
 
     unit: int
@@ -103,7 +103,7 @@ class Grouping(NamedTuple):
 class ObjectiveSection(Section, ABC):
     """The `objective` section of a config: an objective's options, and how to build it.
 
-    `uses_labels` says whether it learns from labels, and is measured by those of held-out images.
+    `uses_labels`: training and held-out evaluation use labels.
     """
 
     name: str
@@ -111,12 +111,12 @@ class ObjectiveSection(Section, ABC):
 
     @property
     def grouping(self) -> Grouping | None:
-        """The rows that it takes together; None where each image has a loss of its own."""
+        """The rows that the loss needs together; None if each image has its own loss."""
         return None
 
     @abstractmethod
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, naming the key, for what only shows together with model and data."""
+        """Raises ValueError, which names the key, for options that do not fit model or data."""
 
     @abstractmethod
     def build(
@@ -125,8 +125,8 @@ class ObjectiveSection(Section, ABC):
         """Builds the objective around an encoder.
 
         Args:
-            encoder: what is pretrained.
+            encoder: is trained together with the objective's own modules.
             mean: per-channel mean of the pixels in 0..1.
             std: per-channel standard deviation.
-            num_classes: of the data's labels; 0 where it has none.
+            num_classes: classes of the data; 0 without labels.
         """

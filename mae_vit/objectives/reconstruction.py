@@ -1,4 +1,4 @@
-"""What objectives that predict pixels share: PSNR, its baseline, pictures.
+"""Shared by objectives that predict pixels: PSNR, its baseline, pictures.
 
 Shapes: B batch, C channels, N patches, P patch size. Patches are (B, N, P*P*C) of
 normalized pixels; masks (B, N), 1 = masked and counted.
@@ -19,7 +19,7 @@ from mae_vit.objectives.objective import Objective
 
 
 def local_average(images: Tensor, mask: Tensor, encoder: ViTEncoder) -> Tensor:
-    """Predicts each patch as one color: nearby visible patches, weights exp(-d^2 / 2).
+    """Predicts each patch as one color, the mean of visible patches with weights exp(-d^2 / 2).
 
     Args:
         images: (B, C, H, W), normalized.
@@ -29,31 +29,31 @@ def local_average(images: Tensor, mask: Tensor, encoder: ViTEncoder) -> Tensor:
     Returns:
         (B, N, P*P*C).
     """
-    patches = patchify(images, encoder.patch_size)
-    colors = patches.unflatten(-1, (-1, encoder.in_chans)).mean(dim=-2)
-    distances = squared_distances(encoder.grid_size, images.device)
-    # A softmax, which knows the nearest: weights of far patches alone would all be 0.
+    patches = patchify(images, encoder.patch_size)  # (B, N, P*P*C)
+    colors = patches.unflatten(-1, (-1, encoder.in_chans)).mean(dim=-2)  # (B, N, C)
+    distances = squared_distances(encoder.grid_size, images.device)  # (N, N)
+    # A softmax stays finite where all visible patches are far and every weight would round to 0.
     weights = (-distances / 2).masked_fill(mask[:, None, :].bool(), -torch.inf).softmax(dim=-1)
     with torch.autocast(images.device.type, enabled=False):
-        colors = weights @ colors
-    return colors.repeat(1, 1, encoder.patch_size**2)
+        colors = weights @ colors  # (B, N, N) @ (B, N, C)
+    return colors.repeat(1, 1, encoder.patch_size**2)  # (B, N, P*P*C)
 
 
 def error_sums(
     objective: Objective, images: Tensor, predicted: Tensor, baseline: Tensor, mask: Tensor
 ) -> dict[str, Tensor]:
-    """Squared errors of masked patches, in 0..1 pixels, of a prediction and of its baseline.
+    """Sums squared errors over masked patches, in 0..1 pixels, for a prediction and its baseline.
 
     Args:
         objective: for geometry and normalization.
         images: (B, C, H, W), normalized.
         predicted: (B, N, P*P*C), in the units of `images`.
-        baseline: likewise, what needs no learning.
+        baseline: (B, N, P*P*C), a prediction without learning, in the same units.
         mask: (B, N).
     """
     p = objective.encoder.patch_size
-    original = patchify(images, p)
-    pixel_std = objective.std.flatten().repeat(p * p)
+    original = patchify(images, p)  # (B, N, P*P*C)
+    pixel_std = objective.std.flatten().repeat(p * p)  # (P*P*C,)
 
     def total(pixels: Tensor) -> Tensor:
         return (((pixels.float() - original) * pixel_std).square().mean(dim=-1) * mask).sum()
@@ -66,15 +66,15 @@ def error_sums(
 
 
 def psnr_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """PSNR on masked patches in dB, its baseline's, and the gain, from `error_sums`.
+    """Computes PSNR on masked patches in dB, the baseline's, and the gain, from `error_sums`.
 
-    Nothing where nothing was masked: all corrupted patches of a few images may have kept
-    their embedding or got another's.
+    Returns nothing if no patch was masked: with few images, every corrupted patch may have
+    kept its embedding or got another patch's.
     """
     if not sums["masked"]:
         return {}
     psnr, baseline = (
-        # The floor, 120 dB, is below rounding: constant images are reconstructed exactly.
+        # Constant images are reconstructed exactly; the floor limits them to 120 dB, beyond rounding errors.
         -10 * math.log10(max(sums[name] / sums["masked"], 1e-12))
         for name in ("squared_error", "squared_error_baseline")
     )
@@ -94,8 +94,8 @@ def reconstruction_pictures(
         label: of the predicted row.
     """
     p, img_size = objective.encoder.patch_size, objective.encoder.img_size
-    shown = objective.denormalize(unpatchify(predicted.float(), p, img_size))
-    hidden = unpatchify(mask[..., None].expand(-1, -1, p * p), p, img_size)
+    shown = objective.denormalize(unpatchify(predicted.float(), p, img_size))  # (B, C, H, W)
+    hidden = unpatchify(mask[..., None].expand(-1, -1, p * p), p, img_size)  # (B, 1, H, W)
     pixels = original.float() / 255
     return [
         Picture("masked", pixels * (1 - hidden) + 0.5 * hidden),

@@ -1,4 +1,7 @@
-"""SimMIM: masked pixels from the encoder's own tokens, by L1 regression (arXiv 2111.09886)."""
+"""SimMIM: masked pixels from the encoder's own tokens, by L1 regression (arXiv 2111.09886).
+
+Shapes: B images, C channels, H W pixels, N patches, P patch size, D width, u mask unit.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_me
 class SimMIMConfig(ObjectiveSection):
     """Options of the `simmim` objective; defaults are SimMIM Sec. 4.1's for patches of 16 px.
 
-    `mask_unit` is the side, in patches, of the squares that are masked whole: the
-    paper's 32 px are 2. Their number is rounded up as in the authors' code, ceil(N r), but
-    computed by MAE's rule, N - int(N (1 - r)): where N r is whole, floating point may set the
-    two one apart (9 and 8 of 10 at r = 0.8).
+    `mask_unit` is the side, in patches, of the squares that are masked whole; the
+    paper's 32 px are 2 patches. The authors' code masks ceil(N r) units. Ours uses MAE's rule,
+    N - int(N (1 - r)): where N r is whole, floating point may make it one more (9 and 8 of 10
+    at r = 0.8).
     """
 
     name: Literal["simmim"]
@@ -32,7 +35,7 @@ class SimMIMConfig(ObjectiveSection):
     mask_unit: int = Field(default=2, gt=0)
 
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, named by key, for what only shows together with the model."""
+        """Raises ValueError, which names the key, for options that do not fit the model."""
         unit = self.mask_unit
         if grid_size[0] % unit or grid_size[1] % unit:
             raise ValueError(
@@ -50,7 +53,7 @@ class SimMIMConfig(ObjectiveSection):
 
 
 class SimMIM(Objective):
-    """Mask tokens in place of masked patches, a linear head, L1 on normalized pixels (SimMIM Sec. 3)."""
+    """Mask tokens replace masked patches; a linear head predicts pixels with an L1 loss (SimMIM Sec. 3)."""
 
     def __init__(
         self, encoder: ViTEncoder, config: SimMIMConfig, *, mean: Sequence[float], std: Sequence[float]
@@ -64,27 +67,27 @@ class SimMIM(Objective):
         self.head.apply(init_transformer)
 
     def draw_mask(self, batch: Batch) -> Tensor:
-        """Draws the masks of the batch's keys: (B, N), 1 = masked; whole units, a fixed count per image."""
+        """Draws masks (B, N) by the batch's keys, 1 = masked; a fixed count of whole units per image."""
         unit, (rows, columns) = self.config.mask_unit, self.encoder.grid_size
-        noise = patch_noise(batch.keys, rows * columns // unit**2)
+        noise = patch_noise(batch.keys, rows * columns // unit**2)  # (B, N / u**2)
         mask = random_masking(noise, self.config.mask_ratio).mask
-        mask = mask.reshape(-1, rows // unit, columns // unit)
-        return mask.repeat_interleave(unit, 1).repeat_interleave(unit, 2).flatten(1)
+        mask = mask.reshape(-1, rows // unit, columns // unit)  # (B, rows / u, columns / u)
+        return mask.repeat_interleave(unit, 1).repeat_interleave(unit, 2).flatten(1)  # (B, N)
 
     def reconstruct(self, images: Tensor, mask: Tensor) -> Tensor:
         """Predicts all patches, float32: (B, C, H, W) normalized, (B, N) -> (B, N, P*P*C)."""
-        tokens = self.encoder.embed_patches(images)
+        tokens = self.encoder.embed_patches(images)  # (B, N, D)
         tokens = torch.where(mask[..., None] > 0, self.mask_token.to(tokens.dtype), tokens)
-        return self.head(self.encoder.forward_replaced(tokens)[:, 1:]).float()
+        return self.head(self.encoder.forward_replaced(tokens)[:, 1:]).float()  # (B, N, P*P*C)
 
     @property
     def hidden_ratio(self) -> float:
-        """The share of patches that it hides."""
+        """The share of patches that are masked in training."""
         return self.config.mask_ratio
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean absolute error over masked patches."""
-        mask = self.draw_mask(batch)
+        mask = self.draw_mask(batch)  # (B, N)
         images = self.normalize(batch.images)
         return ObjectiveOutput(self._absolute_error(images, mask) / mask.sum())
 
@@ -93,14 +96,14 @@ class SimMIM(Objective):
         return (error.mean(dim=-1) * mask).sum()
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Loss and squared errors on masked patches, of the model and of a local average."""
+        """Sums the loss and squared errors on masked patches, for the model and for a local average."""
         mask, images = self.draw_mask(batch), self.normalize(batch.images)
         baseline = local_average(images, mask, self.encoder)
         sums = error_sums(self, images, self.reconstruct(images, mask), baseline, mask)
         return {"loss": self._absolute_error(images, mask), **sums}
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Loss, PSNR on masked patches in dB, and its gain over the local average."""
+        """Returns the loss, PSNR on masked patches in dB, and its gain over the local average."""
         return {"loss": sums["loss"] / sums["masked"], **psnr_metrics(sums)}
 
     def pictures(self, batch: Batch) -> list[Picture]:

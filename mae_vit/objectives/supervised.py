@@ -25,17 +25,17 @@ class SupervisedConfig(ObjectiveSection):
     head: Literal["mlp", "linear"] = "mlp"
     pool: Pool = "cls"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    # Alpha of each, 0 for none (`mae_vit.objectives.mixup`).
+    # Alpha of each; 0 turns it off (`mae_vit.objectives.mixup`).
     mixup: float = Field(default=0.0, ge=0)
     cutmix: float = Field(default=0.0, ge=0)
 
     @property
     def grouping(self) -> Grouping | None:
-        """Mixup and cutmix take pairs of different images."""
+        """Mixup and cutmix need pairs of different images."""
         return PAIRS if self.mixup or self.cutmix else None
 
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, named by key, for what only shows together with the data."""
+        """Raises ValueError, which names the key, for options that do not fit the data."""
         if num_classes < 2:
             raise ValueError(
                 f'name="supervised" needs labels of two classes at least; the data has {num_classes}'
@@ -79,7 +79,7 @@ class Supervised(Objective):
         self.head.apply(init_transformer)
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
-        """Computes the mean cross-entropy, and the accuracy on the images as trained on."""
+        """Computes the mean cross-entropy, and the accuracy on the augmented training images."""
         images, targets = self.labels.targets(batch)
         logits = self.logits(self.normalize(images)).float()
         return self.labels.output(self.labels.cross_entropy(logits, targets), logits, targets)
@@ -93,7 +93,7 @@ class Supervised(Objective):
         return self.logits(self.normalize(batch.images)).float()
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Hits and loss over images with a label; held-out labels are those of the training classes."""
+        """Sums hits and loss over images with a label; held-out labels use the training classes."""
         logits = self.classify(batch)
         return {
             "images": (batch.labels >= 0).sum().float(),
@@ -102,11 +102,11 @@ class Supervised(Objective):
         }
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Loss without smoothing, and accuracy; nothing where no image has a label."""
+        """Returns the loss without smoothing and the accuracy; nothing if no image has a label."""
         if not sums["images"]:
             return {}
         return {"loss": sums["loss"] / sums["images"], "accuracy": sums["hits"] / sums["images"]}
 
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows which images are classified wrongly (none without a label is), and all."""
+        """Shows the wrongly classified images, and all; images without a label are never wrong."""
         return self.labels.pictures(batch, self.classify(batch))
