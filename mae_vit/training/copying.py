@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU, beside its work."""
+"""Copies batches to a GPU while it computes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from mae_vit.core.batch import Batch
 
 
 class Copier:
-    """Brings batches to the device; to a GPU on a stream of its own.
+    """Copies batches to the device; to a GPU on a separate stream.
 
-    The loop asks for a step's batch while the GPU still computes the step before (nothing waits for it but log
-    steps): a copy among the kernels would come between the two, one beside them takes none of their time.
+    The loop asks for a step's batch while the GPU still computes the step before (only log steps
+    wait for it). A copy on the same stream would delay the next step; on a separate stream it overlaps.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -20,7 +20,7 @@ class Copier:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __call__(self, batch: Batch) -> Batch:
-        """Starts the copies, from pinned memory without waiting; what is launched next waits for them, on the GPU."""
+        """Starts the copies from pinned memory without blocking; later kernels wait for them on the GPU."""
         if self._stream is None:
             return batch.to(self._device)
         with torch.cuda.stream(self._stream):
@@ -28,6 +28,6 @@ class Copier:
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._stream)
         for tensor in (copied.images, copied.labels, copied.keys.index):
-            # Else the next copy would get this memory as soon as the host lets go of it, a step before the GPU does.
+            # Without this the next copy could reuse the memory once the host frees it, while the GPU still reads it.
             tensor.record_stream(computing)
         return copied

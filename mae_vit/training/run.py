@@ -1,4 +1,4 @@
-"""One run from its start to its end: what pretraining and fine-tuning share."""
+"""One run from start to end; pretraining and fine-tuning share it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def run(setup: RunSetup, job: Job, found: CheckpointInfo | None) -> int:
     """Trains from `found`, a checkpoint, or from the beginning, to the end or to a signal; returns the exit code.
 
     Raises:
-        InputError: if more samples are known to be damaged than are allowed now, or if a rank
+        InputError: if the run already has more damaged samples than allowed, or if a rank
             cannot read `found`.
-        TrainingFailed: if it cannot go on.
+        TrainingFailed: if it cannot continue.
     """
     begun, start_step = time.monotonic(), found.step if found else 0
     quarantine = _open_quarantine(setup, start_step)
     with run_folder_locked(setup.folder, setup.engine.ranks):
         trainer = build_trainer(setup, job, found, quarantine)
         outcome = _train(trainer, found)
-        # All ranks leave together: a launcher that sees one exit would kill the
-        # others in whatever they still write.
+        # All ranks leave together: when one exits, the launcher kills the
+        # others, even while they write.
         trainer.stop.ignore_further_signals()
         barrier(setup.engine.ranks)
         setup.engine.close()
@@ -64,7 +64,7 @@ def run(setup: RunSetup, job: Job, found: CheckpointInfo | None) -> int:
 
 
 def build_trainer(setup: RunSetup, job: Job, found: CheckpointInfo | None, quarantine: Quarantine) -> Trainer:
-    """Restores `found`, and builds what trains from there, in a folder that is this run's alone; collective.
+    """Restores `found` and builds the trainer, in a locked run folder; collective.
 
     Raises:
         InputError: if a rank cannot read `found`.
@@ -131,12 +131,12 @@ def build_trainer(setup: RunSetup, job: Job, found: CheckpointInfo | None, quara
 
 
 def _train(trainer: Trainer, found: CheckpointInfo | None) -> Outcome:
-    """Trains and leaves the results; whatever happens, the run's summary says how it ended."""
+    """Trains and writes the results. The run's summary states how it ended, after an error too."""
     ranks = trainer.ranks
     try:
         with trainer.watchdog:
             outcome = trainer.fit(found)
-        # Writing results takes as long as it takes.
+        # Writing results has no time limit.
         _end(trainer, outcome)
     except BaseException as error:
         trainer.saver.close()
@@ -151,7 +151,7 @@ def _train(trainer: Trainer, found: CheckpointInfo | None) -> Outcome:
 
 
 def _end(trainer: Trainer, outcome: Outcome) -> None:
-    """Leaves the results; a disk that does not take them fails all ranks together."""
+    """Writes the results; a disk error fails all ranks together."""
     setup, outputs, ranks = trainer.setup, trainer.outputs, trainer.ranks
     problem, results, write = None, dict[str, Any](), None
     if outcome.finished:
@@ -170,7 +170,7 @@ def _end(trainer: Trainer, outcome: Outcome) -> None:
 
 
 def _open_quarantine(setup: RunSetup, start_step: int) -> Quarantine:
-    """Takes up the list of damaged samples; refuses one that is over the budget already."""
+    """Loads the list of damaged samples; raises if it exceeds the budget already."""
     quarantine = Quarantine(
         setup.folder.quarantine,
         setup.engine.ranks,

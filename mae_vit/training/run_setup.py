@@ -1,4 +1,4 @@
-"""What a job hands to training: pretraining and fine-tuning bring the same things."""
+"""The parts of a run that pretraining and fine-tuning pass to the trainer."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from mae_vit.training.outputs.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class RunSetup:
-    """The parts of a run, all of them checked and built.
+    """The parts of a run, checked and built.
 
     Attributes:
         config: of the run.
-        plan: its numbers.
-        engine: takes the steps.
-        folder: where it leaves what it makes.
-        identity: what must not change when it goes on.
-        costs: what its steps cost.
+        plan: the config's derived values, such as `total_steps`.
+        engine: computes the steps.
+        folder: receives all output.
+        identity: must not change when the run resumes.
+        costs: FLOPs and memory of a step.
         noisy: whether layers draw noise (dropout, drop-path).
         selects: the name of the held-out metric by which the best weights are kept; None
             for the last weights.
-        begins_from: what a fresh start begins from, for people.
-        advice: said where no images are held out.
-        judge: looks at a line of metrics, and returns what is to be said of it, if anything.
+        begins_from: describes the initial weights, for the log.
+        advice: printed if no images are held out.
+        judge: returns a remark on a line of metrics, or None.
     """
 
     config: Config
@@ -50,7 +50,7 @@ class RunSetup:
     judge: Callable[[Mapping[str, Any]], str | None] | None = None
 
     def summary_facts(self) -> dict[str, Any]:
-        """What a comparison of runs needs of each."""
+        """Returns the facts that a comparison needs of each run."""
         return {
             "parameters": self.costs.parameters,
             "epochs": self.plan.total_steps / self.plan.steps_per_epoch,
@@ -59,28 +59,28 @@ class RunSetup:
 
 
 class Job(Protocol):
-    """What pretraining and fine-tuning do each in their own way; all ranks call it alike."""
+    """The job-specific parts of a run: data, evaluation, outputs. Every method is called on every rank."""
 
     def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
 
     def samples_of(self, data_step: int) -> list[dict[str, Any]]:
-        """Names the samples of a step of the data order, over all ranks, for people."""
+        """Describes the samples of a data step over all ranks."""
 
     def held_out(self) -> HeldOut | None:
-        """Held-out images, None where there are none."""
+        """Returns the held-out images; None without any."""
 
     def probe(self) -> OnlineProbe | None:
-        """The online probe, None where there is none."""
+        """Returns the online probe; None without one."""
 
     def views(self) -> Views | None:
-        """What draws views of the encoder, None where none are asked for."""
+        """Returns the function that draws views of the encoder; None if none are due."""
 
     def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
-        """Finds what a finished run leaves; returns what goes into its summary, and what writes the rest on rank 0.
+        """Computes the results; returns entries of the summary, and a function that writes files on rank 0.
 
-        That write calls nothing collective: a full disk on one node leaves no rank waiting.
+        That function makes no collective call, so a full disk on one node leaves no rank waiting.
         """
 
     def results(self) -> list[str]:
-        """Names what was written, for people, on rank 0."""
+        """Prints what was written, on rank 0."""

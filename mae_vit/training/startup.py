@@ -1,4 +1,4 @@
-"""Before a run's first step: its folder, its ranks, and where it starts."""
+"""Startup of a run: its folder, its ranks and its checkpoint."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from mae_vit.training.outputs.run_folder import RunFolder
 
 
 def check_engine(config: Config, ranks: Ranks) -> None:
-    """Refuses what the engine has no use for on so many ranks.
+    """Checks that every engine option has an effect on this number of ranks.
 
     Raises:
-        InputError: naming the option.
+        InputError: with the option.
     """
     compression = config.train.compress_gradients
     if compression != "none" and ranks.world_size == 1:
@@ -36,10 +36,10 @@ def check_engine(config: Config, ranks: Ranks) -> None:
 
 
 def open_run_folder(config: Config) -> RunFolder:
-    """Names the run's folder and makes sure that it can be written: asked by all ranks, refused by all.
+    """Returns the run's folder after a check that it can be written; called on every rank.
 
     Raises:
-        InputError: naming the folder.
+        InputError: on all ranks, with the folder.
     """
     folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
     folder.check_writable()
@@ -56,25 +56,25 @@ def resume_or_start(
     *,
     saves: bool = True,
 ) -> CheckpointInfo | None:
-    """Joins the ranks and finds the checkpoint that the run goes on from; None for a fresh start.
+    """Joins the ranks and returns the checkpoint that the run resumes from; None for a fresh start.
 
     Args:
         config: of the run.
         arguments: of the command line.
         folder: of the run.
-        identity: what must not have changed since it was begun.
+        identity: must equal that of the checkpoint.
         ranks: of the run.
         device: of this rank.
-        saves: whether such a run leaves checkpoints.
+        saves: whether the run writes checkpoints.
 
     Raises:
-        InputError: if it cannot go on.
+        InputError: if it cannot resume.
     """
     if config.run.deterministic:
         enable_determinism()
     init_process_group(config, device, ranks)
     check_ranks_agree(identity, ranks)
-    # Before any rank looks for checkpoints: another process may still be writing one.
+    # Lock before any rank looks for checkpoints: another process may still write one.
     lock_run_folder(folder, ranks, new=False)
     resume = arguments.resume
     own = ranks.rank == 0 and is_requeued_run(folder.path)
@@ -102,10 +102,10 @@ def resume_or_start(
 
 
 def check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
-    """Makes sure that all ranks are about to do the same; collective.
+    """Checks that all ranks have the same inputs; collective.
 
     Raises:
-        InputError: on all ranks, naming what differs: data of which one node has another copy, say.
+        InputError: on all ranks, with what differs: for example, one node has another copy of the data.
     """
     told = gather_objects((socket.gethostname(), identity.values), ranks)
     host, own = told[0]
@@ -119,20 +119,20 @@ def check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
 
 
 def lock_run_folder(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:
-    """Takes the run folder for this run, with `new` one that is not there yet too; collective.
+    """Locks the run folder; with `new` one that does not exist yet too; collective.
 
     Raises:
-        InputError: on all ranks, if another process keeps it.
+        InputError: on all ranks, if another process has the lock.
     """
     run_on_rank_zero(lambda: folder.lock() if new or folder.path.exists() else None, ranks)
 
 
 @contextmanager
 def run_folder_locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
-    """Keeps the run folder, which is made if need be, for this run; collective at its beginning.
+    """Locks the run folder, and creates it if needed; entering is collective.
 
     Raises:
-        InputError: on all ranks, if another process keeps it.
+        InputError: on all ranks, if another process has the lock.
     """
     lock_run_folder(folder, ranks, new=True)
     try:
@@ -142,10 +142,10 @@ def run_folder_locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
 
 
 def check_length(folder: RunFolder, found: CheckpointInfo | None, plan: Plan) -> None:
-    """Refuses to go on with a run that has done more than it is to do.
+    """Checks that a resumed run has not done more steps than configured.
 
     Raises:
-        InputError: naming both lengths.
+        InputError: with both lengths.
     """
     if found is not None and found.step > plan.total_steps:
         raise InputError(
@@ -155,10 +155,10 @@ def check_length(folder: RunFolder, found: CheckpointInfo | None, plan: Plan) ->
 
 
 def is_finished(folder: RunFolder, found: CheckpointInfo | None, plan: Plan, ranks: Ranks) -> bool:
-    """Whether a run has nothing left to do; collective.
+    """Whether a run has done all its steps; collective.
 
     Raises:
-        InputError: if it has done more than it is to do.
+        InputError: if it has done more steps than configured.
     """
     check_length(folder, found, plan)
     if found is None or found.step < plan.total_steps:

@@ -1,4 +1,4 @@
-"""What a step says of itself: reduced over ranks on the device, read by the host one step late."""
+"""The report of a step: reduced over ranks on the device, read by the host one step late."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mae_vit.training.engines.base import Engine, StepResult
 class LateReader:
     """Copies small tensors to the host without blocking; each is read at the next push.
 
-    On a GPU the copy goes to pinned memory behind an event; by the time of the next
-    step it is done, and reading costs no synchronization.
+    On a GPU the copy goes to pinned memory behind an event. The next step finds it done,
+    so reading does not wait for the device.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class LateReader:
         self._pending: tuple[Tensor, torch.cuda.Event | None] | None = None
 
     def push(self, values: Tensor) -> list[float] | None:
-        """Hands in this step's values (n,); returns the previous step's, None at first."""
+        """Queues this step's values (n,); returns the previous step's, None at first."""
         previous = self.flush()
         if values.is_cuda:
             host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -38,7 +38,7 @@ class LateReader:
         return previous
 
     def flush(self) -> list[float] | None:
-        """Returns what is pending, waiting for it."""
+        """Waits for the queued values and returns them."""
         if self._pending is None:
             return None
         host, event = self._pending
@@ -50,14 +50,14 @@ class LateReader:
 
 @dataclass
 class StepTimer:
-    """Where the time of a logging window went; evaluation and saving are not counted."""
+    """Times a logging window, without evaluation and saving."""
 
     images: int = 0
     train_s: float = 0.0
     wait_s: float = 0.0
 
     def count(self, images: int, *, since: float) -> None:
-        """Adds images, and the time that has gone by since a moment of `time.monotonic`."""
+        """Adds images, and the time since a value of `time.monotonic`."""
         self.images += images
         self.train_s += time.monotonic() - since
 
@@ -76,7 +76,7 @@ class StepValues:
         grad_norm: global, before clipping.
         stop: whether a rank was asked to stop.
         skipped: whether fp16 gradients overflowed, so that the step changed nothing.
-        damaged: how many samples were found damaged.
+        damaged: number of samples newly known to be damaged.
         save_due: whether rank 0 asks for a save.
         means: of the objective's other values, by name.
     """
@@ -91,17 +91,17 @@ class StepValues:
 
     @property
     def loss_or_none(self) -> float | None:
-        """For JSON, which knows no infinity."""
+        """Returns it for JSON, which has no infinity."""
         return _or_none(self.loss)
 
     @property
     def grad_norm_or_none(self) -> float | None:
-        """For JSON, which knows no infinity."""
+        """Returns it for JSON, which has no infinity."""
         return _or_none(self.grad_norm)
 
 
 class StepReport:
-    """What a step says of itself, gathered on the device over micro-batches, then over ranks.
+    """Collects a step's report on the device, over micro-batches and then over ranks.
 
     Attributes:
         damaged: samples of this rank that are newly known to be damaged.
@@ -116,13 +116,13 @@ class StepReport:
         self._packed: Tensor | None = None
 
     def add(self, output: ObjectiveOutput, *, micro_batches: int) -> None:
-        """Takes in one of a step's micro-batches."""
+        """Adds one micro-batch of the step."""
         self._loss = self._loss + output.loss.detach().float() / micro_batches
         for name, value in output.values.items():
             self._values[name] = self._values.get(name, 0.0) + torch.stack([part.float() for part in value])
 
     def reduce(self, result: StepResult) -> StepReport:
-        """Adds up over ranks, in one collective, and takes in what the step came to."""
+        """Sums over ranks in one collective and adds the result of the step."""
         flags = (
             _on_device(float(flag), self._engine.device)
             for flag in (self._stop, self.damaged, self._save_due)
@@ -137,7 +137,7 @@ class StepReport:
 
     @property
     def names(self) -> list[str]:
-        """Of the objective's other values, in their order in `packed`."""
+        """Names of the objective's other values, in their order in `packed`."""
         return sorted(self._values)
 
     @property
@@ -147,7 +147,7 @@ class StepReport:
         return self._packed
 
     def read(self, packed: list[float]) -> StepValues:
-        """Names the numbers of `packed`, once they are on the host."""
+        """Unpacks the numbers of `packed` on the host."""
         loss, grad_norm, stop, skipped, damaged, save_due, *values = packed
         pairs = zip(self.names, values[::2], values[1::2], strict=True)
         means = {name: _or_none(total / max(count, 1.0)) for name, total, count in pairs}
@@ -156,7 +156,7 @@ class StepReport:
 
 
 class ReportReader:
-    """Reads each step's report when the next step is handed in, or when it is asked for."""
+    """Reads each step's report when the next is queued, or on request."""
 
     def __init__(self) -> None:
         """Starts empty."""
@@ -164,22 +164,22 @@ class ReportReader:
         self._report: StepReport | None = None
 
     def push(self, report: StepReport) -> StepValues | None:
-        """Hands in a step's report; returns the step's before it, None at first."""
+        """Queues a step's report; returns the previous step's, None at first."""
         read, before = self._late.push(report.packed), self._report
         self._report = report
         return before.read(read) if read is not None and before is not None else None
 
     def flush(self) -> StepValues | None:
-        """Waits for the report that was handed in last."""
+        """Waits for the last report and returns it."""
         read = self._late.flush()
         return self._report.read(read) if read is not None and self._report is not None else None
 
 
 def _on_device(value: float, device: torch.device) -> Tensor:
-    """A scalar filled in by the device: `torch.tensor` copies it there, and waits for all before."""
+    """Fills a scalar on the device; `torch.tensor` would copy it from the host and wait for all earlier work."""
     return torch.full((), value, device=device)
 
 
 def _or_none(value: float) -> float | None:
-    """A value for JSON, which knows no infinity: only steps that fp16 skipped are not finite."""
+    """Returns a value for JSON, which has no infinity: only steps that fp16 skipped are not finite."""
     return value if math.isfinite(value) else None

@@ -36,7 +36,7 @@ class Outcome:
 
     Attributes:
         step: optimizer steps done over the whole run.
-        finished: False if it was asked to stop before the last.
+        finished: False if a request stopped the run before its last step.
     """
 
     step: int
@@ -44,10 +44,10 @@ class Outcome:
 
 
 class Trainer:
-    """Takes the steps of a run, and has each judged, logged, evaluated and saved; all ranks call it alike.
+    """Runs the steps: trains, judges, logs, evaluates, saves. Every method is called on every rank.
 
-    Loss, gradient norm, requests to stop and to save are reduced over ranks on the device at each
-    step and read one step late; only log steps and saves wait for the device.
+    Each step reduces loss, gradient norm, and requests to stop and to save over ranks on the device.
+    The host reads them one step late; only log steps and saves wait for the device.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Trainer:
         """Trains from `found`, or the beginning, to the last step, or until all ranks agree to stop.
 
         Raises:
-            TrainingFailed: on all ranks, if it cannot go on.
+            TrainingFailed: on all ranks, if it cannot continue.
         """
         step = found.step if found else 0
         if found is None:
-            # To go back to, should a step before the next save be bad.
+            # A rollback needs it if a step before the next save is bad.
             self.save(0)
         while True:
             try:
@@ -88,8 +88,8 @@ class Trainer:
         """Trains from `start_step` on.
 
         Raises:
-            BadStep: on all ranks, where the guard finds one.
-            TrainingFailed: on all ranks, where more samples are damaged than allowed, or too many
+            BadStep: on all ranks, if the guard finds one.
+            TrainingFailed: on all ranks, if more samples are damaged than allowed, or too many
                 saves failed.
         """
         batches = self.job.batches(start_step, self.recovery.history.skipped)
@@ -109,7 +109,7 @@ class Trainer:
             values = self.judge(reports.flush(), done)  # waits for the step just taken
             timer.count(0, since=flush_begun)
             assert values is not None
-            # A stop or a save asked for in this very step is seen by all ranks here too.
+            # All ranks see a stop or a save that was requested in this step.
             stopping, saving = stopping or values.stop, saving or values.save_due
             if due.log:
                 line = self.line(done, values, timer)
@@ -120,7 +120,7 @@ class Trainer:
                 if due.inspect:
                     self.evals.inspect(done, self.outputs)
                 timer = StepTimer()
-            # Not while steps are in doubt: the next save comes soon enough.
+            # Do not save a state whose steps may turn out bad; the next save follows soon.
             if due.last or stopping or (saving and self.recovery.no_suspects):
                 self.save(done, last=due.last, wait=due.last or stopping)
             if stopping and not due.last:
@@ -128,7 +128,7 @@ class Trainer:
         return Outcome(self.plan.total_steps, finished=True)
 
     def train_step(self, batches: Iterator[Batch], step: int, timer: StepTimer) -> StepReport:
-        """Takes one optimizer step; nothing in it waits for the device."""
+        """Runs one optimizer step without waiting for the device."""
         report = StepReport(self.engine, stop=bool(self.stop), save_due=self.saver.due())
         for micro_batch in range(self.plan.accumulation):
             self.watchdog.heartbeat("waiting for data")
@@ -158,7 +158,7 @@ class Trainer:
         )
 
     def judge(self, values: StepValues | None, step: int) -> StepValues | None:
-        """Tells all ranks of new damaged samples, and has the guard look at a step; collective.
+        """Shares new damaged samples with all ranks and lets the guard judge a step; collective.
 
         Raises:
             BadStep: on all ranks, if it is not finite or ends a spike.
@@ -202,8 +202,8 @@ class Trainer:
             )
 
     def recover(self, bad: BadStep) -> int:
-        """Goes back to a checkpoint from before a bad step; returns the step to go on from; collective."""
-        with suppress(BadStep):  # whatever comes of the save under way
+        """Rolls back to a checkpoint from before a bad step; returns the step to resume from; collective."""
+        with suppress(BadStep):  # from the current save
             self.saver.wait()
         with self.watchdog.long_phase("going back"):
             found = self.recovery.go_back(bad)
@@ -211,17 +211,17 @@ class Trainer:
                 self.evals.best = restore(self.engine, found)
             except BrokenCheckpoint as error:
                 raise TrainingFailed(f"{bad}; {error}") from None
-        # What is on the disk is as new as can be.
+        # The current save has finished, so the newest checkpoint is on disk.
         self.saver.restart_clock()
         self.outputs.go_back(bad, found.step, self.recovery.history.skipped)
         return found.step
 
 
 def restore(engine: Engine, found: CheckpointInfo) -> BestWeights | None:
-    """Puts a saved state into the engine and returns the best weights in it; collective.
+    """Restores a saved state into the engine and returns its best weights; collective.
 
-    The state lives in host memory only as long as this call: it is twice to three times the
-    model, on every rank, and a run may last for weeks.
+    The state occupies host memory only during this call: on every rank it is two to three times
+    the model's size.
 
     Raises:
         BrokenCheckpoint: on all ranks, if one cannot read it.

@@ -1,1 +1,1 @@
-"""mae_vit/training/checkpoints/__init__.py."""
+"""Checkpoints: format, writing, reading, resume."""

@@ -1,8 +1,8 @@
-"""Checkpoints that depend on neither world size nor ZeRO stage, and are never torn.
+"""Checkpoints: independent of world size and ZeRO stage, and never half-written.
 
 `checkpoints/step-NNNNNNNN/` holds `parameters.safetensors`, a file for each of the
-optimizer's slots (`exp_avg.safetensors`, `exp_avg_sq.safetensors`), where there are any
-`buffers`, `average` and `best.safetensors`, and `state.json` (step, optimizer step, loss
+optimizer's slots (`exp_avg.safetensors`, `exp_avg_sq.safetensors`), `buffers`, `average` and
+`best.safetensors` if the run has them, and `state.json` (step, optimizer step, loss
 scale, step and score of the best, identity of the run, checksums). It is written under
 a temporary name and renamed when complete; the file `latest` moves last. Nothing in it
 can execute code.
@@ -44,20 +44,20 @@ from mae_vit.training.checkpoints.format import (
 from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 from mae_vit.training.optim.loss_scale import LossScale
 
-# What state.json does not say was so before it did.
+# Values for keys that older state.json files lack.
 _SLOTS_BEFORE = ("exp_avg", "exp_avg_sq")
-# How late another node's files are seen at worst.
+# The longest delay with which a node sees another node's files.
 LATE_S = 60
 _SLOT = re.compile(r"[a-z_]+")
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint found whole, without its tensors: a run keeps this as long as it lasts.
+    """A verified checkpoint without its tensors; a run keeps it in memory to its end.
 
     Attributes:
         path: its folder.
-        step: optimizer steps done; with the config, the whole position of the run.
+        step: optimizer steps done. With the config it fixes the run's position.
         identity: what must not change when the run resumes.
         course: what the run had met until then.
     """
@@ -80,13 +80,13 @@ class Checkpoint(CheckpointInfo):
 
 
 def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dict[str, Any]) -> Path:
-    """Writes a checkpoint under `folder`; on rank 0 alone.
+    """Writes a checkpoint under `folder`, on rank 0 only.
 
     Returns:
         The new checkpoint's folder.
 
     Raises:
-        OSError: if it cannot be written; nothing of it is left then.
+        OSError: if it cannot be written. No part of it remains.
     """
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.tmp"
@@ -95,7 +95,7 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
         partial.mkdir(parents=True)
         _write_parts(partial, step=step, state=state, identity=identity)
         if final.exists():
-            # Saved before a restart that came to this step again: replace it whole.
+            # A restart reached this step again: replace the earlier checkpoint as a whole.
             shutil.rmtree(final)
         os.rename(partial, final)
     except OSError:
@@ -174,12 +174,12 @@ def _read(path: Path, part_of: Callable[[Path, str, dict[str, Any]], dict[str, T
 
 
 def load_together(path: Path, ranks: Ranks) -> TrainState:
-    """Reads on every rank the state of a checkpoint that rank 0 has found whole; collective.
+    """Reads, on every rank, a checkpoint that rank 0 has verified; collective.
 
-    Network file systems show another node's files some seconds late: ranks wait for them.
+    Network file systems show another node's files some seconds late, so ranks wait for them.
 
     Raises:
-        BrokenCheckpoint: on all ranks, if one still cannot read it after `LATE_S`, naming that.
+        BrokenCheckpoint: on all ranks, if one still cannot read it after `LATE_S`; the message names the rank.
     """
     found, problem, until = None, None, time.monotonic() + LATE_S
     while found is None:
@@ -206,11 +206,11 @@ def _read_course(told: dict[str, Any]) -> LossHistory:
 
 
 def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | None:
-    """Returns the newest whole checkpoint; broken ones are skipped, and told where `warn` is set.
+    """Returns the newest intact checkpoint; skips broken ones, with a warning if `warn` is set.
 
     Raises:
-        InputError: if there are checkpoints and none is whole: starting over silently
-            would throw the run away.
+        InputError: if there are checkpoints and all are broken: a silent restart would
+            discard the run.
     """
     try:
         found, broken = read_newest(folder, verify_checkpoint)
@@ -224,10 +224,10 @@ def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | No
 def prune_checkpoints(
     folder: Path, *, upto: int, keep_last: int, keep_every: int | None, every_steps: int
 ) -> None:
-    """Removes all but the last `keep_last` up to a step and, where asked, every `keep_every`-th.
+    """Removes all but the last `keep_last` up to a step and every `keep_every`-th.
 
-    Those of later steps go too: a run that has come to an earlier step found them broken, or
-    went back behind them. They must not count as those that are kept.
+    Removes those of later steps too: the run found them broken or rolled back past them. They
+    must not count as kept ones.
 
     Counted are those saved every `every_steps`; one between them, saved on a signal, is
     kept only while it is among the last.
@@ -236,6 +236,6 @@ def prune_checkpoints(
     kept = [path for path in paths if step_of(path) <= upto][-keep_last:]
     for path in (path for path in paths if path not in kept):
         step = step_of(path)
-        # That of step 0 is there to go back to before the first.
+        # A rollback before the first save needs step 0.
         if step > upto or keep_every is None or step == 0 or step % (every_steps * keep_every):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""What checkpoints are on disk: which there are, and which of their parts are whole.
+"""The checkpoint format on disk: lists checkpoints, reads and verifies their parts.
 
 `mae_vit.training.checkpoints.checkpoint` writes them and reads the whole state; `mae_vit.weights.read` reads
-the parameters alone.
+only the parameters.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mae_vit.core.files import fsync_path, replacing
 
 _NAME = re.compile(r"step-(\d{8,})")
 FORMAT = 1
-# What makes a folder a checkpoint, and describes it.
+# A folder with this file is a checkpoint.
 STATE = "state.json"
-# In a checkpoint's identity: the labels that its weights were trained on, as `seen_labels.SeenLabels`; or None.
+# Key of a checkpoint's identity: the labels that its weights were trained on (`seen_labels.SeenLabels`), or None.
 LABELS_SEEN = "labels_seen"
 Found = TypeVar("Found")
 
@@ -51,17 +51,17 @@ def step_of(path: Path) -> int:
 
 
 def read_newest(folder: Path, read: Callable[[Path], Found]) -> tuple[Found | None, list[BrokenCheckpoint]]:
-    """Reads the newest checkpoint that is whole.
+    """Reads the newest intact checkpoint.
 
     Args:
         folder: of checkpoints.
         read: reads one; raises BrokenCheckpoint.
 
     Returns:
-        What was read, None where there is no checkpoint, and what is wrong with newer ones.
+        The result of `read`, None without checkpoints, and the errors of newer ones.
 
     Raises:
-        BrokenCheckpoint: if there are checkpoints and none is whole.
+        BrokenCheckpoint: if there are checkpoints and all are broken.
     """
     paths, broken = list_checkpoints(folder), list[BrokenCheckpoint]()
     for path in reversed(paths):
@@ -98,7 +98,7 @@ def read_part(path: Path, part: str, described: dict[str, Any]) -> dict[str, Ten
 
 
 def check_part(path: Path, part: str, described: dict[str, Any]) -> dict[str, Tensor]:
-    """Verifies one part as `read_part` does and keeps nothing of it.
+    """Verifies one part as `read_part` does, without keeping its tensors.
 
     Raises:
         BrokenCheckpoint: if its checksum differs; others as in `as_broken`.
@@ -129,14 +129,14 @@ def sha256_of_file(path: Path) -> str:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Writes tensors on the CPU atomically; they are on disk when it returns.
 
-    The library's `save` would hold the interpreter's lock while it copies them: training beside it stands still for
-    a second per GB. Its `save_file` does not.
+    The library's `save` holds the interpreter's lock while it copies, which stops training for a second per GB.
+    Its `save_file` does not.
 
     Returns:
         The SHA-256 of the file.
 
     Raises:
-        OSError: if it cannot be written; nothing of it is left then.
+        OSError: if it cannot be written. No part of it remains.
     """
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as partial:
@@ -157,7 +157,7 @@ def _as_os_error(error: SafetensorError, path: Path) -> Exception:
 
 @contextmanager
 def as_broken(path: Path) -> Iterator[None]:
-    """Turns whatever goes wrong with an untrusted checkpoint into BrokenCheckpoint."""
+    """Turns every error from an untrusted checkpoint into BrokenCheckpoint."""
     try:
         yield
     except BrokenCheckpoint:

@@ -1,4 +1,4 @@
-"""Where a run starts: own run > explicit checkpoint > from scratch; and what must not change."""
+"""Where a run starts (its own checkpoints > an explicit one > scratch), and which options must not change."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, newest_check
 from mae_vit.training.checkpoints.format import LABELS_SEEN, STATE, BrokenCheckpoint, list_checkpoints
 from mae_vit.training.outputs.run_folder import RunFolder
 
-# What may change when a run goes on; all else is refused by name.
+# Options that may change when a run resumes; a change of any other is an error that names it.
 _FREE_SECTIONS = ("monitor", "checkpoint", "guard")
 _FREE_KEYS = (
     "run.name",
     "run.dir",
     "run.hang_timeout_s",
-    # Moved data is the same data: its fingerprint is compared instead.
+    # The data may move: its fingerprint is compared instead.
     "data.path",
     "data.cache_dir",
     "data.cache_gib",
-    # So are moved weights, which leave a digest.
+    # Pretrained weights may move: their digest is compared instead.
     "finetune.start",
     "data.workers",
     "data.source",
@@ -36,7 +36,7 @@ _FREE_KEYS = (
     "train.engine",
     "train.compile",
     "train.compress_gradients",
-    # The same numbers, computed twice.
+    # These recompute the same numbers.
     "train.activation_checkpointing",
 )
 _LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
@@ -44,12 +44,12 @@ _LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
 
 @dataclass(frozen=True)
 class Identity:
-    """What must stay the same for a run to be the same run.
+    """The options and derived values that must not change when a run resumes.
 
     Attributes:
         values: by dotted key, as plain data.
-        new: keys that an older checkpoint may lack: options that stand at their
-            defaults, and what is derived. Else each new option would orphan old runs.
+        new: keys that an older checkpoint may lack: options at their
+            defaults, and derived values. Without this, a new option would break old runs.
     """
 
     values: dict[str, Any]
@@ -61,11 +61,11 @@ class Identity:
 
 
 def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
-    """Flattens a resolved config, without what may change.
+    """Flattens a resolved config, without options that may change.
 
     Args:
         config: of the run.
-        derived: what follows from the data: its fingerprint, its normalization.
+        derived: values that follow from the data, such as its fingerprint and normalization.
     """
 
     def flat(sections: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
 def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
     """Whether a config without this key is the same config.
 
-    Asked of the schema: some defaults depend on other options (betas on the optimizer).
+    Validates the schema for this: some defaults depend on other options (betas on the optimizer).
     """
     without = copy.deepcopy(dumped)
     *path, name = key.split(".")
@@ -97,7 +97,7 @@ def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
     try:
         return type(config).model_validate(without) == config
     except ValueError:
-        return False  # it has to be given, or another one then
+        return False  # a required key, or one of several alternatives
 
 
 def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
@@ -109,16 +109,16 @@ def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
 def check_identity(
     saved: Mapping[str, Any], identity: Identity, place: Path, *, extend: bool = False
 ) -> None:
-    """Refuses, by name, to go on with something else than what was begun.
+    """Checks that a resumed run has the identity of the saved one.
 
     Args:
-        saved: values of the identity of what was begun.
-        identity: of the run that is to go on.
-        place: of what was begun, a checkpoint or the folder of a run.
-        extend: its length may be another.
+        saved: the saved identity's values.
+        identity: of the resumed run.
+        place: of the saved identity: a checkpoint or a run folder.
+        extend: the run's length may change.
 
     Raises:
-        InputError: naming each key that differs, with both values.
+        InputError: with each key that differs and both values.
     """
     now = identity.values
     differing = [
@@ -146,18 +146,18 @@ def find_checkpoint(
     extend: bool = False,
     warn: bool = True,
 ) -> CheckpointInfo | None:
-    """Finds the checkpoint that the run continues from; None for a fresh start.
+    """Returns the checkpoint that the run resumes from; None for a fresh start.
 
     Args:
         folder: of the run.
         resume: what the user asked for.
-        identity: what must not have changed, from `run_identity`.
-        extend: the length may have.
-        warn: say which broken checkpoints are skipped.
+        identity: from `run_identity`.
+        extend: the run's length may change.
+        warn: print which broken checkpoints are skipped.
 
     Raises:
-        InputError: if an explicit path holds no whole checkpoint, if the checkpoint is
-            another run's, or if none of the run's own is whole.
+        InputError: if an explicit path holds no intact checkpoint, if the checkpoint belongs
+            to another run, or if all of the run's own are broken.
     """
     if resume == "never":
         return None
@@ -168,7 +168,7 @@ def find_checkpoint(
     try:
         check_identity(found.identity, identity, found.path, extend=extend)
     except InputError:
-        # Nothing was done yet that another config could spoil.
+        # At step 0 another config cannot spoil anything.
         if own is None or own.step:
             raise
         return None
@@ -196,7 +196,7 @@ def find_explicit(path: Path, *, warn: bool = True) -> CheckpointInfo:
 
 
 def set_aside(folder: RunFolder) -> Path | None:
-    """Moves an existing run folder to NAME.1, NAME.2, ...; returns where to, None if there is none."""
+    """Moves an existing run folder to NAME.1, NAME.2, ...; returns the new path, None without a folder."""
     if not folder.path.exists():
         return None
     number = 1

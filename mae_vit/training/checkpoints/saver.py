@@ -1,4 +1,4 @@
-"""Saving beside training: the state is gathered, then written by a thread; what fails, fails for all ranks."""
+"""Saves during training: ranks gather the state and a thread writes it. A failure reaches all ranks."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# A write that training waited for so long is told.
+# A longer wait for a write is reported.
 _SLOW_S = 10.0
 _NOT_FINITE = "left weights that are not finite"
 
 
 class Saver:
-    """Writes checkpoints; all ranks call it alike, rank 0 writes.
+    """Writes checkpoints. Every method is called on every rank; rank 0 writes.
 
-    A save that fails (a full, broken or read-only disk) is told, and the run goes on with the
-    last good checkpoint: the next save tries again. With `checkpoint.max_failed_saves` in a row
-    the run stops. On a full disk older checkpoints go before a save is given up; the
-    newest whole one never does.
+    A failed save (a full, broken or read-only disk) prints a warning, and the run keeps its last
+    good checkpoint; the next save tries again. After `checkpoint.max_failed_saves` failures in a
+    row the run stops. On a full disk the saver removes older checkpoints before it gives up,
+    but never the newest intact one.
 
     Attributes:
-        stall_s: how long training stood still for saves since this was last set to 0.
+        stall_s: seconds that training waited for saves since this was last set to 0.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Saver:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Clears away what saves that were cut short have left.
+        """Removes the leftovers of interrupted saves.
 
         Args:
             engine: whose state is saved.
@@ -55,14 +55,14 @@ class Saver:
             options: when to save and what to keep.
             identity: what must not change when the run resumes.
             every_steps: steps between saves of the plan.
-            say: tells people a line.
+            say: prints a line.
             clock: seconds, of rank 0.
         """
         self._engine, self._folder, self._options = engine, folder, options
         self._identity, self._every_steps, self._say = identity, every_steps, say
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
-        # Alike on all ranks.
+        # The same on all ranks.
         self._pending, self._step = False, 0
         self._failures = 0
         self.stall_s = 0.0
@@ -73,18 +73,18 @@ class Saver:
                 shutil.rmtree(torn, ignore_errors=True)
 
     def restart_clock(self) -> None:
-        """Counts `checkpoint.every_minutes` from now."""
+        """Restarts the clock of `checkpoint.every_minutes`."""
         self._saved_s = self._clock()
 
     def take_stall(self) -> dict[str, float]:
-        """How long training has waited for saves since the last call, for a line of metrics; empty for not at all."""
+        """Returns the wait for saves since the last call, as metrics; empty if there was none."""
         stall, self.stall_s = self.stall_s, 0.0
         return {"save_stall_s": stall} if stall else {}
 
     def due(self) -> bool:
-        """Whether it is time for a save: rank 0 decides, the others learn of it with a step's report.
+        """Whether it is time for a save: rank 0 decides, and a step's report carries the decision to the others.
 
-        Not while one is being written: the save would wait for it, and training for both.
+        Never during a write: the save would wait for it, and training would wait for both.
         """
         minutes = self._options.every_minutes
         if minutes is None or self._engine.ranks.rank != 0:
@@ -97,26 +97,26 @@ class Saver:
 
         Args:
             step: optimizer steps done.
-            best: of runs that choose among their epochs.
-            course: what the run has met so far.
-            wait: return only when it is on the disk.
+            best: the best weights, in runs that keep them.
+            course: the run's losses and skipped data so far.
+            wait: return only after the checkpoint is on disk.
 
         Returns:
             False if this save is known to have failed.
 
         Raises:
-            BadStep: on all ranks, if the state saved before, or waited for now, is not finite.
+            BadStep: on all ranks, if this state, or the one before it, is not finite.
             TrainingFailed: on all ranks, after too many failures in a row.
         """
         begun = time.monotonic()
-        # First: the state being written lies where the next one is gathered to.
+        # First: the next state is gathered into the memory that is being written.
         self.wait()
         state = self._engine.gather()
         state.best, state.course = best, course
         self._pending, self._step = True, step
         self.restart_clock()
         if self._engine.ranks.rank == 0:
-            # Not a daemon: an interpreter that ends waits for it.
+            # Not a daemon: the interpreter waits for it at exit.
             self._thread = threading.Thread(target=self._write, args=(step, state), name="saver")
             self._thread.start()
         good = self.wait() if wait or not self._options.asynchronous else True
@@ -124,7 +124,7 @@ class Saver:
         return good
 
     def wait(self) -> bool:
-        """Waits for the write under way and agrees on how it went; collective.
+        """Waits for the current write; all ranks agree on its result; collective.
 
         Returns:
             False if it failed.
@@ -153,7 +153,7 @@ class Saver:
         return False
 
     def close(self) -> None:
-        """Waits for what rank 0 still writes; not collective."""
+        """Waits for rank 0's current write; not collective."""
         if self._thread is None:
             return
         begun = time.monotonic()
@@ -163,7 +163,7 @@ class Saver:
             self._say(f"training waited {waited:.0f} s for a checkpoint to be written")
 
     def _write(self, step: int, state: TrainState) -> None:
-        """Runs in the thread; leaves what went wrong as a line."""
+        """Runs in the thread and stores an error as one line."""
         try:
             if not state.is_finite():
                 self._problem = _NOT_FINITE

@@ -1,1 +1,1 @@
-"""mae_vit/training/engines/__init__.py."""
+"""Engines: how an optimizer step is computed."""

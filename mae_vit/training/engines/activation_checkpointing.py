@@ -1,4 +1,4 @@
-"""Activation checkpointing: memory for time."""
+"""Activation checkpointing: less memory for more time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Makes every transformer block keep its input alone and recompute the rest for the backward pass.
+    """Makes every transformer block keep only its input and recompute the rest in the backward pass.
 
-    Encoder and decoder alike, in place; names and numbers stay the same. A block that is
-    run in parts (`mae_vit.models.vit.block_for_queries`) keeps its activations.
+    Changes encoder and decoder in place; names and numbers stay the same. A block that
+    runs in parts (`mae_vit.models.vit.block_for_queries`) keeps its activations.
     """
     for module in model.modules():
         if isinstance(module, Block):

@@ -1,9 +1,9 @@
-"""How a step is taken: the interface of engines, and the plain torch engine.
+"""The interface of engines: how an optimizer step is computed.
 
 Precisions bf16 and fp16 mean fp32 parameters with autocast, as in the official MAE
 code. The autocast wraps the objective inside the engine, so both engines compute the
 same thing and gradients are reduced in fp32 (DeepSpeed's own `torch_autocast` section
-would reduce them in bf16). The loss scale of fp16 is ours on both engines too
+would reduce them in bf16). Both engines also use our loss scale for fp16
 (`mae_vit.training.optim.loss_scale.LossScale`).
 """
 
@@ -38,7 +38,7 @@ NamedTensors = Iterable[tuple[str, Tensor]]
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What engines need to know beyond the model.
+    """Options of an engine.
 
     Attributes:
         optimizer: which one, and its options.
@@ -51,7 +51,7 @@ class StepOptions:
             (DeepSpeed's default).
         compile: fuse the objective's operations by torch.compile; costs a minute at the
             start, on a CPU it needs a C++ compiler.
-        cuda_graphs: record what is compiled, and launch it as one; on the torch engine, one micro-batch a step.
+        cuda_graphs: record the compiled kernels as one launch; on the torch engine, one micro-batch a step.
         activation_checkpointing: recompute each block's activations in the backward pass.
         ema_decay: of the moving average of the weights (`mae_vit.training.engines.ema`); None for none.
         compression: of the gradients that the torch engine sends to other ranks.
@@ -72,10 +72,10 @@ class StepOptions:
 
 
 class StepResult(NamedTuple):
-    """What a step has to say.
+    """The result of a step.
 
     Attributes:
-        grad_norm: global gradient norm before clipping, not scaled.
+        grad_norm: global gradient norm before clipping, without the loss scale.
         skipped: fp16's gradients overflowed, and nothing was updated.
     """
 
@@ -84,14 +84,14 @@ class StepResult(NamedTuple):
 
 
 class Engine(ABC):
-    """One way of taking optimizer steps; all collective calls are made by all ranks.
+    """Computes optimizer steps. Every rank makes every collective call.
 
     Attributes:
-        objective: what is trained.
+        objective: the trained module, on the device.
         trainable: parameters that are trained, by name.
         loss_scale: of fp16; None in other precisions.
         updates: optimizer updates made in the whole run.
-        average: of the weights; None where they are measured themselves.
+        average: moving average of the weights; None without `ema_decay`.
     """
 
     def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
@@ -102,7 +102,7 @@ class Engine(ABC):
         self.device = device
         self.loss_scale = LossScale() if options.precision == "fp16" else None
         self.updates = 0
-        # Once: to walk through the modules in each step takes as long as its clipping.
+        # Cached: walking `named_parameters()` in every step costs as much as clipping.
         self.trainable = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
         self.average = None if options.ema_decay is None else EMA(self.objective, options.ema_decay)
         self._staging = Staging(device, copies=ranks.rank == 0)
@@ -128,26 +128,26 @@ class Engine(ABC):
 
     @abstractmethod
     def gather(self) -> TrainState:
-        """Collects the whole state on rank 0's host, no tensors on others; collective.
+        """Collects the whole state in rank 0's host memory, without tensors on other ranks; collective.
 
-        The next call may write over the tensors of the last one's.
+        The next call may overwrite the returned tensors.
         """
 
     @abstractmethod
     def restore(self, state: TrainState) -> None:
-        """Puts a gathered state back, whatever engine, stage or world size wrote it."""
+        """Restores a gathered state of any engine, ZeRO stage and world size."""
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
-        """While it is open `objective` holds, whole, what is measured and exported; collective.
+        """Within this context `objective` holds the whole weights for evaluation and export; collective.
 
-        That is the average of the weights, where one is kept.
+        These are the moving average, if there is one.
         """
         with nullcontext() if self.average is None else self.average.swapped_in():
             yield
 
     def close(self) -> None:
-        """Leaves the process group, where there is one; nothing collective comes after it."""
+        """Leaves the process group, if there is one. No collective call may follow."""
         leave()
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
@@ -155,9 +155,9 @@ class Engine(ABC):
         return sum_over_ranks(values, self.ranks)
 
     def reduce_buffers(self) -> None:
-        """Makes the statistics that layers keep (BatchNorm) alike on all ranks.
+        """Averages the statistics of layers (BatchNorm) over ranks.
 
-        After every step, so that they do not depend on when a run was saved.
+        Runs after every step, so that the statistics do not depend on when a run was saved.
         """
         if self.ranks.world_size == 1:
             return
@@ -181,7 +181,7 @@ class Engine(ABC):
         return self.update_loss_scale(clip_gradients(parameters, self.options.clip_grad))
 
     def update_loss_scale(self, grad_norm: Tensor) -> StepResult:
-        """Decides whether a step is to be skipped; waits for the device in fp16 alone."""
+        """Decides whether to skip a step; waits for the device only in fp16."""
         skipped = self.loss_scale is not None and self.loss_scale.update(
             overflow=not bool(grad_norm.isfinite())
         )
@@ -189,13 +189,13 @@ class Engine(ABC):
         return StepResult(grad_norm, skipped)
 
     def update_ema(self, result: StepResult) -> StepResult:
-        """Takes a step's weights into the average; passes its result on."""
+        """Adds a step's weights to the average and returns its result."""
         if self.average is not None and not result.skipped:
             self.average.update(self.updates)
         return result
 
     def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:
-        """Collects the state where this process's optimizer holds all of it."""
+        """Collects the state of an optimizer that this process holds whole."""
         optimizer_states = {
             slot: slot_tensors(optimizer, self.trainable, slot)
             for slot in self.options.optimizer.optimizer_states
@@ -205,7 +205,7 @@ class Engine(ABC):
     def make_state(
         self, parameters: NamedTensors, optimizer_states: Mapping[str, NamedTensors]
     ) -> TrainState:
-        """Copies what is gathered to rank 0's host, one tensor after the other, and adds the counters."""
+        """Copies tensors one by one to rank 0's host memory and adds the counters."""
         staging = self._staging
         staging.begin()
         state = TrainState(
@@ -220,7 +220,7 @@ class Engine(ABC):
         return state
 
     def restore_local(self, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-        """Puts a state back where this process's optimizer holds all of it."""
+        """Restores the state of an optimizer that this process holds whole."""
         self.restore_counters(state)
         with torch.no_grad():
             for name, parameter in self.objective.named_parameters():
@@ -229,7 +229,7 @@ class Engine(ABC):
         restore_slots(optimizer, self.trainable, state, counts_updates=counts_updates)
 
     def restore_counters(self, state: TrainState) -> None:
-        """Puts the counters back, and what layers keep beside parameters."""
+        """Restores the counters and the buffers of layers."""
         for name, buffer in persistent_buffers(self.objective).items():
             buffer.copy_(state.buffers[name])
         self.updates = state.optimizer_step
@@ -240,7 +240,7 @@ class Engine(ABC):
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], clip_grad: float | None) -> Tensor:
-    """Returns the global gradient norm before clipping, and clips where asked."""
+    """Returns the global gradient norm before clipping, and clips if asked."""
     trained = [parameter for parameter in parameters if parameter.grad is not None]
     if clip_grad is None:
         return nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])

@@ -1,4 +1,4 @@
-"""From a config to an engine, and what has to be set up before there is one."""
+"""Builds an engine from a config, after process group and determinism are set up."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from mae_vit.training.optim.optimizers import OptimizerOptions
 
 
 def enable_determinism() -> None:
-    """Makes equal runs on equal devices equal bit for bit, or fail.
+    """Makes equal runs on equal devices equal bit for bit; an operation that cannot raises an error.
 
-    Not `warn_only`: with it flash and memory-efficient attention keep their backward
-    passes of varying order, deterministic ones being chosen only without.
+    Not `warn_only`: with it, flash and memory-efficient attention keep a backward pass whose
+    order varies.
     """
-    # cuBLAS asks for this.
+    # cuBLAS is deterministic only with this setting.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
 
 
 def init_process_group(config: Config, device: torch.device, ranks: Ranks = ALONE) -> None:
-    """Joins the ranks, where there are several, or where the engine is DeepSpeed, which needs a group of one."""
+    """Joins the ranks, if there are several. DeepSpeed needs a group even for one process."""
     if ranks.world_size > 1 or config.train.engine_on(ranks.world_size) == "deepspeed":
         join(ranks, device, timeout=give_up_after(config.run.hang_timeout_s))
 
 
 def optimizer_options(config: Config) -> OptimizerOptions:
-    """Which optimizer, with its own options."""
+    """Returns the config's optimizer with its options."""
     optim = config.optim
     return OptimizerOptions(optim.name, optim.weight_decay, optim.own_options)
 
@@ -49,7 +49,7 @@ def build_engine(
     *,
     optimizer: OptimizerOptions | None = None,
 ) -> Engine:
-    """Builds the engine that the config asks for, with its optimizer or a given one."""
+    """Builds the config's engine, with the config's optimizer or a given one."""
     compiling = choose_compiling(config, plan, device)
     options = StepOptions(
         optimizer=optimizer or optimizer_options(config),

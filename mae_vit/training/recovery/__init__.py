@@ -1,1 +1,1 @@
-"""mae_vit/training/recovery/__init__.py."""
+"""Recovery from bad steps and damaged samples."""

@@ -1,4 +1,4 @@
-"""Judges every step by its loss and gradient norm, alike on all ranks."""
+"""Judges every step by its loss and gradient norm. All ranks reach the same result."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from mae_vit.runtime.failures import BadStep
 from mae_vit.training.engines.state import LossHistory
 
 _WINDOW = 256
-# Fewer losses say little about how far they scatter.
+# Fewer losses give no reliable estimate of their spread.
 _ENOUGH = 128
-# Of a normal distribution: standard deviation over median absolute deviation.
+# Standard deviation over median absolute deviation, for a normal distribution.
 _SIGMA_PER_MAD = 1.4826
 
 
 class Guard:
-    """Finds steps that are not finite, and losses that leap and stay high.
+    """Detects steps that are not finite, and losses that jump and stay high.
 
-    A loss leaps if it is `spike_sigmas` robust standard deviations above the median of the last
-    256; `spike_steps` in a row are a spike. One alone is a hard batch.
+    A loss jumps if it is `spike_sigmas` robust standard deviations above the median of the last
+    256; `spike_steps` jumps in a row are a spike. A single jump is a hard batch.
     """
 
     def __init__(self, options: GuardSection, course: LossHistory) -> None:
-        """Goes on where `course` stands."""
+        """Continues from the losses in `course`."""
         self._options, self._skipped = options, course.skipped
         self._losses = deque(course.losses, maxlen=_WINDOW)
         self._streak = course.streak
 
     @property
     def course(self) -> LossHistory:
-        """What a checkpoint is to keep."""
+        """Returns the losses for the checkpoint."""
         return LossHistory(self._skipped, tuple(self._losses), self._streak)
 
     @property
     def no_suspects(self) -> bool:
-        """Whether no step since the last good one is in doubt."""
+        """Whether every step since the last good one was judged good."""
         return self._streak == 0
 
     def check(self, step: int, loss: float, grad_norm: float) -> None:
-        """Takes in a step.
+        """Judges a step.
 
         Args:
             step: its number, from 1.

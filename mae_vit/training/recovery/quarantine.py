@@ -1,4 +1,4 @@
-"""The damaged samples of a run: counted, told to all ranks, listed in `quarantine.jsonl`, up to a budget."""
+"""The damaged samples of a run: shared with all ranks, listed in `quarantine.jsonl`, limited by a budget."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from mae_vit.runtime.ranks import Ranks
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the list.
+    """A line of `quarantine.jsonl`.
 
     Attributes:
-        step: whose images it was first asked for, counted from 1 as in `metrics.jsonl`.
-        damage: what it is.
+        step: the step that first asked for the sample, counted from 1 as in `metrics.jsonl`.
     """
 
     step: int
@@ -29,23 +28,23 @@ class Entry:
 
 
 class Quarantine:
-    """Distinct damaged samples, alike on all ranks once told; rank 0 writes.
+    """Distinct damaged samples, the same on all ranks once they are shared. Rank 0 writes the list.
 
     Attributes:
         path: of the list.
-        share: of the samples that may be damaged.
-        total: samples that are trained on.
-        allowed: how many of them may be damaged.
+        share: largest share of damaged samples, 0 to 1.
+        total: number of training samples.
+        allowed: largest number of damaged samples.
     """
 
     def __init__(self, path: Path, ranks: Ranks, *, share: float, samples: int, start_step: int) -> None:
-        """Takes up the list of a run that goes on at `start_step`; what came later comes again, or is mended.
+        """Loads the list of a resumed run up to `start_step`; later entries are met again, or have been repaired.
 
         Args:
             path: of the list.
             ranks: all of them take part.
-            share: of the samples that may be damaged.
-            samples: that are trained on.
+            share: largest share of damaged samples, 0 to 1.
+            samples: number of training samples.
             start_step: steps done before.
         """
         self.path, self.share, self.total, self._ranks = path, share, samples, ranks
@@ -61,7 +60,7 @@ class Quarantine:
 
     @property
     def samples(self) -> Collection[int]:
-        """Numbers of the samples told of."""
+        """Numbers of the shared samples."""
         return self._told.keys()
 
     @property
@@ -70,17 +69,17 @@ class Quarantine:
         return len(self._told) > self.allowed
 
     def note(self, step: int, found: Iterable[Damage]) -> int:
-        """Takes what this rank met at a step; returns how many are new to it."""
+        """Notes this rank's damaged samples of a step; returns how many are new to it."""
         waiting, told = self._waiting, self._told
         new = {d.sample: Entry(step, d) for d in found if d.sample not in waiting and d.sample not in told}
         self._waiting |= new
         return len(new)
 
     def exchange(self) -> list[Damage]:
-        """Tells all ranks what each has noted, and lists it; collective.
+        """Shares the noted samples with all ranks and writes them to the list; collective.
 
         Returns:
-            What is new to the run, in the order of the list, which does not depend on the ranks.
+            Samples new to the run, in the order of the list, which does not depend on the number of ranks.
         """
         gathered = [e for entries in gather_objects([*self._waiting.values()], self._ranks) for e in entries]
         self._waiting, new = {}, []
@@ -108,7 +107,7 @@ def _lines(entries: Iterable[Entry]) -> bytes:
 
 
 def _read(path: Path) -> list[Entry]:
-    """Reads a list; a torn line, as a power cut leaves it, is passed over."""
+    """Reads a list; skips a torn line, which a power cut can leave."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What keeps a run going: damaged samples are passed, bad steps are gone back from."""
+"""Recovery of a run: replaces damaged samples and rolls back bad steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mae_vit.training.recovery.quarantine import Quarantine
 from mae_vit.training.recovery.rollback import Rollback
 from mae_vit.training.step_report import StepValues
 
-# Lines about damaged samples in a sitting; the list has all.
+# Lines printed about damaged samples per process; the list has all.
 _MAX_WARNINGS = 10
 
 
 class Recovery:
-    """Guard, rollback and quarantine of a run; all ranks call it alike."""
+    """Guard, rollback and quarantine of a run. Every method is called on every rank."""
 
     def __init__(
         self,
@@ -34,16 +34,16 @@ class Recovery:
         mend: str,
         say: Callable[[str], None],
     ) -> None:
-        """Goes on where `history` stands.
+        """Continues from `history`.
 
         Args:
             options: of the guard.
-            history: the losses until now, and the data that is skipped.
-            rollback: chooses what to go back to.
+            history: the losses so far, and the skipped data steps.
+            rollback: chooses the checkpoint to roll back to.
             quarantine: the damaged samples.
             ranks: all of which take part.
-            mend: says how damaged samples are mended.
-            say: tells people a line.
+            mend: returns advice on repairing damaged samples.
+            say: prints a line.
         """
         self._options, self._rollback, self._quarantine = options, rollback, quarantine
         self._guard, self._ranks, self._mend, self._say = Guard(options, history), ranks, mend, say
@@ -51,20 +51,20 @@ class Recovery:
 
     @property
     def history(self) -> LossHistory:
-        """What a checkpoint is to keep."""
+        """Returns the history for the checkpoint."""
         return self._guard.course
 
     @property
     def no_suspects(self) -> bool:
-        """Whether no step since the last good one is in doubt."""
+        """Whether every step since the last good one was judged good."""
         return self._guard.no_suspects
 
     def record_damage(self, step: int, damaged: Sequence[Damage]) -> int:
-        """Takes the damaged samples of a micro-batch; returns how many are new to this rank."""
+        """Notes the damaged samples of a micro-batch; returns how many are new to this rank."""
         return self._quarantine.note(step, damaged)
 
     def check(self, step: int, values: StepValues) -> None:
-        """Looks at a step's report.
+        """Checks a step's report.
 
         Args:
             step: its number, from 1.
@@ -76,12 +76,12 @@ class Recovery:
         """
         if values.damaged:
             self._sync_damage()
-        # A step that fp16 skipped has changed nothing.
+        # A step that fp16 skipped changed no weights.
         if not values.skipped:
             self._guard.check(step, values.loss, values.grad_norm)
 
     def go_back(self, bad: BadStep) -> CheckpointInfo:
-        """Chooses the checkpoint to go on from after a bad step, and starts a guard from there; collective.
+        """Chooses the checkpoint to resume from after a bad step and restarts the guard there; collective.
 
         Raises:
             TrainingFailed: on all ranks, if there is none, or after too many tries.
@@ -91,12 +91,12 @@ class Recovery:
         return found
 
     def _sync_damage(self) -> None:
-        """Tells all ranks, the list and people of what is new to any."""
+        """Shares new damaged samples with all ranks, lists and prints them."""
         new, quarantine = self._quarantine.exchange(), self._quarantine
         for damage in new:
             self._warn(f"warning: another image takes the place of {damage}")
         if quarantine.exceeded:
-            # The list is complete before any rank leaves, and a launcher ends the others.
+            # Complete the list before any rank exits: the launcher then kills the others.
             barrier(self._ranks)
             raise TrainingFailed(
                 f"{len(quarantine.samples):,} of {quarantine.total:,} samples are damaged, "

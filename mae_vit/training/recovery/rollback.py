@@ -1,4 +1,4 @@
-"""Takes a run back to its last good checkpoint, past the data that it failed on."""
+"""Rolls a run back to its last good checkpoint and skips the data that it failed on."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from mae_vit.training.checkpoints.format import BrokenCheckpoint, list_checkpoin
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.outputs.run_folder import RunFolder
 
-# Of the losses before a bad step, so many are told.
+# Losses before the bad step that the incident report lists.
 _TOLD_LOSSES = 32
 
 
 @dataclass
 class Rollback:
-    """Goes back a bounded number of times from each checkpoint; a newer one is progress.
+    """Rolls back a limited number of times to each checkpoint; a newer checkpoint resets the count.
 
     Attributes:
         folder: of the run.
-        options: how often, and how much data is skipped: twice as much at each further try.
+        options: the number of tries, and how much data to skip; each further try skips twice as much.
         ranks: all of which call it.
-        samples_of: names the samples of a step of the data order, for people.
+        samples_of: describes the samples of a data step.
     """
 
     folder: RunFolder
@@ -42,19 +42,19 @@ class Rollback:
     _tries: dict[int, int] = field(default_factory=dict)
 
     def choose_checkpoint(self, bad: BadStep, course: LossHistory) -> tuple[CheckpointInfo, LossHistory]:
-        """Finds where to go on after a bad step, and leaves a report of it; collective.
+        """Chooses where to resume after a bad step, and writes an incident report; collective.
 
         Args:
             bad: the step.
             course: of the run until then.
 
         Returns:
-            A checkpoint from before it, and how to go on from there.
+            A checkpoint from before the step, and the history to resume with.
 
         Raises:
             TrainingFailed: on all ranks, if there is none, or after too many tries.
         """
-        # Another node may see the folder a moment late.
+        # Another node may see the folder with a delay.
         found = run_on_rank_zero(lambda: self._newest_before(bad.step), self.ranks)
         if found is None:
             raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
@@ -94,7 +94,7 @@ class Rollback:
         return None
 
     def _drop_after(self, step: int) -> None:
-        """What was saved since belongs to the course that failed."""
+        """Removes later checkpoints: they belong to the failed course."""
         for path in list_checkpoints(self.folder.checkpoints):
             if step_of(path) > step:
                 shutil.rmtree(path, ignore_errors=True)
@@ -108,4 +108,4 @@ class Rollback:
             path.parent.mkdir(exist_ok=True)
             write_json(path, {**incident, "samples": self.samples_of(culprit)})
         except OSError:
-            pass  # a full disk must not keep the run from going back
+            pass  # a full disk must not prevent the rollback
