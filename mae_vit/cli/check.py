@@ -1,4 +1,4 @@
-"""`mae-vit check`: every shard against what dataset.json says of it."""
+"""`mae-vit check`: compares every shard with dataset.json."""
 
 from __future__ import annotations
 

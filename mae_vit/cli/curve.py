@@ -1,4 +1,4 @@
-"""`mae-vit curve`: a run against what its preset's curves look like."""
+"""`mae-vit curve`: compares a run with its preset's reference curves."""
 
 from __future__ import annotations
 

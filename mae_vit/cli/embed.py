@@ -1,4 +1,4 @@
-"""`mae-vit embed`: its options, and what it says at the end."""
+"""`mae-vit embed`: its options and its final output."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
     """Runs the command; returns 0, or 75 where a signal stopped it.
 
     Raises:
-        InputError: for whatever the user can mend.
+        InputError: for every error that the user can fix.
     """
     _check(arguments)
     try:

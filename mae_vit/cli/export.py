@@ -1,4 +1,4 @@
-"""`mae-vit export`: its options, and what it says at the end."""
+"""`mae-vit export`: its options and its final output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ examples:
   mae-vit export runs/mae_base/encoder.safetensors --to onnx --out mae_base-onnx --pool mean
   mae-vit export runs/finetuned --to timm --force
 """
-# Where the read-out is no part of what is written.
+# Formats that store no pooling.
 _WITHOUT_POOL = {
     "hf": "a ViTModel gives all tokens, from which its user reads",
     "official": "the file is weights",
@@ -75,7 +75,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
-        InputError: for whatever the user can mend.
+        InputError: for every error that the user can fix.
     """
     if arguments.pool and (why := _WITHOUT_POOL.get(arguments.to)):
         raise InputError(f"--pool {arguments.pool} changes nothing with --to {arguments.to}: {why}")

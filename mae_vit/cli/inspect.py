@@ -1,4 +1,4 @@
-"""`mae-vit inspect`: its options, and what it says at the end."""
+"""`mae-vit inspect`: its options and its final output."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code.
 
     Raises:
-        InputError: for whatever the user can mend.
+        InputError: for every error that the user can fix.
     """
     if arguments.images < 2:
         raise InputError(f"--images {arguments.images}: at least 2")

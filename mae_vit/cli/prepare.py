@@ -1,4 +1,4 @@
-"""`mae-vit prepare`: its options, and what it says at the end."""
+"""`mae-vit prepare`: its options and its final output."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
-        InputError: for whatever the user can mend.
+        InputError: for every error that the user can fix.
     """
     _check(arguments)
     begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""`mae-vit replay`: what a run saw at a step."""
+"""`mae-vit replay`: shows the images and masks of a step."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""What every part uses and what uses no part."""
+"""Errors, messages, keyed randomness, files: used by every package, and imports none."""
 
 __version__ = "0.1.0"

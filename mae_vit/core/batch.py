@@ -1,4 +1,4 @@
-"""What travels from the loader to an objective."""
+"""The batch that the loader passes to an objective."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Batch:
         images: uint8 (B, C, H, W), raw pixels after crop and flip.
         labels: int64 (B,), -1 where the data has none.
         keys: the samples' (seed, epoch, index), from which masks are drawn.
-        damaged: samples of the order that cannot be read; others lie in their places.
+        damaged: samples of the order that cannot be read; other samples replace them.
     """
 
     images: Tensor

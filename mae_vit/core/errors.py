@@ -14,14 +14,14 @@ class InputError(ValueError):
     """Bad config, command line, data folder or checkpoint.
 
     Entry points print one line for each mistake, without a traceback, and exit
-    with code 2. A line names what is wrong, where, and the nearest right thing.
+    with code 2. A line states what is wrong, where, and the nearest valid choice.
 
     Attributes:
         lines: one for each mistake; `str()` joins them by "; ".
     """
 
     def __init__(self, *mistakes: str) -> None:
-        """Makes one line of each mistake; replaces what is not printable, shortens endless words."""
+        """Formats each mistake as one line; escapes unprintable characters and shortens very long words."""
         super().__init__(*mistakes)
         self.lines = tuple(_one_line(mistake) for mistake in mistakes)
 
@@ -42,8 +42,8 @@ class Damage:
     Attributes:
         sample: its number in its split.
         shard: the file that it belongs to.
-        key: what its members share; None where it cannot be told.
-        offset: of its image in the shard; None where there is none.
+        key: the sample's name in the shard; None if unknown.
+        offset: of its image in the shard, in bytes; None if unknown.
         reason: in short.
     """
 
@@ -64,29 +64,29 @@ class Damage:
 class DamagedSample(RuntimeError):
     """Samples that were asked for cannot be read.
 
-    Uncaught, the run fails with it (exit code 1): what it has saved is good.
+    Uncaught, it ends the run with exit code 1; saved checkpoints are good.
 
     Attributes:
-        found: where in the request each damaged sample stands, and what it is.
+        found: each damaged sample, by its position in the request.
         folder: of the shards.
     """
 
     def __init__(self, found: Sequence[tuple[int, Damage]], folder: Path) -> None:
-        """Names the first of `found`, which must not be empty."""
+        """The message names the first of `found`, which must not be empty."""
         # By these it is made again behind the pipe of a worker.
         super().__init__(found, folder)
         self.found, self.folder = found, folder
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Returns it as one line of text."""
         more = f" (and {len(self.found) - 1:,} more of its batch)" if len(self.found) > 1 else ""
         return f"cannot read {self.found[0][1]}{more}: `mae-vit check {self.folder}` lists all such"
 
 
 class FetchUnavailable(RuntimeError):
-    """Data that lie elsewhere cannot be had now; the message says what, and since when.
+    """Remote data cannot be reached now; the message states which, and since when.
 
-    Uncaught, the run is to be started again (exit code 75), from what it has saved.
+    Uncaught, it ends the run with exit code 75: start it again to resume.
     """
 
 

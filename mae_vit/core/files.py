@@ -13,7 +13,7 @@ from typing import Any
 
 
 def user_cache() -> Path:
-    """The folder of this user for what can be had again."""
+    """Returns this user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mae-vit"
 
 
@@ -24,7 +24,7 @@ def temporary_name(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives the name under which a file is to be written; at the end, on disk, it takes its place.
+    """Yields a temporary name to write a file under; at the end the file is synced and renamed into place.
 
     Where that fails nothing of it is left.
     """
@@ -87,7 +87,7 @@ def fsync_path(path: Path) -> None:
 
 
 def replace_folder(partial: Path, out: Path) -> None:
-    """Renames a folder; what lay there is there until the new one is, then removed.
+    """Replaces a folder by a rename. The old one stays until the new one is there, and is then removed.
 
     Raises:
         OSError: if it cannot be; the earlier folder is back then.

@@ -1,4 +1,4 @@
-"""Counter-based randomness: a number is a pure function of what it is for.
+"""Counter-based randomness: a number is a pure function of its purpose.
 
 Nothing random in this project depends on who computes it. Every draw is
 Threefry-2x32-20 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
@@ -28,7 +28,7 @@ SUBSET_HASH = b"mae-vit subset"
 
 
 def hash_key(key: str, salt: bytes) -> bytes:
-    """Returns what a draw goes by; `salt` says which draw."""
+    """Returns the hash that a draw sorts by; `salt` names the draw."""
     return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16, key=salt).digest()
 
 
@@ -40,7 +40,7 @@ MAX_INDEX = 2**32
 
 
 class RngStream(IntEnum):
-    """What a random number is for. Values are part of the data format: never renumber."""
+    """The purpose of a random number. Values are part of the data format: never renumber."""
 
     ORDER = 0
     CROP = 1
@@ -114,7 +114,7 @@ def derive_key(seed: int, stream: RngStream, epoch: int) -> tuple[int, int]:
 
     Args:
         seed: the run's seed, 0 <= seed < 2**64.
-        stream: what the numbers are for.
+        stream: the purpose of the numbers.
         epoch: 0 <= epoch < 2**32.
     """
     k0, k1 = threefry2x32(
@@ -150,7 +150,7 @@ def random_uint32(key: tuple[Words | int, Words | int], index: Words, draws: int
 def uniform(key: tuple[int, int], index: np.ndarray, draws: int) -> np.ndarray:
     """Returns float64 numbers in [0, 1) with 53 random bits, (B, draws).
 
-    NumPy only: what needs floating point (crop boxes) is computed on the CPU,
+    NumPy only: draws that need floating point (crop boxes) are computed on the CPU,
     since logarithms and roots differ by device.
     """
     high, low = random_uint32(key, index, draws)
@@ -176,7 +176,7 @@ def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:
 
 @dataclass(frozen=True)
 class SampleKeys:
-    """What keyed draws need: one epoch's sample indices under a seed.
+    """The keys of draws: one epoch's sample indices under a seed.
 
     Attributes:
         seed: the run's seed.
@@ -210,7 +210,7 @@ class SampleKeys:
         return random_uint32((k0, k1), self.index, draws)[0]
 
     def _key(self, stream: RngStream) -> tuple[Tensor | int, Tensor | int]:
-        """What `derive_key` gives; in a compiled graph, scalars on the device."""
+        """Returns the result of `derive_key`; in a compiled graph, scalars on the device."""
         if not torch.compiler.is_compiling():
             return derive_key(self.seed, stream, self.epoch)
         if self.epoch_input is None:

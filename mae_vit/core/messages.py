@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def plain_text(name: str) -> str:
-    """Writes what is no UTF-8 or not printable as backslash escapes."""
+    """Writes unprintable characters and invalid UTF-8 as backslash escapes."""
     if name.isascii() and name.isprintable():
         return name
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-# How alike a name of a file must be to be proposed, 0..1 (difflib's ratio).
+# Smallest similarity of a proposed file name, 0..1 (difflib's ratio).
 _ALIKE = 0.6
 
 
@@ -28,7 +28,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def closest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """Returns a hint such as `did you mean "img_size"?`; empty where nothing is as alike as `cutoff` (0..1)."""
+    """Returns a hint such as `did you mean "img_size"?`; empty if no name reaches the similarity `cutoff` (0..1)."""
     found = _most_alike(name, known, cutoff)
     return "" if found is None else f'did you mean "{found}"?'
 

@@ -12,7 +12,7 @@ from mae_vit.core.messages import nearest
 
 # Those whose files are asked for by an escaped URL; the programs of the others take names as they are.
 _ESCAPED = ("http", "https", "sftp", "ftps", "scp")
-# What webdataset opens, and s3.
+# Schemes that webdataset opens, and s3.
 SCHEMES = (*_ESCAPED, "s3", "gs", "htgs", "hf", "ais", "pipe")
 PIPE = "pipe:"
 # The command line's --allow-pipe sets it, for all processes of the run: a config file cannot.
@@ -79,7 +79,7 @@ def file_url(folder: str, name: str) -> str:
 
 
 def redact_url(path: str) -> str:
-    """Returns a data path as messages tell it: of a URL, without what may be secret."""
+    """Returns a data path for messages: a URL without credentials."""
     if path.startswith(PIPE) or not is_url(path):
         return path
     try:

@@ -74,7 +74,7 @@ def attention_maps(weights: Tensor, grid_size: tuple[int, int], *, query: str = 
             is their mean and [CLS] is not read.
 
     Returns:
-        (B, H, rows, columns): what is left of 1 goes to [CLS].
+        (B, H, rows, columns); the rest of the sum of 1 is attention to [CLS].
     """
     asked = weights[:, :, 0] if query == "cls" else weights[:, :, 1:].mean(dim=2)
     return asked[:, :, 1:].unflatten(-1, grid_size)
@@ -106,7 +106,7 @@ def rollout(weights: Sequence[Tensor]) -> Tensor:
 def mean_attention_distance(weights: Tensor, grid_size: tuple[int, int], patch_size: int) -> Tensor:
     """How far heads look: distance between patch centers, weighted by attention (ViT Sec. 4.5, App. D.7).
 
-    Of patches to patches: what goes to [CLS] has no place, and the rest is taken as the whole.
+    Counts attention from patches to patches: [CLS] has no position, so the rest is normalized to 1.
 
     Args:
         weights: (B, H, T, T).
@@ -129,6 +129,6 @@ def head_entropy(weights: Tensor) -> Tensor:
         weights: (B, H, T, T).
 
     Returns:
-        (H,) in nats, the mean over images and queries: 0 for one token alone, log T for all alike.
+        (H,) in nats, the mean over images and queries: 0 for a single token, log T for uniform attention.
     """
     return -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(dim=-1).mean(dim=(0, 2))

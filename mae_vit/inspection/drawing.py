@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
 _DPI = 110
-# Of Okabe & Ito (2008): told apart by those who do not see red and green too.
+# Okabe & Ito (2008): safe for red-green color blindness.
 _INK, _OTHER = "#0072b2", "#d55e00"
 _MAX_CLASSES = 20
 _MAX_MAPS = 16
@@ -31,13 +31,13 @@ def to_png(drawn: Figure | np.ndarray) -> bytes:
 def by_depth(values: np.ndarray, label: str, *, alike: float, alike_label: str) -> Figure:
     """Draws a number of each head against depth.
 
-    The axis is that of `alike`, so that the charts of two encoders compare, unless a head is far above it.
+    The axis ends at `alike`, so that charts of two encoders compare, unless a head is far above it.
 
     Args:
         values: (L, H), from 0 on.
         label: of the number.
-        alike: what it is where attention goes to all alike; a dashed line.
-        alike_label: what that is.
+        alike: the value of uniform attention, drawn as a dashed line.
+        alike_label: its label.
     """
     figure, axes = _figure(5.2, 3.2)
     depth = np.arange(1, len(values) + 1)
@@ -116,7 +116,7 @@ def scatter(points: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> F
 
 
 def curve(values: Sequence[float], label: str, *, most_frequent: float) -> Figure:
-    """Draws a share against depth, of 100 %, with what always naming the most frequent class gives."""
+    """Draws a share in percent against depth, with the share of the most frequent class."""
     figure, axes = _figure(5.2, 3.2)
     depth = np.arange(1, len(values) + 1)
     axes.plot(depth, [100 * value for value in values], "o-", color=_INK)

@@ -1,4 +1,4 @@
-"""What an encoder's features hold: neighbors, a map, and how much each block knows.
+"""An encoder's features: neighbors, a map, and a linear probe of each block.
 
 Shapes: n images, L blocks, D width, K classes.
 """
@@ -52,7 +52,7 @@ def _batches(images: Tensor) -> Iterator[Tensor]:
         yield images[start : start + _BATCH]
 
 
-# With fewer images to score a share says nothing.
+# With fewer images to score, an accuracy means little.
 FEWEST_SCORED = 10
 
 
@@ -63,13 +63,13 @@ def probe_by_layer(
 
     Args:
         features: (L, n, D).
-        labels: int64 (n,), -1 where there is none.
+        labels: int64 (n,), -1 without a label.
         num_classes: K.
         shots: images of each class to fit on, at most half of those there are.
 
     Returns:
         Top-1 of the rest, by block, empty without labels of two classes or `FEWEST_SCORED` images to score; and
-        what always naming the most frequent class of those would score.
+        the score of always predicting their most frequent class.
     """
     support, query = draw_shots(labels.numpy(), shots=shots, queries=len(labels))
     if len(np.unique(labels.numpy()[support])) < 2 or len(query) < FEWEST_SCORED:

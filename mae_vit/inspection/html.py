@@ -55,7 +55,7 @@ def image(png: bytes, alternative: str, *, squares: bool = True) -> str:
 
 
 def figure(drawn: str, caption: str) -> str:
-    """Returns what is drawn (HTML) with its caption (text)."""
+    """Returns a drawing (HTML) with its caption (text)."""
     return f'<figure>{drawn}<figcaption class="note">{escape(caption)}</figcaption></figure>'
 
 

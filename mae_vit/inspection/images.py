@@ -37,10 +37,10 @@ class Samples:
 
     Attributes:
         images: uint8 (n, C, H, W).
-        labels: int64 (n,), -1 where there is none.
-        keys: names, for people.
+        labels: int64 (n,), -1 without a label.
+        keys: the images' names.
         classes: names of the labels.
-        source: what they are of, for people.
+        source: describes where they come from.
         passed_over: how many could not be decoded.
     """
 
@@ -87,7 +87,7 @@ def draw_samples(
 def _of_shards(
     index: ShardIndex, count: int, channels: int, img_size: tuple[int, int], where: str
 ) -> Samples:
-    # Of shards elsewhere the first ones alone: each is fetched whole.
+    # Only the first remote shards: each is downloaded whole.
     shards = index.split_info.shards[: _FETCHED if index.remote else None]
     chosen = _draw(sum(shard.samples for shard in shards), count)
     images, kept = [], []

@@ -1,4 +1,4 @@
-"""Looks at one encoder, or at two side by side, and writes what it sees."""
+"""Writes the inspection of one encoder, or of two side by side."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mae_vit.inspection.subject import InspectedEncoder, open_subject
 from mae_vit.inspection.views import CONDITIONAL, View, all_views
 
 INDEX = "index.html"
-# Names what lies beside it: a folder that holds anything else is not replaced.
+# Lists the folder's contents: a folder with other files is not replaced.
 _CONTENTS = "inspection.json"
 # The first column of two, and the second.
 _SIDES = ("a", "b")
@@ -32,10 +32,10 @@ _SIDES = ("a", "b")
 
 @dataclass(frozen=True)
 class WrittenView:
-    """A view that lies on the disk.
+    """A view and its files.
 
     Attributes:
-        view: what it is.
+        view: the picture and its text.
         png: its picture, encoded.
         files: of its numbers, named from the page's folder.
     """
@@ -61,12 +61,12 @@ def inspect(
     Args:
         sources: one start, or two to be compared.
         data: prepared shards, a folder of images or an archive.
-        out: folder; an earlier inspection there is replaced once the new one is whole.
+        out: folder; a new inspection replaces an earlier one once it is complete.
         images: how many are looked at.
         split: of prepared data.
         norm_pix_loss: of official files with a decoder.
         device: that computes; the CPU by default.
-        names: what the page calls the sources; their own if there are none.
+        names: titles of the sources on the page; by default their own names.
 
     Returns:
         Path of the page.
@@ -101,7 +101,7 @@ def inspect(
 
 
 def _check_place(out: Path) -> None:
-    """Makes sure that nothing but an earlier inspection would be replaced."""
+    """Checks that only an earlier inspection would be replaced."""
     if not out.exists():
         return
     if not out.is_dir():

@@ -1,4 +1,4 @@
-"""What an encoder's own parameters show: positions and filters.
+"""Pictures of an encoder's parameters: positions and filters.
 
 Shapes: N patches, D width, C channels, P patch size.
 """

@@ -60,7 +60,7 @@ def _bayer(size: int) -> Tensor:
     return matrix
 
 
-# MAE Fig. 5 goes from few to many; 75 % is what it is trained with.
+# MAE Fig. 5 compares several ratios; 75 % is the ratio of training.
 _RATIOS = (0.5, 0.75, 0.9)
 
 
@@ -113,7 +113,7 @@ def _at(mae: MAE, batch: Batch, kind: MaskKind, ratio: float, shown: int) -> Rec
     )
     _, mean, scale = mae.targets(images)
     pixels = prediction.float() * scale + mean
-    # As in training: what needs no learning.
+    # The baseline of training: it needs no learning.
     baseline = mean.expand_as(pixels) if mae.norm_pix_loss else local_average(images, mask, mae.encoder)
     sums = error_sums(mae, images, pixels, baseline, mask)
     label = "predicted (true patch mean and std)" if mae.norm_pix_loss else "predicted"

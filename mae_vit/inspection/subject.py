@@ -1,4 +1,4 @@
-"""What is looked at: an encoder, and the objective that it was pretrained by where that came along."""
+"""The subject of an inspection: an encoder, and its pretraining objective if the weights include it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class InspectedEncoder:
     """An encoder under inspection.
 
     Attributes:
-        name: for people.
+        name: for titles.
         model: encoder, read-out and normalization.
         objective: around the same encoder, with trained parts; None where only the encoder is there.
-        why_no_objective: why, for people.
+        why_no_objective: the reason, for the page.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The views of an encoder: each a picture, what it shows, and its numbers."""
+"""The views of an encoder: each has a picture, a text and its numbers."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ Table = tuple[list[str], list[list[object]]]
 
 
 class InspectableEncoder(Protocol):
-    """What is looked at: `PretrainedEncoder`, or an encoder in training (`InTraining`)."""
+    """An encoder to inspect: `PretrainedEncoder`, or an encoder in training (`InTraining`)."""
 
     @property
     def encoder(self) -> ViTEncoder:
-        """What it is about."""
+        """Returns the encoder."""
 
     @property
     def pool(self) -> Pool:
-        """What is read of it."""
+        """Returns how features are pooled."""
 
     def normalize(self, images: Tensor) -> Tensor:
         """Maps uint8 (B, C, H, W) to what the encoder takes."""
@@ -61,7 +61,7 @@ _NEIGHBORS = 8
 _AVERAGED = 128
 _MEASURED = 256
 _FEWEST_PROJECTED = 10
-# Views that not all images allow, by name: their titles, and what they take.
+# Views that need more images or labels, by name: their titles, and the condition.
 CONDITIONAL = {
     "neighbors": ("Nearest neighbors", "takes two images or more"),
     "projection": ("Features in the plane", f"takes {_FEWEST_PROJECTED} images or more"),
@@ -78,8 +78,8 @@ class View:
 
     Attributes:
         name: of its files.
-        title: for people.
-        reading: what is to be seen in it.
+        title: heading on the page.
+        reading: explains the picture.
         drawn: the picture: a chart, or pixels uint8 (H, W, 3).
         table: its numbers as a CSV: head and rows.
         arrays: its numbers as an NPZ.
@@ -94,7 +94,7 @@ class View:
 
 
 def all_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
-    """Yields what there is to see, one by one: the later ones take longer."""
+    """Yields all views; the later ones take longer."""
     yield from reconstruction_views(subject, samples)
     yield from attention_views(subject.model, samples)
     yield from parameter_views(subject.model.encoder)
@@ -102,7 +102,7 @@ def all_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
 
 
 def reconstruction_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
-    """What the objective predicts of hidden patches; nothing without an objective."""
+    """Draws the objective's predictions of masked patches; nothing without an objective."""
     if subject.objective is None:
         return
     batch = samples.batch(_MEASURED).to(subject.objective.mean.device)
@@ -256,7 +256,7 @@ def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarr
 
 
 def parameter_views(encoder: ViTEncoder) -> Iterator[View]:
-    """What the encoder's own parameters show: positions and filters."""
+    """Draws the encoder's parameters: positions and filters."""
     similarity = position_similarity(encoder.pos_embed).cpu().numpy()
     grid, center = encoder.grid_size, center_patch(encoder.grid_size)
     fixed = "The table is fixed (sin-cos): this is what it was given, not what it has learned." * (
@@ -292,7 +292,7 @@ def parameter_views(encoder: ViTEncoder) -> Iterator[View]:
 
 
 def feature_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
-    """Neighbors, a map of the features, and what each block knows of the labels."""
+    """Draws neighbors, a map of the features, and each block's accuracy."""
     by_layer = layer_features(model, samples)
     last, names = by_layer[-1], samples.classes
     if len(samples) > 1:

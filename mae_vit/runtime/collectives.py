@@ -22,7 +22,7 @@ def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 
 def broadcast_from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
-    """Returns on all ranks what rank 0 hands in; collective."""
+    """Broadcasts rank 0's value to all ranks; collective."""
     if ranks.world_size == 1:
         return text
     box = [text]
@@ -31,9 +31,9 @@ def broadcast_from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
 
 
 def run_on_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
-    """Lets rank 0 find or do something, and tells all ranks what came of it; collective.
+    """Runs a function on rank 0 and broadcasts its result or error; collective.
 
-    What lies on a disk is for one rank to say: another node may see it a moment late.
+    Only one rank looks at the disk: another node may see changes late.
 
     Raises:
         InputError: on all ranks, if `decide` does, or if a file is not to be had.

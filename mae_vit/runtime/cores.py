@@ -1,4 +1,4 @@
-"""What this machine gives to this process."""
+"""The resources of this machine that this process may use."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def control_groups(controller: str, root: Path = _CGROUPS, own: Path = _OWN_CGRO
             # Version 1 has a folder for each controller, or set of them; version 2 one for all.
             mounts = dict.fromkeys((root / kinds, root / controller)) if kinds else [root]
             parts = Path(place.lstrip("/")).parts
-            # So a namespace shows what lies outside of it.
+            # A namespace shows paths outside of it in this form.
             parts = () if ".." in parts else parts
             for mount in mounts:
                 for length in range(len(parts), -1, -1):

@@ -12,7 +12,7 @@ from mae_vit.runtime.ranks import Ranks, _share_compilers
 
 
 def choose_device(asked: str) -> torch.device:
-    """Resolves "auto": a GPU where there is one.
+    """Resolves "auto": a GPU if there is one.
 
     Raises:
         InputError: if the device that is asked for is not there.
@@ -52,7 +52,7 @@ def keep_freed_memory() -> bool:
 
 
 def find_device(ranks: Ranks) -> torch.device:
-    """Returns this rank's GPU, or the CPU where there is none; shares the node's cores.
+    """Returns this rank's GPU, or the CPU without one; divides the node's cores among its ranks.
 
     Raises:
         InputError: if the node has fewer GPUs than ranks.
@@ -60,7 +60,7 @@ def find_device(ranks: Ranks) -> torch.device:
     _share_compilers(ranks)
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
-        # A launcher may show each rank its own GPU alone.
+        # A launcher may show each rank only its own GPU.
         place = ranks.local_rank if count > 1 else 0
         if place >= count:
             raise InputError(f"local rank {ranks.local_rank} has no GPU: this node shows {count}")

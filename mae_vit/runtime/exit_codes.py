@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# A run failed, or a check found something.
+# A run failed, or a check found a problem.
 EXIT_FAILED = 1
 # Bad config, command line or input.
 EXIT_INPUT = 2

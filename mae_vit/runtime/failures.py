@@ -14,7 +14,7 @@ from mae_vit.runtime.terminal import ignore_closed_terminal
 
 
 def run_to_exit_code(job: Callable[[], int]) -> int:
-    """Runs a job; what the user can mend, and how a run fails, becomes one line and an exit code."""
+    """Runs a job; turns input errors and failures of a run into one line and an exit code."""
     # Imports torch, which commands that say how they fail by the same codes can do without.
     from mae_vit.runtime.process_group import leave
 
@@ -25,9 +25,9 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
         return code
     except tuple(EXIT_CODES) as error:
         if isinstance(error, FetchUnavailable):
-            # Each rank reads for itself: nobody else says it.
+            # Each rank reads its own data, so only this rank reports the error.
             print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
-        # Of all else ranks fail alike: one line for each node is enough.
+        # All other errors occur on every rank: one line per node is enough.
         elif is_local_rank_zero():
             print_error(error)
         return exit_code_of(error)
@@ -47,7 +47,7 @@ def exit_code_of(error: BaseException) -> int:
     return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
 
 
-# What PyTorch's backends say when another rank is gone.
+# Messages of PyTorch's backends when another rank has ended.
 _LOST = (
     *("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe"),
     *("timed out waiting", "remote process exited"),
@@ -60,19 +60,19 @@ def is_lost_rank(error: BaseException) -> bool:
 
 
 class LostRank(RuntimeError):
-    """Another rank is gone (exit code 75): the run is to be started again, from what it has saved.
+    """Another rank has ended (exit code 75): start the run again to resume.
 
     Of a node's failure the other ranks may know before Slurm does.
     """
 
 
 class TrainingFailed(RuntimeError):
-    """The run cannot go on (exit code 1); what it has saved is good. All ranks raise it together."""
+    """The run cannot continue (exit code 1); saved checkpoints are good. All ranks raise it together."""
 
 
 @dataclass
 class BadStep(RuntimeError):
-    """A step after which the run cannot go on as it is; all ranks raise it together.
+    """A step after which the run must roll back; all ranks raise it together.
 
     Attributes:
         step: its number, from 1; of a spike, where it began.
@@ -92,7 +92,7 @@ class BadStep(RuntimeError):
         return f"step {self.step} {self.reason}"
 
 
-# What becomes a line and an exit code; all else is a bug, and shows where it arose.
+# These become a line and an exit code; any other error is a bug and shows its traceback.
 EXIT_CODES: dict[type[BaseException], int] = {
     InputError: EXIT_INPUT,
     TrainingFailed: EXIT_FAILED,

@@ -1,4 +1,4 @@
-"""How ranks join one process group and leave it: runs on either engine, and the doctor, alike."""
+"""Joining and leaving the process group, for runs on every engine and for the doctor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def join(
         torch.distributed.init_process_group("gloo", **options)
         return
     # Bound to its device: NCCL else guesses one by the rank's number at the first collective. One
-    # rank alone has nobody to reach (DeepSpeed leaves it unbound, too).
+    # single rank has no peer to reach (DeepSpeed leaves it unbound, too).
     if ranks.world_size > 1:
         options["device_id"] = device
     torch.distributed.init_process_group("nccl", **options)

@@ -1,4 +1,4 @@
-"""Who we are among the ranks, under `python`, `deepspeed`, `torchrun` and `srun` alike."""
+"""This process's rank, under `python`, `deepspeed`, `torchrun` and `srun`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mae_vit.runtime.cores import cores_of_rank
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place.
+    """This process's rank among all.
 
     Attributes:
         rank: 0..world_size-1.
         world_size: processes of the run.
-        local_rank: place on this node; chooses the GPU.
+        local_rank: rank on this node; chooses the GPU.
         local_world_size: processes on this node.
     """
 
@@ -48,7 +48,7 @@ _LAUNCHERS = (
 
 
 def find_ranks() -> Ranks:
-    """Reads this process's place from the launcher's environment; alone if there is none.
+    """Reads this process's rank from the launcher's environment; without a launcher, a world of one.
 
     Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT where the launcher
     does not, since DeepSpeed reads them.

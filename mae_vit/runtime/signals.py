@@ -1,4 +1,4 @@
-"""Being told to stop: signals, and the loss of the launcher."""
+"""Stop requests: signals and a dead launcher."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd"
 _POLL_S = 1.0
 INTERRUPTED = "interrupted; the same command goes on"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-# LOCAL_RANK as the launcher set it, where DeepSpeed has to be told another number.
+# LOCAL_RANK as the launcher set it, if DeepSpeed needs another number.
 PLACE_ON_NODE = "MAE_VIT_PLACE_ON_NODE"
 _heard_early: list[str] = []
 
@@ -42,7 +42,7 @@ def install_early_handlers() -> None:
 
 @contextmanager
 def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
-    """Handles signals by `handler` for a while; what is ignored stays so, as `nohup` wants it.
+    """Handles signals by `handler` within the context; ignored signals stay ignored, as `nohup` needs.
 
     Only in the main thread, where Python lets it; elsewhere nothing changes.
     """
@@ -108,7 +108,7 @@ def _watch(launchers: list[psutil.Process], then: Callable[[str], object], over:
 
 
 def _end_now(line: str, code: int = EXIT_INTERRUPTED) -> NoReturn:
-    """Ends this process without more ado: what is on the disk is whole at any moment.
+    """Ends this process at once: files on disk are complete at any moment.
 
     An exception instead could surface anywhere, inside an import or a library's thread, or be swallowed there.
     """
@@ -123,7 +123,7 @@ def _say(line: str) -> None:
 
 
 def is_local_rank_zero() -> bool:
-    """Whether this rank speaks for those of its node; by the environment alone, at any moment."""
+    """Whether this rank prints for its node; reads only the environment, so it works at any moment."""
     names = (PLACE_ON_NODE, "LOCAL_RANK", "SLURM_LOCALID")
     return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
 
@@ -145,7 +145,7 @@ class StopRequest:
         """Installs the handlers and starts the watch."""
         self.reason = early_signal()
         for number in STOP_SIGNALS:
-            # What is ignored stays so: nohup means that a closed terminal stops nothing.
+            # Ignored signals stay ignored: under nohup a closed terminal stops nothing.
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
         launchers = find_launchers()

@@ -29,7 +29,7 @@ def mark_slurm_progress() -> None:
 
 
 def is_requeued_run(run: Path) -> bool:
-    """Whether a run folder is of an earlier start of this very job, which is to go on with it.
+    """Whether an earlier start of this job made the run folder, so that the job must resume it.
 
     `--resume never` would else begin again at each restart.
     """
