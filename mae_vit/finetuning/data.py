@@ -1,4 +1,4 @@
-"""Opens the data of a fine-tuning job: what is trained on, what chooses the epoch, what is tested on."""
+"""Opens the data of a fine-tuning job: training, held-out and test images."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FinetuneData(TrainingData):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells this data from other data."""
+        """Returns the identity of the data."""
         return {
             **super().identity,
             "finetune.test_split": self.test_index.split,
@@ -118,7 +118,7 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
     """
     index = _open_train_index(config, ranks)
     test_index = _open_test_index(config, index)
-    # First what is looked up at once: keys that samples are chosen by are read from all shards.
+    # Fetch remote shards first: the choice of samples reads keys of all shards.
     check_pad(config.data.augment.crop, index, config.model.image_hw)
     train, held_out = _choose(config, index, ranks)
     _check_held_out(index, held_out)
@@ -151,7 +151,7 @@ def _open_plain(config: FinetuneConfig, index: ShardIndex) -> Source:
 
 
 def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
-    """Opens the split that is trained on; damaged samples are replaced in training alone, not in cached features."""
+    """Opens the training split; damaged samples are replaced only in training, not in cached features."""
     section, say = config.data, ranks.rank == 0
     path, remote = resolve_data_path(
         section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0

@@ -114,7 +114,7 @@ def finetune(arguments: Arguments) -> int:
     """Checks everything, then trains and tests; returns the exit code.
 
     Raises:
-        InputError: before anything is written, for whatever the user can mend.
+        InputError: before anything is written, for every error that the user can fix.
     """
     config, start, notes = read_config(arguments)
     ranks = find_ranks()
@@ -198,7 +198,7 @@ def _write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:
 
 
 def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Classifier]) -> Estimate:
-    """Measures what the run will cost.
+    """Estimates the cost of the run.
 
     Raises:
         InputError: if the network does not take such images.
@@ -224,11 +224,11 @@ def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Class
 
 @dataclass(frozen=True)
 class Job:
-    """What fine-tuning brings to a run.
+    """The fine-tuning part of a run.
 
     Attributes:
         test_model: a second network, for the chosen weights.
-        facts: what the summary says beside what is measured.
+        facts: entries of the summary beside measurements.
     """
 
     config: FinetuneConfig
@@ -259,11 +259,11 @@ class Job:
         )
 
     def probe(self) -> OnlineProbe | None:
-        """None: the held-out accuracy says more."""
+        """Returns None: the held-out accuracy replaces a probe."""
         return None
 
     def views(self) -> None:
-        """None: `mae-vit inspect` looks at what came of it."""
+        """Returns None: `mae-vit inspect` draws views of the result."""
         return None
 
     def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:

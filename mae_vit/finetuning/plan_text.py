@@ -1,4 +1,4 @@
-"""The plan of a fine-tuning run, for people: what `--dry-run` prints."""
+"""The plan of a fine-tuning run, as `--dry-run` prints it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe_plan(
     coverage: LoadReport | None,
     model: Classifier,
 ) -> str:
-    """Returns the resolved plan, a line for each fact, with what is loaded and what each layer learns at."""
+    """Returns the resolved plan, a line for each fact, with loaded weights and learning rates of layers."""
     finetune = config.finetune
     height, width = config.model.image_hw
     begin = (
@@ -99,7 +99,7 @@ def describe_recipe(config: FinetuneConfig) -> str:
 
 
 def rates_of(config: FinetuneConfig, model: Classifier, plan: Plan) -> list[LayerRate]:
-    """Lists what each layer learns at; empty without layer-wise decay."""
+    """Lists the learning rate of each layer; empty without layer-wise decay."""
     decay = config.optim.layer_decay
     return [] if decay is None else layer_rates(model, decay, plan.lr)
 

@@ -37,7 +37,7 @@ class Data(TrainingData):
     """The images of a run.
 
     Attributes:
-        held_out_index: of the held-out split, None where there is none.
+        held_out_index: of the held-out split; None without one.
         why_none: why that is.
         held_out_source: its images without augmentation.
         probe_split: those of them that the online probe is about.
@@ -55,7 +55,7 @@ class Data(TrainingData):
         return 0 if unlabeled else len(self.index.dataset.classes)
 
     def check_held_out_labels(self) -> None:
-        """Makes sure that what learns from labels can be measured by some.
+        """Checks that an objective with labels has labeled held-out images.
 
         Raises:
             InputError: if no held-out image has one, naming the split.
@@ -75,7 +75,7 @@ class Data(TrainingData):
         )
 
     def probe(self, ranks: Ranks, *, batch_size: int) -> OnlineProbe | None:
-        """Loads the online probe, this rank's part of its images; None where there is none."""
+        """Loads the online probe, this rank's part of its images; None without one."""
         source, samples = self.held_out_source, self.probe_split.samples
         if source is None or self.probe_split.why_none:
             return None
@@ -89,7 +89,7 @@ class Data(TrainingData):
         )
 
     def held_out(self, ranks: Ranks, *, images: int, picture_images: int, batch_size: int) -> HeldOut | None:
-        """Loads fixed held-out images, this rank's part of them; None where there are none."""
+        """Loads fixed held-out images, this rank's part of them; None without any."""
         if self.held_out_index is None or self.held_out_source is None:
             return None
         total = len(self.held_out_index)
@@ -121,7 +121,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         say=ranks.rank == 0,
         remote=remote,
     )
-    # First what is looked up at once: keys that samples are chosen by are read from all shards.
+    # Fetch remote shards first: the choice of samples reads keys of all shards.
     check_pad(section.augment.crop, index, config.model.image_hw)
     held_out = _held_out_index(config, index)
     why_none = "" if held_out else 'no split "val" or "test"'

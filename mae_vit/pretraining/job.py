@@ -67,7 +67,7 @@ def pretrain(arguments: Arguments) -> int:
     """Checks everything, then trains; returns the exit code.
 
     Raises:
-        InputError: before anything is written, for whatever the user can mend.
+        InputError: before anything is written, for every error that the user can fix.
     """
     assert arguments.config is not None
     config = load_config(PretrainConfig, arguments.config, arguments.overrides)
@@ -88,7 +88,7 @@ def pretrain(arguments: Arguments) -> int:
             print(f"{folder.path} is finished ({found.step} steps); encoder: {folder.encoder}")
         return 0
     objective = setup.build()
-    # Labels reach the weights through what they begin from, too.
+    # Initial weights may have seen labels, too.
     if found is None:
         start = initialize(objective, config, setup.info, say=ranks.rank == 0)
         labels = seen_labels(config, setup.data, start.labels if start else None)
@@ -120,7 +120,7 @@ def pretrain(arguments: Arguments) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """What pretraining brings to a run."""
+    """The pretraining part of a run."""
 
     config: PretrainConfig
     plan: Plan
@@ -153,7 +153,7 @@ class Job:
         return self.data.probe(self.engine.ranks, batch_size=self.plan.batch_size_per_device)
 
     def views(self) -> Views | None:
-        """What draws views of the encoder."""
+        """Returns the function that draws views of the encoder."""
         if self.config.monitor.inspect_every_epochs is None:
             return None
         # Imports matplotlib: only where it draws.

@@ -1,4 +1,4 @@
-"""The plan of a run, for people: what `--dry-run` prints."""
+"""The plan of a run, as `--dry-run` prints it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def describe_plan(setup: Setup, folder: RunFolder, found: CheckpointInfo | None)
 
 
 def describe_probe(data: Data, plan: Plan) -> str:
-    """Says what the online probe fits on and scores, and how often; or why there is none."""
+    """Returns which images the online probe fits and scores, and how often; or why there is no probe."""
     probe, index = data.probe_split, data.held_out_index
     if index is None or probe.why_none:
         return f"none: {probe.why_none}"
@@ -81,7 +81,7 @@ def describe_order(data: Data, ranks: Ranks) -> str:
 
 
 def order_warnings(data: Data) -> list[str]:
-    """What works, but defeats the purpose of the order mode."""
+    """Returns warnings about settings that work but defeat the purpose of the order mode."""
     order, shards = data.order.blocks, len(data.index.split_info.shards)
     if order is None or order.num_blocks >= order.lanes:
         return []

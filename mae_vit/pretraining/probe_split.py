@@ -12,7 +12,7 @@ from mae_vit.data.index import ShardIndex
 from mae_vit.evaluation.few_shot import draw_shots
 
 _DEFAULT_SHOTS = 25
-# Images fitted on, of all classes together: what one closed form solves in no time.
+# Images to fit, over all classes: a closed form of this size takes almost no time.
 _MAX_SUPPORT = 1000
 
 
@@ -24,7 +24,7 @@ class ProbeSplit:
         support: to fit on.
         queries: to score.
         shots: most images of a class among `support`.
-        why_none: why there is no probe; empty where there is one.
+        why_none: why there is no probe; empty if there is one.
     """
 
     support: np.ndarray
@@ -46,11 +46,11 @@ def choose_probe(
     Args:
         monitor: what is asked for.
         index: of the held-out split, None where there is none.
-        world_size: ranks, each of which encodes a part.
+        world_size: each rank encodes a part.
         why_none: why there is no held-out split.
 
     Raises:
-        InputError: for what is asked for and cannot take effect.
+        InputError: for an option that cannot take effect.
     """
     chosen = _choose(monitor, index, world_size, why_none)
     for name in ("probe_every_steps", "probe_every_epochs", "probe_shots"):

@@ -27,7 +27,7 @@ _LEAST_SHARE_OF_ONE = 0.08
 # The loss of single steps is noisy: it is averaged over so many parts of the run.
 _BINS = 30
 _LOSS = "loss"
-# What makes one recipe; how fast, where and how closely watched it runs does not.
+# Keys that define a recipe; speed, paths and monitoring do not.
 _SECTIONS = ("model", "objective", "optim")
 _TRAIN = (
     *("steps", "epochs", "samples", "warmup_steps", "warmup_epochs", "warmup_samples"),
@@ -69,7 +69,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a preset's curves look like.
+    """The reference curves of a preset.
 
     Attributes:
         name: of the preset.
@@ -113,7 +113,7 @@ class Departure:
 
 
 def recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what makes a resolved config's recipe, by key: `model.depth`, `optim.lr`, ..."""
+    """Returns the keys that define a resolved config's recipe: `model.depth`, `optim.lr`, ..."""
     chosen = {name: config.get(name, {}) for name in _SECTIONS}
     data = config.get("data", {})
     chosen["data"] = {name: data[name] for name in ("augment", "repeats") if name in data}
@@ -152,7 +152,7 @@ def _read(path: Path) -> Reference:
 
 
 def _with_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds what options that are newer than the reference are by default."""
+    """Adds the defaults of options that are newer than the reference."""
     config: dict[str, Any] = {"run": {"name": "reference"}, "data": {"path": "-"}}
     for key, value in recipe.items():
         place = config
@@ -194,7 +194,7 @@ def _shown(value: Any) -> str:
 def curves_of(lines: Sequence[Mapping[str, Any]], total_steps: int) -> dict[str, Curve]:
     """Reads curves off `metrics.jsonl`, by name.
 
-    The loss is averaged over equal parts of the run, of which only whole ones count.
+    The loss is averaged over equal parts of the run, and only complete parts count.
     """
     edges = np.unique(np.linspace(0, total_steps, min(_BINS, total_steps) + 1).round().astype(np.int64))
     steps = np.array([line["step"] for line in lines], np.int64)
@@ -223,7 +223,7 @@ def deviations(reference: Reference, lines: Sequence[Mapping[str, Any]]) -> tupl
     a part of them is missing.
 
     Returns:
-        Departures, none for a normal run; and how many places were compared.
+        The departures (none for a normal run), and the number of compared points.
     """
     found, compared = [], 0
     for name, curve in curves_of(lines, reference.total_steps).items():
@@ -249,7 +249,7 @@ def deviations(reference: Reference, lines: Sequence[Mapping[str, Any]]) -> tupl
 
 @dataclass
 class ReferenceWatch:
-    """Looks at a run in training, and says once in a sitting that it is far outside of its reference."""
+    """Watches a run in training and warns once per process if it is far outside its reference."""
 
     reference: Reference
     _lines: list[Mapping[str, Any]] = field(default_factory=list)
@@ -274,7 +274,7 @@ class ReferenceWatch:
 def reference_watch(
     config: Mapping[str, Any], total_steps: int, folder: Path = FOLDER
 ) -> ReferenceWatch | None:
-    """Returns what watches a run of exactly a preset's recipe and length; None for all others."""
+    """Returns a watcher for a run of exactly a preset's recipe and length; None for all others."""
     found = nearest_reference(recipe_of(config), read_references(folder))
     if found is None or found[1] or found[0].total_steps != total_steps:
         return None

@@ -43,7 +43,7 @@ class Replay:
         samples: their names, in the same order.
         epoch: of the data order.
         data_step: of the data order, which differs from the run's once steps were left out.
-        pictures: what the objective makes of the images; masks are those of the step.
+        pictures: the objective's, of the images with the step's masks.
         weights_step: of the weights that predictions are made by; None without any.
     """
 

@@ -27,11 +27,11 @@ from mae_vit.weights.start import Weights
 
 @dataclass(frozen=True)
 class Setup:
-    """What a config comes to on these ranks.
+    """A config, resolved for these ranks.
 
     Attributes:
         config: of the run.
-        ranks: this process's place.
+        ranks: this process's rank and the world size.
         device: of this rank.
         data: its images.
         plan: its numbers.
@@ -56,7 +56,7 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     """Opens the data and resolves everything.
 
     Raises:
-        InputError: for whatever does not fit.
+        InputError: for options that do not fit each other or the data.
     """
     check_engine(config, ranks)
     device = find_device(ranks)
@@ -95,7 +95,7 @@ def count_classes(config: PretrainConfig, data: Data) -> int:
 def estimate_costs(
     config: PretrainConfig, info: EncoderInfo, *, num_classes: int, batch_size_per_device: int
 ) -> Estimate:
-    """Measures what steps with micro-batches of a size will cost."""
+    """Estimates the cost of steps with a micro-batch size."""
     return estimate(
         lambda: build_objective(config, info, num_classes=num_classes),
         image_shape=(info.in_chans, *info.img_size),
@@ -107,7 +107,7 @@ def estimate_costs(
 
 
 def least_kept(setup: Setup) -> int:
-    """Bytes that a step keeps for its backward pass at least; 0 where the compiler chooses what it keeps."""
+    """Returns the fewest bytes that a step keeps for its backward pass; 0 if the compiler chooses them."""
     train, info = setup.config.train, setup.info
     if choose_compiling(setup.config, setup.plan, setup.device).on:
         return 0

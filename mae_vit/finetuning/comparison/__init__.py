@@ -1,1 +1,1 @@
-"""A matrix of fine-tuning runs, run to the end and told on one page."""
+"""A matrix of fine-tuning runs, and one page with its results."""

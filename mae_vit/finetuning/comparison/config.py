@@ -13,7 +13,7 @@ from mae_vit.finetuning.config.schema import Mode
 # Of each class; all that there are.
 Labels = int | Literal["all"]
 Overrides = dict[str, Any]
-# What the matrix itself decides.
+# Keys that the matrix sets itself.
 _OWN_KEYS = {
     "run.name": "run.name",
     "run.dir": "run.dir",
@@ -54,21 +54,21 @@ class PretrainSection(Section):
 
 
 class EntrySection(Section):
-    """A row of the table: a network and what it begins from.
+    """A row of the table: a network and its initial weights.
 
     Attributes:
         name: as the report shows it.
         config: its fine-tuning file, beside the comparison's.
-        start: a name of `pretrain`, or what `finetune/run.py --ckpt` takes; None for scratch.
+        start: a name of `pretrain`, or a value of `finetune/run.py --ckpt`; None for scratch.
         set: changes to the file, over the comparison's.
         tune: settings to choose from, in place of the comparison's (a network without
             layers to decay over has others); as many.
-        modes: in place of the comparison's.
-        seeds: in place of the comparison's.
-        labels_per_class: in place of the comparison's.
+        modes: replace the comparison's.
+        seeds: replace the comparison's.
+        labels_per_class: replaces the comparison's.
         compute_of: another entry's name: this one trains for as long as that one's
             pretraining and fine-tuning together cost, in FLOPs.
-        note: said beside the name (more labels than the others, say).
+        note: printed beside the name (for example, more labels than the others).
     """
 
     name: str = Field(min_length=1)
@@ -88,7 +88,7 @@ class CompareConfig(Section):
 
     Attributes:
         run: where it goes.
-        data: what is fine-tuned and tested on.
+        data: for fine-tuning and testing.
         set: changes to every entry's file, the same for all: epochs, augmentation.
         pretrain: runs of pretraining by name.
         entries: rows of the table.
@@ -163,7 +163,7 @@ class CompareConfig(Section):
                 _check_own_keys(point, f"{where}.tune")
 
     def tuning_settings(self, entry: EntrySection) -> list[Overrides]:
-        """What an entry is tuned over."""
+        """Returns the settings that an entry is tuned over."""
         return self.tune if entry.tune is None else entry.tune
 
 

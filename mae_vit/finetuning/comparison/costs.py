@@ -1,4 +1,4 @@
-"""What a start has cost before anything was fine-tuned from it."""
+"""The cost of pretrained weights before fine-tuning."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mae_vit.training.outputs.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a run; None for what is not known.
+    """The cost of a run; None if unknown.
 
     Attributes:
         images: seen, counted as often as they were.
         flops: model FLOPs.
-        seconds: of training, on whatever machine that was.
+        seconds: of training, on the machine that trained.
     """
 
     images: int | None
@@ -33,7 +33,7 @@ def cost_of_run(summary: dict[str, Any]) -> Cost:
 
 
 def cost_of_start(start: str | None) -> Cost:
-    """Asks what `--ckpt` takes: an encoder of ours says it itself, timm's and official files do not."""
+    """Reads the cost from a value of `--ckpt`: our encoders record it, timm's and official files do not."""
     if start is None:
         return Cost(0, 0.0, 0.0)
     path = Path(start)

@@ -1,4 +1,4 @@
-"""One run of another command: what it is made of, whether it is done, who runs it."""
+"""One run of another command: its inputs, its state, its process."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Job:
     """One run.
 
     Attributes:
-        name: for people.
+        name: for messages.
         folder: of the run.
         script: `pretrain/run.py` or `finetune/run.py`.
         config: its file.
         arguments: of its command line, without config and folder.
         data: path of its shards.
-        start: what it begins from, which is among the arguments too.
+        start: its initial weights, also among the arguments.
         notes: beside which its output and arguments are kept; beside the folder by default.
             A run whose folder is elsewhere may have been begun by others: it is always
             called, and says itself that it is finished, or another one.
@@ -62,7 +62,7 @@ class Job:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run has said so far; empty before it begins."""
+        """Returns the run's output so far; empty before it begins."""
         try:
             told: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         except (OSError, ValueError):
@@ -110,7 +110,7 @@ class Job:
             raise InputError(f"{path.parent} cannot be written: {reason}") from None
 
     def remember(self) -> None:
-        """Notes what it is made of, before it begins."""
+        """Records its inputs before it begins."""
         write_json(self._told, self._inputs())
 
     def _inputs(self) -> dict[str, Any]:
@@ -133,11 +133,11 @@ class Job:
         ]
 
     def work(self) -> tuple[float, float] | None:
-        """FLOPs done and in all; None before it says so."""
+        """Returns FLOPs done and in total; None before the run reports them."""
         told = self.summary
         total, flops = told.get("total_steps"), told.get("flops_per_step")
         if told.get("status") == "done" and not total:
-            # Scored in one go: next to nothing, but a bar over such jobs alone has to move.
+            # Scoring costs almost nothing, but a progress bar over such jobs must move.
             return 1.0, 1.0
         if not total or not flops:
             return None

@@ -175,7 +175,7 @@ def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
 
 
 def _inspect(matrix: Matrix, rows: Sequence[Row], folder: Path) -> Path | None:
-    """Shows what the best has learned; a report is written without the data too."""
+    """Adds the inspection of the best; without the data the report has none."""
     try:
         return write_inspection(matrix.config, rows, folder)
     except InputError as error:
@@ -184,7 +184,7 @@ def _inspect(matrix: Matrix, rows: Sequence[Row], folder: Path) -> Path | None:
 
 
 def _hparams(rows: Sequence[Row]) -> dict[str, tuple[dict[str, Any], dict[str, float]]]:
-    """By a readable name: what sets a cell apart, and what came of it."""
+    """Returns settings and results of cells, by a readable name."""
     facts = ("entry", "start", "model", "labels_per_class", "mode", "seed", "settings")
     scores = ("test_top1", "val_top1", "train_top1", "finetune_flops", "pretrain_flops")
     return {
@@ -197,7 +197,7 @@ def _hparams(rows: Sequence[Row]) -> dict[str, tuple[dict[str, Any], dict[str, f
 
 
 def _known_cells(matrix: Matrix) -> list[Cell]:
-    """All cells in the table's order, without those of which it is not known yet what they are."""
+    """Returns all known cells in the table's order; some depend on the results of others."""
     cells = matrix.cells(compute_of=False)
     with suppress(InputError):
         cells += matrix.cells(compute_of=True)
@@ -223,7 +223,7 @@ def _describe(matrix: Matrix, folder: Path) -> str:
 
 @contextmanager
 def _stopping(runner: Runner) -> Iterator[None]:
-    """Signals end the comparison after what runs has saved; a second Ctrl-C does not wait."""
+    """A signal ends the comparison after the current runs have saved; a second Ctrl-C does not wait."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         if runner.stopped and number == signal.SIGINT:

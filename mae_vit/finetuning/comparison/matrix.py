@@ -28,7 +28,7 @@ _TUNED_BY = "val_top1"
 
 @dataclass(frozen=True)
 class Cell:
-    """One place in the table.
+    """One cell of the table.
 
     Attributes:
         entry: its row.
@@ -88,7 +88,7 @@ class Matrix:
         """Checks that data are there, with as many labels as are asked for; remote ones are looked at by the runs.
 
         Raises:
-            InputError: naming what is missing.
+            InputError: with what is missing.
         """
         path = self.config.data.path
         for data in {
@@ -129,7 +129,7 @@ class Matrix:
         return entry.modes or self.config.modes
 
     def rows(self) -> Iterator[tuple[EntrySection, Labels, Mode]]:
-        """Goes through the table's groups of cells that differ in their seed alone."""
+        """Yields the table's groups of cells that differ only in their seed."""
         for entry in self.config.entries:
             for labels in entry.labels_per_class or self.config.labels_per_class:
                 for mode in self.modes_of(entry):
@@ -191,7 +191,7 @@ class Matrix:
         """Lists cells: those with (or without) another one's compute.
 
         Raises:
-            InputError: if it is not known yet what that one cost.
+            InputError: if the other one's cost is not known yet.
         """
         found = []
         for entry, labels, mode in self.rows():
@@ -206,7 +206,7 @@ class Matrix:
         return found
 
     def distinguishing_settings(self, entry: EntrySection, point: Overrides) -> Overrides:
-        """What sets an entry's cells apart: its own settings, and those chosen for it."""
+        """Returns an entry's settings: its own and those chosen for it."""
         return {"config": entry.config, **entry.set, **point}
 
     def is_tuned(self, entry: EntrySection, labels: Labels) -> bool:
@@ -214,12 +214,12 @@ class Matrix:
         return min(self.chosen(entry, labels)[1], default=0.0) >= 0
 
     def cost_before(self, entry: EntrySection) -> Cost:
-        """What an entry's start has cost."""
+        """Returns the cost of an entry's pretrained weights."""
         ours = self.pretraining.get(entry.start) if entry.start else None
         return cost_of_run(ours.summary) if ours else cost_of_start(entry.start)
 
     def _steps_for(self, entry: EntrySection, labels: Labels, mode: Mode) -> Overrides:
-        """As many steps as cost what pretraining and fine-tuning of the other one did."""
+        """Returns the number of steps that cost as much as the other one's pretraining and fine-tuning."""
         other = next(one for one in self.config.entries if one.name == entry.compute_of)
         like = self._like(entry)
         seed = (other.seeds or self.config.seeds)[0]

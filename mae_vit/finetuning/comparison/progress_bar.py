@@ -45,7 +45,7 @@ class Bar:
         mean = sum(total for _, total in known) / len(known) if known else 1.0
         whole = sum(total for _, total in known) + unknown * mean
         share = sum(done for done, _ in known) / whole
-        # What earlier sittings did is no part of the rate.
+        # Work of earlier processes is not part of the rate.
         so_far = {job.folder: work[0] if work else 0.0 for job, work in zip(self._jobs, works, strict=True)}
         self._begun = so_far | self._begun
         self._bar.initial = sum(min(self._begun[folder], done) for folder, done in so_far.items()) / whole
@@ -56,7 +56,7 @@ class Bar:
         self._bar.update(max(0.0, min(share, 1.0)) - self._bar.n)
 
     def _work(self, job: Job) -> tuple[float, float] | None:
-        """What is finished is read once: a matrix may have hundreds of cells."""
+        """Reads finished cells once: a matrix may have hundreds."""
         if job.folder in self._done:
             return self._done[job.folder]
         work = job.work()

@@ -40,7 +40,7 @@ class Runner:
 
     Attributes:
         slots: jobs at a time.
-        failed: names of jobs that failed, with the last line that they said.
+        failed: names of failed jobs, with the last line of their output.
         stopped: the signal that ended it all; None if none did.
     """
 
@@ -50,7 +50,7 @@ class Runner:
     _lost: set[str] = field(default_factory=set)
 
     def run(self, jobs: Iterable[Job], bar: Bar) -> None:
-        """Runs all that are not done; when told to stop, those that run save and end.
+        """Runs all unfinished jobs; after a stop request, running jobs save and end.
 
         They begin in order, except that one whose start is the folder of another waits for
         it; if that one fails, it fails too. Several processes may run the same jobs, on
@@ -94,7 +94,7 @@ class Runner:
 
     def _take(self, waiting: list[Job], running: list[_Running]) -> tuple[Job, FileLock] | None:
         """Takes the first job whose start is there; None while all wait, or are others'."""
-        # Nothing begins from what failed, even if there is something: that would be another experiment.
+        # No job starts from the weights of a failed one: that would be another experiment.
         for job in [job for job in waiting if job.start in self._lost]:
             waiting.remove(job)
             self.failed[job.name] = f"its start {job.start} was not made"
@@ -150,7 +150,7 @@ def own_gpus() -> list[str]:
     """Names the GPUs that this process may use, or the MIG slices of them, as CUDA_VISIBLE_DEVICES names each."""
     count = torch.cuda.device_count()
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    # CUDA shows a process the first slice alone; others may have the rest.
+    # CUDA shows a process only the first slice; other processes may use the rest.
     slices = [name for name in names if name.startswith("MIG-")]
     if count and slices:
         return slices
@@ -158,7 +158,7 @@ def own_gpus() -> list[str]:
 
 
 def _settle_in(parent: int, slot: int, slots: int) -> Callable[[], None] | None:
-    """What a job does first, on Linux: takes its share of the cores, and ends with the comparison.
+    """Runs first in a job, on Linux: sets its share of the cores, and ends it with the comparison.
 
     With its own cores it starts as many threads as there are; of more threads than cores
     each waits for the others. A comparison that is killed outright and started again

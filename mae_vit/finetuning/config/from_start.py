@@ -1,4 +1,4 @@
-"""How a start's facts enter a config: geometry, normalization, and what holds with a start alone."""
+"""Overrides that follow from the pretrained weights: geometry, normalization, and the `with_start` section."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mae_vit.models.vit import SIZES
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import Weights, name_of
 
-# Sections of a config file that are laid over the others where there is a start.
+# Sections of a config file that override the others with pretrained weights.
 WITH_START = "with_start"
 
 
 class WeightsOverrides:
-    """Lays a start's facts over what a config file says; overrides come after it.
+    """Applies the facts of pretrained weights to a config file's values; overrides come after it.
 
     First the file's section `with_start`, then the encoder's geometry and the
     normalization that the start was trained with; `replaced` tells what else the file

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from mae_vit.weights.start import GEOMETRY
 
-# Lists of what is obeyed rather than of what is not: an option that is new elsewhere is told of here.
+# Lists options with an effect, so that a new option counts as one without.
 _IMAGES = {"path", "cache_dir", "cache_gib", "split", "source", "memory_limit_gib", "workers", "normalize"}
 _OBEYED_BY_ALL: dict[str, set[str]] = {
     "model": {"name", *GEOMETRY},
@@ -36,7 +36,7 @@ _NEUTRAL = {"data.augment.flip": False}
 
 
 def unused_options(config: BaseModel, mode: str) -> list[str]:
-    """Lists, as `key=value`, what a config asks for and a mode on frozen features does not do."""
+    """Lists, as `key=value`, the options of a config that have no effect in a mode on frozen features."""
     found = []
     for path, obeyed in _OBEYED_BY_ALL.items():
         section: BaseModel = config

@@ -1,4 +1,4 @@
-"""What `--ckpt RUN` without a config means: the run's own data or those given, the recipe for its model's size."""
+"""Chooses the config of `--ckpt RUN` without `--config`: the run's data, and the recipe for its model's size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.weights.read import TIMM_PREFIX, read_weights
 
 _CONFIGS = Path(__file__).resolve().parents[3] / "configs"
-# What a run says of its data, and that others of it need.
+# Keys of a run's data that its fine-tuning needs too.
 _KEPT = {f"data.{name}": name for name in ("path", "split", "cache_dir", "cache_gib")}
 _PASS = "give --config FILE data.path=DIR, such as --config configs/finetune_cifar_tiny.yaml"
 # By size: the config of the mode "finetune" and of those that train nothing.
@@ -43,13 +43,13 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         given: overrides of the command line: other data, or a mode with recipes of its own.
 
     Raises:
-        InputError: saying what to pass, where that does not tell everything.
+        InputError: with the options to pass, if RUN does not determine all.
     """
     if ckpt is None:
         raise InputError(f"nothing to do: give --ckpt START, --config FILE or both (see --help); or {_PASS}")
     folder = Path(ckpt)
     if not ckpt.startswith(TIMM_PREFIX) and not (folder / "config.yaml").is_file():
-        # What holds no weights is not mended by a config.
+        # A config does not help if there are no weights.
         read_weights(ckpt)
     if not folder.is_dir():
         raise InputError(f"--ckpt {ckpt} is no run folder, which would say how to fine-tune: {_PASS}")
@@ -85,13 +85,13 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
 
 
 def _given(overrides: Sequence[str], key: str) -> Any:
-    """What the command line says of a key, the last time."""
+    """Returns the last value of a key on the command line."""
     values = [text.partition("=")[2] for text in overrides if text.startswith(f"{key}=")]
     return parse_yaml(values[-1], f"command line: {key}") if values else None
 
 
 def _augmentation(section: dict[str, Any]) -> dict[str, Any]:
-    """What of a run's augmentation is the data's rather than the recipe's."""
+    """Returns the part of a run's augmentation that follows from the data, not from the recipe."""
     # How images may be cut and mirrored depends on their sizes and on what they show; how
     # small a cut may be is the recipe's.
     augment = {key: section.get(key) for key in ("crop", "pad_px", "flip")}

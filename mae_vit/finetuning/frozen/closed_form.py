@@ -34,7 +34,7 @@ def score_in_closed_form(
     """Scores features by their neighbors or by least squares, on the device; collective.
 
     Returns:
-        What goes into the summary, and predictions: of the last draw at the most shots.
+        Entries of the summary, and predictions: those of the last draw at the most shots.
     """
     known = np.asarray(data.index.labels)[data.train].astype(np.int64)
     labels = torch.from_numpy(known).to(predictor.device)
@@ -68,7 +68,7 @@ def shared_scores(score: Callable[[Tensor], Tensor], query: Tensor, ranks: Ranks
     """Scores queries, each rank its share; collective.
 
     Args:
-        score: gives features (m, D) their scores (m, K); a row depends on its own features alone.
+        score: maps features (m, D) to scores (m, K); each row depends only on its own features.
         query: (n, D), the same on all ranks.
         ranks: that share the work.
 

@@ -81,7 +81,7 @@ def score_by_probe(
 ) -> tuple[dict[str, Any], Predictions | None, bytes]:
     """Trains a probe at each rate, chooses by held-out images, and reads the test split once; collective.
 
-    All ranks train alike, so that none waits for another longer than an all-reduce takes.
+    All ranks do the same training, so no rank waits longer than an all-reduce takes.
 
     Returns:
         What goes into the summary, predictions (None where the test split is not read), and
@@ -128,7 +128,7 @@ def score_by_probe(
 
 
 def describe_results(summary: dict[str, Any], outputs: Outputs) -> list[str]:
-    """Names the rates and the files, for people."""
+    """Returns lines about the rates and the files."""
     lines = [
         f"  rate {row['lr']:<9.3g} held-out "
         + ("too large" if row["val_top1"] is None else f"{row['val_top1']:.2%}")
@@ -198,7 +198,7 @@ def _threads_for(multiplications: int, device: torch.device) -> Iterator[None]:
 def _steps(
     config: FinetuneConfig, data: FinetuneData, plan: Plan, peak_lr: float, bar: tqdm
 ) -> Iterator[tuple[float, np.ndarray]]:
-    """Yields rate and places of each step: the same images for every rate."""
+    """Yields learning rate and row numbers of each step; all rates see the same images."""
     batch = plan.effective_batch_size
     for step in range(plan.total_steps):
         rate = lr_at(
@@ -221,7 +221,7 @@ def _chances(probe: LinearProbe, features: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_of(probe: LinearProbe, config: FinetuneConfig, data: FinetuneData, outputs: Outputs) -> bytes:
-    """The layer with the norm folded into it, by timm's names: it goes onto the start's encoder."""
+    """Returns the layer with the norm folded in, by timm's names: a head for the pretrained encoder."""
     weight, bias = (tensor.cpu().contiguous() for tensor in probe.folded())
     told: dict[str, Any] = {"classes": data.classes, "mean": data.mean, "std": data.std}
     told |= {**(asdict(outputs.info) if outputs.info else {}), "pool": config.finetune.pool}

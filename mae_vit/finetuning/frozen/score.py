@@ -1,4 +1,4 @@
-"""What an encoder's frozen features are worth: few-shot, nearest neighbors, a linear layer."""
+"""Evaluates an encoder's frozen features: few-shot, nearest neighbors, a linear layer."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _score_and_write(
     ranks: Ranks,
     device: torch.device,
 ) -> list[str]:
-    """Scores, and leaves the results; says what was found and where it is."""
+    """Scores, writes the results and prints them."""
     batch_size = _batch_size(config)
     predictor = Predictor(ranks, device, Autocast(model, device, config.train.precision).context, batch_size)
     outputs = Outputs(
@@ -192,7 +192,7 @@ def load_frozen(model: ViTClassifier, start: Weights | None) -> LoadReport | Non
     the mean of the patch tokens has `fc_norm` behind the mean instead (official MAE code).
 
     Returns:
-        What became of each tensor; None without a start.
+        How each tensor was loaded; None without pretrained weights.
 
     Raises:
         InputError: if it does not fit, naming the difference.
@@ -221,7 +221,7 @@ def _batch_size(config: FinetuneConfig) -> int:
 def _results(
     config: FinetuneConfig, data: FinetuneData, summary: dict[str, Any], outputs: Outputs
 ) -> list[str]:
-    """Names the outcome and the files, for people."""
+    """Returns lines about the result and the files."""
     path, mode = outputs.folder.path, config.finetune.mode
     if config.finetune.test:
         lines = [
@@ -244,7 +244,7 @@ def _results(
 
 
 def _note_unused(config: FinetuneConfig, arguments: Arguments) -> str:
-    """A line that names what a mode without training does not do of the command line, and of a config that it names."""
+    """Returns a line about options of command line and config that have no effect in a mode without training."""
     mode, typed = config.finetune.mode, {override.partition("=")[0] for override in arguments.overrides}
     unused = unused_options(config, mode)
     asked = [option for option in unused if option.partition("=")[0] in typed]

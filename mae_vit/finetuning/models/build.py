@@ -1,4 +1,4 @@
-"""Builds what is fine-tuned, and puts a start into it."""
+"""Builds the model to fine-tune and loads pretrained weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo 
 
 
 def teacher_from_config(config: FinetuneConfig, data: FinetuneData, device: torch.device) -> Teacher | None:
-    """Reads the teacher, where there is one, and brings it to where it is asked.
+    """Reads the teacher, if there is one, and moves it to the device.
 
     Raises:
         InputError: if it cannot be read, or does not fit.
@@ -101,7 +101,7 @@ def build_classifier(
 
 
 def draws_noise(model: Classifier) -> bool:
-    """Whether layers draw noise: dropout, stochastic depth, whatever architecture asks for it."""
+    """Whether layers draw noise: dropout or stochastic depth."""
     return any(
         max(getattr(module, "p", 0.0) or 0.0, getattr(module, "drop_prob", 0.0) or 0.0) > 0
         for module in model.modules()
@@ -113,7 +113,7 @@ def load_weights_into(model: Classifier, start: Weights) -> LoadReport:
     """Puts a start into a fresh classifier's encoder.
 
     Returns:
-        What became of each tensor; the read-out and head begin anew by design.
+        How each tensor was loaded; pooling norm and head are new by design.
 
     Raises:
         InputError: if it does not fit, naming the difference.
@@ -140,7 +140,7 @@ def classifier_optimizer_options(config: FinetuneConfig) -> OptimizerOptions:
         optim.name,
         optim.weight_decay,
         optim.own_options,
-        # LARS tells its groups apart by their first parameter's shape alone.
+        # LARS distinguishes groups only by the shape of their first parameter.
         exempt=() if optim.name == "lars" else EMBEDDINGS,
         layer_decay=optim.layer_decay,
     )

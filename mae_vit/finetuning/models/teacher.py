@@ -58,7 +58,7 @@ class Teacher:
 
     Attributes:
         model: normalizes images as it was trained itself.
-        told: what its file says of it.
+        told: the metadata of its file.
         digest: of its file.
     """
 
@@ -80,7 +80,7 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
 
     Args:
         path: of either.
-        classes: what the student tells apart, in order.
+        classes: the student's classes, in order.
         in_chans: C of the student's images.
         img_size: (H, W) of them.
 
@@ -117,7 +117,7 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
 
 
 def _rebuild(told: Description, tensors: dict[str, Tensor]) -> Classifier:
-    """Builds what is described, once the tensors are known to be its own; raises whatever is wrong."""
+    """Builds the described network after a check that the tensors fit; raises on any mismatch."""
     if len(told.std) != len(told.mean) or min(told.std) <= 0:
         raise ValueError(f"std={told.std} does not fit mean={told.mean}")
     common: dict[str, Any] = {"mean": told.mean, "std": told.std, "labels": LabelLoss(len(told.classes))}

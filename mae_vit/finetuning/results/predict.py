@@ -1,4 +1,4 @@
-"""What a classifier says of images, over all ranks."""
+"""A classifier's predictions, over all ranks."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class Predictor:
 
 
 def predictions_of(labels: np.ndarray, chances: Tensor) -> Predictions:
-    """What probabilities (n, K) say of images with these labels (n,)."""
+    """Turns probabilities (n, K) and labels (n,) into predictions."""
     best = _best(chances, torch.from_numpy(labels).to(chances.device))
     first, confidence, found = (column.cpu() for column in best)
     return Predictions(labels, first.numpy(), confidence.double().numpy(), found.numpy())
 
 
 def _best(chances: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The likeliest class, its probability, and whether the label is among the first five; each (n,)."""
+    """Returns the most probable class, its probability, and whether the label is in the top five; each (n,)."""
     top = chances.topk(min(5, chances.shape[1]), dim=-1)
     return top.indices[:, 0], top.values[:, 0], (top.indices == labels[:, None]).any(dim=1)

@@ -1,4 +1,4 @@
-"""What a finished run leaves: the test split is read here, once."""
+"""The results of a finished run; the test split is read here, once."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Outputs:
 
 
 def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:
-    """What test images say, alone and beside training images, for a run's summary."""
+    """Returns metrics of test images, alone and beside training images, for the summary."""
     return {
         "test_top1": test.top1,
         "test_most_frequent": test.most_frequent,
@@ -147,7 +147,7 @@ def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:
 
 
 def sizes_of(config: FinetuneConfig, data: FinetuneData) -> dict[str, Any]:
-    """What a run was done with, for its summary."""
+    """Returns mode, model, weights, seed and numbers of images, for the summary."""
     return {
         "mode": config.finetune.mode,
         "model": config.model.name,

@@ -121,7 +121,7 @@ def _print_outcome(checks: Sequence[Check], *, of_run: bool) -> None:
 
 @dataclass(frozen=True)
 class Examined:
-    """What one rank has checked by itself.
+    """The checks of one rank.
 
     Attributes:
         checks: in the order in which they are printed.
@@ -146,7 +146,7 @@ def _device_of(ranks: Ranks) -> torch.device | None:
 
 
 def examine_machine(ranks: Ranks) -> Examined:
-    """Checks what does not depend on a run."""
+    """Checks that do not depend on a run."""
     checks = check_software(compiles=False, deepspeed=True)
     try:
         device = find_device(ranks)
@@ -157,7 +157,7 @@ def examine_machine(ranks: Ranks) -> Examined:
 
 
 def examine(config: PretrainConfig, ranks: Ranks, resume: ResumeMode, *, extend: bool) -> Examined:
-    """Checks what each rank can check by itself."""
+    """Runs the checks that need no other rank."""
     checks = check_software(
         compiles=config.train.compile not in (False, "auto"),
         deepspeed=config.train.engine_on(ranks.world_size) == "deepspeed",
@@ -178,7 +178,7 @@ def examine(config: PretrainConfig, ranks: Ranks, resume: ResumeMode, *, extend:
 
 
 def check_run(setup: Setup, folder: Path) -> list[Check]:
-    """Checks what depends on the run: memory, disk, data, workers."""
+    """Runs the checks of the run: memory, disk, data, workers."""
     config, ranks, costs = setup.config, setup.ranks, setup.costs
     sharing = {"world_size": ranks.world_size, "zero_stage": config.train.zero_stage}
     least = costs.least_gib(**sharing, kept_bytes=least_kept(setup))
@@ -207,7 +207,7 @@ def check_shards(data: Data, ranks: Ranks) -> list[Check]:
 
 
 def check_cores(data: Data) -> list[Check]:
-    """Looks at what a rank loads with."""
+    """Checks the data workers of a rank."""
     told = data.core_warnings()
     if data.workers > data.cores:
         few = f"{count_of(data.workers, 'worker')} of a rank on its {count_of(data.cores, 'core')}"
@@ -243,7 +243,7 @@ def check_samples(data: Data, channels: int, budget: float) -> Check:
 
 
 def try_batches(setup: Setup) -> Check:
-    """Tries micro-batches, and prints what they give."""
+    """Tries micro-batch sizes and prints their speed."""
     print("\nimages of a micro-batch   images/s   GiB (weights and states unsharded)")
     trials: list[Trial] = []
     for trial in find_batch(setup):

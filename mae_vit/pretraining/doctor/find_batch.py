@@ -44,7 +44,7 @@ class Trial:
 def find_batch(setup: Setup) -> Iterator[Trial]:
     """Trains a few steps at each size, in this process alone; ends with the first that does not fit.
 
-    On the plain engine: DeepSpeed's keep what they have allocated. So optimizer states are
+    Uses the torch engine: DeepSpeed's keep their allocations. So optimizer states are
     whole, as at ZeRO 0.
 
     Yields:
@@ -66,7 +66,7 @@ def candidates(share: int, *, unit: int = 1) -> list[int]:
 
     Args:
         share: images.
-        unit: what each divisor is a multiple of.
+        unit: divides each divisor.
     """
     divisors = [d for d in range(unit, share + 1, unit) if share % d == 0]
     chosen: list[int] = []
@@ -79,7 +79,7 @@ def candidates(share: int, *, unit: int = 1) -> list[int]:
 
 
 def best_of(trials: list[Trial]) -> Trial | None:
-    """Returns the smallest that is within 3 % of the fastest: what is larger costs memory alone."""
+    """Returns the smallest that is within 3 % of the fastest: a larger one only costs memory."""
     fitting = [(trial.images_per_s, trial) for trial in trials if trial.images_per_s is not None]
     if not fitting:
         return None

@@ -1,4 +1,4 @@
-"""Checks of a machine before a run begins on it: what passes, what to look at, what will fail."""
+"""Checks of a machine before a run."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Check:
 
     Attributes:
         status: "ok", "warn" (works, but look) or "FAIL" (will not work).
-        name: of what was looked at.
-        text: what was found and, unless all is well, what to do.
+        name: of the check.
+        text: the result and, if there is a problem, what to do.
     """
 
     status: Status
@@ -155,7 +155,7 @@ def check_devices(ranks: Ranks, device: torch.device, *, precision: str) -> list
 
 
 def check_memory(least_gib: float, most_gib: float, ranks: Ranks, device: torch.device) -> Check:
-    """Compares what a rank needs with what its device has free.
+    """Compares a rank's memory needs with the free memory of its device.
 
     Args:
         least_gib: that it cannot do without.
@@ -208,7 +208,7 @@ def _room_in(group: Path) -> int | None:
 
 
 def check_disk(folder: Path, needed: int) -> Check:
-    """Compares what a run leaves with what its disk has free."""
+    """Compares the size of a run's files with the free space of its disk."""
     place = nearest_existing(folder)
     free = shutil.disk_usage(place).free
     text = f"{needed / 2**30:.2f} GiB for checkpoints and results; {place} has {free / 2**30:.1f} GiB free"
@@ -242,7 +242,7 @@ def check_locks(folder: Path) -> Check:
 
 
 def check_workers(workers: int, batch_bytes: int, ranks: Ranks) -> list[Check]:
-    """Looks at what data workers share and hold open.
+    """Checks shared memory and open files of data workers.
 
     Args:
         workers: of each rank.

@@ -1,4 +1,4 @@
-"""Whether ranks meet, and are alike: checks before a run."""
+"""Checks before a run: can ranks communicate, and are they equal?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mae_vit.runtime.process_group import join
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.outputs.environment import versions_of
 
-# What ranks exchange, and how the data are read, depends on these.
+# Versions that ranks must share: collectives and data reading depend on them.
 _COMPARED = ("mae-vit", "torch", "torchvision", "timm", "deepspeed", "numpy", "simplejpeg", "pillow")
 _JOIN_TIMEOUT_S = 60.0
 # Joined, they wait for each other's data folders.

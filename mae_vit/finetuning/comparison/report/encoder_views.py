@@ -1,4 +1,4 @@
-"""What a comparison's Vision Transformers look at, and what the best has learned that the reference has not."""
+"""Attention maps of a comparison's Vision Transformers, and the inspection of the best beside the reference."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write_inspection(config: CompareConfig, rows: Sequence[Row], folder: Path) -
     """Writes a page that shows the reference and the best other Vision Transformer side by side.
 
     Returns:
-        Its path; None where there are not two such to show.
+        Its path; None without two such encoders.
 
     Raises:
         InputError: if the data are not there.

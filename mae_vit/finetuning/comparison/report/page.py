@@ -112,7 +112,7 @@ def write_page(
 
 
 def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
-    """What the numbers mean, and only what holds of these."""
+    """Explains the numbers of this comparison."""
     if not lines:
         return []
     values = lines[0].rows[0].values
@@ -152,7 +152,7 @@ def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[
 
 
 def _pairs(config: CompareConfig, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]] | None:
-    """Each entry against each; None where the reference's column says it all."""
+    """Compares each pair of entries; None if the reference's column suffices."""
     told = at_most_labels(config, lines)
     if len(told) < 3:
         return None
@@ -231,7 +231,7 @@ def _class_mean(line: Line, name: str) -> float:
 
 
 def _settings(matrix: Matrix) -> list[str]:
-    """What sets the entries apart, and what was tried for each."""
+    """Lists the settings of the entries, and the settings tried for each."""
     body = []
     for entry, labels, mode in matrix.rows():
         own = _told(matrix.distinguishing_settings(entry, {}))

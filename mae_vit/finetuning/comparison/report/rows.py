@@ -1,4 +1,4 @@
-"""What came of a comparison's runs, as one table: a row for each cell."""
+"""The results of a comparison's runs as one table: a row for each cell."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Row:
     Attributes:
         cell: where it stands.
         values: columns of `results.csv`.
-        correct: bool (n,), whether each test image is found, in the order of `keys`.
+        correct: bool (n,), whether each test image is classified correctly, in the order of `keys`.
         keys: of the test images, sorted.
         curve: epochs and held-out accuracies.
         per_class: class -> accuracy on test images.
@@ -137,7 +137,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def group(rows: Sequence[Row]) -> dict[tuple[str, Labels, str], list[Row]]:
-    """Puts together what differs in its seed alone."""
+    """Groups rows that differ only in their seed."""
     found: dict[tuple[str, Labels, str], list[Row]] = {}
     for row in rows:
         found.setdefault((row.cell.entry.name, row.cell.labels, row.cell.mode), []).append(row)

@@ -31,7 +31,7 @@ class Gap:
     p_seeds: float | None
 
     def describe(self) -> str:
-        """For people: +3.2 points (95 %: 2.1 to 4.3); of one seed it says so."""
+        """Returns text such as +3.2 points (95 %: 2.1 to 4.3); it states if there is only one seed."""
         low, high = self._range
         of = ", one seed, test images alone" if self.seeds == 1 else ""
         return f"{self.points:+.1f} points (95 %{of}: {low:.1f} to {high:.1f})"
@@ -44,7 +44,7 @@ class Gap:
 
     @property
     def _range(self) -> tuple[float, float]:
-        """The interval, within what a difference of two accuracies can be."""
+        """Returns the interval, clipped to possible differences of accuracies."""
         return max(self.points - self.half_width, -100.0), min(self.points + self.half_width, 100.0)
 
     @property

@@ -1,4 +1,4 @@
-"""What a comparison says: the headline, and the lines of its table."""
+"""The summary of a comparison: the headline, and the lines of its table."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Line:
 
     Attributes:
         entry: its name.
-        note: what is to be said with it.
+        note: printed beside the name.
         labels: of each class.
         mode: how it was measured.
         rows: one for each seed.
-        gap: to the reference in the same place; None for the reference itself, or without one.
+        gap: to the reference with the same labels and mode; None for the reference itself, or without one.
     """
 
     entry: str
@@ -42,7 +42,7 @@ class Line:
 
     @property
     def title(self) -> str:
-        """The entry's name, and in parentheses what is to be said with it."""
+        """Returns the entry's name with its note in parentheses."""
         seen = {row.values.get("labels_seen_by_start") for row in self.rows}
         notes = [self.note] if self.note else []
         notes += [text for what, text in _SEEN.items() if what in seen]
@@ -101,7 +101,7 @@ def each_against_each(lines: Sequence[Line]) -> list[tuple[Line, list[Gap | None
 
 
 def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
-    """Says in a sentence or two what was found: gaps with their intervals, at the most labels."""
+    """Returns the headline in one or two sentences: gaps with their intervals, at the most labels."""
     told = at_most_labels(config, lines)
     if not told:
         return "Nothing is finished yet."
