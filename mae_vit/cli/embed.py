@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NAMED = 5
 _BATCH_SIZE, _BATCH_SIZE_GPU = 64, 256
 _DESCRIPTION = """Turn images into features (N, D) by a pretrained encoder, in the order of the data, with their keys.
-What is done is saved beside the output as it comes: stopped or killed, the same command goes on."""
+Features are saved beside the output as they are computed: if it is stopped or killed, the same command resumes."""
 _EPILOG = """examples:
   mae-vit embed runs/mae_base photos/ --out photos.npz
   mae-vit embed encoder.safetensors data/cifar10 --split test --out test.parquet

@@ -61,7 +61,7 @@ def call(*arguments: str | Path) -> int:
 def stop_by(
     number: int, out: Path, arguments: list[str | Path], after_s: float
 ) -> subprocess.CompletedProcess:
-    """`mae-vit embed` in a process that gets a signal `after_s` after its first part was saved."""
+    """`mae-vit embed` in a process that gets a signal `after_s` after it saved first."""
     process = subprocess.Popen(
         [sys.executable, "-m", "mae_vit.cli.main", "embed", *map(str, arguments)],
         cwd=ROOT,
@@ -70,9 +70,9 @@ def stop_by(
         text=True,
     )
     try:
-        before = parts_of(out)
+        before = done_of(out)
         deadline = time.monotonic() + 60
-        while parts_of(out) <= before and process.poll() is None and time.monotonic() < deadline:
+        while done_of(out) <= before and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(after_s)
         process.send_signal(number)
@@ -82,8 +82,12 @@ def stop_by(
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def parts_of(out: Path) -> set[str]:
-    return {path.name for path in out.with_name(f"{out.name}.parts").glob("part-*.npz")}
+def done_of(out: Path) -> int:
+    """Images that are saved; 0 where there are none."""
+    try:
+        return json.loads((out.with_name(f"{out.name}.parts") / "state.json").read_text())["done"]
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 def read_npz(path: Path) -> dict:

@@ -51,7 +51,7 @@ ORDERS = {
 EXCEPT = {"mae_vit/__init__.py"}
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/engines/deepspeed_engine.py"},
-    "pyarrow": {"mae_vit/weights/embed/parquet_file.py"},
+    "pyarrow": {"mae_vit/weights/embed/output.py"},
     "torch.utils.tensorboard": {"mae_vit/training/outputs/monitor.py"},
     "webdataset": {"mae_vit/data/remote/streams.py", "mae_vit/data/prepare/shard_writer.py"},
 }

@@ -1,4 +1,4 @@
-"""Embeds images into a file, in parts that a later call goes on from."""
+"""Embeds images into a file; a call that was stopped or killed resumes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ from mae_vit.runtime.signals import StopRequest
 from mae_vit.weights.embed.features import Features, Settings, compute_features
 from mae_vit.weights.embed.identity import check_same_features, make_facts
 from mae_vit.weights.embed.images import Images
-from mae_vit.weights.embed.npz_file import read_npz_facts, write_npz
-from mae_vit.weights.embed.parquet_file import read_parquet_facts, require_parquet, write_parquet
-from mae_vit.weights.embed.parts import Parts
-from mae_vit.weights.embed.table import Stopped, Table
+from mae_vit.weights.embed.output import columns_of, read_facts, require_parquet, write_output
+from mae_vit.weights.embed.unfinished import Unfinished
 from mae_vit.weights.encoder import PretrainedEncoder
 
 SUFFIXES = (".npz", ".parquet")
-# Parts are saved this often, later every hundredth of the time gone: a kill costs little, and days leave hundreds.
+# Features are saved this often, later after each hundredth of the time gone.
 SAVE_EVERY_S = 5.0
 _SHARE_OF_TIME = 0.01
-_PART_BYTES = 64 << 20
+_MOST_BYTES_UNSAVED = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,8 @@ def embed(
 ) -> Outcome:
     """Writes the features of all images that can be read to `out`, and `OUT.broken.csv` of the others.
 
-    What is done lies in `OUT.parts` until the output is whole. A call with the same
-    arguments goes on from there and ends with the same bytes.
+    The folder `OUT.parts` holds what is done until the output is whole. A call with the same arguments resumes
+    from there and ends with the same bytes.
 
     Args:
         encoder: on the settings' device.
@@ -85,24 +83,25 @@ def embed(
         stop: asked after each batch.
 
     Raises:
-        InputError: if another process writes `out`, it or the parts are of other features, or
-            nothing can be read.
+        InputError: if another process writes `out`, if it or its parts hold other features, or if no image
+            can be read.
     """
     check_out(out)
     facts = make_facts(encoder, images, settings)
-    parts = Parts(out)
+    unfinished = Unfinished(out)
     try:
-        if restart or not _goes_on(parts, out, facts):
+        if restart or not _resumes(unfinished, out, facts):
             if out.exists() and not restart:
                 return _nothing_to_do(images, out)
-            parts.begin(facts)
-        begun, started = parts.done(), time.monotonic()
-        _compute(encoder, images, parts, settings, begun, save_every_s, stop)
-        outcome = Outcome(len(images), begun, parts.done(), None, encoder.embed_dim)
+            unfinished.begin(facts)
+        begun, started = unfinished.done, time.monotonic()
+        unfinished.open((len(images), encoder.embed_dim), settings.dtype)
+        _compute(encoder, images, unfinished, settings, save_every_s, stop)
+        outcome = Outcome(len(images), begun, unfinished.done, None, encoder.embed_dim)
         outcome = replace(outcome, wall_s=time.monotonic() - started)
-        return outcome if stop else _publish(outcome, parts, images, facts, out, stop)
+        return _publish(outcome, unfinished, images, facts, out) if outcome.done == len(images) else outcome
     finally:
-        parts.release()
+        unfinished.release()
 
 
 def check_out(out: Path) -> None:
@@ -126,11 +125,11 @@ def broken_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.broken.csv")
 
 
-def _goes_on(parts: Parts, out: Path, facts: dict[str, Any]) -> bool:
-    """Whether there are parts to go on from, after a look at what they, or the output, are features of."""
-    found = parts.read_identity()
+def _resumes(unfinished: Unfinished, out: Path, facts: dict[str, Any]) -> bool:
+    """Whether there is something to resume, which must be of the same features, as must the output."""
+    found = unfinished.read_identity()
     if found is not None:
-        check_same_features(found, facts, where=parts.folder)
+        check_same_features(found, facts, where=unfinished.folder)
     elif out.exists():
         check_same_features(_read_facts(out), facts, where=out)
     return found is not None
@@ -138,7 +137,7 @@ def _goes_on(parts: Parts, out: Path, facts: dict[str, Any]) -> bool:
 
 def _read_facts(out: Path) -> dict[str, Any]:
     try:
-        return read_npz_facts(out) if out.suffix == ".npz" else read_parquet_facts(out)
+        return read_facts(out)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         raise InputError(f"{out} is there, and no file of `mae-vit embed`: give another --out") from None
 
@@ -152,15 +151,14 @@ def _nothing_to_do(images: Images, out: Path) -> Outcome:
 def _compute(
     encoder: PretrainedEncoder,
     images: Images,
-    parts: Parts,
+    unfinished: Unfinished,
     settings: Settings,
-    begun: int,
     save_every_s: float,
     stop: StopRequest | None,
 ) -> None:
-    """Adds parts until all images are done or a stop is asked for."""
+    """Adds features until all images are done or a stop is asked for."""
     started = saved = time.monotonic()
-    waiting: list[Features] = []
+    begun, waiting = unfinished.done, list[Features]()
     if begun == len(images):
         return
     with (
@@ -170,36 +168,34 @@ def _compute(
         for batch in batches:
             waiting.append(batch)
             bar.update(batch.stop - batch.first)
-            now = time.monotonic()
-            full = sum(one.features.nbytes for one in waiting) >= _PART_BYTES
-            if stop or full or now - saved >= max(save_every_s, _SHARE_OF_TIME * (now - started)):
-                parts.add(waiting)
+            now, stopped = time.monotonic(), bool(stop)
+            full = sum(one.features.nbytes for one in waiting) >= _MOST_BYTES_UNSAVED
+            if stopped or full or now - saved >= max(save_every_s, _SHARE_OF_TIME * (now - started)):
+                unfinished.add(waiting)
                 waiting, saved = [], time.monotonic()
-            if stop:
+            if stopped:
                 break
     if waiting:
-        parts.add(waiting)
+        unfinished.add(waiting)
 
 
 def _publish(
-    outcome: Outcome, parts: Parts, images: Images, facts: dict[str, Any], out: Path, stop: StopRequest | None
+    outcome: Outcome, unfinished: Unfinished, images: Images, facts: dict[str, Any], out: Path
 ) -> Outcome:
-    """Joins the parts under another name, which then takes the output's place."""
-    table = Table(parts, images, facts, width=outcome.width, stop=stop)
-    if not table.rows:
-        parts.forget()
-        raise InputError(f"no image of {images.name} can be read: {table.broken[0][1]}")
-    joined = parts.folder / f"joined{out.suffix}"
-    try:
-        (write_npz if out.suffix == ".npz" else write_parquet)(table, joined)
-    except Stopped:
-        return outcome
+    """Writes the output under another name, which then takes its place."""
+    rows = unfinished.features()
+    if not len(rows):
+        unfinished.forget()
+        raise InputError(f"no image of {images.name} can be read: {unfinished.broken[0][1]}")
+    whole = np.delete(np.arange(len(images)), [image for image, _ in unfinished.broken])
+    joined = unfinished.folder / f"joined{out.suffix}"
+    write_output(joined, columns_of(rows, whole, images, facts))
     fsync_path(joined)
-    broken = _write_broken(table.broken, images, broken_path(out))
+    broken = _write_broken(unfinished.broken, images, broken_path(out))
     os.replace(joined, out)
     fsync_path(out.parent)
-    parts.forget()
-    return replace(outcome, rows=table.rows, broken=broken)
+    unfinished.forget()
+    return replace(outcome, rows=len(rows), broken=broken)
 
 
 def _write_broken(broken: list[tuple[int, str]], images: Images, path: Path) -> list[str]:

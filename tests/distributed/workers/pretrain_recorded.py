@@ -28,9 +28,9 @@ if __name__ == "__main__":
         return drawn
 
     def noted(forward):
-        return lambda self, batch: with_seen_labels(forward, self, batch)
+        return lambda self, batch: recorded(forward, self, batch)
 
-    def with_seen_labels(forward, self, batch):
+    def recorded(forward, self, batch):
         masks.clear()
         output = forward(self, batch)
         (mask,) = masks

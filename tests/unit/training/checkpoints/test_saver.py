@@ -78,11 +78,11 @@ def test_a_gpu_is_waited_for_once(allocated, monkeypatch):
     asked = []
     copy_ = torch.Tensor.copy_
 
-    def with_seen_labels(self, source, non_blocking=False):
+    def recording_copy(self, source, non_blocking=False):
         asked.append(non_blocking)
         return copy_(self, source)
 
-    monkeypatch.setattr(torch.Tensor, "copy_", with_seen_labels)
+    monkeypatch.setattr(torch.Tensor, "copy_", recording_copy)
     place = Staging(torch.device("cuda"), copies=True, allocate=buffer(allocated))
     place.begin()
     place.collect(MIXED.items())
