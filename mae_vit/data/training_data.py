@@ -3,13 +3,13 @@
 An image's way to the loss, in the order of the code:
 
 1. `splits`: which samples of `dataset.json` are trained on, and which are held out.
-2. `order`: a permutation of them for each epoch, from the seed alone.
+2. `order`: a permutation of them for each epoch, from the seed.
 3. `order.RankSlice`: the rank's part of each global batch.
 4. `batches.loader`: the sampler hands positions to the workers, from any step on.
-5. `index`, `shards`, `remote`: where a sample lies; its bytes, from disk or cache.
+5. `index`, `shards`, `remote`: the position of a sample; its bytes, from disk or cache.
 6. `images.decode`: uint8 pixels (H, W, C).
 7. `images.augment`: crop, resize, flip, policy, erasing, drawn from the sample's key.
-8. `batches.damaged`: another sample in the place of one that cannot be decoded.
+8. `batches.damaged`: another sample replaces one that cannot be decoded.
 9. `core.batch.Batch`: uint8 (B, C, H, W) in shared memory, labels, keys.
 10. `training.copying`: to the device, ahead of its step; the objective normalizes there.
 """
@@ -87,7 +87,7 @@ def make_order(
         return GlobalOrder(total, effective_batch_size, seed)
     counts = [shard.samples for shard in index.split_info.shards]
     if samples is not None:
-        # A shard of which nothing is taken is none.
+        # A shard without chosen samples does not count.
         ends = np.cumsum(counts)
         taken = np.bincount(np.searchsorted(ends, samples, side="right"), minlength=len(counts))
         counts = [int(count) for count in taken if count]
@@ -131,7 +131,7 @@ def make_augment(
 
     Args:
         img_size: (H, W) in pixels.
-        mean: of the pixels in 0..1, by channel: the color of what a policy moves in from outside.
+        mean: of the pixels in 0..1, by channel: the color of pixels that a policy moves in from outside.
         policy: of `mae_vit.data.images.auto_augment`, or "none".
         policy_options: its own.
         options: of `Augment`.
@@ -204,7 +204,7 @@ class TrainingData:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells this data from other data: its shards' fingerprint, its normalization."""
+        """Returns the identity of the data: its shards' fingerprint and its normalization."""
         return {
             "data.fingerprint": self.index.fingerprint,
             "data.mean": list(self.mean),
@@ -217,8 +217,8 @@ class TrainingData:
         return f"{self.cores}, {workers} for each of {count_of(ranks.world_size, 'rank')}"
 
     def core_warnings(self) -> list[str]:
-        """What lets a GPU wait for images."""
-        # Batches are pinned for GPUs alone.
+        """Returns warnings about settings that let a GPU wait for images."""
+        # Only GPUs need pinned batches.
         if not (self.pin_memory and self.decodes) or self.cores >= _FEW_CORES:
             return []
         return [

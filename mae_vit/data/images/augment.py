@@ -38,7 +38,7 @@ class AugmentParams:
 
     Attributes:
         boxes: int64 (B, 4): top, left, height, width in pixels; top and left may be
-            negative, then zeros fill what lies outside.
+            negative: zeros fill the part outside the image.
         flips: bool (B,).
         calls: of the policy, by image; None without a policy.
         erasing: None where nothing is erased.
@@ -65,8 +65,8 @@ class Augment:
         ratio: width over height, low and high.
         flip: mirror half of the images.
         policy: changes of pixels, None for none.
-        erasing: share of the images of which a box is filled with random bytes.
-        fill: color of what a policy moves in from outside, by channel; None for black.
+        erasing: share of the images that get a box of random bytes.
+        fill: color by channel of pixels that a policy moves in from outside; None for black.
     """
 
     img_size: tuple[int, int]
@@ -132,7 +132,7 @@ class Augment:
         return boxes
 
     def crop_resize_flip(self, image: np.ndarray, box: np.ndarray, flip: bool) -> np.ndarray:
-        """Cuts one view: crop, resize and flip alone.
+        """Computes crop, resize and flip of one view.
 
         Args:
             image: uint8 (C, H, W).
@@ -205,7 +205,7 @@ def _resize(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
 
 
 def center_crop(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
-    """The largest centered box of the result's aspect ratio, resized: what encoders are measured on.
+    """Resizes the largest centered box of the result's aspect ratio: the view for evaluation.
 
     Args:
         image: uint8 (C, H, W).

@@ -1,7 +1,7 @@
 """RandAugment and AutoAugment with keyed draws.
 
 Pixels are changed by timm's functions on PIL images, which depend on their arguments
-alone; what they are called with is drawn here, by key.
+only; this module draws the arguments by key.
 
 Apart from `augment.py`, which names a policy by its protocol: data processes without one
 start without timm.
@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """What an op makes of its level: its argument, and whether the level has a sign."""
+    """How an op uses its level: the argument, and whether the level has a sign."""
 
     argument: Callable[[float], float] | None = None
     signed: bool = False
@@ -59,7 +59,7 @@ def _translate_y(image: Image.Image, share: float, **how: Any) -> Image.Image:
 
 def _posterize(image: Image.Image, bits: int, **how: Any) -> Image.Image:
     """Keeps the first bits of each number; 0 of them, at the highest level, leave black."""
-    # Pillow 13 refuses what timm asks of it there, and what came out black before.
+    # Pillow 13 raises for 0 bits; earlier versions returned black.
     return posterize(image, bits, **how) if bits else Image.new(image.mode, image.size)
 
 
@@ -87,7 +87,7 @@ class _Policy(ABC):
         Args:
             image: uint8 (C, H, W) in 1 or 3 channels.
             calls: from `draw`.
-            fill: color of what comes in from outside, by channel; None for black.
+            fill: color by channel of pixels that move in from outside; None for black.
 
         Returns:
             uint8 (C, H, W).
@@ -102,7 +102,7 @@ class _Policy(ABC):
 
 
 def _enhance(level: float) -> float:
-    # 1 changes nothing; kept off 0, which leaves one color.
+    # 1 changes nothing; 0 would leave a single color, so 0.1 is the minimum.
     return max(0.1, 1.0 + level / _MAX_LEVEL * 0.9)
 
 

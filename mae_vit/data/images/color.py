@@ -12,14 +12,14 @@ from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
 
 # ITU-R BT.601, as Pillow turns RGB into gray.
 _LUMA = np.array([0.299, 0.587, 0.114])
-# RGB to YIQ (FCC 1953): one row of luma, two of color; a turn of these two changes the hue alone.
+# RGB to YIQ (FCC 1953): one row of luma, two of color; a rotation of these two changes only the hue.
 _YIQ = np.array([_LUMA, [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]])
-# Fractional bits of coefficients. Pixels are changed in whole numbers, which are alike on all processors.
+# Fractional bits of coefficients. Integer arithmetic gives the same pixels on all processors.
 _BITS = 12
 
 
 class Change(NamedTuple):
-    """What is done to one image: factors of 1 and an angle of 0 change nothing."""
+    """The change of one image; factors of 1 and an angle of 0 change nothing."""
 
     brightness: float
     contrast: float
@@ -63,9 +63,9 @@ class ColorJitter:
         """Changes one image.
 
         Args:
-            image: uint8 (C, H, W) in 1 or 3 channels; one channel has brightness and contrast alone.
+            image: uint8 (C, H, W) in 1 or 3 channels; with one channel only brightness and contrast apply.
             calls: from `draw`.
-            fill: not used: nothing comes in from outside.
+            fill: not used: no pixel moves in from outside.
 
         Returns:
             uint8 (C, H, W).

@@ -1,4 +1,4 @@
-"""Bytes to pixels: simplejpeg where it can, Pillow for what it refuses."""
+"""Decodes bytes to pixels: simplejpeg first, Pillow for all that it refuses."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _TIFF_BITS_PER_SAMPLE = 258
 
 
 class DecodeError(ValueError):
-    """Bytes that are no whole image; the message says why, in short."""
+    """The bytes are no complete image; the message gives the reason."""
 
 
 def check_bytes(count: int) -> None:
-    """Refuses what is too large to be read.
+    """Raises for images that are too large to read.
 
     Raises:
         DecodeError: if an image of `count` bytes is none that is decoded.
@@ -67,15 +67,15 @@ def check_bytes(count: int) -> None:
 
 @dataclass(frozen=True)
 class Header:
-    """What the first bytes say of an image.
+    """Facts from an image's header.
 
     Attributes:
-        extension: of its format, told from the bytes.
+        extension: of its format, from the bytes.
         height: in pixels, as `decode` gives it.
         width: in pixels.
         gray: it has one channel.
         orientation: EXIF's, 1..8, that `decode` does not apply; 1 is upright.
-        notes: what `decode` does to it beyond decompressing, for people.
+        notes: changes that `decode` makes beyond decompression.
     """
 
     extension: str
@@ -94,7 +94,7 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None) -> np.n
     dropped, as ImageFolder does.
 
     Args:
-        data: an encoded image; its format is told from the bytes, not from a name.
+        data: an encoded image; its bytes, not its name, determine the format.
         channels: 1 for gray, 3 for RGB; other color modes are converted.
         max_pixels: the bound against decompression bombs (`MAX_PIXELS`).
 
@@ -131,7 +131,7 @@ def jpeg_size(data: bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int] |
 
 
 def read_header(data: bytes) -> Header:
-    """Reads what the header says, without decoding.
+    """Reads the header without decoding.
 
     Raises:
         DecodeError: if there is none.
@@ -235,7 +235,7 @@ def _check_png(data: bytes) -> None:
 
 @contextmanager
 def _pillow_errors() -> Iterator[None]:
-    """Turns whatever Pillow's parsers raise on damaged bytes into a DecodeError."""
+    """Turns every error of Pillow's parsers on damaged bytes into a DecodeError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -23,7 +23,7 @@ _BLOCK_BYTES = 8  # of one counter
 
 @dataclass(frozen=True)
 class Erasing:
-    """What of a batch is erased.
+    """The erased boxes of a batch.
 
     Attributes:
         boxes: int64 (B, 4): top, left, height, width in pixels; height 0 erases nothing.
@@ -49,7 +49,7 @@ class Erasing:
             images[row, :, top : top + height, left : left + width] = pixels.reshape(-1, height, width)
 
     def _noise(self, channels: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields (place in the batch, bytes) of each erased image, all from one call of the hash."""
+        """Yields (index in the batch, bytes) of each erased image, all from one call of the hash."""
         rows = np.flatnonzero(self.boxes[:, 2])
         if not len(rows):
             return

@@ -10,7 +10,7 @@ from PIL import Image
 
 from mae_vit.data.images.decode import MAX_PIXELS, DecodeError, Header, decode, read_header
 
-# EXIF's orientations -> what makes them upright (as PIL.ImageOps.exif_transpose).
+# EXIF orientation -> the transposition that makes it upright (as PIL.ImageOps.exif_transpose).
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -34,7 +34,7 @@ class Conversion:
         quality: of JPEGs that are encoded anew.
         upright: apply EXIF orientation.
         max_pixels: larger images are left out.
-        hashed: hash what is stored.
+        hashed: hash the stored image.
     """
 
     resize: int | None = None
@@ -46,7 +46,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Converted:
-    """An image as it is to be stored.
+    """An image in its stored form.
 
     Attributes:
         data: its bytes; None if they are those of the source.
@@ -56,7 +56,7 @@ class Converted:
         gray: it has one channel.
         total: sum of its pixels, by RGB channel.
         squares: sum of their squares.
-        notes: what is worth saying, once for all images alike.
+        notes: remarks, printed once for all equal ones.
         hash: of the image and of its mirror image, where asked for.
     """
 
@@ -148,7 +148,7 @@ def _encode_anew(pixels: np.ndarray, header: Header, options: Conversion, shrunk
 
 
 def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sums of pixels and of their squares by channel: exact, whatever the order."""
+    """Sums of pixels and of their squares by channel: exact in any order."""
     flat = pixels.reshape(len(pixels), -1)
     # 255^2 fits 16 bits.
     squares = np.square(flat, dtype=np.uint16)

@@ -22,8 +22,8 @@ class Entry:
 
     Attributes:
         split: "train", "val" or "test" (or the name given with --split).
-        class_name: its label, None where there is none.
-        key: what the shards call it; one sample of a split has it.
+        class_name: its label, None without one.
+        key: its name in the shards, unique within a split.
         path: in the source.
         extension: lower case, without the dot.
         read: returns the encoded bytes; raises OSError or DecodeError.
@@ -42,11 +42,11 @@ class ImageSource:
     """The images of one source, in a fixed order, read at random.
 
     Attributes:
-        name: for people and for `dataset.json`; no machine's paths.
+        name: for messages and `dataset.json`, without paths of this machine.
         entries: all images.
         ignored: files that are no images.
         classes: all class names, where the source gives them an order.
-        notes: what else was passed over, for people.
+        notes: remarks on other skipped files.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Listing:
     Attributes:
         images: path and reader of each image, by path.
         ignored: how many other files there are.
-        notes: what was passed over, for people.
+        notes: remarks on skipped files.
     """
 
     images: list[tuple[str, Reader]] = field(default_factory=list)

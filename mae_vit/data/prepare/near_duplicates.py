@@ -57,7 +57,7 @@ class Exclusion:
     """Decides which images are left out, and remembers them.
 
     Attributes:
-        known: what they are compared with.
+        known: hashes to compare with.
         distance: the largest number of differing bits at which an image is left out.
         lines: of each image left out its key, what it is like, and the distance.
     """
@@ -68,7 +68,7 @@ class Exclusion:
     _counts: list[int] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Forgets what was left out, for another split."""
+        """Clears the list of excluded images, for another split."""
         self.lines, self._counts = [], [0] * len(self.known)
 
     def excludes(self, key: str, image: Converted) -> bool:
@@ -83,7 +83,7 @@ class Exclusion:
         return False
 
     def describe(self) -> list[Excluded]:
-        """What is to be written down of it."""
+        """Returns the record for `dataset.json`."""
         return [
             Excluded(source=known.name, hash=HASH_NAME, distance=self.distance, samples=count)
             for known, count in zip(self.known, self._counts, strict=True)

@@ -34,14 +34,14 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Report:
-    """What `prepare` did.
+    """The result of `prepare`.
 
     Attributes:
         dataset: as it now stands.
         written: names of the splits written.
         unreadable: images left out, with the reason.
         ignored: files that are no images.
-        notes: what else was passed over.
+        notes: remarks on other skipped files.
         conversions: how many images decoding changes in which way.
     """
 

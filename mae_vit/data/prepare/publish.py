@@ -1,4 +1,4 @@
-"""Puts written shards in place and describes them, so that a kill leaves a whole folder."""
+"""Moves written shards into place and describes them; a kill leaves a complete folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
 
 
 def excluded_file(split: str) -> str:
-    """The name of the file that lists what a split was prepared without."""
+    """Returns the name of the file that lists a split's excluded images."""
     return f"{split}-excluded.txt"
 
 
@@ -56,7 +56,7 @@ def check_no_foreign_shards(splits: Iterable[str], existing: Dataset | None, out
 def publish(
     out: Path, dataset: Dataset | None, classes: list[str], split: str, part: Split, statistics: Statistics
 ) -> Dataset:
-    """Moves a split's shards into place, then says so in `dataset.json`."""
+    """Moves a split's shards into place, then updates `dataset.json`."""
     old = dataset.splits.get(split) if dataset else None
     # Splits that had no classes to count, before this one brought some.
     splits = {

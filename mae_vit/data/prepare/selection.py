@@ -1,6 +1,6 @@
-"""Which samples are taken: lists, shares and limits, by hashes of the samples' keys.
+"""Chooses samples by lists, shares and limits, with hashes of the samples' keys.
 
-A draw depends on the key alone, not on the order of listing or on other classes, and
+A draw depends only on the key, not on the order of listing or on other classes, and
 shares are nested: the images of 1/10 are among those of 1/3.
 """
 
@@ -28,12 +28,12 @@ _NEAREST_OF = 10_000
 
 @dataclass(frozen=True)
 class Selection:
-    """What `prepare` is asked to take.
+    """The selection options of `prepare`.
 
     Attributes:
         subset: a text file of keys, paths or file names, one a line.
         holdout: share of train that becomes the split "val".
-        fraction: share of what is left.
+        fraction: share of the remaining samples.
         limit_per_class: most samples of each class.
     """
 
@@ -43,13 +43,13 @@ class Selection:
     limit_per_class: int | None = None
 
     def apply(self, splits: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
-        """Returns the entries taken, by split, in the order given.
+        """Returns the chosen entries by split, in the given order.
 
         Subset, holdout, fraction, limit, in this order: the held-out samples stay the
         same while the others become fewer.
 
         Raises:
-            InputError: if the list names what there is not, or nothing is left to take.
+            InputError: if the list names an unknown image, or no image remains.
         """
         taken = _listed(splits, self.subset) if self.subset else dict(splits)
         if self.holdout is not None:

@@ -1,4 +1,4 @@
-"""What a split's images are like, gathered image by image."""
+"""Statistics of a split's images, collected image by image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives of images, which may be hostile: read in place, nothing is unpacked to a path they chose."""
+"""Archives of images, which may be hostile: members are read in place and never unpacked to their own paths."""
 
 from __future__ import annotations
 

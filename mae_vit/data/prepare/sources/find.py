@@ -1,4 +1,4 @@
-"""Where `prepare` finds images: what was typed -> a list of entries, read at random."""
+"""Finds the images for `prepare`: a typed source -> a list of entries with random access."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMES = ["digits", *DOWNLOADS]
 def find_images(
     spec: str, *, out: Path, split: str = "train", root: Path | None = None, labels: bool = True
 ) -> ImageSource:
-    """Opens a source of images by what was typed.
+    """Opens a source of images.
 
     Args:
         spec: "digits", "cifar10", "cifar100", a folder of images or of shards, or an
@@ -33,7 +33,7 @@ def find_images(
         out: the output folder, where temporary files go.
         split: of images outside of split folders.
         root: where torchvision keeps, or puts, its download.
-        labels: class folders are labels; False takes the images alone.
+        labels: class folders are labels; False ignores them.
 
     Raises:
         InputError: if it is none of these, or holds no images.
