@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mae_vit.config.command_line import OneLineParser, add_allow_pipe, add_local_rank
-from mae_vit.core.urls import allow_pipe
+from mae_vit.config.command_line import OneLineParser, add_local_rank
 
 
 def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -30,14 +29,11 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         action="store_true",
         help="train a few steps with micro-batches of growing size, in this process alone",
     )
-    add_allow_pipe(parser)
     add_local_rank(parser)
     parser.set_defaults(run=_doctor, parser=parser)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    if arguments.allow_pipe:
-        allow_pipe()
     # Imports torch: not for --help.
     from mae_vit.pretraining.doctor.doctor import doctor
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mae_vit.config.command_line import OneLineParser, add_allow_pipe
+from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
-from mae_vit.core.urls import allow_pipe
 
 
 def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -26,15 +25,12 @@ def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument("--rank", type=int, default=0, help="whose part of the batch (default: 0)")
     parser.add_argument("--images", type=int, default=32, help="how many are drawn (default: 32)")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: RUN/replay/...")
-    add_allow_pipe(parser)
     parser.set_defaults(run=_replay, parser=parser)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
     if arguments.images < 1 or (arguments.data_step or 0) < 0:
         raise InputError("--images needs 1 or more, --data-step 0 or more")
-    if arguments.allow_pipe:
-        allow_pipe()
     # Imports torch: not for --help.
     from mae_vit.pretraining import replay as told_by
 

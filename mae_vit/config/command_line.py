@@ -11,7 +11,7 @@ from typing import Literal, NoReturn
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, nearest
-from mae_vit.core.urls import allow_pipe
+from mae_vit.core.urls import NO_COMMANDS
 
 ResumeMode = Literal["auto", "never"] | Path
 
@@ -38,6 +38,8 @@ class OneLineParser(argparse.ArgumentParser):
                 for name in action.option_strings
             ]
             long = [name for name in known if name.startswith("--")]
+            if option[1] == "--allow-pipe":  # an option of earlier versions
+                return NO_COMMANDS
             if any(action.dest == "overrides" for action in self._actions):
                 # Most often it is a key of the config that was meant.
                 settings = (
@@ -49,15 +51,6 @@ class OneLineParser(argparse.ArgumentParser):
             # argparse lists the choices itself.
             return closest(choice[1], [str(one) for action in self._actions for one in action.choices or ()])
         return ""
-
-
-def add_allow_pipe(parser: argparse.ArgumentParser) -> None:
-    """Adds the option by which commands may run."""
-    parser.add_argument(
-        "--allow-pipe",
-        action="store_true",
-        help="run the command of a data.path such as 'pipe:ssh HOST cat DIR/{}': by a shell, so look at it first",
-    )
 
 
 def add_local_rank(parser: argparse.ArgumentParser) -> None:
@@ -146,12 +139,8 @@ def parse_arguments(
         action="store_true",
         help="print the plan and its cost, check data and machine, train nothing",
     )
-    add_allow_pipe(parser)
     add_local_rank(parser)
     parsed = parser.parse_intermixed_args(argv)
-    if parsed.allow_pipe:
-        # For data workers too. No config file can say it: those run no code.
-        allow_pipe()
     resume: ResumeMode = parsed.resume if parsed.resume in ("auto", "never") else Path(parsed.resume)
     return Arguments(
         parsed.config,

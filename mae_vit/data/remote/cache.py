@@ -148,7 +148,9 @@ class Cache:
             except _WriteError as error:
                 raise error.reason from None
             except OSError as error:
-                patience.report_size(os.fstat(descriptor).st_size)
+                # A trickle is no progress, however long it lasts.
+                if not isinstance(error, _TooSlow):
+                    patience.report_size(os.fstat(descriptor).st_size)
                 patience.wait(error_reason(error))
                 continue
             if _digest(descriptor) == wanted.sha256:
@@ -182,10 +184,14 @@ class Cache:
                 have, in_window = have + len(data), in_window + len(data)
                 if time.monotonic() > window_end:
                     if in_window < _SLOWEST_BYTES_PER_S * self._stall_s:
-                        raise TimeoutError(f"{in_window:,} bytes in {self._stall_s:g} s")
+                        raise _TooSlow(f"{in_window:,} bytes in {self._stall_s:g} s")
                     window_end, in_window = time.monotonic() + self._stall_s, 0
                     patience.progress()
         patience.progress()
+
+
+class _TooSlow(TimeoutError):
+    """The source sends less than `_SLOWEST_BYTES_PER_S`."""
 
 
 class _WriteError(Exception):

@@ -1,29 +1,21 @@
-"""Bytes from elsewhere: HTTP by Python itself, all else through webdataset's opener.
+"""Bytes of remote files: HTTP by Python itself, every other scheme by fsspec.
 
-That opens HTTP by a `curl` which tries again by itself, but cannot go on in the middle of a
-file, nor sees that a server has fallen silent.
+fsspec's own HTTP needs aiohttp, and does not tell a server that has fallen silent from a slow one.
 """
 
 from __future__ import annotations
 
 import http.client
-import os
 import re
-import select
-import signal
-import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Protocol
 from urllib.parse import urlsplit
 
-from webdataset.gopen import gopen
-
-from mae_vit.core.urls import PIPE, pipe_allowed
+import fsspec
 
 _BLOCK = 1 << 20
 _RETRIED_STATUS = (408, 425, 429)
@@ -66,8 +58,8 @@ def open_stream(url: str, start: int, *, stall_s: float) -> Iterator[Stream]:
         with _open_http(url, start, stall_s) as response:
             yield response
     else:
-        with _open_program(url, stall_s) as program:
-            yield program
+        with _open_by_fsspec(url, start) as file:
+            yield file
 
 
 @dataclass
@@ -125,72 +117,28 @@ def _open_http(url: str, start: int, stall_s: float) -> Iterator[_Response]:
 
 
 @dataclass
-class _Program:
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    stall_s: float
-    first: int = 0
+class _File:
+    first: int
+    file: IO[bytes]
 
     def read(self) -> bytes:
-        until = time.monotonic() + self.stall_s
-        # Unbuffered, so that what `select` says is all there is.
-        while not select.select([self.output], [], [], max(0.0, until - time.monotonic()))[0]:
-            if time.monotonic() >= until:
-                raise TimeoutError(f"nothing came for {self.stall_s:g} s")
-        data = self.output.read(_BLOCK)
-        # How it ended says whether that was all.
-        if not data and (code := self._wait()):
-            raise OSError(f"the program ended with exit code {code}")
-        return data
-
-    def _wait(self) -> int:
-        try:
-            return self.process.wait(self.stall_s)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError("the program does not end") from None
+        return self.file.read(_BLOCK)
 
 
 @contextmanager
-def _open_program(url: str, stall_s: float) -> Iterator[_Program]:
+def _open_by_fsspec(url: str, start: int) -> Iterator[_File]:
+    """Opens what fsspec opens: by the package that it names for the scheme, with that package's own time-outs."""
     try:
-        process, output = _start(url)
-    except FileNotFoundError as error:
-        raise FetchRefused(
-            f"the program {os.path.basename(error.filename or '?')} is not installed"
-        ) from None
+        # Read once, from front to back: nothing is worth caching.
+        file = fsspec.open(url, "rb", cache_type="none").open()
+        file.seek(start)
     except ImportError as error:
-        raise FetchRefused(f"the package {error.name} is not installed") from None
+        raise FetchRefused(f"{url.split(':')[0]}:// needs a package that is not installed: {error}") from None
+    except (FileNotFoundError, PermissionError, NotImplementedError, ValueError) as error:
+        raise FetchRefused(str(error) or type(error).__name__) from None
     except OSError:
         raise
-    except Exception as error:  # openers raise what their libraries do
+    except Exception as error:  # packages raise errors of their own
         raise FetchRefused(f"{type(error).__name__}: {error}") from None
-    try:
-        yield _Program(process, output, stall_s)
-    finally:
-        # With all that a shell has started.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
-        output.close()
-
-
-def _start(url: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    """Starts what writes a file to its output."""
-    own: str | list[str] | None = None
-    if url.startswith(PIPE):
-        # Asked here once more: whatever leads here, nothing else lets commands run.
-        if not pipe_allowed():
-            raise FetchRefused("commands are only run where --allow-pipe is given")
-        own = url.removeprefix(PIPE)
-    elif url.startswith("s3://"):
-        # webdataset has no opener of its own for it.
-        own = ["aws", "s3", "cp", "--only-show-errors", url, "-"]
-    if own is None:
-        pipe = gopen(url, "rb", bufsize=0)
-        return pipe.proc, pipe.stream
-    process = subprocess.Popen(
-        own, shell=isinstance(own, str), stdout=subprocess.PIPE, bufsize=0, start_new_session=True
-    )
-    assert process.stdout is not None
-    return process, process.stdout
+    with file:
+        yield _File(start, file)

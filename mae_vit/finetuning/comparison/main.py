@@ -13,13 +13,12 @@ from typing import Any
 
 from filelock import FileLock
 
-from mae_vit.config.command_line import OneLineParser, add_allow_pipe
+from mae_vit.config.command_line import OneLineParser
 from mae_vit.config.keys import describe_keys
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
-from mae_vit.core.urls import allow_pipe
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.matrix import Cell, Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
@@ -67,10 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument(
             "--report", action="store_true", help="write the report of what is finished, run nothing"
         )
-        add_allow_pipe(parser)
         parsed = parser.parse_intermixed_args(argv)
-        if parsed.allow_pipe:
-            allow_pipe()
         config = load_config(CompareConfig, parsed.config, parsed.overrides)
         folder = Path(config.run.dir or Path("runs") / config.run.name)
         matrix = Matrix(config, parsed.config.resolve().parent, folder)

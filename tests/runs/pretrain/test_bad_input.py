@@ -114,7 +114,7 @@ CONFIG_CASES = {
     "misspelled --resume=": (["--resum=never"], 'did you mean "--resume"?'),
     "option of nothing": (
         ["--xyz"],
-        "--xyz: known: --allow-pipe, --config, --dry-run, --extend, --help, --resume; settings are KEY.PATH=VALUE",
+        "--xyz: known: --config, --dry-run, --extend, --help, --resume; settings are KEY.PATH=VALUE",
     ),
 }
 

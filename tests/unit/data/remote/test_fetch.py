@@ -1,15 +1,18 @@
 """Shards come whole from a server that drops connections, stalls and sends wrong bytes, or not at all."""
 
 import resource
+import sys
 import time
 
+import fsspec
 import pytest
+from fsspec import AbstractFileSystem
 from helpers.remote_shards import first_shard, open_cache, wanted
 
 from mae_vit.core.errors import FetchUnavailable
 from mae_vit.data.remote import retry as patience
 from mae_vit.data.remote.cache import RemoteFile
-from mae_vit.data.remote.streams import FetchRefused
+from mae_vit.data.remote.streams import FetchRefused, open_stream
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -43,25 +46,63 @@ def test_faults_that_pass(source, server, tmp_path, fault):
     assert [entry.name for entry in path.parent.iterdir() if entry.name.endswith(".part")] == []
 
 
-def test_a_trickle_counts_as_silence(source, tmp_path, monkeypatch):
-    """A server that sends a byte now and then holds nobody up."""
-    monkeypatch.setenv("MAE_VIT_ALLOW_PIPE", "1")
+class Trickle(AbstractFileSystem):
+    """A store that gives a byte now and then."""
+
+    protocol = "trickle"
+
+    def _open(self, path, mode="rb", **options):
+        return self
+
+    def open(self, path, mode="rb", **options):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def seek(self, place):
+        pass
+
+    def read(self, size):
+        time.sleep(0.05)
+        return b"x"
+
+
+def test_a_trickle_counts_as_silence(source, tmp_path):
+    """A source that sends a byte now and then does not hold up a run."""
+    fsspec.register_implementation("trickle", Trickle, clobber=True)
     shard = first_shard(source)
-    begin = (source / shard.file).read_bytes()[:1]
-    command = f"pipe:while printf {begin.decode(errors='replace')!r}; do sleep 0.05; done"
     with pytest.raises(FetchUnavailable, match=r"bytes in 0\.3 s"):
-        open_cache(tmp_path, patience_s=0.5).fetch(RemoteFile(command, shard.bytes, shard.sha256))
+        open_cache(tmp_path, patience_s=0.5).fetch(RemoteFile("trickle://host/x", shard.bytes, shard.sha256))
 
 
-def test_a_command_that_falls_silent_is_ended(source, tmp_path, monkeypatch):
-    monkeypatch.setenv("MAE_VIT_ALLOW_PIPE", "1")
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("file:///none/x.tar", "No such file"),
+        ("s3://bucket/x.tar", "needs a package that is not installed"),
+        ("nonsense://x", "nonsense"),
+    ],
+)
+def test_what_fsspec_cannot_open_is_refused(source, tmp_path, url, said, monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(FetchRefused, match=said):
+        open_cache(tmp_path).fetch(RemoteFile(url, 10, "0" * 64))
+
+
+def test_a_part_of_a_file_is_not_read_again_through_fsspec(source, tmp_path):
     shard = first_shard(source)
-    begun = time.monotonic()
-    with pytest.raises(FetchUnavailable, match=r"nothing came for 0\.3 s"):
-        open_cache(tmp_path, patience_s=0.5).fetch(
-            RemoteFile("pipe:exec sleep 60", shard.bytes, shard.sha256)
-        )
-    assert time.monotonic() - begun < 5
+    cache = open_cache(tmp_path)
+    file = RemoteFile((source / shard.file).as_uri(), shard.bytes, shard.sha256)
+    part = cache.folder / f".{shard.sha256}-{shard.bytes}.part"
+    part.write_bytes((source / shard.file).read_bytes()[:1000])
+    with open_stream(file.url, 1000, stall_s=1) as stream:
+        assert stream.first == 1000
+        assert stream.read() == (source / shard.file).read_bytes()[1000 : 1000 + (1 << 20)]
+    assert cache.fetch(file).read_bytes() == (source / shard.file).read_bytes()
 
 
 @pytest.mark.parametrize(("fault", "said"), [("always wrong", "other bytes"), ("always 404", "HTTP 404")])
