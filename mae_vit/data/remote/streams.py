@@ -129,8 +129,8 @@ class _File:
 def _open_by_fsspec(url: str, start: int) -> Iterator[_File]:
     """Opens what fsspec opens: by the package that it names for the scheme, with that package's own time-outs."""
     try:
-        # Read once, from front to back: nothing is worth caching.
-        file = fsspec.open(url, "rb", cache_type="none").open()
+        file_system, path = fsspec.core.url_to_fs(url)
+        file = file_system.open(path, "rb")
         file.seek(start)
     except ImportError as error:
         raise FetchRefused(f"{url.split(':')[0]}:// needs a package that is not installed: {error}") from None
