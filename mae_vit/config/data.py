@@ -63,16 +63,9 @@ class AugmentSection(Section):
         return self
 
     @property
-    def view_options(self) -> dict[str, Any]:
-        """All of it, as `mae_vit.data.training_data.make_augment` takes it."""
-        options = {name: getattr(self, name) for name in ("crop", "flip", "erasing", "policy")}
-        options["policy_options"] = {
-            name: getattr(self, name) for name in POLICY_OPTIONS.get(self.policy, {})
-        }
-        for name in CROP_OPTIONS.get(self.crop, {}):
-            value = getattr(self, name)
-            options[name] = tuple(value) if isinstance(value, list) else value
-        return options
+    def policy_options(self) -> dict[str, Any]:
+        """The options that belong to this policy alone."""
+        return {name: getattr(self, name) for name in POLICY_OPTIONS.get(self.policy, {})}
 
 
 # Eight lanes suit the ranks of a usual node, and any power of two of them. Every step

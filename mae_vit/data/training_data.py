@@ -16,13 +16,14 @@ An image's way to the loss, in the order of the code:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from mae_vit.config.data import AugmentSection
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.batch import Batch
@@ -119,25 +120,30 @@ def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
         )
 
 
-def make_augment(
-    img_size: tuple[int, int],
-    mean: Sequence[float],
-    *,
-    policy: str,
-    policy_options: Mapping[str, Any],
-    **options: Any,
-) -> Augment:
+def make_augment(section: AugmentSection, img_size: tuple[int, int], mean: Sequence[float]) -> Augment:
     """Returns how training images are seen.
 
     Args:
+        section: `data.augment`.
         img_size: (H, W) in pixels.
-        mean: of the pixels in 0..1, by channel: the color of pixels that a policy moves in from outside.
-        policy: of `mae_vit.data.images.auto_augment`, or "none".
-        policy_options: its own.
-        options: of `Augment`.
+        mean: of the pixels in 0..1, by channel: the color of what a policy moves in from outside.
     """
-    chosen = make_policy(policy, **policy_options)
-    return Augment(img_size=img_size, policy=chosen, fill=fill_color(mean), **options)
+    return Augment(
+        img_size=img_size,
+        crop=section.crop,
+        pad_px=section.pad_px or 0,
+        scale=_low_high(section.scale),
+        ratio=_low_high(section.ratio),
+        flip=section.flip,
+        policy=make_policy(section),
+        erasing=section.erasing,
+        fill=fill_color(mean),
+    )
+
+
+def _low_high(given: Sequence[float] | None) -> tuple[float, float]:
+    """Two numbers, or what changes nothing."""
+    return (1.0, 1.0) if given is None else (given[0], given[1])
 
 
 def samples_of_step(
@@ -263,7 +269,7 @@ def open_training_data(
     """
     section, img_size = config.data, config.model.image_hw
     mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
-    views = make_augment(img_size, mean, **section.augment.view_options)
+    views = make_augment(section.augment, img_size, mean)
     source = open_source(
         index,
         section.source,

@@ -105,7 +105,7 @@ def build_objective(name: str):
 
 def step_options(zero_stage: int = 0) -> StepOptions:
     """Clipped AdamW in bf16, over two groups of parameters."""
-    adamw = OptimizerOptions("adamw", 0.05, {"betas": (0.9, 0.95), "eps": 1e-8})
+    adamw = OptimizerOptions("adamw", 0.05, betas=(0.9, 0.95), eps=1e-8)
     return StepOptions(adamw, 1.0, "bf16", 4, ACCUMULATION, zero_stage=zero_stage)
 
 

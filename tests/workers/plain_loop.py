@@ -130,7 +130,7 @@ def build_engine(name: str, case: dict, ranks: Ranks):
         optimizer=OptimizerOptions(
             {"nesterov": "sgd", "sgd without momentum": "sgd"}.get(case["optimizer"], case["optimizer"]),
             WEIGHT_DECAY,
-            OPTIMIZERS[case["optimizer"]][0],
+            **OPTIMIZERS[case["optimizer"]][0],
         ),
         clip_grad=case["clip"] or None,
         precision=case["precision"],

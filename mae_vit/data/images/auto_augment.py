@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -21,6 +21,9 @@ from timm.data.auto_augment import NAME_TO_OP, posterize, translate_x_abs, trans
 from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
 from mae_vit.data.images.augment import Policy
 from mae_vit.data.images.color import ColorJitter
+
+if TYPE_CHECKING:  # not imported by data processes
+    from mae_vit.config.data import AugmentSection
 
 # timm's scale of levels: 0 to 10.
 _MAX_LEVEL = 10.0
@@ -260,6 +263,6 @@ _POLICIES: dict[str, Callable[..., Policy]] = {
 }
 
 
-def make_policy(name: str, **options: Any) -> Policy | None:
+def make_policy(section: AugmentSection) -> Policy | None:
     """Returns the policy of `data.augment.policy`, None for "none"."""
-    return None if name == "none" else _POLICIES[name](**options)
+    return None if section.policy == "none" else _POLICIES[section.policy](**section.policy_options)

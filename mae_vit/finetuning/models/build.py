@@ -139,7 +139,7 @@ def classifier_optimizer_options(config: FinetuneConfig) -> OptimizerOptions:
     return OptimizerOptions(
         optim.name,
         optim.weight_decay,
-        optim.own_options,
+        **optim.own_options,
         # LARS distinguishes groups only by the shape of their first parameter.
         exempt=() if optim.name == "lars" else EMBEDDINGS,
         layer_decay=optim.layer_decay,

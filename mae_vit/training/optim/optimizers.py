@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from timm.optim.lars import Lars
@@ -24,8 +24,11 @@ class OptimizerOptions:
             Sec. 4.1 as its authors' code has it; "adam", whose weight decay is an L2 term of
             the gradient; "sgd"; "lars" (MAE Sec. A.1, linear probing; arXiv 1708.03888).
         weight_decay: of parameters that decay.
-        own: the optimizer's own options: betas and eps; momentum and nesterov; momentum
-            and trust_coefficient.
+        betas: of "adamw" and "adam".
+        eps: of "adamw" and "adam".
+        momentum: of "sgd" and "lars".
+        nesterov: of "sgd".
+        trust_coefficient: of "lars".
         exempt: last parts of names of parameters that do not decay, beside biases and 1-D
             ones.
         layer_decay: each layer's rate over that of the layer after it; None for one rate.
@@ -33,7 +36,11 @@ class OptimizerOptions:
 
     name: OptimizerName
     weight_decay: float
-    own: Mapping[str, Any] = field(default_factory=dict)
+    betas: Sequence[float] = (0.9, 0.95)
+    eps: float = 1e-8
+    momentum: float = 0.9
+    nesterov: bool = False
+    trust_coefficient: float = 0.001
     exempt: tuple[str, ...] = ()
     layer_decay: float | None = None
 
@@ -42,7 +49,7 @@ class OptimizerOptions:
         """The tensors that it keeps beside each parameter, of the parameter's shape."""
         if self.counts_updates:
             return ("exp_avg", "exp_avg_sq")
-        return ("momentum_buffer",) if self.own["momentum"] else ()
+        return ("momentum_buffer",) if self.momentum else ()
 
     @property
     def counts_updates(self) -> bool:
@@ -60,14 +67,13 @@ def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.O
     groups = decay_groups(model, options.weight_decay, exempt=options.exempt, lr_scales=scales)
     for group in groups:
         del group["names"]
-    own = options.own
     if options.name in ("adamw", "adam"):
         kind = torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam
         # The fused kernel updates bit for bit as a plain loop using it.
-        return kind(groups, lr=0.0, betas=tuple(own["betas"]), eps=own["eps"], fused=True)
+        return kind(groups, lr=0.0, betas=(options.betas[0], options.betas[1]), eps=options.eps, fused=True)
     if options.name == "sgd":
-        return torch.optim.SGD(groups, lr=0.0, momentum=own["momentum"], nesterov=own["nesterov"])
+        return torch.optim.SGD(groups, lr=0.0, momentum=options.momentum, nesterov=options.nesterov)
     for group in groups:
         # timm would adapt only what decays; at weight_decay=0 that is nothing.
         group["always_adapt"] = group["params"][0].ndim > 1
-    return Lars(groups, lr=0.0, momentum=own["momentum"], trust_coeff=own["trust_coefficient"])
+    return Lars(groups, lr=0.0, momentum=options.momentum, trust_coeff=options.trust_coefficient)

@@ -149,7 +149,7 @@ def test_what_a_step_returned_outlives_the_next_replay(monkeypatch):
     asked, marked = [], []
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: asked.append(options))
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(1))
-    adamw = OptimizerOptions("adamw", 0.0, {"betas": (0.9, 0.95), "eps": 1e-8})
+    adamw = OptimizerOptions("adamw", 0.0, betas=(0.9, 0.95), eps=1e-8)
     options = StepOptions(adamw, None, "fp32", 1, 1, compile=True, cuda_graphs=True)
     engine = TorchEngine(Replayed(), options, Ranks(), CPU)
     assert asked == [{"dynamic": False, "mode": "reduce-overhead"}]

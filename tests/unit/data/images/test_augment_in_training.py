@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.images import sizes, smooth
 
+from mae_vit.config.data import AugmentSection
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches.loader import choose_workers, load_batches, start_worker_server
@@ -170,7 +171,7 @@ def test_without_policy_and_erasing_all_is_as_before(crop):
     numbers = np.arange(64 * 3 * 16 * 16, dtype=np.int64) * 2654435761 % 2**32 >> 24
     images = numbers.astype(np.uint8).reshape(64, 3, 16, 16)
     changes = {**CROPS[crop], **({"pad_px": 3} if crop == "pad" else {})}
-    augment = Augment(img_size=(16, 16), **changes, policy=make_policy("none"), fill=FILL)
+    augment = Augment(img_size=(16, 16), **changes, policy=make_policy(AugmentSection()), fill=FILL)
     view = augment.draw(7, 3, np.arange(100, 164), sizes(images))
     assert view.calls is None
     assert view.erasing is None
@@ -277,13 +278,10 @@ def test_what_has_no_effect_or_no_meaning_is_refused(digits, overrides):
 
 def test_defaults_of_a_policy_stand_in_the_config(digits):
     section = configured(PretrainConfig, digits, RANDAUGMENTED).data.augment
-    assert section.view_options["policy_options"] == {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5}
-    assert make_policy(section.policy, **section.view_options["policy_options"]) == RandAugment()
+    assert section.policy_options == {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5}
+    assert make_policy(section) == RandAugment()
     plain = configured(PretrainConfig, digits).data.augment
-    assert (
-        plain.view_options["policy_options"],
-        make_policy(plain.policy, **plain.view_options["policy_options"]),
-    ) == ({}, None)
+    assert (plain.policy_options, make_policy(plain)) == ({}, None)
 
 
 def test_a_run_from_before_there_were_policies_goes_on(digits, tmp_path):

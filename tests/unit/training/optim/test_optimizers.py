@@ -32,7 +32,7 @@ def test_lars_is_that_of_mae(weight_decay):
 
     With decay it is the paper's and timm's: another denominator, and 1-D ones do not decay.
     """
-    options = OptimizerOptions("lars", weight_decay, {"momentum": 0.9, "trust_coefficient": 0.01})
+    options = OptimizerOptions("lars", weight_decay, momentum=0.9, trust_coefficient=0.01)
     before, after, gradients = stepped(options)
     weight, bias = before.weight.detach().clone(), before.bias.detach().clone()
     of_weight, of_bias = torch.zeros_like(weight), torch.zeros_like(bias)
@@ -49,9 +49,7 @@ def test_lars_is_that_of_mae(weight_decay):
 
 
 def test_adam_decays_through_the_gradient():
-    before, after, gradients = stepped(
-        OptimizerOptions("adam", 0.2, {"betas": [0.9, 0.99], "eps": 1e-8}), steps=1
-    )
+    before, after, gradients = stepped(OptimizerOptions("adam", 0.2, betas=[0.9, 0.99], eps=1e-8), steps=1)
     for parameter, start, gradient, decay in zip(
         after.parameters(), before.parameters(), gradients[0], (0.2, 0.0), strict=True
     ):
@@ -61,7 +59,7 @@ def test_adam_decays_through_the_gradient():
 
 
 def test_sgd_without_momentum_keeps_nothing():
-    _, after, _ = stepped(OptimizerOptions("sgd", 0.0, {"momentum": 0.0, "nesterov": False}))
+    _, after, _ = stepped(OptimizerOptions("sgd", 0.0, momentum=0.0, nesterov=False))
     assert torch.isfinite(after.weight).all()
 
 
