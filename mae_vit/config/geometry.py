@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from mae_vit.config.schema import ModelSection
 from mae_vit.core.errors import InputError
@@ -30,9 +31,7 @@ def resolve_encoder(
         img_size=model.image_hw,
         patch_size=model.patch_size,
         in_chans=model.in_chans,
-        embed_dim=size.embed_dim,
-        depth=size.depth,
-        num_heads=size.num_heads,
+        **asdict(size),
         mlp_ratio=model.mlp_ratio,
         pos_embed=model.pos_embed,
         mean=mean,

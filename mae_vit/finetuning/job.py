@@ -12,7 +12,6 @@ from mae_vit.config.keys import describe_keys
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import Plan, check_grouping, make_plan
 from mae_vit.config.schema import ModelSection
-from mae_vit.config.section import height_width
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
@@ -102,9 +101,9 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Weights | None, l
         for key, (said, start) in amendment.replaced.items()
     ]
     geometry = amendment.start.geometry if amendment.start else None
-    if geometry is not None and height_width(geometry["img_size"]) != config.model.image_hw:
+    if geometry is not None and geometry.img_size != config.model.image_hw:
         notes.append(
-            f"note: model.img_size={config.model.img_size}: the start was pretrained at {geometry['img_size']}, its "
+            f"note: model.img_size={config.model.img_size}: the start was pretrained at {list(geometry.img_size)}, its "
             "positions are interpolated"
         )
     return config, amendment.start, notes

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 
-from mae_vit.models.pos_embed import PositionKind
+from mae_vit.models.geometry import Geometry
 from mae_vit.models.vit import ViTEncoder
 
 # Our entry in a safetensors file's metadata: JSON.
@@ -19,38 +19,20 @@ _KEY = "mae_vit"
 
 
 @dataclass(frozen=True)
-class EncoderInfo:
+class EncoderInfo(Geometry):
     """The metadata of an encoder file. It holds no time, path or run name, so equal runs give equal bytes.
 
     Attributes:
-        size: name in `mae_vit.models.vit.SIZES` that the geometry started from.
-        img_size: (H, W) in pixels.
-        patch_size: P.
-        in_chans: C.
-        embed_dim: D.
-        depth: blocks.
-        num_heads: attention heads.
-        mlp_ratio: hidden width of the MLP over D.
-        pos_embed: "learnable" or "sincos".
         mean: per-channel mean of the pixels (in 0..1) that the network was trained on.
         std: per-channel standard deviation.
         objective: name of the pretraining objective.
         step: optimizer steps of pretraining.
-        images_seen: images of these steps; each view counts. None if unknown.
-        flops: model FLOPs of these steps; None if unknown.
         labels: the labels it was trained on, in the form of `mae_vit.weights.seen_labels.SeenLabels`; None
             if none (older files never have them).
+        images_seen: images of these steps; each view counts. None if unknown.
+        flops: model FLOPs of these steps; None if unknown.
     """
 
-    size: str
-    img_size: tuple[int, int]
-    patch_size: int
-    in_chans: int
-    embed_dim: int
-    depth: int
-    num_heads: int
-    mlp_ratio: float
-    pos_embed: PositionKind
     mean: Sequence[float]
     std: Sequence[float]
     objective: str
@@ -58,21 +40,6 @@ class EncoderInfo:
     labels: dict[str, Any] | None = None
     images_seen: int | None = None
     flops: float | None = None
-
-    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> ViTEncoder:
-        """Builds an encoder of this geometry, with fresh weights."""
-        return ViTEncoder(
-            img_size=self.img_size,
-            patch_size=self.patch_size,
-            in_chans=self.in_chans,
-            embed_dim=self.embed_dim,
-            depth=self.depth,
-            num_heads=self.num_heads,
-            mlp_ratio=self.mlp_ratio,
-            pos_embed=self.pos_embed,
-            drop_rate=drop_rate,
-            drop_path_rate=drop_path_rate,
-        )
 
 
 def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:

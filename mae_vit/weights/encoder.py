@@ -6,10 +6,9 @@ Shapes: B batch, C channels, H W pixels, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from mae_vit.data.images.augment import center_crop
 from mae_vit.data.images.decode import DecodeError, decode, pixels_of
 from mae_vit.data.normalization import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.models.encoder_file import EncoderInfo, read_info
+from mae_vit.models.geometry import Geometry, nearest_size
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import SIZES, Pool, ViTEncoder, pooled
 from mae_vit.training.checkpoints.format import STATE, step_of
@@ -151,17 +151,12 @@ def info_from_weights(start: Weights) -> EncoderInfo:
         InputError: if they are of no Vision Transformer, or nothing tells the number of heads.
     """
     geometry = start.geometry or _geometry_of_shapes(start)
-    told = {
-        **{key: value for key, value in geometry.items() if key != "name"},
-        "size": geometry["name"] or "S",
-        "img_size": (int(geometry["img_size"][0]), int(geometry["img_size"][1])),
-        "mean": start.mean or _imagenet(IMAGENET_MEAN, geometry["in_chans"], start.source),
-        "std": start.std or _imagenet(IMAGENET_STD, geometry["in_chans"], start.source),
-        "objective": start.objective or "unknown",
-        "step": 0,
-    }
     info = EncoderInfo(
-        **{field.name: told[field.name] for field in fields(EncoderInfo) if field.name in told}
+        **asdict(geometry),
+        mean=start.mean or _imagenet(IMAGENET_MEAN, geometry.in_chans, start.source),
+        std=start.std or _imagenet(IMAGENET_STD, geometry.in_chans, start.source),
+        objective=start.objective or "unknown",
+        step=0,
     )
     path, history = Path(start.source), ("objective", "step", "images_seen", "flops")
     known = read_info(path)
@@ -172,7 +167,7 @@ def info_from_weights(start: Weights) -> EncoderInfo:
     return info if known is None else replace(info, **{name: getattr(known, name) for name in history})
 
 
-def _geometry_of_shapes(start: Weights) -> dict[str, Any]:
+def _geometry_of_shapes(start: Weights) -> Geometry:
     """The geometry of files that do not tell it: official MAE's, and others' by timm's names."""
     tensors = start.tensors
     try:
@@ -187,8 +182,9 @@ def _geometry_of_shapes(start: Weights) -> dict[str, Any]:
         raise InputError(
             f"{start.source}: its positions are of no square image, and it does not say of which"
         )
-    known = [name for name, size in SIZES.items() if (size.embed_dim, size.depth) == (embed_dim, depth)]
-    heads = start.num_heads or (SIZES[known[0]].num_heads if known else None)
+    known = nearest_size(embed_dim, depth)
+    exact = (SIZES[known].embed_dim, SIZES[known].depth) == (embed_dim, depth)
+    heads = start.num_heads or (SIZES[known].num_heads if exact else None)
     if heads is None:
         raise InputError(
             f"{start.source} does not say how many heads it has, and width {embed_dim} with {depth} blocks is none "
@@ -196,17 +192,17 @@ def _geometry_of_shapes(start: Weights) -> dict[str, Any]:
         )
     table = sincos_position_table((side, side), embed_dim) if embed_dim % 4 == 0 else None
     fixed = table is not None and torch.allclose(tensors["pos_embed"].float(), table, atol=1e-4)
-    return {
-        "name": known[0] if known else "S",
-        "img_size": [side * patch_size, side * patch_size],
-        "patch_size": patch_size,
-        "in_chans": in_chans,
-        "embed_dim": embed_dim,
-        "depth": depth,
-        "num_heads": heads,
-        "mlp_ratio": hidden / embed_dim,
-        "pos_embed": "sincos" if fixed else "learnable",
-    }
+    return Geometry(
+        size=known,
+        img_size=(side * patch_size, side * patch_size),
+        patch_size=patch_size,
+        in_chans=in_chans,
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=heads,
+        mlp_ratio=hidden / embed_dim,
+        pos_embed="sincos" if fixed else "learnable",
+    )
 
 
 def _imagenet(values: tuple[float, ...], channels: int, source: str) -> tuple[float, ...]:

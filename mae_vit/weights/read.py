@@ -10,7 +10,7 @@ import argparse
 import pickle
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from mae_vit.config.section import height_width
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, error_reason
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.encoder_file import read_metadata
+from mae_vit.models.geometry import Geometry, geometry_from, nearest_size
 from mae_vit.models.vit import SIZES, ViTEncoder
 from mae_vit.training.checkpoints.format import (
     LABELS_SEEN,
@@ -35,7 +37,7 @@ from mae_vit.training.checkpoints.format import (
     step_of,
 )
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import _STARTS, ENCODER_PREFIX, GEOMETRY, Weights, check_there
+from mae_vit.weights.start import _STARTS, ENCODER_PREFIX, Weights, check_there
 
 
 def read_weights(start: str) -> Weights:
@@ -107,7 +109,7 @@ def _read_checkpoint(path: Path) -> Weights:
         source=str(path),
         tensors=_without_prefix(tensors),
         objective=identity.get("objective.name"),
-        num_heads=geometry["num_heads"],
+        num_heads=geometry.num_heads,
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
         geometry=geometry,
@@ -129,26 +131,23 @@ def _labels_seen(identity: dict[str, Any]) -> SeenLabels | None:
     )
 
 
-def _geometry_of(identity: dict[str, Any], source: str) -> dict[str, Any]:
+def _geometry_of(identity: dict[str, Any], source: str) -> Geometry:
     """The encoder of a run, by what its checkpoints say of its config."""
     name = identity["model.name"]
     if name not in SIZES:
         raise InputError(f"start {source} is a run of {name}: it has no Vision Transformer to begin from")
-    img_size = identity["model.img_size"]
     size = SIZES[name].with_changes(
         identity.get("model.embed_dim"), identity.get("model.depth"), identity.get("model.num_heads")
     )
-    return {
-        "name": name,
-        "img_size": img_size if isinstance(img_size, list) else [img_size, img_size],
-        "patch_size": identity["model.patch_size"],
-        "in_chans": identity["model.in_chans"],
-        "embed_dim": size.embed_dim,
-        "depth": size.depth,
-        "num_heads": size.num_heads,
-        "mlp_ratio": identity["model.mlp_ratio"],
-        "pos_embed": identity["model.pos_embed"],
-    }
+    return Geometry(
+        size=name,
+        img_size=height_width(identity["model.img_size"]),
+        patch_size=identity["model.patch_size"],
+        in_chans=identity["model.in_chans"],
+        **asdict(size),
+        mlp_ratio=identity["model.mlp_ratio"],
+        pos_embed=identity["model.pos_embed"],
+    )
 
 
 def _read_safetensors(path: Path) -> Weights:
@@ -156,14 +155,13 @@ def _read_safetensors(path: Path) -> Weights:
     if metadata.get("network"):
         raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")
     mean, std = metadata.get("mean"), metadata.get("std")
-    geometry = {"name": metadata.get("size"), **{key: metadata.get(key) for key in GEOMETRY}}
     return Weights(
         source=str(path),
         tensors=_without_prefix(load_file(path)),
         num_heads=metadata.get("num_heads"),
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
-        geometry=geometry if all(value is not None for value in geometry.values()) else None,
+        geometry=geometry_from(metadata),
         labels=SeenLabels.model_validate(metadata["labels"]) if metadata.get("labels") else None,
     )
 
@@ -232,22 +230,21 @@ def _norm_name(norm: torch.nn.Module) -> str:
     return f"{type(norm).__name__} of eps {norm.eps:g}"
 
 
-def _geometry_in(model: VisionTransformer) -> dict[str, Any]:
-    """The geometry of a timm model, under the name of the size nearest to it."""
+def _geometry_in(model: VisionTransformer) -> Geometry:
+    """The geometry of a timm model."""
     block, embed = model.blocks[0], model.patch_embed
-    found = (model.embed_dim, len(model.blocks), block.attn.num_heads)
-    names = [name for name, size in SIZES.items() if (size.embed_dim, size.depth, size.num_heads) == found]
-    return {
-        "name": names[0] if names else "S",
-        "img_size": list(embed.img_size),
-        "patch_size": embed.patch_size[0],
-        "in_chans": embed.proj.in_channels,
-        "embed_dim": found[0],
-        "depth": found[1],
-        "num_heads": found[2],
-        "mlp_ratio": block.mlp.fc1.out_features / model.embed_dim,
-        "pos_embed": "learnable",
-    }
+    shape = (model.embed_dim, len(model.blocks), block.attn.num_heads)
+    mlp_ratio = block.mlp.fc1.out_features / model.embed_dim
+    height, width = embed.img_size
+    return Geometry(
+        nearest_size(*shape),
+        (height, width),
+        embed.patch_size[0],
+        embed.proj.in_channels,
+        *shape,
+        mlp_ratio,
+        "learnable",
+    )
 
 
 def _nearest_timm(name: str) -> str:

@@ -5,28 +5,17 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path
 from mae_vit.models.baselines import TIMM_PREFIX
+from mae_vit.models.geometry import Geometry
 from mae_vit.weights.seen_labels import SeenLabels
 
 ENCODER_PREFIX = "encoder."
 _STARTS = f'a run folder, an encoder.safetensors, an official MAE file (.pth) or "{TIMM_PREFIX}NAME"'
-# Of an encoder, by the keys of a config's `model` section.
-GEOMETRY = (
-    "img_size",
-    "patch_size",
-    "in_chans",
-    "embed_dim",
-    "depth",
-    "num_heads",
-    "mlp_ratio",
-    "pos_embed",
-)
 
 
 @dataclass(frozen=True)
@@ -41,7 +30,7 @@ class Weights:
         mean: per-channel mean the network was trained with, None if not known.
         std: per-channel standard deviation.
         num_heads: attention heads, which no shape tells; None if not known.
-        geometry: of the encoder, by the keys of a config's `model` section; None if not known.
+        geometry: of the encoder; None if not known.
         passed_over: what is wrong with newer checkpoints of the same run.
         labels: those that it was trained on; None if on none, or not known.
     """
@@ -52,17 +41,14 @@ class Weights:
     num_heads: int | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    geometry: dict[str, Any] | None = None
+    geometry: Geometry | None = None
     passed_over: tuple[str, ...] = ()
     labels: SeenLabels | None = None
 
     @property
     def grid_size(self) -> tuple[int, int] | None:
         """Rows and columns of patches; None if not known."""
-        if self.geometry is None:
-            return None
-        (height, width), patch = self.geometry["img_size"], self.geometry["patch_size"]
-        return height // patch, width // patch
+        return self.geometry.grid_size if self.geometry else None
 
     @property
     def digest(self) -> str:

@@ -65,7 +65,7 @@ class WeightsOverrides:
         name = model.get("name") if isinstance(model, dict) else None
         if self.start.geometry is not None and (name is None or name in SIZES):
             # As in the official MAE code: a fixed table is where learned positions begin.
-            facts["model"] = {**self.start.geometry, "pos_embed": "learnable"}
+            facts["model"] = {**self.start.geometry.to_config(), "pos_embed": "learnable"}
             if isinstance(model, dict) and "img_size" in model:
                 # Positions are interpolated to the size that the recipe asks for.
                 del facts["model"]["img_size"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from mae_vit.weights.start import GEOMETRY
+from mae_vit.models.geometry import GEOMETRY_KEYS
 
 # Lists options with an effect, so that a new option counts as one without.
 _IMAGES = {"path", "cache_dir", "cache_gib", "split", "source", "memory_limit_gib", "workers", "normalize"}
 _OBEYED_BY_ALL: dict[str, set[str]] = {
-    "model": {"name", *GEOMETRY},
+    "model": {"name", *GEOMETRY_KEYS},
     "data": _IMAGES | {"labels_per_class", "augment"},
     # Features are of images as they are; `flip` is the one option that is on by default.
     "data.augment": set(),

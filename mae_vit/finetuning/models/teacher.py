@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.models.baselines import build_network
-from mae_vit.models.encoder_file import EncoderInfo, read_metadata
+from mae_vit.models.encoder_file import read_metadata
+from mae_vit.models.geometry import geometry_from
 from mae_vit.models.vit import Pool
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.weights.seen_labels import SeenLabels
@@ -136,13 +137,11 @@ def _rebuild(told: Description, tensors: dict[str, Tensor]) -> Classifier:
 
     else:
         prefix = "encoder."
-        facts = {**told.model_dump(), "img_size": tuple(told.img_size)}
-        info = EncoderInfo(
-            **{field.name: facts[field.name] for field in fields(EncoderInfo) if field.name in facts}
-        )
+        geometry = geometry_from(told.model_dump())
+        assert geometry is not None
 
         def build() -> Classifier:
-            return ViTClassifier(info.build(), pool=told.pool, head_init="zero", **common)
+            return ViTClassifier(geometry.build(), pool=told.pool, head_init="zero", **common)
 
     # Without memory first: a small file may describe a network of any size.
     with torch.device("meta"):

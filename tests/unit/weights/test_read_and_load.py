@@ -181,7 +181,7 @@ def fresh_timm(monkeypatch):
 
 def test_a_timm_model_of_our_kind_is_loaded_in_full(fresh_timm):
     start = read_weights("timm:vit_tiny_patch16_224")
-    assert start.geometry["name"] == "Ti"
+    assert start.geometry.size == "Ti"
     encoder = ViTEncoder(img_size=(224, 224), patch_size=16, embed_dim=192, depth=12, num_heads=3)
     assert load_weights(start, encoder).share == 1
     model = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0).eval()

@@ -1,0 +1,75 @@
+"""The numbers that say which encoder it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from mae_vit.models.pos_embed import PositionKind
+from mae_vit.models.vit import SIZES, ViTEncoder
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The geometry of an encoder.
+
+    Attributes:
+        size: name in `mae_vit.models.vit.SIZES` that it started from, or is nearest to.
+        img_size: (H, W) in pixels.
+        patch_size: P.
+        in_chans: C.
+        embed_dim: D.
+        depth: blocks.
+        num_heads: attention heads.
+        mlp_ratio: hidden width of the MLP over D.
+        pos_embed: "learnable" or "sincos".
+    """
+
+    size: str
+    img_size: tuple[int, int]
+    patch_size: int
+    in_chans: int
+    embed_dim: int
+    depth: int
+    num_heads: int
+    mlp_ratio: float
+    pos_embed: PositionKind
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
+
+    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> ViTEncoder:
+        """Builds an encoder of this geometry, with fresh weights."""
+        options = {field.name: getattr(self, field.name) for field in fields(Geometry)}
+        del options["size"]
+        return ViTEncoder(**options, drop_rate=drop_rate, drop_path_rate=drop_path_rate)
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns it by the keys of a config's `model` section."""
+        values = asdict(self)
+        return {"name": values.pop("size"), **values, "img_size": list(self.img_size)}
+
+
+# The keys of a config's `model` section that say it, beside the name of the size.
+GEOMETRY_KEYS = tuple(field.name for field in fields(Geometry) if field.name != "size")
+
+
+def geometry_from(values: Mapping[str, Any]) -> Geometry | None:
+    """Returns the geometry that a mapping by field names tells, None if it leaves something out."""
+    told = {field.name: values.get(field.name) for field in fields(Geometry)}
+    if any(value is None for value in told.values()):
+        return None
+    return Geometry(**{**told, "img_size": (int(told["img_size"][0]), int(told["img_size"][1]))})  # type: ignore[arg-type, index]
+
+
+def nearest_size(embed_dim: int, depth: int, num_heads: int | None = None) -> str:
+    """The name of the size of this width and depth; "S" where there is none."""
+    names = [
+        name
+        for name, size in SIZES.items()
+        if (size.embed_dim, size.depth) == (embed_dim, depth) and num_heads in (None, size.num_heads)
+    ]
+    return names[0] if names else "S"
