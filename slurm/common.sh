@@ -84,7 +84,7 @@ count_vain() {
 
 give_up() {
   echo "error: gave up, as nothing was saved any more (max_restarts=$max_restarts); once that is mended," \
-    "the same sbatch goes on" >&2
+    "the same sbatch resumes it" >&2
   rm -f "$MAE_VIT_SAVED"
   exit 1
 }
@@ -107,7 +107,7 @@ end() {
   if ((code == 75 || code > 128)); then
     (($(count_vain) < max_restarts)) || give_up
     echo "exit code $code at restart $restart: requeueing"
-    scontrol requeue "$id" || echo "error: job $id cannot be requeued; the same sbatch goes on" >&2
+    scontrol requeue "$id" || echo "error: job $id cannot be requeued; the same sbatch resumes it" >&2
   else
     rm -f "$MAE_VIT_SAVED"
   fi

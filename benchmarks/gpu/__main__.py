@@ -192,7 +192,7 @@ def _conclude(accounts: dict[str, Account]) -> int:
             code = EXIT_FAILED
         if account.left:
             left = ", ".join(account.left)
-            print(f"{name}: no time was left for {left}: the same command goes on", file=sys.stderr)
+            print(f"{name}: no time was left for {left}: the same command resumes", file=sys.stderr)
             code = code or EXIT_REQUEUE
     return code
 

@@ -126,7 +126,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
     if outcome.rows is None:
         again = "the same command without --restart" if arguments.restart else "the same command"
         done = f"{outcome.done:,} of {count_of(outcome.total, 'image')}"
-        print(f"mae-vit: stopped, {done} are saved: {again} goes on", file=sys.stderr)
+        print(f"mae-vit: stopped, {done} are saved: {again} resumes", file=sys.stderr)
         return EXIT_REQUEUE
     _say(outcome, arguments.out)
     return 0

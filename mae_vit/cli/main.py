@@ -31,7 +31,7 @@ EXAMPLES = """examples:
   mae-vit replay runs/mae_base --step 1200               the images, crops and masks of that step, with their keys
   mae-vit inspect --ckpt runs/mae_base                   what it has learned: a page of pictures
   mae-vit curve runs/mae_cifar_tiny                      is it normal? against the preset's curves
-  mae-vit embed runs/mae_base photos/ --out photos.npz   features of images, with their keys; killed, it goes on
+  mae-vit embed runs/mae_base photos/ --out photos.npz   features of images, with their keys; resumes if killed
   mae-vit export runs/mae_base --to hf                   hand on: timm, hf (transformers), official, onnx, torch
 """
 

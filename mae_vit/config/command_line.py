@@ -66,7 +66,7 @@ class Arguments:
         config: the YAML file; None where the job can do without.
         overrides: `key.path=value`.
         resume: "auto", "never" or a path.
-        extend: go on to another length than was begun with.
+        extend: resume with another length than the run began with.
         dry_run: print the plan and stop.
         ckpt: weights to begin from, of fine-tuning.
     """
@@ -125,13 +125,13 @@ def parse_arguments(
         "--resume",
         default="auto",
         metavar="auto|never|PATH",
-        help="auto (default): go on with this run if it was begun; never: begin again, moving a run of "
+        help="auto (default): resume this run if it was begun; never: start over, moving a run of "
         "this name aside; PATH: begin from that checkpoint or run folder, unless this run was begun itself",
     )
     parser.add_argument(
         "--extend",
         action="store_true",
-        help="go on with this run, a finished one too, to another train.epochs, steps or samples: the schedule of "
+        help="resume this run, even a finished one, with another train.epochs, steps or samples: the schedule of "
         "the rate is that of the new length from here on",
     )
     parser.add_argument(

@@ -38,7 +38,7 @@ def describe_plan(
     finetune = config.finetune
     height, width = config.model.image_hw
     begin = (
-        f"goes on from {found.path} (step {found.step})" if found else f"from {finetune.start or 'scratch'}"
+        f"resumes from {found.path} (step {found.step})" if found else f"from {finetune.start or 'scratch'}"
     )
     chosen = (
         f"{len(data.held_out):,} images of the same split, {times(plan.evaluate_every_steps, plan)}"

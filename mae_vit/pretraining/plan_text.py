@@ -22,7 +22,7 @@ def describe_plan(setup: Setup, folder: RunFolder, found: CheckpointInfo | None)
     tokens = (height // model.patch_size) * (width // model.patch_size)
     source = type(data.source).__name__.removesuffix("Source").lower()
     begin = (
-        f"goes on from {found.path} (step {found.step})"
+        f"resumes from {found.path} (step {found.step})"
         if found
         else f"from {config.model.init or 'scratch'}"
     )

@@ -20,7 +20,7 @@ from mae_vit.runtime.exit_codes import EXIT_INTERRUPTED, EXIT_REQUEUE
 # A shell or a terminal is none: its end must not end a run.
 _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd", "mpirun")
 _POLL_S = 1.0
-INTERRUPTED = "interrupted; the same command goes on"
+INTERRUPTED = "interrupted; the same command resumes"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # LOCAL_RANK as the launcher set it, if DeepSpeed needs another number.
 PLACE_ON_NODE = "MAE_VIT_PLACE_ON_NODE"
@@ -170,7 +170,7 @@ class StopRequest:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             if self.reason == "SIGINT":
-                _end_now("interrupted: ended without saving; the same command goes on from the last save")
+                _end_now("interrupted: ended without saving; the same command resumes from the last save")
             _say("stopping after this step, and saving; Ctrl-C once more ends without that")
         self.reason = self.reason or signal.Signals(number).name
 

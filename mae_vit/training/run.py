@@ -29,7 +29,7 @@ from mae_vit.training.run_setup import Job, RunSetup
 from mae_vit.training.startup import run_folder_locked
 from mae_vit.training.trainer import Outcome, Trainer, restore
 
-_MEND = "Mend the shards (see `mae-vit check {data}`) or raise the budget; the same command goes on"
+_MEND = "Mend the shards (see `mae-vit check {data}`) or raise the budget; the same command resumes"
 
 
 def run(setup: RunSetup, job: Job, found: CheckpointInfo | None) -> int:
@@ -58,7 +58,7 @@ def run(setup: RunSetup, job: Job, found: CheckpointInfo | None) -> int:
                 print("\n".join([*job.results(), *files]))
             else:
                 print(
-                    f"stopped at step {outcome.step}/{setup.plan.total_steps} after saving; the same command goes on"
+                    f"stopped at step {outcome.step}/{setup.plan.total_steps} after saving; the same command resumes"
                 )
     return 0 if outcome.finished else EXIT_REQUEUE
 
@@ -116,7 +116,7 @@ def build_trainer(setup: RunSetup, job: Job, found: CheckpointInfo | None, quara
         mend=_MEND.format(data=redact_url(config.data.path)),
         say=outputs.say,
     )
-    source = f"going on from {found.path}" if start_step and found else f"starting from {setup.begins_from}"
+    source = f"resuming from {found.path}" if start_step and found else f"starting from {setup.begins_from}"
     outputs.begin(start_step, source, setup.advice if evals.held_out is None else "")
     return Trainer(
         setup,
@@ -166,7 +166,7 @@ def _end(trainer: Trainer, outcome: Outcome) -> None:
     except OSError as error:
         problem = f"results cannot be written to {setup.folder.path}: {error_reason(error)}"
     if problem := broadcast_from_rank_zero(problem, ranks):
-        raise TrainingFailed(f"{problem}; the last state is saved: make room, then the same command goes on")
+        raise TrainingFailed(f"{problem}; the last state is saved: make room, then the same command resumes")
 
 
 def _open_quarantine(setup: RunSetup, start_step: int) -> Quarantine:

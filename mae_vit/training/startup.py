@@ -93,7 +93,7 @@ def resume_or_start(
         found = find_checkpoint(folder, resume, identity, extend=arguments.extend)
         if saves and found is None and folder.read_status() == "done":
             raise InputError(
-                f"{folder.path} holds a finished run that left no checkpoints to go on from: give this one another "
+                f"{folder.path} holds a finished run that left no checkpoints to resume from: give this one another "
                 "run.name, or --resume never to move that aside"
             )
         return found

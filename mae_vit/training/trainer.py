@@ -197,7 +197,7 @@ class Trainer:
             saved = self.saver.save(step, self.evals.best, self.recovery.history, wait=wait)
         if last and not saved:
             raise TrainingFailed(
-                "the run's last state could not be saved: make room, then the same command goes on from the last "
+                "the run's last state could not be saved: make room, then the same command resumes from the last "
                 "good checkpoint"
             )
 

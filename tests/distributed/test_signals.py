@@ -81,7 +81,7 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
     again = Run(tmp_path / "run", launcher, 2, [*arguments(digits, "memory"), "monitor.log_every_steps=1"])
     try:
         again.wait_for_step(step + 1)
-        assert f"going on from {saved[1]}, step {step}" in again.output()
+        assert f"resuming from {saved[1]}, step {step}" in again.output()
     finally:
         again.kill()
     told = steps_told(again.folder)

@@ -48,7 +48,7 @@ def test_a_fine_tuning_goes_on_after_the_limit(cluster, digits, tmp_path):
     job.tell_of_limit()
     assert job.wait() == "COMPLETED", job.output()
     assert job.shown("Restarts") == "1"
-    assert "going on from" in job.output()
+    assert "resuming from" in job.output()
     assert [line["step"] for line in lines_of(folder)] == list(range(1, 4001))
     assert summary_of(folder)["status"] == "done"
 

@@ -53,7 +53,7 @@ def test_the_limits_signal_saves_and_requeues_as_often_as_it_comes(pretrain, und
     job.wait_for("exit code 75 at restart 1: requeueing")
     assert job.wait() == "COMPLETED", job.output()
     assert job.shown("Restarts") == "2"
-    assert job.output().count("going on from") == 2
+    assert job.output().count("resuming from") == 2
     check_whole(tmp_path / "run", undisturbed)
     assert not list((tmp_path / "run.notes").iterdir())
 
@@ -68,7 +68,7 @@ def test_a_power_cut_of_a_node_is_a_requeue_from_the_last_save(
     cluster.call("boot", node)
     assert job.wait() == "COMPLETED", job.output()
     assert job.shown("Restarts") == "1"
-    assert "going on from" in job.output()
+    assert "resuming from" in job.output()
     check_whole(tmp_path / "run", undisturbed)
 
 
@@ -83,7 +83,7 @@ def test_a_cancelled_run_is_saved_and_the_same_command_goes_on(pretrain, undistu
     # With nothing of the environment that it is submitted from.
     again = pretrain(f"--export=MAE_VIT_SITE={tmp_path / 'run.site.sh'}")
     assert again.wait() == "COMPLETED", again.output()
-    assert "going on from" in again.output()
+    assert "resuming from" in again.output()
     check_whole(tmp_path / "run", undisturbed)
 
 
@@ -104,7 +104,8 @@ def test_a_rank_that_dies_at_each_start_is_given_up(pretrain, tmp_path):
     assert job.shown("Restarts") == "2"
     assert job.output().count("requeueing") == 2
     assert job.output().endswith(
-        "error: gave up, as nothing was saved any more (max_restarts=2); once that is mended, the same sbatch goes on\n"
+        "error: gave up, as nothing was saved any more (max_restarts=2); once that is mended, "
+        "the same sbatch resumes it\n"
     )
 
 

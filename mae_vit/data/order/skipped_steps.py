@@ -1,7 +1,7 @@
 """Which steps of the data order a run takes, where some are left out.
 
 A run's n-th step takes the n-th step of the data order that is not skipped. So the list of
-what is skipped is all there is to know, and a run that resumes with it goes on exactly.
+the list of skipped steps is all that a run needs to resume exactly.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ PATIENCE_S = 300.0
 _WRONG_BYTES_TRIES = 3
 _POLL_S = 0.05
 _WHOLE = re.compile(r"[0-9a-f]{64}")
-# Half-fetched files of processes that were killed: kept for the next try, which goes on there.
+# Half-fetched files of processes that were killed: kept for the next try, which continues there.
 _PART = re.compile(r"\.([0-9a-f]{64})-(\d+)\.part")
 _BLOCK = 1 << 20
 

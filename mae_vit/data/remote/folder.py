@@ -184,7 +184,7 @@ def _describe(remote: RemoteFolder, folder: Path, say: bool) -> Dataset:
         if not path.exists():
             raise InputError(f"{error}: data.path={redact_url(remote.url)}") from None
         if say:
-            print(f"warning: {error}; going on with its {FILE_NAME} of an earlier start", file=sys.stderr)
+            print(f"warning: {error}; using its {FILE_NAME} of an earlier start", file=sys.stderr)
         return read_dataset(folder)
     # What is none must not take the place of what was one.
     dataset = parse_dataset(data, f"{FILE_NAME} of {redact_url(remote.url)}")

@@ -38,7 +38,7 @@ _EXAMPLES = """examples:
   python finetune/compare.py --config configs/compare_demo.yaml seeds=[0] run.name=quick
   python finetune/compare.py --config configs/compare_demo.yaml --dry-run
   python finetune/compare.py --config configs/compare_demo.yaml --report     of what is there, runs nothing
-Finished runs are kept: the same command goes on where it stopped, after Ctrl-C or a power cut alike.
+Finished runs are kept: the same command resumes where it stopped, after Ctrl-C or a power cut alike.
 Started several times, on machines that see the same folder, the processes share the runs.
 """
 
@@ -100,7 +100,7 @@ def compare(matrix: Matrix, folder: Path) -> int:
         finally:
             bar.close()
     if runner.stopped:
-        print(f"stopped on {runner.stopped}; the same command goes on", file=sys.stderr)
+        print(f"stopped on {runner.stopped}; the same command resumes", file=sys.stderr)
         return EXIT_REQUEUE
     return _report(matrix, folder, runner.failed)
 

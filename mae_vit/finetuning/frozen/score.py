@@ -68,7 +68,7 @@ def score_frozen(
     mode = config.finetune.mode
     if isinstance(arguments.resume, Path):
         raise InputError(
-            f'--resume PATH has no effect with finetune.mode="{mode}": there are no steps to go on from'
+            f'--resume PATH has no effect with finetune.mode="{mode}": there are no steps to resume from'
         )
     if mode == "few_shot":
         config = _fitting_shots(config, data, say=ranks.rank == 0)

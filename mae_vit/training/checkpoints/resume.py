@@ -131,7 +131,7 @@ def check_identity(
     ]
     if differing:
         shown = [f"{key} was {saved.get(key)!r}, now {now.get(key)!r}" for key in differing[:4]]
-        longer = ", --extend goes on to another length" if set(differing) <= set(_LENGTH_KEYS) else ""
+        longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
             f"{place} belongs to another run: {'; '.join(shown)}. "
             f"Take those back{longer}, or give this run another run.name"

@@ -149,7 +149,7 @@ class Saver:
                 f"{self._failures} saves in a row failed, the last one: {problem}; the last good checkpoint stands "
                 "(checkpoint.max_failed_saves)"
             )
-        self._say(f"warning: {problem}; going on, with the last good checkpoint ({self._failures} in a row)")
+        self._say(f"warning: {problem}; continuing with the last good checkpoint ({self._failures} in a row)")
         return False
 
     def close(self) -> None:

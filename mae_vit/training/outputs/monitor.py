@@ -54,7 +54,7 @@ class Monitor:
     def __init__(
         self, folder: RunFolder, *, start_step: int, total_steps: int, tensorboard: bool, config_yaml: str
     ) -> None:
-        """Opens the outputs of a run that begins (or goes on) at `start_step`."""
+        """Opens the outputs of a run that begins or resumes at `start_step`."""
         self._folder = folder
         self._failed: set[str] = set()
         self._first: tuple[float, int] | None = None  # when the first line was written, and its step
@@ -157,7 +157,7 @@ class Monitor:
                 self._failed.add(what)
                 reason = error_reason(error)
                 self.say(
-                    f"warning: {what} of {self._folder.path} cannot be written: {reason}; training goes on"
+                    f"warning: {what} of {self._folder.path} cannot be written: {reason}; training continues"
                 )
 
     def _scalars(self, group: str, values: dict[str, Any], step: int) -> None:

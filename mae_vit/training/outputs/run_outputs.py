@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: metrics, pictures, its summary, and lines for people."""
+"""What a run reports while it trains: metrics, pictures, its summary and log lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunOutputs:
         damaged: Collection[int],
         judge: Callable[[Mapping[str, Any]], str | None] | None = None,
     ) -> None:
-        """Opens the outputs of a run that begins, or goes on, at `start_step`; collective.
+        """Opens the outputs of a run that begins or resumes at `start_step`; collective.
 
         Args:
             config: of the run.
@@ -45,7 +45,7 @@ class RunOutputs:
             ranks: all of which call it.
             start_step: steps done before; metrics of later ones are dropped.
             facts: go into every summary.
-            damaged: numbers of the samples that are known to be damaged, as the run goes on.
+            damaged: numbers of the samples that are known to be damaged, updated during the run.
             judge: looks at a line of metrics, and returns what is to be said of it, if anything.
         """
         self._folder, self._plan = folder, plan

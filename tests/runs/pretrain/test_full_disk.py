@@ -121,6 +121,6 @@ def test_a_disk_that_is_full_for_a_while_stops_nothing(digits, disk):
     finally:
         process.kill()
     assert process.returncode == 0, error
-    assert "no space left on device; going on, with the last good checkpoint" in error
+    assert "no space left on device; continuing with the last good checkpoint" in error
     assert "metrics of" in error
     assert summary_of(folder)["status"] == "done"

@@ -102,7 +102,7 @@ def test_over_the_budget_the_run_stops_and_says_why(call, damaged, tmp_path, cap
     assert count > 7
     assert error[0] == (
         f"error: {count} of 1,497 samples are damaged, data.damage_budget=0.005 allows 7: {path} lists them. Mend the "
-        f"shards (see `mae-vit check {damaged}`) or raise the budget; the same command goes on"
+        f"shards (see `mae-vit check {damaged}`) or raise the budget; the same command resumes"
     )
     assert {line["sample"] for line in listed(tmp_path / "run")} <= set(BAD)
     summary = summary_of(tmp_path / "run")

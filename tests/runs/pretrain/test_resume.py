@@ -156,7 +156,7 @@ def test_what_may_change_may_change(call, tmp_path, capsys):
         "checkpoint.keep_last=1",
     ]
     assert call(*changes) == 0
-    assert "going on from" in capsys.readouterr().err
+    assert "resuming from" in capsys.readouterr().err
     assert [line["step"] for line in lines_of(folder)] == [1, 2, 3, 4, 6]
     assert len(list_checkpoints(folder / "checkpoints")) == 1
 
@@ -175,7 +175,7 @@ def test_resume_from_another_folder(call, tmp_path, capsys):
     assert load_checkpoint(first).step == 4
     capsys.readouterr()
     assert call("--resume", str(first), name="second") == 0
-    assert f"going on from {first}, step 4 of 6" in capsys.readouterr().err
+    assert f"resuming from {first}, step 4 of 6" in capsys.readouterr().err
     encoders = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("first", "second")]
     assert encoders[0] == encoders[1]
 
@@ -193,7 +193,7 @@ def test_a_broken_newest_checkpoint_is_skipped_and_only_broken_ones_are_an_error
     captured = capsys.readouterr()
     assert "skipping broken checkpoint" in captured.out + captured.err
     assert "exp_avg.safetensors is damaged" in captured.out + captured.err
-    assert f"going on from {older}" in captured.err
+    assert f"resuming from {older}" in captured.err
     for path in list_checkpoints(folder):
         (path / "state.json").write_text("{}")
     assert call() == 2
@@ -204,7 +204,7 @@ def test_a_run_is_extended_when_asked_to(call, tmp_path, capsys):
     assert call() == 0
     capsys.readouterr()
     assert call("train.steps=10") == 2
-    assert "train.steps was 6, now 10. Take those back, --extend goes on" in one_line(capsys)
+    assert "train.steps was 6, now 10. Take those back, --extend allows another length" in one_line(capsys)
     assert call("train.steps=10", "--extend") == 0
     folder = tmp_path / "run"
     assert [line["step"] for line in lines_of(folder)] == list(range(1, 11))

@@ -83,7 +83,7 @@ def test_a_described_folder_opens_without_its_server(source, server, tmp_path, c
     before = digest_of_global_batches(folder, order, "tar", 1, 0, STEPS)
     server.stop()
     again = resolve_data_path(server.url, cache_dir=str(tmp_path), say=True)
-    assert "going on with its dataset.json of an earlier start" in capsys.readouterr().err
+    assert "using its dataset.json of an earlier start" in capsys.readouterr().err
     assert digest_of_global_batches(again, order, "tar", 1, 0, STEPS) == before
     server.restart()
 

@@ -122,7 +122,7 @@ def test_a_signal_saves_and_says_that_the_same_command_goes_on(start, many, whol
     sender.join()
     lines = capfd.readouterr().err.strip().splitlines()
     done = done_of(out)
-    assert lines[-1] == f"mae-vit: stopped, {done} of 400 images are saved: the same command goes on"
+    assert lines[-1] == f"mae-vit: stopped, {done} of 400 images are saved: the same command resumes"
     assert not out.exists()
     assert call(*arguments) == 0
     assert out.read_bytes() == whole.read_bytes()
