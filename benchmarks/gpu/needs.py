@@ -20,7 +20,18 @@ PROJECT = (
         "pillow",
         "simplejpeg",
     ),
-    *("pydantic", "ruamel.yaml", "safetensors", "psutil", "tqdm", "scikit-learn", "matplotlib", "scipy"),
+    *(
+        "pydantic",
+        "ruamel.yaml",
+        "safetensors",
+        "filelock",
+        "fsspec",
+        "psutil",
+        "tqdm",
+        "scikit-learn",
+        "matplotlib",
+        "scipy",
+    ),
 )
 # What single parts need beside them.
 OF_PARTS = {"rates": ("transformers",), "tests": ("pytest", "pytest-timeout", "pytest-xdist")}

@@ -46,6 +46,9 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
         else:
             begin, message = _explain(schema, path, problem)
             messages.setdefault(begin, []).append(message)
+    # Which keys a section has is not known while its name is wrong.
+    misnamed = {begin.partition(".name=")[0] for begin in messages if ".name=" in begin}
+    unknown = [key for key in unknown if key.rpartition(".")[0] not in misnamed]
     typed = {key.partition(".")[0] for key in document.overridden}
     for key, command in _COMMANDS.items():
         if key in unknown and key not in typed:

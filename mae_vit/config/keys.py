@@ -87,6 +87,8 @@ def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
     """Names the key that an unknown one stands for, by its whole path: of its section, or of any other."""
     section, _, leaf = key.rpartition(".")
     paths = list(dict.fromkeys(key_paths(schema, raw)))
+    if key in key_paths(schema, {}):
+        return f"it belongs to another {section}.name"
     beside = [path for path in paths if path.rpartition(".")[0] == section]
 
     def score(path: str) -> float:

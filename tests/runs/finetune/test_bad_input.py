@@ -19,7 +19,6 @@ CASES = {
     ),
     "wrong mode": (["finetune.mode=linear"], "finetune.mode='linear'"),
     "unknown model": (["model.name=SimpelCNN"], '"SimpelCNN" is none of tiny-cifar'),
-    "network without patches": (["model.name=SimpleCNN"], 'unknown key "model.patch_size"'),
     "holdout of all": (["finetune.holdout=0.9"], "finetune.holdout=0.9"),
     "holdout of nothing": (["data.labels_per_class=1"], "leaves 0 to choose the epoch by"),
     "too many labels": (["data.labels_per_class=9999"], "more than any class has"),
@@ -81,6 +80,15 @@ def test_config(call, tmp_path, capsys, name):
     assert call(*arguments) == 2
     assert expected in one_line(capsys)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_network_without_patches_has_none_of_their_keys(call, capsys):
+    assert call("model.name=SimpleCNN") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f'error: command line: unknown key "model.{key}": it belongs to another model.name'
+        for key in ("patch_size", "embed_dim", "depth", "num_heads")
+    ]
 
 
 @pytest.mark.parametrize("name", NETWORK_CASES)
