@@ -49,6 +49,7 @@ class Plan:
         evaluate_every_steps: steps between evaluations on held-out images.
         probe_every_steps: steps between scores of the online probe; 0 for none.
         inspect_every_steps: steps between views of the encoder; 0 for none.
+        notes: where the plan departs from the config, a sentence each.
     """
 
     num_samples: int
@@ -64,6 +65,7 @@ class Plan:
     evaluate_every_steps: int
     probe_every_steps: int = 0
     inspect_every_steps: int = 0
+    notes: tuple[str, ...] = ()
 
     def due(self, done: int, *, log_every_steps: int) -> Due:
         """What is due once `done` steps are; the last step is due for all that the run does at all."""
@@ -122,7 +124,7 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     Raises:
         InputError: if the batch does not divide over ranks and micro-batches, if these do not
             hold whole repeats, if ranks and lanes do not fit, if the data holds less than one batch, if warm-up and
-            decay exceed the run, or if the rate would end above its peak.
+            decay together exceed the run, or if the rate would end above its peak.
     """
     train, optim = config.train, config.optim
     batch = train.effective_batch_size
@@ -145,8 +147,11 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     warmup = to_steps(
         steps=train.warmup_steps, epochs=train.warmup_epochs, samples=train.warmup_samples, **sizes
     )
+    notes = []
     if warmup >= total > 1:
-        raise InputError(_long_warmup(train, warmup, total))
+        # A short try of a long recipe keeps its shape: warm-up, then decay.
+        notes.append(_short_warmup(train, warmup, total))
+        warmup = total // 10
     decay = round(total * optim.decay_share) if optim.decay_share else 0
     if warmup + decay > total:
         raise InputError(
@@ -185,14 +190,14 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         inspect_every_steps=every(0, None, monitor.inspect_every_epochs)
         if monitor.inspect_every_epochs
         else 0,
+        notes=tuple(notes),
     )
 
 
-def _long_warmup(train: TrainSection, warmup: int, total: int) -> str:
+def _short_warmup(train: TrainSection, warmup: int, total: int) -> str:
     return (
         f"{_as_given(train, 'warmup_', warmup)} is {'longer than' if warmup > total else 'as long as'} "
-        f"{_as_given(train, '', total)}: "
-        f"give train.warmup_steps={total // 10}"
+        f"{_as_given(train, '', total)}: warm-up is a tenth of the run, {total // 10} steps"
     )
 
 

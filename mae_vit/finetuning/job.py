@@ -48,6 +48,7 @@ from mae_vit.training.engines.cost import Estimate, estimate
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.optim.param_groups import LayerRate
+from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
@@ -132,6 +133,8 @@ def finetune(arguments: Arguments) -> int:
         return score_frozen(arguments, config, data, build, start, folder, ranks, device)
 
     plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
+    if ranks.rank == 0:
+        print_notes(plan)
     if config.finetune.mixup or config.finetune.cutmix:
         check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
     costs = estimate_costs(config, plan, build)

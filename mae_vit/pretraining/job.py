@@ -29,6 +29,7 @@ from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.evals import HeldOut, OnlineProbe, Views
+from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
@@ -79,6 +80,8 @@ def pretrain(arguments: Arguments) -> int:
         return check_all(config, ranks, resume=arguments.resume, extend=arguments.extend)
 
     setup = set_up(config, ranks)
+    if ranks.rank == 0:
+        print_notes(setup.plan)
     folder = open_run_folder(config)
     identity = run_identity(config, derived=setup.data.identity)
     fetch_split(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)

@@ -47,6 +47,7 @@ def describe_plan(setup: Setup, folder: RunFolder, found: CheckpointInfo | None)
         **describe_training(config, plan, costs, ranks, setup.device, folder.path),
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
+    lines += [f"note: {text}" for text in plan.notes]
     lines += [f"warning: {text}" for text in (*data.core_warnings(), *order_warnings(data))]
     return "\n".join(lines)
 

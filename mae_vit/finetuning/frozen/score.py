@@ -44,6 +44,7 @@ from mae_vit.training.checkpoints.resume import Identity, check_identity, run_id
 from mae_vit.training.engines.cost import estimate
 from mae_vit.training.engines.precision import Autocast
 from mae_vit.training.outputs.environment import describe_environment
+from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import resume_or_start, run_folder_locked
 from mae_vit.weights.load import LoadReport, load_weights, warn_normalization_differs
@@ -73,6 +74,8 @@ def score_frozen(
     if mode == "few_shot":
         config = _fitting_shots(config, data, say=ranks.rank == 0)
     plan = plan_probe(config, data) if mode == "linear_probe" else None
+    if plan is not None and ranks.rank == 0:
+        print_notes(plan)
     derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
     identity = run_identity(config, derived=derived)
     results = folder.path / "results.json" if config.finetune.test else folder.summary

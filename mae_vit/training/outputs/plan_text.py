@@ -29,6 +29,12 @@ def describe_augment(config: Config) -> str:
     return ", ".join(parts)
 
 
+def print_notes(plan: Plan) -> None:
+    """Prints where a plan departs from its config."""
+    for note in plan.notes:
+        print(f"note: {note}")
+
+
 def describe_training(
     config: Config, plan: Plan, costs: Estimate, ranks: Ranks, device: torch.device, folder: Path
 ) -> dict[str, str]:

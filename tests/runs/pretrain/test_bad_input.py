@@ -56,10 +56,6 @@ CONFIG_CASES = {
     "name of a run in a folder": (["run.name=a/b"], "run.name='a/b': letters, digits, . _ - "),
     "empty name of a run": (["run.name="], "; a folder goes in run.dir"),
     "word for true": (["data.augment.flip=yes"], "data.augment.flip='yes': true or false"),
-    "warm-up longer than the run": (
-        ["train.steps=20"],
-        "error: train.warmup_epochs=3 (33 steps) is longer than train.steps=20: give train.warmup_steps=2",
-    ),
     "wrong type": (["train.epochs=ten"], "train.epochs='ten'"),
     "mask ratio 0": (["objective.mask_ratio=0.0"], "objective.mask_ratio=0.0"),
     "mask ratio 1": (["objective.mask_ratio=1.0"], "objective.mask_ratio=1.0"),

@@ -126,23 +126,6 @@ def test_the_decay_is_a_share_of_the_run():
             "data.lanes=8 does not fit 6 ranks: one must divide the other (nearest lanes: 6, or use 4 ranks)",
         ),
         (["train.effective_batch_size=2000"], 1, "larger than the data"),
-        (
-            ["train.warmup_epochs=31"],
-            1,
-            "train.warmup_epochs=31 (341 steps) is longer than train.epochs=30 (330 steps): "
-            "give train.warmup_steps=33",
-        ),
-        (
-            ["train.steps=20"],
-            1,
-            "train.warmup_epochs=3 (33 steps) is longer than train.steps=20: give train.warmup_steps=2",
-        ),
-        (
-            ["train.warmup_samples=1500", "train.samples=1000"],
-            1,
-            "train.warmup_samples=1500 (12 steps) is longer than train.samples=1000 (8 steps): "
-            "give train.warmup_steps=0",
-        ),
         (["train.epochs=0.01", "train.warmup_epochs=0"], 1, "less than one step"),
         (["optim.min_lr=0.5"], 1, "optim.min_lr=0.5 is above the peak rate optim.lr=0.001"),
         (
@@ -161,3 +144,28 @@ def test_impossible_plans(overrides, world_size, expected):
     with pytest.raises(InputError) as caught:
         plan(*overrides, world_size=world_size)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warmup", "note"),
+    [
+        (
+            ["train.warmup_epochs=31"],
+            33,
+            "train.warmup_epochs=31 (341 steps) is longer than train.epochs=30 (330 steps)",
+        ),
+        (["train.steps=20"], 2, "train.warmup_epochs=3 (33 steps) is longer than train.steps=20"),
+        (["train.steps=33"], 3, "train.warmup_epochs=3 (33 steps) is as long as train.steps=33"),
+        (
+            ["train.warmup_samples=1500", "train.samples=1000"],
+            0,
+            "train.warmup_samples=1500 (12 steps) is longer than train.samples=1000 (8 steps)",
+        ),
+        (["train.steps=34"], 33, None),
+    ],
+)
+def test_the_warm_up_of_a_short_try_is_a_tenth_of_it(overrides, warmup, note):
+    made = plan(*overrides, num_samples=1497)
+    assert made.warmup_steps == warmup
+    expected = () if note is None else (f"{note}: warm-up is a tenth of the run, {warmup} steps",)
+    assert made.notes == expected
