@@ -132,18 +132,13 @@ def make_augment(section: AugmentSection, img_size: tuple[int, int], mean: Seque
         img_size=img_size,
         crop=section.crop,
         pad_px=section.pad_px or 0,
-        scale=_low_high(section.scale),
-        ratio=_low_high(section.ratio),
+        scale=(section.scale[0], section.scale[1]) if section.scale else (1.0, 1.0),
+        ratio=(section.ratio[0], section.ratio[1]) if section.ratio else (1.0, 1.0),
         flip=section.flip,
         policy=make_policy(section),
         erasing=section.erasing,
         fill=fill_color(mean),
     )
-
-
-def _low_high(given: Sequence[float] | None) -> tuple[float, float]:
-    """Two numbers, or what changes nothing."""
-    return (1.0, 1.0) if given is None else (given[0], given[1])
 
 
 def samples_of_step(
