@@ -1,4 +1,4 @@
-"""Replaces damaged samples by whole ones, the same on every rank and worker."""
+"""Replaces damaged samples by intact ones, the same on every rank and worker."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from mae_vit.data.batches.sources import Source
 class WholeSamples:
     """Reads images and labels of a source; a later sample replaces one that is damaged.
 
-    Sample i + 1, i + 3, i + 7, ... (modulo N) replaces sample i, the first of them that is whole. Near ones
-    come first, and the 14th is outside a lost shard of 10,000 samples. The choice depends only on what is
-    damaged, not on rank, worker or epoch.
+    The candidates for sample i are i + 1, i + 3, i + 7, ... (modulo N). The first intact one is taken.
+    The steps double, so 14 candidates suffice to leave a lost shard of 10,000 samples.
+    The choice depends only on what is damaged, not on rank, worker or epoch.
     """
 
     def __init__(self, source: Source, views_of: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Knows of no damage yet.
+        """Starts without known damage.
 
         Args:
-            source: of the images.
-            views_of: from places int64 (B,) to the numbers of their views (`Source.images`).
+            source: reads images and labels.
+            views_of: maps places int64 (B,) to view numbers int64 (B,); see `views` of `Source.images`.
         """
         self._source, self._samples, self._views_of = source, len(source.labels), views_of
         self._folder = Path()
-        # What was found is not decoded again in later epochs.
+        # Later epochs do not try to decode a damaged sample again.
         self._known: dict[int, Damage] = {}
 
     def read(
         self, seed: int, epoch: int, index: np.ndarray, out: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, tuple[Damage, ...]]:
-        """Reads augmented images of the places `index` (B,), into `out` if that is given.
+        """Reads augmented images of the places `index` (B,), into `out` if it is given.
 
         Returns:
-            Images uint8 (B, C, H, W), labels (B,), and all damaged samples that were passed.
+            Images uint8 (B, C, H, W), labels (B,), and all damaged samples that were replaced.
 
         Raises:
-            DamagedSample: if nothing whole is found for a place.
+            DamagedSample: if all candidates for a place are damaged.
         """
         while True:
             places, passed, stuck = self._skip_damaged(index)
@@ -56,7 +56,7 @@ class WholeSamples:
     def _skip_damaged(
         self, index: np.ndarray
     ) -> tuple[np.ndarray, dict[int, Damage], list[tuple[int, Damage]]]:
-        """The places to read, as far as is known; the damaged ones passed; those that lead nowhere."""
+        """Returns the places to read, the damaged samples passed over, and the places without an intact candidate."""
         places, passed, stuck = index.copy(), dict[int, Damage](), list[tuple[int, Damage]]()
         for position, place in enumerate(index.tolist()):
             for candidate in replacement_candidates(place, self._samples):
@@ -70,6 +70,6 @@ class WholeSamples:
 
 
 def replacement_candidates(place: int, samples: int) -> Iterator[int]:
-    """Yields the places that stand in for each other, the own one first, of 0..samples-1."""
+    """Yields `place` itself, then the places that may replace it, all in 0..samples-1."""
     for power in range(samples.bit_length() + 1):
         yield (place + (1 << power) - 1) % samples

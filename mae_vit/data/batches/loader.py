@@ -1,4 +1,4 @@
-"""Batches of one rank, from any step on, on any number of workers."""
+"""Loads the batches of one rank, from any step, with any number of workers."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ from mae_vit.runtime.signals import STOP_SIGNALS, exit_with_parent, handling
 
 _MAX_AUTO_WORKERS = 16
 _MEMORY_WORKERS = 4
-# What workers need, imported once in the server they are forked from.
+# Modules that workers need. The fork server imports them once, before it forks workers.
 _PRELOAD = ["mae_vit.data.batches.loader"]
 _PRELOAD_POLICIES = ["mae_vit.data.images.auto_augment"]
 
 
 def start_worker_server(*, policies: bool = False) -> None:
-    """Starts the process that data workers are forked from; call before CUDA or NCCL start.
+    """Starts the fork server of the data workers. Call it before CUDA or NCCL start.
 
-    It and all workers ignore SIGTERM, SIGUSR1, SIGHUP and Ctrl-C: schedulers, launchers and
-    terminals send them to every process of a job, and the trainer still needs its
-    workers to finish the step. The dispositions are inherited, so they hold from the
-    first moment.
+    The server and all workers ignore SIGTERM, SIGUSR1, SIGHUP and Ctrl-C. Schedulers, launchers
+    and terminals send these to every process of a job, but the trainer still needs its workers
+    to finish the step. Workers inherit the handlers, so they ignore signals from their start.
 
     Args:
-        policies: workers change pixels by a policy, and share timm, which that takes.
+        policies: workers apply an augmentation policy. The server then imports timm once for all of them.
     """
-    # Once, however often this is called.
+    # Unregister first: a second call must not register a second handler.
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)
     multiprocessing.set_forkserver_preload([*_PRELOAD, *(_PRELOAD_POLICIES if policies else ())])
@@ -52,31 +51,36 @@ def start_worker_server(*, policies: bool = False) -> None:
 
 
 def _kill_workers() -> None:
-    """Before multiprocessing's own end, which terminates workers and waits: they are deaf to that.
+    """Kills the remaining workers at exit, before multiprocessing's own exit handler runs.
 
-    A failed run's traceback keeps its loader alive until then, else it ends them itself.
+    That handler sends SIGTERM and waits for ever, because workers ignore SIGTERM. A loader normally
+    ends its workers itself; the traceback of a failed run keeps the loader alive until the exit.
     """
     for worker in multiprocessing.active_children():
         worker.kill()
 
 
 def _set_up_worker(worker: int) -> None:
-    """Makes a worker deaf to stop signals, and mortal."""
-    # Once more: torch's worker loop sets SIGTERM back to deadly.
+    """Makes a worker ignore stop signals and exit when its parent dies."""
+    # The fork server set this already, but torch's worker loop resets SIGTERM to its default.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    # torch's own watch compares parent process ids; left over, workers would hold their memory for ever.
+    # torch notices a dead trainer by the parent's process id. A worker's parent is the fork server, which
+    # lives on: workers would stay and keep their memory.
     exit_with_parent()
 
 
 class _Batches(Dataset[Any]):
-    """Computes whole micro-batches, keyed by (epoch, sample indices), each of these `repeats` times in a row."""
+    """Computes whole micro-batches for (epoch, sample indices).
+
+    Each index occurs `repeats` times in a row.
+    """
 
     def __init__(self, source: Source, seed: int, *, replace: bool, repeats: int = 1) -> None:
         self._source = source
         self._seed = seed
         self._repeats = repeats
-        # Not a method: a cycle of references would keep shards open.
+        # A bound method would make a reference cycle, which would keep shards open.
         self._views_of = partial(_views_of, source, repeats)
         self._whole = WholeSamples(source, self._views_of) if replace else None
 
@@ -94,11 +98,11 @@ class _Batches(Dataset[Any]):
                 images = self._source.images(self._seed, epoch, index, self._views_of(index), out)
                 labels = self._source.labels_of(index)
         except (DamagedSample, FetchUnavailable) as error:
-            # Raised, it would come out of a worker with the worker's traceback for a message.
+            # Return the error: if a worker raises it, torch replaces the message by the worker's traceback.
             return error
         if pixels is None:
             pixels = torch.from_numpy(np.ascontiguousarray(images))
-        # Masks and mixes are those of the order, whatever lies in its places.
+        # Keys follow the order, not the sample read: a replacement gets the mask of the damaged sample.
         keys = torch.from_numpy(view_keys(index, self._repeats))
         return pixels, torch.from_numpy(labels.astype(np.int64)), keys, epoch, damaged
 
@@ -107,14 +111,14 @@ class _Batches(Dataset[Any]):
 
 
 def _views_of(source: Source, repeats: int, places: np.ndarray) -> np.ndarray:
-    """The numbers of the views of samples at `places`."""
+    """Returns the view numbers int64 (B,) of the samples at `places` (B,)."""
     return view_keys(source.numbers(places), repeats)
 
 
 def _empty(shape: tuple[int, ...]) -> Tensor | None:
-    """In a worker, shared memory for a batch, as torch's own `default_collate` takes it.
+    """Allocates shared memory for a batch in a worker, as torch's `default_collate` does; None elsewhere.
 
-    Pixels are put into it one by one; those of any other tensor are copied there when it is sent.
+    Images are written straight into it. torch would copy any other tensor there to send it.
     """
     if get_worker_info() is None:
         return None
@@ -123,7 +127,7 @@ def _empty(shape: tuple[int, ...]) -> Tensor | None:
 
 
 class _Positions:
-    """The batch sampler: positions rather than single samples, restartable."""
+    """The batch sampler: yields (epoch, sample indices) of whole micro-batches. Each iteration starts anew."""
 
     def __init__(
         self, order: Order, share: RankSlice, start_step: int, stop_step: int, skipped: Skipped
@@ -156,19 +160,18 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Yields a rank's micro-batches of steps start_step..stop_step-1, in order.
 
-    Whole samples take the places of damaged ones (`mae_vit.data.batches.damaged`). There is no
-    loader state: what comes is a function of the arguments alone, and the same for any
-    `workers`.
+    Intact samples replace damaged ones (`mae_vit.data.batches.damaged`). The loader has no state:
+    the batches depend only on the arguments, and are the same for any `workers`.
 
     Args:
-        source: where images come from.
-        order: of the samples in each epoch.
-        share: which slice of each step this rank takes.
-        start_step: first optimizer step.
-        stop_step: one past the last.
-        skipped: steps of the order that are left out.
-        workers: data processes; 0 decodes in this one.
-        pin_memory: put batches in page-locked memory, for copies that do not block.
+        source: reads images and labels.
+        order: which samples make up each step.
+        share: this rank's slice of each step.
+        start_step: first optimizer step, from 0.
+        stop_step: one past the last optimizer step.
+        skipped: data steps that are not taken.
+        workers: data processes; 0 decodes in this process.
+        pin_memory: put batches in page-locked memory, from which copies to a GPU do not block.
     """
     batches = _Batches(source, order.seed, replace=True, repeats=order.repeats)
     positions = _Positions(order, share, start_step, stop_step, skipped)
@@ -187,13 +190,13 @@ def _load(batches: _Batches, seed: int, positions: Any, *, workers: int, pin_mem
 def load_in_order(
     dataset: Dataset[Any], positions: Iterable[Any], *, workers: int, pin_memory: bool = False
 ) -> DataLoader[Any]:
-    """Yields `dataset.__getitems__` of each position, in order, whatever the number of workers.
+    """Yields `dataset.__getitems__` of each position, in order, for any number of workers.
 
     Args:
-        dataset: travels to the workers, pickled.
-        positions: each is handed over as a whole; read ahead by two for each worker.
-        workers: data processes, deaf to stop signals; 0 reads in this one.
-        pin_memory: put tensors in page-locked memory, for copies that do not block.
+        dataset: is pickled and sent to each worker.
+        positions: each is one argument of `__getitems__`. The loader is two positions ahead per worker.
+        workers: data processes, which ignore stop signals; 0 reads in this process.
+        pin_memory: put tensors in page-locked memory, from which copies to a GPU do not block.
     """
     return DataLoader(
         dataset,
@@ -203,16 +206,17 @@ def load_in_order(
         worker_init_fn=_set_up_worker,
         pin_memory=pin_memory,
         multiprocessing_context="forkserver" if workers else None,
-        # Its own generator: DataLoader draws a seed for its workers, which must
-        # not touch the framework's.
+        # DataLoader draws a seed for its workers. With a generator of its own it leaves
+        # torch's global generator as it is.
         generator=torch.Generator(),
     )
 
 
 class FixedBatches:
-    """Given samples in order, as often as one goes through them: keyed as of epoch 0.
+    """Batches of given samples, in their order. Every pass is the same, with the keys of epoch 0.
 
-    What is measured is measured on just these: a damaged one is an error, unless `replace` is asked for.
+    Evaluation uses it. A damaged sample is an error unless `replace` is set, so that a score always
+    refers to the same images.
     """
 
     def __init__(
@@ -226,41 +230,44 @@ class FixedBatches:
         pin_memory: bool = False,
         replace: bool = False,
     ) -> None:
-        """Reads nothing yet.
+        """Splits the samples into batches; reads no image yet.
 
         Args:
-            source: where images come from.
-            samples: their numbers in it.
-            seed: of their keys.
-            batch_size: images of a batch; the last one may be smaller.
-            workers: data processes; 0 reads in this one.
+            source: reads images and labels.
+            samples: int64 (n,), places in `source`.
+            seed: the seed of the keys.
+            batch_size: images per batch; the last batch may be smaller.
+            workers: data processes; 0 reads in this process.
             pin_memory: put batches in page-locked memory.
-            replace: take whole samples in the places of damaged ones, which `Batch.damaged` names.
+            replace: replace damaged samples by intact ones; `Batch.damaged` names the damaged ones.
         """
         self._source, self._seed, self._replace = source, seed, replace
         self._chunks = [samples[at : at + batch_size] for at in range(0, len(samples), batch_size)]
-        # No more processes than there is work for.
+        # More workers than batches would have nothing to do.
         self._workers, self._pin_memory = min(workers, len(self._chunks)), pin_memory
 
     def __iter__(self) -> Iterator[Batch]:
-        """Goes through all batches."""
+        """Yields all batches."""
         positions = [(0, chunk) for chunk in self._chunks]
         batches = _Batches(self._source, self._seed, replace=self._replace)
         return _load(batches, self._seed, positions, workers=self._workers, pin_memory=self._pin_memory)
 
 
 def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool, policies: bool) -> int:
-    """Processes per rank, as asked; "auto": its cores but one, up to four for images in memory beside a GPU.
+    """Returns the number of data processes per rank: `asked`, or a choice if that is "auto".
 
-    Of images in memory one core crops more than a CPU trains on, which computes with all of its cores. A GPU
-    would wait while the thread that launches its work makes batches, some 20,000 random crops of 32 px a second.
+    For images that are decoded on demand "auto" takes all cores but one. For images in memory it takes
+    0 on a CPU: one core crops faster than the CPU trains, and training uses all cores. On a GPU it
+    takes up to four: one core makes some 20,000 random crops of 32 px per second, and the GPU would
+    wait if the thread that launches its kernels made them.
 
     Args:
-        asked: `data.workers`.
-        source: of the images.
-        cores: of this rank.
-        on_gpu: on a CPU the trainer keeps all cores busy itself.
-        policies: images are changed by a policy: 0.1 ms for one of 32 px, too slow for one core beside a GPU.
+        asked: `data.workers`, a number or "auto".
+        source: reads the images.
+        cores: CPU cores of this rank.
+        on_gpu: the model trains on a GPU.
+        policies: an augmentation policy is applied. It takes 0.1 ms for an image of 32 px, so with a GPU
+            images in memory get as many processes as others do.
     """
     if isinstance(asked, int):
         return asked
@@ -271,5 +278,5 @@ def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool
 
 
 def auto_workers(cores: int, *, on_gpu: bool) -> int:
-    """Processes that decode: all cores but one, at least one beside a GPU, at most 16."""
+    """Returns the number of processes that decode: all cores but one, at least one with a GPU, at most 16."""
     return min(_MAX_AUTO_WORKERS, max(1 if on_gpu else 0, cores - 1))

@@ -1,4 +1,4 @@
-"""A rank's batches, and the remote shards that they need, fetched ahead."""
+"""Yields a rank's batches, and downloads the remote shards that coming batches need."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from mae_vit.data.shards.shard_files import ReadError
 
 
 def check_cache(index: ShardIndex, source: Source, order: Order, *, world_size: int, node_ranks: int) -> None:
-    """Refuses a cache in which shards would make room for each other while they are read.
+    """Checks that the shards that are read at the same time fit into the cache together.
+
+    In a smaller cache one of them would evict another, and each would be downloaded many times.
 
     Raises:
-        InputError: naming what is needed.
+        InputError: if the cache is too small; names the size that is needed.
     """
     if index.remote is None or source.in_memory:
         return
     shards = index.split_info.shards
     needed, why = sum(shard.bytes for shard in shards), 'data.order="global"'
     if blocks := order.blocks:
-        # A lane is within one block, or passes from one into the next; and what comes then.
+        # Three blocks per lane: a lane may cross from one block into the next, and a third is prefetched.
         lanes = max(1, -(-blocks.lanes * node_ranks // world_size))
         largest = max(shard.bytes for shard in shards)
         needed, why = min(needed, 3 * lanes * blocks.block_shards * largest), 'data.order="blocks"'
@@ -39,16 +41,18 @@ def check_cache(index: ShardIndex, source: Source, order: Order, *, world_size: 
 
 
 def fetch_split(index: ShardIndex, source: Source, order: Order, *, say: bool) -> None:
-    """Fetches a whole split, where each step is to read from everywhere in it: before ranks wait for each other.
+    """Downloads every shard of the split if each step reads from all of them.
+
+    Call it before the first collective, while no rank waits for another.
 
     Args:
-        index: of the split.
-        source: of its images.
-        order: of the samples.
-        say: whether this process shows how far it is.
+        index: the split's shards.
+        source: reads the split's images.
+        order: which samples make up each step.
+        say: show a progress bar.
 
     Raises:
-        FetchUnavailable: if it does not come.
+        FetchUnavailable: if the remote place does not answer.
     """
     if index.remote is None or source.in_memory or order.blocks is not None:
         return
@@ -62,7 +66,7 @@ def fetch_split(index: ShardIndex, source: Source, order: Order, *, say: bool) -
         disable=not say,
     ) as bar:
         for number, shard in enumerate(shards):
-            with suppress(ReadError):  # told of when it is read
+            with suppress(ReadError):  # reported when a sample of it is read
                 index.fetch(number)
             bar.update(shard.bytes)
 
@@ -80,19 +84,19 @@ def training_batches(
     workers: int,
     pin_memory: bool,
 ) -> Iterator[Batch]:
-    """Yields a rank's micro-batches, as `mae_vit.data.batches.loader.load_batches`.
+    """Yields a rank's micro-batches as `load_batches` does, and prefetches remote shards.
 
     Args:
-        index: of the split.
-        source: of its images, or of some of them.
-        order: of the samples of `source`.
-        share: of each step.
+        index: the split's shards.
+        source: reads the split's images, or a subset of them.
+        order: which samples of `source` make up each step.
+        share: this rank's slice of each step.
         node_ranks: ranks that share this node's cache.
-        start_step: first optimizer step.
-        stop_step: one past the last.
-        skipped: steps of the order that are left out.
-        workers: data processes.
-        pin_memory: for copies to a GPU.
+        start_step: first optimizer step, from 0.
+        stop_step: one past the last optimizer step.
+        skipped: data steps that are not taken.
+        workers: data processes; 0 decodes in this process.
+        pin_memory: put batches in page-locked memory, from which copies to a GPU do not block.
     """
     batches = load_batches(
         source,
@@ -107,7 +111,8 @@ def training_batches(
     if index.remote is None or source.in_memory:
         return batches
     coming = micro_batches(order, share, start_step=start_step, stop_step=stop_step, skipped=skipped)
-    # The rest is for what is read, in one block of each lane or two.
+    # The prefetcher gets a third of the cache. The shards that are being read need the rest: one or
+    # two blocks of each lane.
     prefetcher = ShardPrefetcher(
         index,
         (source.numbers(places) for _, places in coming),
@@ -117,19 +122,19 @@ def training_batches(
 
 
 class ShardPrefetcher:
-    """A thread that goes through the samples of coming batches, and fetches their shards.
+    """A thread that walks through the samples of coming batches and downloads their shards.
 
-    It stays `window_bytes` ahead: what it fetches earlier would make room before it is read.
-    What it cannot have, whoever reads it will ask for again, and say so.
+    It stays at most `window_bytes` ahead: the cache would evict a shard that came earlier before it is
+    read. It ignores a download that fails. The reader of the shard tries again and reports the error.
     """
 
     def __init__(self, index: ShardIndex, batches: Iterator[np.ndarray], window_bytes: int) -> None:
-        """Fetches nothing yet.
+        """Prepares the thread; `start` starts it.
 
         Args:
-            index: of the shards.
-            batches: sample numbers of each batch to come.
-            window_bytes: of shards that are fetched before the batch that needs them.
+            index: the split's shards.
+            batches: sample numbers int64 (B,) of each coming batch.
+            window_bytes: largest total size of the shards that wait for a later batch.
         """
         self._index, self._batches, self._window = index, batches, window_bytes
         self._sizes = [shard.bytes for shard in index.split_info.shards]
@@ -138,23 +143,23 @@ class ShardPrefetcher:
         self._thread = threading.Thread(target=self._run, daemon=True, name="shard-prefetch")
 
     def start(self) -> None:
-        """Begins with the first batch."""
+        """Starts the thread at the first batch."""
         self._thread.start()
 
     def advance_to(self, batch: int) -> None:
-        """Hears that the batches before `batch` were taken."""
+        """Tells the thread that training has taken all batches before `batch`."""
         with self._moved:
             self._reached = batch
             self._moved.notify()
 
     def end(self) -> None:
-        """Fetches no more; what is under way is let finish."""
+        """Stops the thread after the current download. Does not wait for it."""
         with self._moved:
             self._ended = True
             self._moved.notify()
 
     def _run(self) -> None:
-        # By shard, the first and the last batch that it is known to serve.
+        # For each shard: the first and the last batch known to need it.
         known = dict[int, tuple[int, int]]()
         for number, samples in enumerate(self._batches):
             for shard in np.unique(self._index.shards_of(samples)).tolist():
@@ -168,7 +173,11 @@ class ShardPrefetcher:
                     self._index.fetch(shard)
 
     def _wait_for_room(self, known: dict[int, tuple[int, int]]) -> bool:
-        """Waits until the shards that nobody reads yet fit into the window; False at the end."""
+        """Waits until the shards that no batch has needed yet fit into the window.
+
+        Returns:
+            False if `end` was called.
+        """
         with self._moved:
             while not self._ended:
                 for shard in [shard for shard, (_, last) in known.items() if last < self._reached]:
@@ -181,7 +190,7 @@ class ShardPrefetcher:
 
 
 def with_prefetch(batches: Iterator[Batch], prefetcher: ShardPrefetcher) -> Iterator[Batch]:
-    """Yields batches, and lets a prefetcher keep ahead of them."""
+    """Yields batches and tells the prefetcher which batch is reached."""
     prefetcher.start()
     try:
         for number, batch in enumerate(batches):

@@ -1,4 +1,4 @@
-"""Sources of augmented batches: `tar` decodes on demand, `memory` once for all.
+"""Sources of augmented batches: `tar` decodes on demand, `memory` decodes all images once.
 
 Both give the same pixels for the same (seed, epoch, sample index).
 """
@@ -21,22 +21,22 @@ from mae_vit.data.shards.shard_files import ReadError
 
 
 class Source(Protocol):
-    """Where batches come from."""
+    """Gives labels and augmented images by place, 0..N-1."""
 
     @property
     def labels(self) -> np.ndarray:
-        """Int (N,), -1 where there is none."""
+        """Int (N,), -1 for a sample without a label."""
 
     def labels_of(self, index: np.ndarray) -> np.ndarray:
-        """Int (B,), the labels of samples `index` (B,), without a look at all."""
+        """Int (B,), the labels of samples `index` (B,), without loading all labels."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of the augmented images."""
+        """(C, H, W) of an augmented image."""
 
     @property
     def in_memory(self) -> bool:
-        """Whether reading a sample opens no shard."""
+        """Whether images are read from memory; reading a sample then opens no shard."""
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
         """Int64 (B,), the numbers in the split of the samples at `places` (B,)."""
@@ -49,20 +49,20 @@ class Source(Protocol):
         views: np.ndarray | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Computes augmented images; a sample that comes several times in a row is decoded once.
+        """Computes augmented images. A sample that occurs several times in a row is decoded once.
 
         Args:
             seed: the run's seed.
             epoch: from 0.
-            samples: int64 (B,), numbers of samples.
-            views: int64 (B,), what the randomness of each image is keyed by; `samples` if None.
-            out: uint8 (B, C, H, W) memory to put them into; new memory if None.
+            samples: int64 (B,), places of the samples.
+            views: int64 (B,), the key of each image's random draws; `samples` if None.
+            out: uint8 (B, C, H, W), receives the images; new memory if None.
 
         Returns:
-            uint8 (B, C, H, W): `out`, where that is given.
+            uint8 (B, C, H, W); `out` if it is given.
 
         Raises:
-            DamagedSample: naming all of them that cannot be read.
+            DamagedSample: names all samples that cannot be read.
         """
 
 
@@ -70,8 +70,8 @@ def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
     """Reads and decodes one sample: uint8 (C, H, W).
 
     Raises:
-        ReadError: if its bytes are not there.
-        DecodeError: if they are no whole image, or none of the size that all images have.
+        ReadError: if its bytes cannot be read.
+        DecodeError: if they are no complete image, or if its size differs in a split of equal-size images.
     """
     image = decode(index.read(sample), channels)
     _check_size(image.shape[1:], index.one_size)
@@ -79,13 +79,13 @@ def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
 
 
 def _check_size(found: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
-    """Refuses an image of another size than all are: crops by a shift, and arrays, have no use for it."""
+    """Checks an image's size in a split of equal-size images: `crop="pad"` and `MemorySource` rely on it."""
     if expected is not None and found != expected:
         raise DecodeError(f"{found[1]}x{found[0]} px, where all images are {expected[1]}x{expected[0]}")
 
 
 class _IndexedSource:
-    """What sources of the samples of one index share."""
+    """Common parts of the sources that read all samples of one index."""
 
     in_memory = False
 
@@ -110,12 +110,12 @@ class _IndexedSource:
         return (self._channels, *self._augment.img_size)
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
-        """Returns `places`: a place in the split is a sample's number."""
+        """Returns `places`: a sample's place in this source is its number in the split."""
         return places
 
 
 class TarSource(_IndexedSource):
-    """Reads, decodes and crops each sample when it is asked for (large images)."""
+    """Reads, decodes and crops each sample on demand (for large images)."""
 
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
         """Reads the samples of `index` in `channels` channels."""
@@ -133,7 +133,7 @@ class TarSource(_IndexedSource):
         """Computes augmented images: uint8 (B, C, H, W), see `Source`."""
         damaged: dict[int, str] = {}
         opened = []
-        # Views of one image follow each other, and it is read once for all of them.
+        # Views of one image follow each other: they begin at `begins` (n,), and each image is read once.
         begins = np.flatnonzero(np.diff(samples, prepend=-1))
         counts = np.diff(begins, append=len(samples))
         once = samples[begins]
@@ -146,8 +146,8 @@ class TarSource(_IndexedSource):
         sizes = np.repeat(np.array([size for _, size in opened], np.int64), counts, axis=0)
         view = self._augment.draw(seed, epoch, samples if views is None else views, sizes)
         out = np.empty((len(samples), *self.shape), np.uint8) if out is None else out
-        # Each is decoded into the memory that the one before has left, which is in the
-        # cache: to decode all and then cut takes a fifth longer.
+        # Decode and crop one image at a time: each reuses the memory of the one before, which is
+        # still in the CPU cache. Decoding all images before cropping takes a fifth longer.
         for place, (image, size) in enumerate(opened):
             if place in damaged:
                 continue
@@ -173,9 +173,10 @@ class TarSource(_IndexedSource):
         return out
 
     def _open(self, sample: int) -> tuple[bytes | np.ndarray, tuple[int, int]]:
-        """Reads a sample and finds out its (height, width), as boxes are drawn for a batch at once.
+        """Reads a sample and its (height, width). Boxes are drawn for a whole batch, so sizes come first.
 
-        Where that takes decoding, the pixels are kept.
+        Returns:
+            The encoded bytes and the size. If only decoding reveals the size, the pixels and the size.
         """
         data = self._index.read(sample)
         size = jpeg_size(data)
@@ -188,16 +189,16 @@ class TarSource(_IndexedSource):
 
 
 class MemorySource(_IndexedSource):
-    """Gathers from one uint8 array of equal-size images, decoded once (small images).
+    """Gathers from one uint8 array of equal-size images, decoded once (for small images).
 
-    The array is a file beside the index, mapped into memory, so that all ranks and
+    The array is a file beside the index. It is mapped into memory, so all ranks and
     workers of a node share one copy.
     """
 
     in_memory = True
 
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
-        """Decodes all samples of `index` on first use."""
+        """Decodes all samples of `index` into a file, unless the file exists."""
         super().__init__(index, channels=channels, augment=augment)
         self._path = _decoded_array(index, channels)
         self._array: np.ndarray | None = None
@@ -224,8 +225,8 @@ class MemorySource(_IndexedSource):
         return out
 
     def _decode_black(self, samples: np.ndarray, images: np.ndarray) -> None:
-        """Decodes images that are black in the array, since damaged ones are too: they raise, or are whole by now."""
-        # Most are not black in their first row: to look at it costs less than 1 % of cropping it.
+        """Decodes black images again: damaged ones raise; others are really black, or have been repaired."""
+        # Check the first row before the whole image: it costs less than 1 % of cropping, and few are black there.
         black = np.flatnonzero(~images[:, :, 0].any(axis=(1, 2)))
         damaged = []
         for place in black[~images[black].any(axis=(1, 2, 3))].tolist():
@@ -238,7 +239,7 @@ class MemorySource(_IndexedSource):
             raise DamagedSample(damaged, self._index.folder)
 
     def __getstate__(self) -> dict[str, object]:
-        # A memory map would travel to workers as a copy of the data.
+        # Pickle would send the memory map to workers as a copy of the data. They map the file again.
         return {**self.__dict__, "_array": None}
 
 
@@ -250,10 +251,10 @@ def open_source(
     augment: Augment,
     memory_limit_gib: float,
 ) -> Source:
-    """Opens a source; "auto" takes memory where all images have one size and fit.
+    """Opens a source. "auto" takes "memory" if all images have one size and fit into `memory_limit_gib`.
 
     Raises:
-        InputError: if "memory" is asked for and cannot be.
+        InputError: if "memory" is asked for and the images differ in size or do not fit.
     """
     gib = _array_bytes(index, channels) / 2**30
     sizes = index.one_size
@@ -277,7 +278,7 @@ def _array_bytes(index: ShardIndex, channels: int) -> int:
 
 
 def _decoded_array(index: ShardIndex, channels: int) -> Path:
-    """Finds or makes the file of all decoded images, uint8 (N, C, H, W), where damaged ones are black."""
+    """Returns the file of all images, uint8 (N, C, H, W), damaged ones black; writes it if it is missing."""
     path = index.cache_path(f"u8-{channels}.npy")
     size = index.one_size
     assert size is not None
@@ -292,6 +293,6 @@ def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: 
     with replacing(path) as partial:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
         for sample in progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
-            with suppress(ReadError, DecodeError):  # it stays black
+            with suppress(ReadError, DecodeError):  # a damaged image stays black
                 array[sample] = decode_sample(index, sample, channels)
         array.flush()

@@ -1,7 +1,7 @@
-"""Parts of a split: labeled subsets and held-out shares, by hashes of the samples' keys.
+"""Draws parts of a split, labeled subsets and held-out shares, by hashes of the samples' keys.
 
-The rule is `mae_vit.data.prepare.selection`'s: a draw depends on the key alone, and sets of
-different sizes are nested. `prepare --limit-per-class N` and a subset of N here take the
+The rule is that of `mae_vit.data.prepare.selection`: a draw depends only on the keys, and a smaller
+set is part of every larger one. `prepare --limit-per-class N` and a subset of N here take the
 same samples.
 """
 
@@ -14,24 +14,24 @@ import numpy as np
 from mae_vit.core.keyed_rng import SUBSET_HASH, hash_key
 from mae_vit.data.batches.sources import Source
 
-# Part of the results' meaning: never change it. Not that of `prepare --holdout`, whose
-# samples are gone from train.
+# Never change this salt: it decides which images are held out, and with that what a result means.
+# It differs from the salt of `prepare --holdout`, which removes its samples from the train split.
 _HOLDOUT_HASH = b"mae-vit finetune holdout"
 
 
 class SubsetSource:
-    """Some samples of a source, by their place among them.
+    """Some samples of a source. Place i here is place `samples[i]` there.
 
-    Views are drawn for the sample's number in the split: an image is cropped alike in
-    whatever subset it is.
+    The key of a view is the sample's number in the whole split, so an image gets the same crop in
+    every subset.
 
     Attributes:
-        source: that they are of.
-        samples: their numbers in it.
+        source: the whole source.
+        samples: int64 (n,), places in `source`.
     """
 
     def __init__(self, source: Source, samples: np.ndarray) -> None:
-        """Takes the samples of these numbers."""
+        """Selects the samples at these places."""
         self.source, self.samples = source, samples
 
     @property
@@ -40,17 +40,17 @@ class SubsetSource:
         return np.asarray(self.source.labels)[self.samples]
 
     def labels_of(self, index: np.ndarray) -> np.ndarray:
-        """Int (B,), the labels of the samples at these places (B,)."""
+        """Int (B,), the labels of the samples at places `index` (B,)."""
         return self.source.labels_of(self.samples[index])
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of the augmented images."""
+        """(C, H, W) of an augmented image."""
         return self.source.shape
 
     @property
     def in_memory(self) -> bool:
-        """Whether reading a sample opens no shard."""
+        """Whether images are read from memory; reading a sample then opens no shard."""
         return self.source.in_memory
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ class SubsetSource:
         views: np.ndarray | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Computes augmented images of the samples at places `samples` of the subset: uint8 (B, C, H, W)."""
+        """Computes augmented images of the samples at places `samples` (B,): uint8 (B, C, H, W)."""
         numbers = self.samples[samples]
         return self.source.images(seed, epoch, numbers, numbers if views is None else views, out)
 
@@ -73,13 +73,13 @@ class SubsetSource:
 def limit_per_class(
     samples: np.ndarray, labels: np.ndarray, keys: Sequence[str], limit: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Splits samples in those taken, at most `limit` of each class, and the rest.
+    """Splits samples into those taken, at most `limit` of each class, and the rest.
 
     Args:
-        samples: sorted numbers of samples.
-        labels: (N,) of the whole split.
-        keys: of the whole split.
-        limit: largest number for each class; smaller sets are inside larger ones.
+        samples: int64 (n,), sample numbers in the split, ascending.
+        labels: int (N,), labels of the whole split.
+        keys: N sample keys of the whole split.
+        limit: largest number of each class. A smaller limit takes part of what a larger one takes.
     """
     return _split_by_hash(samples, labels, keys, lambda count: limit, SUBSET_HASH)
 
@@ -87,9 +87,9 @@ def limit_per_class(
 def draw_held_out(
     samples: np.ndarray, labels: np.ndarray, keys: Sequence[str], share: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Splits samples in a held-out share of each class and those left.
+    """Splits samples into a held-out share of each class (0 to 1) and the rest.
 
-    A class of two or more gives at least one and keeps at least one.
+    A class of two or more samples gives at least one and keeps at least one.
     """
 
     def quota(count: int) -> int:
@@ -105,7 +105,7 @@ def _split_by_hash(
     quota: Callable[[int], int],
     salt: bytes,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(Those of the smallest hashes, by class; the others), each sorted."""
+    """Returns the `quota(class size)` samples of the smallest hashes in each class, and the rest, both ascending."""
     taken = []
     for label in np.unique(labels[samples]):
         members = [int(sample) for sample in samples[labels[samples] == label]]
