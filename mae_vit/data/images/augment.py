@@ -1,8 +1,8 @@
-"""Keyed crops, flips, policies and erasing: the same sample gets the same view whoever computes it.
+"""Keyed crops, flips, policies and erasing: a sample gets the same view on every rank and worker.
 
-Boxes come from the hash in float64 on the CPU (logarithms and roots differ by
-device) and are drawn for a whole batch at once, since the cost of a hash in NumPy
-is one of calls, not of numbers.
+Boxes are computed from the hash in float64 on the CPU, because logarithms and roots differ
+between devices. They are drawn for a whole batch at once, because a hash in NumPy costs time per
+call, not per number.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _TRIES = 10
 
 
 class Policy(Protocol):
-    """Changes of pixels that keep an image's size (`mae_vit.data.images.auto_augment`)."""
+    """Changes pixels and keeps the image's size (`mae_vit.data.images.auto_augment`)."""
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> Sequence[Any]:
-        """Draws the changes of each sample of `index` (B,); an empty one changes nothing."""
+        """Draws the change of each sample in `index` (B,); a false value means no change."""
 
     def apply(self, image: np.ndarray, calls: Any, fill: tuple[int, ...] | None) -> np.ndarray:
-        """Returns one image changed: uint8 (C, H, W)."""
+        """Returns the changed image, uint8 (C, H, W)."""
 
 
 @dataclass(frozen=True)
 class AugmentParams:
-    """How a batch of images is seen.
+    """The drawn augmentation of a batch.
 
     Attributes:
-        boxes: int64 (B, 4): top, left, height, width in pixels; top and left may be
-            negative: zeros fill the part outside the image.
-        flips: bool (B,).
-        calls: of the policy, by image; None without a policy.
-        erasing: None where nothing is erased.
+        boxes: int64 (B, 4): top, left, height, width in pixels. Top and left may be
+            negative; zeros fill the part outside the image.
+        flips: bool (B,), which images are mirrored.
+        calls: each image's change by the policy; None without a policy.
+        erasing: the erased boxes; None without erasing.
     """
 
     boxes: np.ndarray
@@ -52,21 +52,21 @@ class AugmentParams:
 
 @dataclass(frozen=True)
 class Augment:
-    """Crop, resize to `img_size`, flip; then a policy and erasing (MAE's order in fine-tuning).
+    """Crops, resizes to `img_size` and flips; then applies a policy and erasing (MAE's order in fine-tuning).
 
     Attributes:
         img_size: (H, W) of the result.
-        crop: "none" takes the largest centered box of the result's aspect ratio;
-            "pad" the image shifted by up to `pad_px` (Krizhevsky 2009's CIFAR
-            augmentation as ResNet Sec. 4.2 uses it); "random_resized" a box of random
-            area and aspect ratio (MAE Sec. A.1), drawn as torchvision draws it.
-        pad_px: largest shift of "pad".
-        scale: share of the area, low and high.
-        ratio: width over height, low and high.
-        flip: mirror half of the images.
-        policy: changes of pixels, None for none.
-        erasing: share of the images that get a box of random bytes.
-        fill: color by channel of pixels that a policy moves in from outside; None for black.
+        crop: "none" takes the largest centered box of the result's aspect ratio.
+            "pad" shifts the image by up to `pad_px` (Krizhevsky 2009's CIFAR augmentation as
+            ResNet Sec. 4.2 uses it). "random_resized" takes a box of random area and aspect
+            ratio (MAE Sec. A.1), drawn as torchvision draws it.
+        pad_px: largest shift of "pad", in pixels.
+        scale: lowest and highest share of the image's area, for "random_resized".
+        ratio: lowest and highest width over height, for "random_resized".
+        flip: mirror each image with probability 0.5.
+        policy: changes pixels after the crop; None for no policy.
+        erasing: probability that an image gets a box of random bytes, 0 to 1.
+        fill: color (one value per channel) of pixels that a policy moves in from outside; None for black.
     """
 
     img_size: tuple[int, int]
@@ -80,13 +80,13 @@ class Augment:
     fill: tuple[int, ...] | None = None
 
     def draw(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> AugmentParams:
-        """Draws the views of a batch.
+        """Draws the augmentation of a batch.
 
         Args:
             seed: the run's seed.
-            epoch: of these samples.
-            index: sample indices (B,).
-            sizes: int64 (B, 2), height and width of each image.
+            epoch: from 0.
+            index: int64 (B,), the key of each image's draws.
+            sizes: int64 (B, 2), height and width of each image in pixels.
         """
         flips = np.zeros(len(index), bool)
         if self.flip:
@@ -113,7 +113,7 @@ class Augment:
         return self._random_boxes(uniform(key, index, 2 * _TRIES + 2), sizes)
 
     def _random_boxes(self, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Boxes of random area and aspect ratio; the first of ten tries that fits."""
+        """Returns boxes (B, 4) of random area and aspect ratio: the first of ten tries that fits."""
         height, width = sizes[:, :1].astype(np.float64), sizes[:, 1:].astype(np.float64)
         area = height * width * (self.scale[0] + numbers[:, :_TRIES] * (self.scale[1] - self.scale[0]))
         low, high = np.log(self.ratio[0]), np.log(self.ratio[1])
@@ -132,18 +132,18 @@ class Augment:
         return boxes
 
     def crop_resize_flip(self, image: np.ndarray, box: np.ndarray, flip: bool) -> np.ndarray:
-        """Computes crop, resize and flip of one view.
+        """Crops, resizes and flips one image.
 
         Args:
             image: uint8 (C, H, W).
-            box: int64 (4,): top, left, height, width.
+            box: int64 (4,): top, left, height, width in pixels.
             flip: mirror it.
 
         Returns:
             uint8 (C, *img_size).
 
         Raises:
-            ValueError: if "pad" meets an image that is not `img_size`.
+            ValueError: if `crop` is "pad" and the image's size is not `img_size`.
         """
         if self.crop == "pad":
             cut = self._shift(image[None], box[None])[0]
@@ -155,7 +155,7 @@ class Augment:
         return cut[..., ::-1] if flip else cut
 
     def apply(self, images: Sequence[np.ndarray], view: AugmentParams) -> np.ndarray:
-        """Makes the views of images of any sizes, one by one: uint8 (C, H, W) each -> (B, C, *img_size)."""
+        """Augments images of any sizes, one by one: uint8 (C, H, W) each -> (B, C, *img_size)."""
         out = np.empty((len(images), len(images[0]), *self.img_size), np.uint8)
         for number, (image, box, flip) in enumerate(zip(images, view.boxes, view.flips, strict=True)):
             out[number] = self.crop_resize_flip(image, box, flip)
@@ -163,7 +163,7 @@ class Augment:
         return out
 
     def apply_batch(self, images: np.ndarray, view: AugmentParams) -> np.ndarray:
-        """Makes the views of equal-size images: uint8 (B, C, H, W) -> (B, C, *img_size)."""
+        """Augments equal-size images: uint8 (B, C, H, W) -> (B, C, *img_size)."""
         equal = images.shape[2:] == self.img_size
         if self.crop == "random_resized" or not equal:
             return self.apply(list(images), view)
@@ -173,7 +173,12 @@ class Augment:
         return views
 
     def apply_policy_and_erasing(self, images: np.ndarray, view: AugmentParams) -> None:
-        """Applies policy and erasing, in place: all images have their final size here."""
+        """Applies policy and erasing in place.
+
+        Args:
+            images: uint8 (B, C, *img_size).
+            view: from `draw`.
+        """
         if self.policy is not None and view.calls is not None:
             for number, calls in enumerate(view.calls):
                 if calls:
@@ -196,16 +201,19 @@ class Augment:
 
 
 def _resize(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
-    """Bicubic with antialiasing on uint8: PIL's resize to within 0.03 of 255; in whatever order memory is."""
+    """Resizes a uint8 image by antialiased bicubic interpolation; within 0.03 of 255 of PIL's resize.
+
+    The memory layout of `image` may be planes or interleaved channels.
+    """
     if image.strides[0] != 1 or not image.flags.writeable:
-        # Planes stay planes, copied by rows; torch would do it pixel by pixel.
+        # Copy here, which goes row by row; torch would copy such an image pixel by pixel.
         image = np.ascontiguousarray(image)
     pixels = torch.from_numpy(image)[None]
     return F.interpolate(pixels, img_size, mode="bicubic", antialias=True)[0].numpy()
 
 
 def center_crop(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
-    """Resizes the largest centered box of the result's aspect ratio: the view for evaluation.
+    """Crops the largest centered box of the result's aspect ratio and resizes it. Evaluation uses this view.
 
     Args:
         image: uint8 (C, H, W).
@@ -219,7 +227,7 @@ def center_crop(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
 
 
 def _center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
-    """The largest centered boxes with the aspect ratio of `img_size`."""
+    """Returns the largest centered boxes (B, 4) with the aspect ratio of `img_size`."""
     scale = np.minimum(sizes[:, 0] / img_size[0], sizes[:, 1] / img_size[1])[:, None]
     box = np.maximum(np.rint(scale * np.array(img_size)), 1).astype(np.int64)
     box = np.minimum(box, sizes)
@@ -227,7 +235,7 @@ def _center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
 
 
 def _fallback_boxes(sizes: np.ndarray, ratio: tuple[float, float]) -> np.ndarray:
-    """The whole image, cut at the center to an allowed aspect ratio (as torchvision does)."""
+    """Returns the largest centered boxes (B, 4) with an aspect ratio within `ratio`, as torchvision does."""
     box = sizes.copy()
     shape = sizes[:, 1] / np.maximum(sizes[:, 0], 1)
     narrow, wide = shape < ratio[0], shape > ratio[1]

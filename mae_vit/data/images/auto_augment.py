@@ -1,10 +1,10 @@
 """RandAugment and AutoAugment with keyed draws.
 
-Pixels are changed by timm's functions on PIL images, which depend on their arguments
-only; this module draws the arguments by key.
+timm's functions change the pixels of PIL images. They depend only on their arguments, and this
+module draws the arguments by key.
 
-Apart from `augment.py`, which names a policy by its protocol: data processes without one
-start without timm.
+`augment.py` does not import this module but uses the protocol `Policy`: data workers without a
+policy start faster, because they do not import timm.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from mae_vit.data.images.color import ColorJitter
 if TYPE_CHECKING:  # not imported by data processes
     from mae_vit.config.data import AugmentSection
 
-# timm's scale of levels: 0 to 10.
+# timm's levels go from 0 to 10.
 _MAX_LEVEL = 10.0
 # AutoAugment's magnitudes are ten bins, 0 to 9 (arXiv 1805.09501 Sec. 3.2).
 _LAST_BIN = 9
 
 
 class Call(NamedTuple):
-    """One change of an image: a function of `OPS` and its arguments."""
+    """One change of an image: the name of a function in `OPS` and its arguments."""
 
     op: str
     arguments: tuple[float, ...] = ()
 
 
 class _Level(NamedTuple):
-    """How an op uses its level: the argument, and whether the level has a sign."""
+    """How an op uses its level: the map from level to argument, and whether the level gets a random sign."""
 
     argument: Callable[[float], float] | None = None
     signed: bool = False
@@ -61,12 +61,12 @@ def _translate_y(image: Image.Image, share: float, **how: Any) -> Image.Image:
 
 
 def _posterize(image: Image.Image, bits: int, **how: Any) -> Image.Image:
-    """Keeps the first bits of each number; 0 of them, at the highest level, leave black."""
+    """Keeps the highest `bits` bits of each value. The highest level keeps 0 bits, which is black."""
     # Pillow 13 raises for 0 bits; earlier versions returned black.
     return posterize(image, bits, **how) if bits else Image.new(image.mode, image.size)
 
 
-# timm's, by timm's names, but for shifts in whole pixels of an image of any size.
+# timm's functions by timm's names. Ours shift by whole pixels and take a share of any image size.
 OPS: dict[str, Callable[..., Image.Image]] = {
     **NAME_TO_OP,
     "PosterizeIncreasing": _posterize,
@@ -76,21 +76,21 @@ OPS: dict[str, Callable[..., Image.Image]] = {
 
 
 class _Policy(ABC):
-    """A policy on PIL images."""
+    """A policy whose ops work on PIL images."""
 
     resample: ClassVar[Image.Resampling]
 
     @abstractmethod
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
-        """Draws the changes of each sample of `index` (B,), in their order."""
+        """Draws the changes of each sample in `index` (B,), in the order of their application."""
 
     def apply(self, image: np.ndarray, calls: tuple[Call, ...], fill: tuple[int, ...] | None) -> np.ndarray:
         """Changes one image.
 
         Args:
-            image: uint8 (C, H, W) in 1 or 3 channels.
-            calls: from `draw`.
-            fill: color by channel of pixels that move in from outside; None for black.
+            image: uint8 (C, H, W) with 1 or 3 channels.
+            calls: the image's changes, from `draw`.
+            fill: color (one value per channel) of pixels that move in from outside; None for black.
 
         Returns:
             uint8 (C, H, W).
@@ -105,11 +105,11 @@ class _Policy(ABC):
 
 
 def _enhance(level: float) -> float:
-    # 1 changes nothing; 0 would leave a single color, so 0.1 is the minimum.
+    # A factor of 1 changes nothing. 0 would leave a single color, so the minimum is 0.1.
     return max(0.1, 1.0 + level / _MAX_LEVEL * 0.9)
 
 
-# timm's "increasing" ops (`inc1`): all grow stronger with the level.
+# timm's "increasing" ops (`inc1`): each becomes stronger with the level.
 RANDAUGMENT: dict[str, _Level] = {
     "AutoContrast": _Level(),
     "Equalize": _Level(),
@@ -127,26 +127,26 @@ RANDAUGMENT: dict[str, _Level] = {
     "TranslateXRel": _Level(lambda level: level / _MAX_LEVEL * 0.45, signed=True),
     "TranslateYRel": _Level(lambda level: level / _MAX_LEVEL * 0.45, signed=True),
 }
-# Each op that was drawn is applied to half of the images (timm's default, which MAE keeps).
+# Probability that a drawn op is applied (timm's default, which MAE keeps).
 _RANDAUGMENT_SHARE = 0.5
-_RANDAUGMENT_DRAWS = 5  # op, whether, sign, two for a normal number
+_RANDAUGMENT_DRAWS = 5  # which op, whether it is applied, its sign, and two for a normal number
 
 
 @dataclass(frozen=True)
 class RandAugment(_Policy):
-    """Ops drawn with replacement, at one level with normal noise.
+    """RandAugment: ops are drawn with replacement, and their level has normal noise.
 
-    RandAugment (arXiv 1909.13719) as timm's `rand-m9-mstd0.5-inc1`, which MAE fine-tunes
-    with (Sec. A.1): unlike in the paper, each op is applied with probability 0.5, and its
-    level varies.
+    RandAugment (arXiv 1909.13719) in the form of timm's `rand-m9-mstd0.5-inc1`, with which MAE
+    fine-tunes (Sec. A.1). It departs from the paper: each op is applied with probability 0.5, and
+    its level varies.
 
     Attributes:
-        num_ops: drawn for each image.
-        magnitude: level, 0 to 10.
+        num_ops: ops drawn for each image.
+        magnitude: mean level, 0 to 10.
         magnitude_std: standard deviation of the level, which is clipped to 0..10.
     """
 
-    # timm draws bilinear or bicubic; MAE's code asks it for bicubic, always.
+    # By default timm draws bilinear or bicubic at random; MAE's code always asks for bicubic.
     resample = Image.Resampling.BICUBIC
 
     num_ops: int = 2
@@ -154,16 +154,16 @@ class RandAugment(_Policy):
     magnitude_std: float = 0.5
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
-        """Draws the changes of each sample of `index` (B,), in their order."""
+        """Draws the changes of each sample in `index` (B,), in the order of their application."""
         drawn = uniform(derive_key(seed, RngStream.POLICY, epoch), index, _RANDAUGMENT_DRAWS * self.num_ops)
         numbers = drawn.reshape(len(index), self.num_ops, _RANDAUGMENT_DRAWS)
         names = np.array(list(RANDAUGMENT))[np.floor(numbers[..., 0] * len(RANDAUGMENT)).astype(np.int64)]
         applied = numbers[..., 1] < _RANDAUGMENT_SHARE
         signs = np.where(numbers[..., 2] < 0.5, -1, 1)
-        # Box and Muller (1958); 1 - u is never 0.
+        # Normal numbers by Box and Muller (1958). u < 1, so the logarithm is finite.
         normal = np.sqrt(-2 * np.log(1 - numbers[..., 3])) * np.cos(2 * np.pi * numbers[..., 4])
         levels = np.clip(self.magnitude + self.magnitude_std * normal, 0, _MAX_LEVEL)
-        # The last bits of logarithm and cosine differ by processor.
+        # Round: the last bits of logarithm and cosine differ between processors.
         levels = np.round(levels, 6)
         return [
             tuple(
@@ -181,7 +181,7 @@ def _blend(place: float) -> float:
     return 1.0 + 0.9 * place / _LAST_BIN
 
 
-# What a bin stands for, as in torchvision, whose shifts are 150 px of 331 (the paper's ImageNet size).
+# The argument of each bin, as in torchvision. The largest shift is 150 px of 331 px, the paper's ImageNet size.
 AUTOAUGMENT: dict[str, _Level] = {
     "ShearY": _Level(lambda place: 0.3 * place / _LAST_BIN, signed=True),
     "TranslateX": _Level(lambda place: 150 / 331 * place / _LAST_BIN, signed=True),
@@ -231,18 +231,18 @@ CIFAR10_POLICY: tuple[_SubPolicy, ...] = (
 
 @dataclass(frozen=True)
 class AutoAugmentCifar(_Policy):
-    """AutoAugment's policy for CIFAR-10: one of 25 pairs of ops (arXiv 1805.09501).
+    """AutoAugment's policy for CIFAR-10: each image gets one of 25 pairs of ops (arXiv 1805.09501).
 
-    As torchvision's `AutoAugment(AutoAugmentPolicy.CIFAR10)`, but for the color that fills what comes in
-    from outside, the data's mean (there black); on 32 px it shifts by up to
-    14 px, where the authors' code has 10.
+    It equals torchvision's `AutoAugment(AutoAugmentPolicy.CIFAR10)`, except that pixels from outside get
+    the data's mean color (black there). Images of 32 px are shifted by up to 14 px, as in torchvision;
+    the authors' code shifts by up to 10 px.
     """
 
-    # torchvision's default, and what the authors' code got from PIL's.
+    # torchvision's default, and the default of PIL in the authors' code.
     resample = Image.Resampling.NEAREST
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
-        """Draws the changes of each sample of `index` (B,), in their order."""
+        """Draws the changes of each sample in `index` (B,), in the order of their application."""
         numbers = uniform(derive_key(seed, RngStream.POLICY, epoch), index, 5)
         chosen = np.floor(numbers[:, 0] * len(CIFAR10_POLICY)).astype(np.int64)
         signs = np.where(numbers[:, 3:] < 0.5, -1, 1)

@@ -1,4 +1,4 @@
-"""Keyed changes of color: brightness, contrast, saturation, hue and gray, as contrastive methods use them."""
+"""Keyed color jitter for contrastive methods: brightness, contrast, saturation, hue and gray."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
 
-# ITU-R BT.601, as Pillow turns RGB into gray.
+# ITU-R BT.601: the weights with which Pillow turns RGB into gray.
 _LUMA = np.array([0.299, 0.587, 0.114])
-# RGB to YIQ (FCC 1953): one row of luma, two of color; a rotation of these two changes only the hue.
+# RGB to YIQ (FCC 1953): one row of luma, two rows of color. Rotating the two color rows changes only the hue.
 _YIQ = np.array([_LUMA, [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]])
-# Fractional bits of coefficients. Integer arithmetic gives the same pixels on all processors.
+# Fractional bits of the coefficients. Integer arithmetic gives the same pixels on all processors.
 _BITS = 12
 
 
 class Change(NamedTuple):
-    """The change of one image; factors of 1 and an angle of 0 change nothing."""
+    """The color change of one image. Factors of 1 and an angle of 0 (radians) change nothing."""
 
     brightness: float
     contrast: float
@@ -30,18 +30,18 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class ColorJitter:
-    """The color changes of SimCLR (arXiv 2002.05709, App. A), all of every image, in one fixed order.
+    """The color changes of SimCLR (arXiv 2002.05709, App. A). Every image gets all of them, in one fixed order.
 
-    Departs from torchvision's `ColorJitter` where that costs exactness or time: the order is
-    brightness, contrast, saturation, hue; the hue is turned in YIQ instead of HSV; values are
-    clipped once, at the end. Together they are one affine map of a pixel's three values.
+    It departs from torchvision's `ColorJitter` to be exact and fast. The order is brightness,
+    contrast, saturation, hue. The hue is rotated in YIQ instead of HSV. Values are clipped once,
+    at the end. Together the changes are one affine map of a pixel's three values.
 
     Attributes:
-        brightness: factors are drawn from 1 - brightness to 1 + brightness.
-        contrast: likewise; the image's mean gray value stays.
-        saturation: likewise; each pixel's gray value stays.
-        hue: largest turn of the color circle, a share of the whole, 0 to 0.5.
-        gray: share of the images that lose their color.
+        brightness: the factor is drawn from 1 - brightness to 1 + brightness.
+        contrast: the factor is drawn likewise; the image's mean gray value stays.
+        saturation: the factor is drawn likewise; each pixel's gray value stays.
+        hue: largest rotation as a share of the color circle, 0 to 0.5.
+        gray: probability that an image loses its color, 0 to 1.
     """
 
     brightness: float = 0.4
@@ -63,9 +63,9 @@ class ColorJitter:
         """Changes one image.
 
         Args:
-            image: uint8 (C, H, W) in 1 or 3 channels; with one channel only brightness and contrast apply.
-            calls: from `draw`.
-            fill: not used: no pixel moves in from outside.
+            image: uint8 (C, H, W) with 1 or 3 channels. With one channel only brightness and contrast apply.
+            calls: the image's change, from `draw`.
+            fill: not used, because no pixel moves in from outside.
 
         Returns:
             uint8 (C, H, W).
@@ -74,7 +74,7 @@ class ColorJitter:
         luma = _fixed(np.ones(1) if len(image) == 1 else _LUMA)
         pixels = image.astype(np.int32)
         scale = _fixed(calls.contrast * calls.brightness)
-        # The mean gray value, with the fractional bits of `luma`.
+        # The mean gray value, with `_BITS` fractional bits.
         mean = int((pixels.sum(axis=(1, 2), dtype=np.int64) * luma).sum()) // pixels[0].size
         offset = mean * int(_fixed((1 - calls.contrast) * calls.brightness)) >> _BITS
         pixels = ((pixels * scale) + offset) >> (_BITS - 4)  # 4 fractional bits are left
@@ -87,7 +87,7 @@ class ColorJitter:
 
 
 def _color_map(change: Change) -> np.ndarray:
-    """Saturation and hue, or gray, as a map of RGB, (3, 3)."""
+    """Returns saturation and hue, or gray, as one matrix (3, 3) on RGB."""
     gray = np.tile(_LUMA, (3, 1))
     if change.gray:
         return gray

@@ -1,4 +1,4 @@
-"""Decodes bytes to pixels: simplejpeg first, Pillow for all that it refuses."""
+"""Decodes bytes to pixels: simplejpeg decodes what it can, Pillow the rest."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ import numpy as np
 import simplejpeg
 from PIL import ExifTags, Image
 
-# Pillow's own bound against decompression bombs, held for both decoders: a header
-# may promise any size.
+# Pillow's bound against decompression bombs. It holds for both decoders: a header may promise
+# any size.
 MAX_PIXELS = 178_956_970
-# As large as MAX_PIXELS are without any compression: no image needs more.
+# The size of MAX_PIXELS pixels without compression. No image needs more.
 MAX_IMAGE_BYTES = 3 * MAX_PIXELS + (1 << 20)
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-# Encoders write chunks of 8 KiB and more; of tiny ones a hostile file may have any number.
+# Encoders write chunks of 8 KiB and more. A hostile file may have any number of tiny chunks.
 _MAX_PNG_CHUNKS = 1 << 20
 _JPEG_MAGIC = b"\xff\xd8\xff"
-# Neither libjpeg nor simplejpeg turns these into RGB as Pillow does, with which others compare.
+# Only Pillow decodes these: libjpeg and simplejpeg convert them to RGB differently from Pillow,
+# which other codebases use.
 _FOUR_INKS = ("CMYK", "YCCK")
 _EXIF_MAGIC = b"Exif\0\0"
 _EXIF_WITHIN = 1 << 17
 Image.init()
-# Pillow's -> the extension. Formats that only few write stay closed: some of their
-# parsers start other programs (EPS), and none has seen as many hostile files.
+# Pillow's name of a format -> its extension. Rare formats are refused: some of their parsers
+# start other programs (EPS), and they are less tested against hostile files.
 _EXTENSIONS = {
     name: extension
     for name, extension in {
@@ -45,7 +46,7 @@ _EXTENSIONS = {
     if name in Image.OPEN
 }
 _FORMATS = tuple(_EXTENSIONS)
-# A JPEG with further pictures behind the first; Pillow's JPEG plugin finds out.
+# MPO is a JPEG with further images behind the first. Pillow's JPEG plugin detects it.
 _EXTENSIONS["MPO"] = "jpg"
 _PNG_DEPTH_AT = 24
 _TIFF_BITS_PER_SAMPLE = 258
@@ -56,10 +57,10 @@ class DecodeError(ValueError):
 
 
 def check_bytes(count: int) -> None:
-    """Raises for images that are too large to read.
+    """Checks an encoded image's size in bytes, before it is read.
 
     Raises:
-        DecodeError: if an image of `count` bytes is none that is decoded.
+        DecodeError: if `count` is over `MAX_IMAGE_BYTES`.
     """
     if count > MAX_IMAGE_BYTES:
         raise DecodeError(f"{count} bytes: no image is so large")
@@ -70,11 +71,11 @@ class Header:
     """Facts from an image's header.
 
     Attributes:
-        extension: of its format, from the bytes.
-        height: in pixels, as `decode` gives it.
-        width: in pixels.
-        gray: it has one channel.
-        orientation: EXIF's, 1..8, that `decode` does not apply; 1 is upright.
+        extension: extension of its format, determined from the bytes.
+        height: height in pixels, as `decode` returns it.
+        width: width in pixels.
+        gray: whether it has one channel.
+        orientation: EXIF orientation, 1..8; 1 is upright. `decode` does not apply it.
         notes: changes that `decode` makes beyond decompression.
     """
 
@@ -87,21 +88,20 @@ class Header:
 
 
 def decode(data: bytes, channels: int, *, max_pixels: int | None = None) -> np.ndarray:
-    """Decodes an image; of an animation, the first frame.
+    """Decodes an image, or the first frame of an animation.
 
-    EXIF orientation is not applied: neither the official MAE code nor torchvision's
-    ImageFolder does, and a view must not depend on the decoder. Transparency is
-    dropped, as ImageFolder does.
+    EXIF orientation is not applied: the official MAE code and torchvision's ImageFolder do not
+    apply it, and a view must not depend on the decoder. Transparency is dropped, as in ImageFolder.
 
     Args:
         data: an encoded image; its bytes, not its name, determine the format.
         channels: 1 for gray, 3 for RGB; other color modes are converted.
-        max_pixels: the bound against decompression bombs (`MAX_PIXELS`).
+        max_pixels: largest height x width, against decompression bombs; `MAX_PIXELS` if None.
 
     Returns:
-        uint8 (C, H, W); 16 bits are scaled to 8. In memory the channels of a pixel lie side
-        by side, as decoders write them: to move them into planes takes a third of the time
-        of decoding, for pixels that a crop leaves out too.
+        uint8 (C, H, W); 16 bits are scaled to 8. The channels of a pixel lie side by side in
+        memory, as decoders write them. To move them into planes would take a third of the decoding
+        time, also for pixels that a crop discards.
 
     Raises:
         DecodeError: for anything truncated, damaged, too large or unknown.
@@ -109,16 +109,16 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None) -> np.n
     bound = MAX_PIXELS if max_pixels is None else max_pixels
     if jpeg_size(data, max_pixels=bound) is not None:
         try:
-            # strict: libjpeg fills truncated images with gray silently.
+            # strict: otherwise libjpeg silently fills a truncated image with gray.
             pixels = simplejpeg.decode_jpeg(data, colorspace="GRAY" if channels == 1 else "RGB", strict=True)
             return np.asarray(pixels.transpose(2, 0, 1))
         except ValueError:
-            pass  # refused, or damaged: Pillow decides which
+            pass  # simplejpeg refuses it, or it is damaged; Pillow decides
     return _decode_with_pillow(data, channels, bound)
 
 
 def jpeg_size(data: bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
-    """Returns (height, width) of a JPEG without decoding it; None of what simplejpeg does not decode."""
+    """Returns (height, width) of a JPEG without decoding it; None if simplejpeg does not decode it."""
     if not data.startswith(_JPEG_MAGIC):
         return None
     try:
@@ -134,7 +134,7 @@ def read_header(data: bytes) -> Header:
     """Reads the header without decoding.
 
     Raises:
-        DecodeError: if there is none.
+        DecodeError: if the bytes have no header of an accepted format.
     """
     if data.startswith(_JPEG_MAGIC):
         try:
@@ -156,7 +156,7 @@ def read_header(data: bytes) -> Header:
 
 def _orientation(image: Image.Image) -> int:
     if image.format == "TIFF":
-        return 1  # Pillow turns these itself when it loads them
+        return 1  # Pillow applies it when it loads a TIFF
     try:
         found = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # the parser of damaged EXIF raises many types
@@ -195,15 +195,15 @@ def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
 
 
 def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
-    """Returns uint8 (C, H, W) of an opened image; 16 bits become 8 by their upper half.
+    """Returns the pixels of an opened image, uint8 (C, H, W). Of 16 bits it keeps the upper 8.
 
     Raises:
-        DecodeError: for pixels of which the range is not known.
+        DecodeError: if the range of the pixel values is not known.
     """
     if image.mode == "F":
         raise DecodeError("floating-point pixels have no known range")
     if image.mode.startswith("I"):
-        # Pillow's own conversion clips at 255.
+        # Pillow's conversion of 16 bits would clip values at 255.
         deep = np.asarray(image).astype(np.int64)
         if deep.size and not 0 <= deep.min() <= deep.max() <= 0xFFFF:
             raise DecodeError("pixels of more than 16 bits")
@@ -213,14 +213,14 @@ def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
 
 
 def _check_png(data: bytes) -> None:
-    """Compares the checksums of a PNG's pixels: Pillow does not, and shows some damage as an image.
+    """Verifies the checksums of a PNG's pixels. Pillow does not, so it decodes some damaged files.
 
-    Other formats have none.
+    Other formats have no checksums.
     """
     at = len(_PNG_MAGIC)
     for _ in range(_MAX_PNG_CHUNKS):
         if at + 12 > len(data):
-            return  # where chunks are missing, Pillow says so
+            return  # chunks are missing; Pillow raises for that
         length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         end = at + 12 + length
         if kind == b"IDAT" and end <= len(data):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def is_image(path: str) -> bool:
-    """Whether a path looks like an image's, and neither it nor a folder on it is hidden."""
-    # Plain string methods: pathlib's take most of the time that a listing takes.
+    """Returns whether a path has an image's extension, and neither the file nor a folder of the path is hidden."""
+    # String methods, because pathlib would take most of the time of a listing.
     _, dot, extension = path.rpartition("/")[2].rpartition(".")
     return bool(dot) and extension.lower() in IMAGE_EXTENSIONS and not f"/{path}".count("/.")
 

@@ -1,4 +1,4 @@
-"""Keyed random erasing: a box of an image filled with random bytes.
+"""Keyed random erasing: fills a box of an image with random bytes.
 
 Zhong et al., "Random Erasing Data Augmentation", arXiv 1708.04896, Sec. 3.
 """
@@ -12,13 +12,14 @@ import numpy as np
 
 from mae_vit.core.keyed_rng import RngStream, derive_key, threefry2x32, uniform
 
-# The paper's s_h is 0.4; timm's RandomErasing, which MAE's fine-tuning code calls, has a third.
+# Share of the image's area. The paper's s_h is 0.4; timm's RandomErasing, which MAE's fine-tuning
+# code calls, uses 1/3.
 _AREA = (0.02, 1 / 3)
-# Height over width, low; high is its inverse (the paper's r_1 and r_2).
+# Smallest height over width (the paper's r_1). The largest is its inverse (r_2).
 _RATIO = 0.3
-# timm tries ten boxes, then erases nothing; the paper tries for ever.
+# timm tries ten boxes, then erases nothing; the paper tries until one fits.
 _TRIES = 10
-_BLOCK_BYTES = 8  # of one counter
+_BLOCK_BYTES = 8  # bytes that one counter gives
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Erasing:
 
     Attributes:
         boxes: int64 (B, 4): top, left, height, width in pixels; height 0 erases nothing.
-        key: of the bytes.
+        key: key of the random bytes, from `derive_key`.
         index: sample indices (B,).
     """
 
@@ -36,10 +37,10 @@ class Erasing:
     index: np.ndarray
 
     def fill(self, images: np.ndarray) -> None:
-        """Fills the boxes, in place, with bytes that are uniform and independent by pixel and channel.
+        """Fills the boxes in place with uniform random bytes, independent for each pixel and channel.
 
-        That is the paper's own fill. A departure from timm's "pixel" mode, MAE's choice: it
-        draws normal noise after normalization, which uint8 cannot hold.
+        This is the paper's fill. It departs from timm's "pixel" mode, which MAE chose: that mode draws
+        normal noise after normalization, which uint8 cannot hold.
 
         Args:
             images: uint8 (B, C, H, W).
@@ -49,18 +50,18 @@ class Erasing:
             images[row, :, top : top + height, left : left + width] = pixels.reshape(-1, height, width)
 
     def _noise(self, channels: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields (index in the batch, bytes) of each erased image, all from one call of the hash."""
+        """Yields (index in the batch, bytes) of each erased image. One call of the hash makes all bytes."""
         rows = np.flatnonzero(self.boxes[:, 2])
         if not len(rows):
             return
         counts = channels * self.boxes[rows, 2] * self.boxes[rows, 3]
         blocks = -(-counts // _BLOCK_BYTES)
         starts = np.cumsum(blocks) - blocks
-        # Counters begin at 0 in each image: its bytes do not depend on who else is in the batch.
+        # Counters begin at 0 in each image, so its bytes do not depend on the rest of the batch.
         counter = np.arange(blocks.sum()) - np.repeat(starts, blocks)
         samples = np.repeat(self.index[rows], blocks)
         drawn = threefry2x32(self.key, samples.astype(np.uint32), counter.astype(np.uint32))
-        # One order of bytes on all machines.
+        # "<u4": the same order of bytes on all machines.
         noise = np.stack(drawn, axis=1).astype("<u4").view(np.uint8).reshape(-1)
         for row, start, count in zip(
             rows.tolist(), (starts * _BLOCK_BYTES).tolist(), counts.tolist(), strict=True
@@ -71,13 +72,13 @@ class Erasing:
 def draw_erasing(
     share: float, img_size: tuple[int, int], seed: int, epoch: int, index: np.ndarray
 ) -> Erasing:
-    """Draws which images are erased, and where: the first of ten tries that fits.
+    """Draws which images are erased, and where. Of ten boxes the first that fits is taken.
 
     Args:
-        share: of the images.
+        share: probability that an image is erased, 0 to 1.
         img_size: (H, W) of all images.
         seed: the run's seed.
-        epoch: of these samples.
+        epoch: from 0.
         index: sample indices (B,).
     """
     numbers = uniform(derive_key(seed, RngStream.ERASE, epoch), index, 1 + 2 * _TRIES + 2)

@@ -1,14 +1,14 @@
-"""The order mode `blocks`: near samples lie in few shards, for shared file systems.
+"""The order mode `blocks`: a rank reads few shards at a time, which suits shared file systems.
 
-In each epoch the shards are permuted, runs of `block_shards` of them are blocks, and
-the samples of a block are permuted among themselves. The stream that results is cut
-into `lanes` equal segments, and every step takes an equal part of each. A rank whose
-share of the batch is whole lanes reads only their shards, block by block, while the
-batch over all ranks is the same for any number of them. The stream of samples is cut
-rather than the list of shards: lanes are of one length whatever the shards hold.
+Each epoch permutes the shards. Every `block_shards` of them form a block, and the samples of a
+block are permuted among themselves. The resulting stream of samples is cut into `lanes` equal
+segments. Every step takes an equal part of each segment.
 
-Each position is still computed on its own; what is kept is as long as the list of
-shards, not of samples.
+A rank that computes whole lanes reads only the shards of these lanes, block by block. The batch
+over all ranks is the same for any number of ranks. Lanes cut the stream of samples, not the list
+of shards, so all lanes have the same length even if shards differ in size.
+
+Each position is computed on its own. Memory grows with the number of shards, not of samples.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from mae_vit.data.order.permutation import permute
 
 @dataclass(frozen=True)
 class _Layout:
-    """One epoch's stream.
+    """The stream of one epoch.
 
     Attributes:
-        shards: (S,) shard numbers in order.
-        shard_starts: (S + 1,) where in the stream each begins; the last is the end.
-        block_starts: (blocks + 1,) the same of the blocks.
-        block_keys: two words (blocks,) each, uint32.
+        shards: (S,), shard numbers in the order of the stream.
+        shard_starts: (S + 1,), the position in the stream where each shard begins; the last is N.
+        block_starts: (blocks + 1,), the position where each block begins; the last is N.
+        block_keys: two arrays uint32 (blocks,): the key that permutes each block's samples.
     """
 
     shards: np.ndarray
@@ -44,13 +44,13 @@ class BlockOrder:
     """The order mode `blocks`.
 
     Attributes:
-        effective_batch_size: samples of a step over all ranks; `lanes` divides it.
+        effective_batch_size: samples per step over all ranks, a multiple of `lanes`.
         seed: the run's seed.
-        lanes: segments of the stream; each gives an equal part of every step.
-        block_shards: shards whose samples are permuted together.
+        lanes: number of segments of the stream; each gives an equal part of every step.
+        block_shards: shards per block; their samples are permuted together.
         num_samples: N, over all shards.
         repeats: 1.
-        num_blocks: of an epoch.
+        num_blocks: blocks per epoch; the last one may have fewer shards.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class BlockOrder:
         lanes: int,
         block_shards: int,
     ) -> None:
-        """Orders the samples of shards that hold `shard_samples` each, numbered through in this order."""
+        """Orders the samples of the shards. Shard i has `shard_samples[i]` samples; numbers run on over the shards."""
         self._counts = np.asarray(shard_samples, np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
         self.effective_batch_size = effective_batch_size
@@ -76,20 +76,23 @@ class BlockOrder:
 
     @property
     def blocks(self) -> BlockOrder:
-        """Itself."""
+        """Returns itself."""
         return self
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches; the end of each lane is dropped (other samples each epoch)."""
+        """Whole batches per epoch. The end of each lane is dropped (other samples in each epoch)."""
         return self.num_samples // self.effective_batch_size
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        """Returns the samples at positions start..stop-1 of an epoch's batches laid end to end, int64.
+        """Returns the samples at positions start..stop-1 of an epoch, int64.
 
-        A batch holds its part of lane 0, then of lane 1, and so on.
+        Position p is sample p % effective_batch_size of step p // effective_batch_size. A batch
+        consists of its part of lane 0, then of lane 1, and so on.
         """
         layout = self._layout(epoch)
+        # Position -> lane and place in it -> position in the stream -> permuted within its block
+        # -> shard -> sample.
         step, place = np.divmod(np.arange(start, stop), self.effective_batch_size)
         lane, within = np.divmod(place, self._per_lane)
         stream = lane * self._lane_length + step * self._per_lane + within
@@ -102,9 +105,9 @@ class BlockOrder:
         return self._firsts[layout.shards[slot]] + stream - layout.shard_starts[slot]
 
     def shards_of(self, share: RankSlice, epoch: int) -> np.ndarray:
-        """Returns the shards that a rank may open in an epoch, in their order there.
+        """Returns the shards that a rank may open in an epoch, in stream order.
 
-        Those of its lanes, and of the blocks in which these begin and end.
+        These are all shards of the blocks that its lanes touch.
         """
         layout = self._layout(epoch)
         per_rank = self.effective_batch_size // share.world_size
@@ -116,7 +119,7 @@ class BlockOrder:
 
     @property
     def _per_lane(self) -> int:
-        """Samples that a step takes from each lane."""
+        """Samples per step from each lane."""
         return self.effective_batch_size // self.lanes
 
     @property
@@ -137,7 +140,7 @@ class BlockOrder:
             shards=shards,
             shard_starts=starts,
             block_starts=np.append(starts[:-1][:: self.block_shards], starts[-1]),
-            # The second counter sets these apart from the draws that permute the
-            # shards, which count rounds there.
+            # The second counter is a value that `permute` never uses: it counts rounds there. So block
+            # keys are independent of the draws that permute the shards.
             block_keys=threefry2x32(key, blocks, np.full_like(blocks, MASK32)),
         )

@@ -1,9 +1,9 @@
-"""The order of samples: a keyed permutation, computed at any position on its own.
+"""The order of samples: a keyed permutation that is computed for each position on its own.
 
-Position -> sample is a Feistel network over a rectangle a x b >= N with cycle
-walking: O(1) memory at any N, no array, no state. A step is a slice of the
-epoch's order; a rank's share is a slice of the step, so the samples of a global
-batch do not depend on how many ranks or workers there are.
+A Feistel network over a rectangle a x b >= N with cycle walking maps a position to a sample. It
+needs O(1) memory for any N, no array and no state. A step is a slice of the epoch's order, and a
+rank's share is a slice of the step. So the samples of a global batch do not depend on the number
+of ranks or workers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mae_vit.data.order.skipped_steps import Skipped, data_step
 if TYPE_CHECKING:
     from mae_vit.data.order.block_order import BlockOrder
 
-# Positions: more in a call take as long for each.
+# Positions per call of `Order.samples`. Larger calls cost the same per position.
 _AT_ONCE = 4096
 
 
@@ -30,7 +30,7 @@ class Order(Protocol):
 
     @property
     def effective_batch_size(self) -> int:
-        """Samples of a step over all ranks."""
+        """Samples per step over all ranks."""
 
     @property
     def seed(self) -> int:
@@ -38,27 +38,30 @@ class Order(Protocol):
 
     @property
     def repeats(self) -> int:
-        """How often in a row each sample comes; divides every micro-batch."""
+        """How often in a row each sample occurs; divides the size of a micro-batch."""
 
     @property
     def blocks(self) -> BlockOrder | None:
-        """The order of shards that the samples follow; None where each step reads from everywhere."""
+        """The block order that the samples follow; None if each step reads from all shards."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches of an epoch."""
+        """Whole batches per epoch."""
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        """Returns the samples at positions start..stop-1 of an epoch's batches laid end to end, int64."""
+        """Returns the samples at positions start..stop-1 of an epoch, int64.
+
+        Position p is sample p % effective_batch_size of step p // effective_batch_size.
+        """
 
 
 @dataclass(frozen=True)
 class GlobalOrder:
-    """The order mode `global`: each epoch a fresh permutation of all samples.
+    """The order mode `global`: each epoch is a fresh permutation of all samples.
 
     Attributes:
         num_samples: N.
-        effective_batch_size: samples of a step over all ranks.
+        effective_batch_size: samples per step over all ranks.
         seed: the run's seed.
         repeats: 1.
         blocks: None.
@@ -72,26 +75,26 @@ class GlobalOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches; the remainder of each epoch is dropped (another one each epoch)."""
+        """Whole batches per epoch. The remainder is dropped (other samples in each epoch)."""
         return self.num_samples // self.effective_batch_size
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        """Returns the samples at positions start..stop-1 of an epoch's order, int64."""
+        """Returns the samples at positions start..stop-1 of an epoch, int64."""
         key = derive_key(self.seed, RngStream.ORDER, epoch)
         return permute(np.arange(start, stop), self.num_samples, key)
 
 
 @dataclass(frozen=True)
 class RepeatedOrder:
-    """Each sample several times in a row: views of an image that is decoded once for all of them.
+    """Repeated augmentation: each sample occurs several times in a row, as views of an image that is decoded once.
 
-    Repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020), as MAE for video has it
-    (Feichtenhofer et al., NeurIPS 2022). An epoch is as many views as there are samples: to see
-    all of them takes `repeats` epochs, each with its part of one order.
+    Hoffer et al., "Augment your batch", CVPR 2020, as MAE for video uses it (Feichtenhofer et al.,
+    NeurIPS 2022). An epoch has as many views as there are samples. It takes `repeats` epochs to see
+    all samples; each of these epochs takes one part of the same order.
 
     Attributes:
-        order: of the samples, in batches that are as much smaller.
-        repeats: how often in a row each one comes; divides every micro-batch.
+        order: order of the samples; its effective batch is smaller by the factor `repeats`.
+        repeats: how often in a row each sample occurs; divides the size of a micro-batch.
     """
 
     order: Order
@@ -99,7 +102,7 @@ class RepeatedOrder:
 
     @property
     def effective_batch_size(self) -> int:
-        """Views of a step over all ranks."""
+        """Views per step over all ranks."""
         return self.order.effective_batch_size * self.repeats
 
     @property
@@ -109,16 +112,17 @@ class RepeatedOrder:
 
     @property
     def blocks(self) -> BlockOrder | None:
-        """Those of the samples' order."""
+        """The block order that the samples follow; None if each step reads from all shards."""
         return self.order.blocks
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches of views."""
+        """Whole batches of views per epoch."""
         return self.order.steps_per_epoch // self.repeats
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        """Returns the samples at positions start..stop-1 of an epoch's batches laid end to end, int64."""
+        """Returns the samples at positions start..stop-1 of an epoch of views, int64."""
+        # `repeats` epochs of views share one epoch `turn` of the samples' order; `part` says which part.
         turn, part = divmod(epoch, self.repeats)
         before = part * self.steps_per_epoch * self.order.effective_batch_size
         first, last = start // self.repeats, -(-stop // self.repeats)
@@ -127,11 +131,14 @@ class RepeatedOrder:
 
 
 def view_keys(samples: np.ndarray, repeats: int) -> np.ndarray:
-    """Numbers the views of samples that come `repeats` times in a row: what their randomness is keyed by.
+    """Numbers the views of samples that occur `repeats` times in a row. Random draws of a view use its number as key.
 
     Args:
-        samples: int64 (B,), from the first view of a sample on.
-        repeats: r; a sample's views are r * sample, r * sample + 1, ...
+        samples: int64 (B,); begins with the first view of a sample.
+        repeats: r; the views of a sample are r * sample, r * sample + 1, ...
+
+    Returns:
+        int64 (B,).
     """
     return samples if repeats == 1 else samples * repeats + np.arange(len(samples)) % repeats
 
@@ -154,15 +161,15 @@ class RankSlice:
 def micro_batches(
     order: Order, share: RankSlice, *, start_step: int, stop_step: int, skipped: Skipped = ()
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (epoch, sample indices) of a rank's micro-batches, from any step on.
+    """Yields (epoch, sample indices int64) of a rank's micro-batches in steps start_step..stop_step-1.
 
-    The rank's slice of a step is contiguous, and so is each micro-batch in it. `skipped` steps
-    of the order are left out: the steps after them move up.
+    The rank's slice of a step is contiguous, and so is each micro-batch in it. Data steps in
+    `skipped` are not taken; later data steps take their place.
     """
     size = order.effective_batch_size
     per_rank = size // share.world_size
     micro = per_rank // share.accumulation
-    # Of small batches those of several steps at once: the cost is one of calls, not of numbers.
+    # For small batches, compute several steps per call: the cost is per call, not per position.
     ahead = max(1, _AT_ONCE // size)
     held, samples = (-1, -1), np.zeros(0, np.int64)
     for step in range(start_step, stop_step):

@@ -6,30 +6,30 @@ import numpy as np
 
 from mae_vit.core.keyed_rng import MAX_INDEX, threefry2x32
 
-# Four rounds of a random function make a pseudo-random permutation (Luby and
-# Rackoff 1988); small domains want more. Among the permutations of a few samples 8
-# rounds are visibly uneven (total variation from uniform, computed exactly: 0.06 at
-# N=5, 0.09 at N=6); 40 bring it to 1e-6. From 64 on the order is that of 8.
+# Four rounds of a random function make a pseudo-random permutation (Luby and Rackoff 1988), but
+# small domains need more. With 8 rounds the permutations of a few samples are visibly uneven (total
+# variation from uniform, computed exactly: 0.06 at N=5, 0.09 at N=6). 40 rounds bring it to 1e-6.
+# N < 64 takes 40 rounds, all others 8.
 _ROUNDS = 8
 _TINY = 64
 _TINY_ROUNDS = 40
-# One number for all positions, or one for each of them.
+# One integer for all positions, or an array (n,) with one for each.
 Numbers = int | np.ndarray
 
 
 def permute(positions: np.ndarray, num_samples: Numbers, key: tuple[Numbers, Numbers]) -> np.ndarray:
     """Maps positions to samples, a bijection on 0..N-1.
 
-    With arrays each position lies in a domain of its own; the result is that of a
-    call for each.
+    If `num_samples` and `key` are arrays, each position has a domain of its own. The result is the
+    same as with one call per position.
 
     Args:
         positions: integers (n,) in [0, N).
-        num_samples: N, at most 2**32; an integer or integers (n,).
-        key: from `derive_key`; integers or uint32 (n,).
+        num_samples: N, 1 to 2**32; an integer or integers (n,).
+        key: two words from `derive_key`; integers or uint32 (n,).
 
     Returns:
-        int64 (n,) sample indices.
+        int64 (n,), sample indices in [0, N).
 
     Raises:
         ValueError: if N is 0 or larger than 2**32.
@@ -41,7 +41,8 @@ def permute(positions: np.ndarray, num_samples: Numbers, key: tuple[Numbers, Num
     rows = np.sqrt(sizes - 1).astype(np.int64) + 1
     columns = -(-sizes // rows)
     walked = _feistel(np.asarray(positions, np.int64), rows, columns, sizes, key)
-    # The rectangle exceeds N by less than one row, so few walk, and soon return.
+    # Cycle walking: apply the network again to numbers outside 0..N-1. The rectangle exceeds N by
+    # less than one row, so few numbers walk, and few rounds suffice.
     outside = np.flatnonzero(walked >= sizes)
     while outside.size:
         some_rows, some_columns, some_sizes, k0, k1 = (

@@ -1,19 +1,19 @@
-"""Which steps of the data order a run takes, where some are left out.
+"""Maps run steps to data steps when some data steps are skipped.
 
-A run's n-th step takes the n-th step of the data order that is not skipped. So the list of
-the list of skipped steps is all that a run needs to resume exactly.
+A run's n-th step takes the n-th data step that is not skipped. The step number and the
+list of skipped steps are therefore all that a run needs to resume exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Steps first..stop-1 of the data order, ascending; none touches another.
+# Windows (first, stop) of data steps first..stop-1, ascending, with at least one step between two windows.
 Skipped = tuple[tuple[int, int], ...]
 
 
 def data_step(step: int, skipped: Skipped) -> int:
-    """Returns the step of the data order that a run's step (from 0) takes."""
+    """Returns the data step that a run's step takes; both count from 0."""
     for first, stop in skipped:
         if step < first:
             break
@@ -22,7 +22,7 @@ def data_step(step: int, skipped: Skipped) -> int:
 
 
 def skip(skipped: Skipped, first: int, stop: int) -> Skipped:
-    """Adds the steps first..stop-1."""
+    """Adds the data steps first..stop-1."""
     return _merge([*skipped, (first, stop)])
 
 
