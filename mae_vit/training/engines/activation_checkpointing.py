@@ -1,4 +1,4 @@
-"""Activation checkpointing: less memory for more time."""
+"""Activation checkpointing: saves memory and costs time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 def recompute_blocks(model: nn.Module) -> None:
     """Makes every transformer block keep only its input and recompute the rest in the backward pass.
 
-    Changes encoder and decoder in place; names and numbers stay the same. A block that
-    runs in parts (`mae_vit.models.vit.block_for_queries`) keeps its activations.
+    It changes encoder and decoder in place. Parameter names and results stay the same. A block that
+    `mae_vit.models.vit.block_for_queries` runs in parts keeps its activations.
     """
     for module in model.modules():
         if isinstance(module, Block):

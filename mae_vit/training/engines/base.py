@@ -1,9 +1,9 @@
 """The interface of engines: how an optimizer step is computed.
 
-Precisions bf16 and fp16 mean fp32 parameters with autocast, as in the official MAE
-code. The autocast wraps the objective inside the engine, so both engines compute the
-same thing and gradients are reduced in fp32 (DeepSpeed's own `torch_autocast` section
-would reduce them in bf16). Both engines also use our loss scale for fp16
+With bf16 and fp16 parameters stay fp32 and the forward pass runs under autocast, as in the
+official MAE code. The autocast wraps the objective inside the engine. So both engines compute the
+same values, and gradients are reduced in fp32. (DeepSpeed's own `torch_autocast` section would
+reduce them in bf16.) Both engines use our loss scale for fp16
 (`mae_vit.training.optim.loss_scale.LossScale`).
 """
 
@@ -41,20 +41,21 @@ class StepOptions:
     """Options of an engine.
 
     Attributes:
-        optimizer: which one, and its options.
+        optimizer: the optimizer and its options.
         clip_grad: largest global gradient norm; None for no clipping.
-        precision: of the forward and backward pass.
+        precision: precision of the forward and backward pass.
         batch_size_per_device: images per micro-batch.
         accumulation: micro-batches per step.
-        zero_stage: DeepSpeed's ZeRO stage.
-        zero_keeps_whole_below: at ZeRO 3, smaller parameters stay whole on every rank
+        zero_stage: DeepSpeed's ZeRO stage, 0 to 3.
+        zero_keeps_whole_below: at ZeRO 3, parameters of fewer numbers stay whole on every rank
             (DeepSpeed's default).
-        compile: fuse the objective's operations by torch.compile; costs a minute at the
-            start, on a CPU it needs a C++ compiler.
-        cuda_graphs: record the compiled kernels as one launch; on the torch engine, one micro-batch a step.
+        compile: fuse the objective's operations by torch.compile. This takes a minute at the
+            start; on a CPU it needs a C++ compiler.
+        cuda_graphs: launch the compiled kernels as one CUDA graph. Needs the torch engine, one rank
+            and one micro-batch per step.
         activation_checkpointing: recompute each block's activations in the backward pass.
-        ema_decay: of the moving average of the weights (`mae_vit.training.engines.ema`); None for none.
-        compression: of the gradients that the torch engine sends to other ranks.
+        ema_decay: decay of the moving average of the weights (`mae_vit.training.engines.ema`); None for no average.
+        compression: how the torch engine compresses the gradients that ranks exchange.
     """
 
     optimizer: OptimizerOptions
@@ -76,7 +77,7 @@ class StepResult(NamedTuple):
 
     Attributes:
         grad_norm: global gradient norm before clipping, without the loss scale.
-        skipped: fp16's gradients overflowed, and nothing was updated.
+        skipped: True if fp16 gradients overflowed. The step then updated nothing.
     """
 
     grad_norm: Tensor
@@ -84,13 +85,13 @@ class StepResult(NamedTuple):
 
 
 class Engine(ABC):
-    """Computes optimizer steps. Every rank makes every collective call.
+    """Computes optimizer steps. Every rank must make every collective call.
 
     Attributes:
         objective: the trained module, on the device.
-        trainable: parameters that are trained, by name.
-        loss_scale: of fp16; None in other precisions.
-        updates: optimizer updates made in the whole run.
+        trainable: parameters that require gradients, by name.
+        loss_scale: the loss scale of fp16; None in other precisions.
+        updates: optimizer updates of the whole run; skipped steps do not count.
         average: moving average of the weights; None without `ema_decay`.
     """
 
@@ -110,7 +111,8 @@ class Engine(ABC):
         if options.activation_checkpointing:
             recompute_blocks(objective)
         if options.compile:
-            # In place, so that names in state dicts stay. Shapes never change in a run.
+            # Compile in place: `torch.compile` would return a wrapper that changes the names in state
+            # dicts. Shapes never change in a run, hence dynamic=False.
             self.objective.compile(dynamic=False, mode="reduce-overhead" if options.cuda_graphs else None)
         self.module = Autocast(self.objective, device, options.precision)
 
@@ -139,9 +141,9 @@ class Engine(ABC):
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
-        """Within this context `objective` holds the whole weights for evaluation and export; collective.
+        """Gives `objective` its whole weights within the context, for evaluation and export; collective.
 
-        These are the moving average, if there is one.
+        If the run keeps a moving average, these weights are the average.
         """
         with nullcontext() if self.average is None else self.average.swapped_in():
             yield
@@ -155,9 +157,9 @@ class Engine(ABC):
         return sum_over_ranks(values, self.ranks)
 
     def reduce_buffers(self) -> None:
-        """Averages the statistics of layers (BatchNorm) over ranks.
+        """Averages the layers' statistics (BatchNorm) over ranks.
 
-        Runs after every step, so that the statistics do not depend on when a run was saved.
+        It runs after every step, so the statistics do not depend on when a run was saved.
         """
         if self.ranks.world_size == 1:
             return
@@ -173,7 +175,7 @@ class Engine(ABC):
         return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
     def unscale_and_clip(self) -> StepResult:
-        """Unscales and clips gradients that this process holds whole."""
+        """Divides the gradients by the loss scale and clips them. This process must hold them whole."""
         parameters = list(self.trainable.values())
         if self.loss_scale is not None:
             gradients = [p.grad for p in parameters if p.grad is not None]
@@ -181,7 +183,7 @@ class Engine(ABC):
         return self.update_loss_scale(clip_gradients(parameters, self.options.clip_grad))
 
     def update_loss_scale(self, grad_norm: Tensor) -> StepResult:
-        """Decides whether to skip a step; waits for the device only in fp16."""
+        """Decides whether fp16 skips this step, from the unscaled gradient norm. Waits for the device only in fp16."""
         skipped = self.loss_scale is not None and self.loss_scale.update(
             overflow=not bool(grad_norm.isfinite())
         )
@@ -189,13 +191,13 @@ class Engine(ABC):
         return StepResult(grad_norm, skipped)
 
     def update_ema(self, result: StepResult) -> StepResult:
-        """Adds a step's weights to the average and returns its result."""
+        """Updates the moving average after a step that was not skipped; returns `result`."""
         if self.average is not None and not result.skipped:
             self.average.update(self.updates)
         return result
 
     def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:
-        """Collects the state of an optimizer that this process holds whole."""
+        """Collects the state to save. This process must hold the optimizer's state whole."""
         optimizer_states = {
             slot: slot_tensors(optimizer, self.trainable, slot)
             for slot in self.options.optimizer.optimizer_states
@@ -220,7 +222,7 @@ class Engine(ABC):
         return state
 
     def restore_local(self, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-        """Restores the state of an optimizer that this process holds whole."""
+        """Restores a state. This process must hold the optimizer's state whole."""
         self.restore_counters(state)
         with torch.no_grad():
             for name, parameter in self.objective.named_parameters():
@@ -229,7 +231,7 @@ class Engine(ABC):
         restore_slots(optimizer, self.trainable, state, counts_updates=counts_updates)
 
     def restore_counters(self, state: TrainState) -> None:
-        """Restores the counters and the buffers of layers."""
+        """Restores counters, loss scale, moving average and the layers' buffers."""
         for name, buffer in persistent_buffers(self.objective).items():
             buffer.copy_(state.buffers[name])
         self.updates = state.optimizer_step

@@ -1,4 +1,4 @@
-"""Builds an engine from a config, after process group and determinism are set up."""
+"""Builds an engine from a config. Process group and determinism must be set up before."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mae_vit.training.optim.optimizers import OptimizerOptions
 
 
 def enable_determinism() -> None:
-    """Makes equal runs on equal devices equal bit for bit; an operation that cannot raises an error.
+    """Makes two runs of the same config on the same kind of device equal bit for bit.
 
-    Not `warn_only`: with it, flash and memory-efficient attention keep a backward pass whose
-    order varies.
+    An operation that has no deterministic version raises an error. `warn_only` is not an option: with
+    it, flash and memory-efficient attention keep a backward pass whose order varies.
     """
     # cuBLAS is deterministic only with this setting.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -29,7 +29,7 @@ def enable_determinism() -> None:
 
 
 def init_process_group(config: Config, device: torch.device, ranks: Ranks = ALONE) -> None:
-    """Joins the ranks, if there are several. DeepSpeed needs a group even for one process."""
+    """Creates the process group if there are several ranks. DeepSpeed needs a group even for one process."""
     if ranks.world_size > 1 or config.train.engine_on(ranks.world_size) == "deepspeed":
         join(ranks, device, timeout=give_up_after(config.run.hang_timeout_s))
 
@@ -66,7 +66,7 @@ def build_engine(
     )
     if config.train.engine_on(ranks.world_size) == "torch":
         return TorchEngine(objective, options, ranks, device)
-    # DeepSpeed takes seconds to import: not before the input was checked.
+    # DeepSpeed takes seconds to import, so it is imported only after the input was checked.
     from mae_vit.training.engines.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(objective, options, ranks, device)

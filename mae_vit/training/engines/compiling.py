@@ -1,4 +1,4 @@
-"""Whether a run compiles its objective, and why: `train.compile`, once plan and device are known."""
+"""Decides from `train.compile`, plan and device whether a run compiles its objective, and says why."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config, ModelSection
 from mae_vit.core.errors import InputError
 
-# From how many micro-batches on `auto` compiles. Compiling takes one or two minutes; of the 1,350 operations of an
-# eager micro-batch of ViT-B (tests/unit/training/test_kernel_launches.py) at 5 us each
-# a compiled one saves most, 5 to 10 ms: 100 s / 10 ms. An estimate, not measured on a GPU by us.
+# `auto` compiles from this number of micro-batches on. Compiling takes one or two minutes. An eager
+# micro-batch of ViT-B launches 1,350 operations (tests/unit/training/test_kernel_launches.py) at 5 us
+# each; compiling saves most of them, 5 to 10 ms. 100 s / 10 ms = 10,000. We have not measured it on a GPU.
 EARNS_FROM = 10_000
-# What Triton writes code for (torch._inductor: `has_triton`).
+# The oldest compute capability that Triton supports (torch._inductor: `has_triton`).
 _OLDEST_GPU = (7, 0)
 
 
 class Compiling(NamedTuple):
-    """What becomes of `train.compile`.
+    """The decision about `train.compile`.
 
     Attributes:
         on: the objective is compiled.
-        why: for people.
-        cuda_graphs: its kernels are recorded, and launched as one.
+        why: the reason, shown in the plan.
+        cuda_graphs: the compiled kernels are recorded and launched as one CUDA graph.
     """
 
     on: bool
@@ -37,16 +37,16 @@ class Compiling(NamedTuple):
     cuda_graphs: bool = False
 
     def __str__(self) -> str:
-        """A line of the plan."""
+        """Returns a line for the plan."""
         graphs = ", its kernels launched as CUDA graphs" if self.cuda_graphs else ""
         return f"{'yes' if self.on else 'no'}{graphs}: {self.why}"
 
 
 def choose_compiling(config: Config, plan: Plan, device: torch.device) -> Compiling:
-    """Decides what `train.compile` comes to.
+    """Decides whether and how to compile.
 
     Raises:
-        InputError: if "reduce-overhead" does not fit the run.
+        InputError: if "reduce-overhead" is impossible in this run.
     """
     asked = config.train.compile
     if asked == "auto":
@@ -61,7 +61,7 @@ def choose_compiling(config: Config, plan: Plan, device: torch.device) -> Compil
 
 
 def _why_not(config: Config, plan: Plan, device: torch.device) -> str | None:
-    """What keeps `auto` from compiling; None for nothing."""
+    """Returns why `auto` does not compile; None if it does."""
     micro_batches = plan.total_steps * plan.accumulation
     if device.type != "cuda":
         return "off on CPUs"
@@ -79,7 +79,7 @@ def _why_not(config: Config, plan: Plan, device: torch.device) -> str | None:
 
 
 def missing_for_triton(device: torch.device) -> str | None:
-    """What a machine lacks to compile for its GPU; None for nothing."""
+    """Returns what this machine lacks to compile for its GPU; None if nothing is missing."""
     if torch.cuda.get_device_capability(device) < _OLDEST_GPU:
         return "this GPU is too old for Triton"
     if importlib.util.find_spec("triton") is None:
@@ -109,7 +109,7 @@ def _check_graphs(config: Config, plan: Plan, device: torch.device) -> None:
             "use true"
         )
     if plan.accumulation > 1:
-        # Gradients lie in the graph's memory until the step; a second micro-batch would write over them.
+        # Gradients lie in the graph's memory until the step. A second micro-batch would overwrite them.
         raise InputError(
             f'train.compile="reduce-overhead" takes whole steps, not {plan.accumulation} micro-batches each: give a '
             f"train.batch_size_per_device of {plan.batch_size_per_device * plan.accumulation}, or use true"

@@ -1,4 +1,4 @@
-"""What a run will cost, measured on the meta device: nothing is computed or allocated."""
+"""Estimates the cost of a run on the meta device, which computes and allocates nothing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mae_vit.models.attention import set_fused_attention
 from mae_vit.objectives.objective import Task
 from mae_vit.training.engines.precision import AUTOCAST_DTYPES, Precision
 
-# Side of the square matrices whose product is timed, on a CPU and on a GPU; and for how long.
+# Side of the square matrices whose product is timed (CPU, GPU), and the total time in seconds.
 _MEASURED_SIDE, _MEASURED_S = (512, 8192), 0.2
-# Numbers (of 4 bytes) that ranks exchange at a time on GPUs at ZeRO 1 to 3; DeepSpeed's default is 500 M.
+# Size of a bucket on GPUs at ZeRO 1 to 3, in numbers of 4 bytes. DeepSpeed's default is 500 M.
 ZERO_BUCKET = 25_000_000
-# Weights that ZeRO 3 keeps gathered at most: DeepSpeed's default of `stage3_max_live_parameters`.
+# Largest number of weights that ZeRO 3 keeps gathered: DeepSpeed's default of `stage3_max_live_parameters`.
 _ZERO_3_GATHERED = 1_000_000_000
 
 
@@ -30,14 +30,14 @@ class Estimate:
     """Costs of an objective.
 
     Attributes:
-        parameters: of the encoder and what the objective adds.
-        encoder_parameters: of the encoder alone; all where the network has none.
-        trainable: parameters that have optimizer state.
-        flops_per_image: model FLOPs of a training step: 3 x forward, no recomputation.
-        activation_bytes: kept for the backward pass of one micro-batch in float32 with plain
-            attention; an upper bound for bf16, fp16 and fused attention.
-        optimizer_slots: float32 numbers that the optimizer keeps for each trainable one.
-        averaged: a moving average of all parameters is kept, whole on each rank.
+        parameters: number of parameters: the encoder's and those that the objective adds.
+        encoder_parameters: number of the encoder's parameters; of all, if the network has no encoder.
+        trainable: number of parameters that have optimizer state.
+        flops_per_image: model FLOPs of a training step: 3 x forward, without recomputation.
+        activation_bytes: bytes that autograd keeps of one micro-batch in float32 with plain
+            attention. This is an upper bound for bf16, fp16 and fused attention.
+        optimizer_slots: float32 numbers that the optimizer keeps for each trainable parameter.
+        averaged: each rank keeps a whole moving average of all parameters.
     """
 
     parameters: int
@@ -49,36 +49,42 @@ class Estimate:
     averaged: bool = False
 
     def memory_gib(self, *, world_size: int, zero_stage: int) -> float:
-        """Memory of one rank: parameters, gradients, optimizer state and activations; an upper bound, about."""
+        """Returns an approximate upper bound of one rank's memory in GiB.
+
+        It adds parameters, gradients, optimizer state and activations.
+        """
         lasting, gradients = self._states(world_size, zero_stage)
         return (lasting + gradients + self.activation_bytes) / 2**30
 
     def least_gib(self, *, world_size: int, zero_stage: int, kept_bytes: int) -> float:
-        """What a rank cannot do without: gradients come as what autograd kept goes.
+        """Returns a lower bound of one rank's memory in GiB.
+
+        Of gradients and activations only the larger counts: the backward pass frees activations while
+        it makes gradients.
 
         Args:
-            world_size: ranks.
-            zero_stage: of DeepSpeed.
-            kept_bytes: of a micro-batch, at least (`kept_bytes`).
+            world_size: number of ranks.
+            zero_stage: DeepSpeed's ZeRO stage, 0 to 3.
+            kept_bytes: bytes that autograd keeps of a micro-batch at least, from the function `kept_bytes`.
         """
         lasting, gradients = self._states(world_size, zero_stage)
         return (lasting + max(gradients, kept_bytes)) / 2**30
 
     def _states(self, world_size: int, zero_stage: int) -> tuple[float, float]:
-        """Bytes of one rank that last from step to step, and of gradients."""
+        """Returns one rank's bytes that last from step to step, and its bytes of gradients."""
         share = 1 / world_size
-        # From ZeRO 1 on, a flat float32 copy of the rank's own share comes along.
+        # From ZeRO 1 on, a rank also keeps a flat float32 copy of its share of the parameters.
         slots = 4 * (self.optimizer_slots + (zero_stage > 0)) * (share if zero_stage else 1)
         whole: float = 4 * self.parameters * (1 + self.averaged)
         if zero_stage == 3:
-            # Each rank's share; of the others' it keeps what a step has gathered, up to a limit.
+            # A rank keeps its own share, and the gathered parameters of other ranks up to a limit.
             whole += 4 * (share * self.parameters + min(self.parameters, _ZERO_3_GATHERED) - self.parameters)
         exchanged = 4 * min(self.trainable, 2 * ZERO_BUCKET) if zero_stage else 0
         gradients = 4 * self.trainable * (share if zero_stage >= 2 else 1) + exchanged
         return whole + slots * self.trainable, gradients
 
     def describe_compute(self, images: int) -> str:
-        """Says what an image costs, and all that a run will see."""
+        """Returns a phrase with the cost of one image and of all `images` that a run will see."""
         total = self.flops_per_image * images / 1e15
         return (
             f"{self.flops_per_image / 1e9:.3f} GFLOP per image and step (3 x forward), "
@@ -87,7 +93,7 @@ class Estimate:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of one checkpoint on disk."""
+        """Bytes of one checkpoint on disk."""
         return 4 * ((1 + self.averaged) * self.parameters + self.optimizer_slots * self.trainable)
 
 
@@ -104,17 +110,17 @@ def estimate(
 
     Args:
         build: makes the objective.
-        image_shape: (C, H, W) of what it is given.
-        batch_size_per_device: images of a micro-batch.
-        activation_checkpointing: blocks keep their input alone, and one at a time is
-            computed again.
+        image_shape: (C, H, W) of its images.
+        batch_size_per_device: images per micro-batch.
+        activation_checkpointing: each block keeps only its input; the backward pass recomputes
+            one block at a time.
         optimizer_slots: tensors that the optimizer keeps for each parameter.
-        averaged: a moving average of the weights is kept.
+        averaged: the run keeps a moving average of the weights.
     """
     with torch.device("meta"):
         model = build()
-    model.to("meta")  # tables computed in NumPy are not there yet
-    # The counter sees the matrix products of plain attention.
+    model.to("meta")  # tables computed in NumPy are not on the meta device yet
+    # The counter counts the matrix products of plain attention only.
     set_fused_attention(model, False)
     images = torch.empty(batch_size_per_device, *image_shape, dtype=torch.uint8, device="meta")
     index = torch.empty(batch_size_per_device, dtype=torch.int64, device="meta")
@@ -146,18 +152,19 @@ def kept_bytes(
     fused_attention: bool,
     activation_checkpointing: bool = False,
 ) -> int:
-    """Measures what autograd keeps of a micro-batch in a precision, autocast's copies of weights among it.
+    """Measures the bytes that autograd keeps of a micro-batch, including autocast's copies of weights.
 
-    A step that is not compiled keeps no less. On fake tensors of a CPU, whose autocast and
-    fused attention keep what a GPU's do: queries, keys, values, the result, and a sum for each row.
+    An eager step keeps at least these. The measurement uses fake CPU tensors: autocast and fused
+    attention keep the same there as on a GPU, namely queries, keys, values, the result and one sum
+    per row.
 
     Args:
         build: makes the objective.
-        image_shape: (C, H, W) of what it is given.
-        batch_size_per_device: images of a micro-batch.
-        precision: of the forward pass.
-        fused_attention: without attention maps, as on a GPU.
-        activation_checkpointing: blocks keep their input alone.
+        image_shape: (C, H, W) of its images.
+        batch_size_per_device: images per micro-batch.
+        precision: precision of the forward pass.
+        fused_attention: use fused attention, which keeps no attention maps, as on a GPU.
+        activation_checkpointing: each block keeps only its input.
     """
     with torch.device("meta"):
         model = build()
@@ -179,12 +186,12 @@ def kept_bytes(
 
 
 class _Activations:
-    """Adds up the storages that autograd keeps, each once; those of parameters are not counted."""
+    """Adds up the storages that autograd keeps, each once, without those of parameters."""
 
     def __init__(self, model: Task, *, recomputed: bool) -> None:
         self._own = {p.untyped_storage()._cdata for p in model.parameters()}
         self._kept: dict[int, int] = {}
-        # Within a block that is computed again: what it keeps then.
+        # Within a block that is recomputed: the storages that the recomputation keeps. Else None.
         self._inside: dict[int, int] | None = None
         self._largest_block = 0
         for module in model.modules() if recomputed else ():
@@ -214,12 +221,12 @@ class _Activations:
 
 
 def matrix_rate(device: torch.device, precision: Precision, *, side: int | None = None) -> float:
-    """FLOP/s of a square matrix product on this device as it is now, by the fastest of some.
+    """Measures the FLOP/s of a square matrix product on this device: the fastest of several tries.
 
     Args:
-        device: whose rate.
-        precision: of the matrices.
-        side: of the matrices; None for one that is quick on a CPU and fills a GPU.
+        device: the device to measure.
+        precision: precision of the matrices.
+        side: side of the matrices; None chooses 512 on a CPU, which is quick, and 8192 on a GPU, which fills it.
     """
     side = side or _MEASURED_SIDE[device.type == "cuda"]
     a, b = (torch.rand(side, side, device=device).to(AUTOCAST_DTYPES.get(precision)) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Gradients averaged over ranks beside the backward pass, by PyTorch's DistributedDataParallel."""
+"""Averages gradients over ranks during the backward pass, by PyTorch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mae_vit.objectives.objective import ObjectiveOutput
 from mae_vit.training.engines.state import persistent_buffers
 
 Compression = Literal["none", "bf16"]
-# Statistics of layers are averaged by the engine, after each step. torch 2.15 has renamed the option.
+# The engine averages the layers' statistics itself, after each step. torch 2.15 renamed the option.
 _NO_SYNC_OF_BUFFERS = (
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -24,21 +24,22 @@ _NO_SYNC_OF_BUFFERS = (
 
 
 class DataParallel:
-    """Runs a module whose parameters are equal on all ranks, and leaves them equal gradients."""
+    """Runs a module whose parameters are equal on all ranks. After the backward pass the gradients are equal too."""
 
     def __init__(self, module: nn.Module, *, compression: Compression) -> None:
-        """Wraps `module`; the ranks must have joined.
+        """Wraps `module`. The process group must exist.
 
         Args:
-            module: what computes the loss of a batch.
-            compression: "bf16" sends gradients in half the bytes, rounded.
+            module: computes the loss of a batch.
+            compression: "bf16" rounds gradients to bf16 to send half the bytes; "none" sends fp32.
         """
         self._ddp = DistributedDataParallel(
             module,
             **{_NO_SYNC_OF_BUFFERS: False},  # type: ignore[arg-type]
-            # No second copy of the gradients, but while micro-batches add up before the last one.
+            # Gradients share memory with the buckets. There is a second copy only while micro-batches
+            # before the last one add up.
             gradient_as_bucket_view=True,
-            # Every step computes the same: what is unused once is always so.
+            # Every step uses the same parameters, so an unused one stays unused.
             static_graph=True,
         )
         if compression == "bf16":
@@ -46,7 +47,12 @@ class DataParallel:
         self._laid_out = False
 
     def forward(self, batch: Batch, *, reduces: bool) -> ObjectiveOutput:
-        """Computes the loss of a micro-batch; its backward pass `reduces` gradients, or only adds to them."""
+        """Computes the loss of a micro-batch.
+
+        Args:
+            batch: this rank's micro-batch.
+            reduces: the backward pass averages gradients over ranks; if False, it only adds to local gradients.
+        """
         if not self._laid_out:
             self._lay_out(batch)
         if reduces:
@@ -55,12 +61,12 @@ class DataParallel:
             return self._ddp(batch)
 
     def _lay_out(self, batch: Batch) -> None:
-        """Takes a micro-batch for nothing, so that the first step reduces as all others do.
+        """Runs two backward passes and discards them, so that the first step reduces like all others.
 
-        DistributedDataParallel begins with one bucket, learns from the first two backward passes in
-        which order gradients come, and then makes its buckets.
-        Sums over ranks depend on the place in a bucket by a rounding: without this a resumed run
-        would differ from one that went on. Nor may a static graph's first pass leave out the reduction.
+        DistributedDataParallel starts with one bucket. The first two backward passes show in which order
+        gradients come, and only then it makes its final buckets. The place in a bucket changes the
+        rounding of a sum over ranks, so a resumed run would differ from an uninterrupted one. With
+        `static_graph` the first pass must also not skip the reduction.
         """
         self._laid_out = True
         buffers = persistent_buffers(self._ddp.module)

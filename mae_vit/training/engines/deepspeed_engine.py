@@ -1,7 +1,7 @@
-"""The engine of pretraining: DeepSpeed, ZeRO 0-3, on CPU (gloo) or GPU (nccl).
+"""The DeepSpeed engine: ZeRO 0 to 3, on CPU (gloo) or GPU (nccl).
 
-The only file that imports DeepSpeed. Scheduler, loader, gradient norm, loss scale and
-checkpoints are ours; DeepSpeed reduces gradients and shards optimizer state (ZeRO 1),
+This is the only file that imports DeepSpeed. Scheduler, loader, gradient norm, loss scale and
+checkpoints are ours. DeepSpeed reduces gradients, and shards optimizer state (ZeRO 1),
 gradients (2) and parameters (3).
 """
 
@@ -40,32 +40,32 @@ from mae_vit.training.optim.optimizers import make_optimizer
 
 
 def _use_process_group(device: torch.device) -> None:
-    """Lets DeepSpeed use the process group that the ranks have joined."""
+    """Makes DeepSpeed use the process group that the ranks have joined."""
     if device.type == "cuda":
-        # DeepSpeed takes the GPU of this number, at ZeRO 3 throughout the run. A launcher may show
-        # each rank its own GPU alone, which is number 0 to all of them.
+        # DeepSpeed takes its GPU's number from LOCAL_RANK; ZeRO 3 does so throughout the run. A launcher
+        # may show each rank only its own GPU, which then is number 0 for every rank.
         os.environ.setdefault(PLACE_ON_NODE, os.environ.get("LOCAL_RANK", "0"))
         os.environ["LOCAL_RANK"] = str(device.index)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # DeepSpeed would compile a C++ shared-memory op here (30 to 70 s, needs g++ and
-    # ninja), which only its inference uses. An empty table of compatible ops makes
-    # it go on without; drop this line when the build becomes optional.
+    # ninja), which only its inference uses. With an empty table of compatible ops it
+    # skips the build. Drop this line when the build becomes optional.
     deepspeed.ops.__compatible_ops__ = {}
-    # ZeRO 3 would warn that it finds no tensors in a `Batch`: none of them has a gradient.
+    # ZeRO 3 would warn that it finds no tensors in a `Batch`. It needs none: no input has a gradient.
     deepspeed.runtime.zero.utils.warned = True
     backend = "nccl" if device.type == "cuda" else "gloo"
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
 
 
 class DeepSpeedEngine(Engine):
-    """Steps through `deepspeed.initialize`."""
+    """Trains with the engine that `deepspeed.initialize` returns."""
 
     def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
-        """Wraps `objective`; the ranks must have joined."""
+        """Wraps `objective`. The process group must exist."""
         _use_process_group(device)
-        # DeepSpeed exchanges by a clone of the group that the ranks have joined.
+        # DeepSpeed communicates over a clone of the process group.
         deepspeed.utils.groups._WORLD_GROUP = group_as_patient()
-        # Made before any hook is.
+        # Copy the objective before DeepSpeed attaches its hooks.
         self._replica = _empty_replica(objective) if options.zero_stage == 3 else None
         super().__init__(objective, options, ranks, device)
         if self._replica is not None:
@@ -86,7 +86,7 @@ class DeepSpeedEngine(Engine):
         return self._engine(batch)
 
     def backward(self, loss: Tensor) -> None:  # noqa: D102
-        # From ZeRO 1 on DeepSpeed applies the scale that it was told.
+        # From ZeRO 1 on DeepSpeed applies the loss scale itself (`_hand_over_scale`).
         self._engine.backward(loss if self.options.zero_stage else self.scale_loss(loss))
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
@@ -97,28 +97,28 @@ class DeepSpeedEngine(Engine):
         self.reduce_buffers()
         if self.options.zero_stage:
             self._engine.step()
-            # DeepSpeed skips a non-finite step itself, and reports a norm of infinity.
+            # DeepSpeed itself skips a step whose gradients are not finite, and reports an infinite norm.
             norm = torch.as_tensor(self._engine.get_global_grad_norm(), device=self.device)
             result = self.update_loss_scale(norm)
             self._hand_over_scale()
             return self.update_ema(result)
-        # At ZeRO 0 gradients are reduced by now, and DeepSpeed keeps no norm.
+        # At ZeRO 0 the backward pass has reduced the gradients, and DeepSpeed computes no norm.
         result = self.unscale_and_clip()
         if result.skipped:
-            # Optimizers pass over parameters without a gradient.
+            # Drop the gradients: an optimizer ignores parameters that have none, so the step updates nothing.
             self._optimizer.zero_grad(set_to_none=True)
         self._engine.step()
         return self.update_ema(result)
 
     def gather(self) -> TrainState:  # noqa: D102
-        # safe_get_* returns None, and safe_set_* does nothing, at ZeRO 0.
+        # At ZeRO 0 DeepSpeed's safe_get_* returns None, and safe_set_* does nothing.
         if not self.options.zero_stage:
             return self.gather_local(self._optimizer)
         optimizer_states = {slot: self._whole_slot(slot) for slot in self.options.optimizer.optimizer_states}
         return self.make_state(self._whole_parameters(), optimizer_states)
 
     def _whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Each is whole until the next one is asked for; collective."""
+        """Yields each parameter whole; it stays whole until the next one is asked for; collective."""
         for name, parameter in self.objective.named_parameters():
             with GatheredParameters([parameter], enabled=self._replica is not None):
                 yield name, parameter
@@ -135,7 +135,7 @@ class DeepSpeedEngine(Engine):
         self._hand_over_scale()
         if self.options.optimizer.counts_updates:
             for flat in self._flat_partitions():
-                # Adam's step counter is reachable by none of DeepSpeed's safe_* calls.
+                # None of DeepSpeed's safe_* calls reaches Adam's step counter.
                 self._optimizer.state[flat]["step"].fill_(float(state.optimizer_step))
         for name, parameter in self.objective.named_parameters():
             value = state.parameters[name].to(self.device)
@@ -148,10 +148,11 @@ class DeepSpeedEngine(Engine):
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
-        """At ZeRO 3, gathers parameters into a second objective, without DeepSpeed's hooks.
+        """At ZeRO 3, gathers parameters into a second objective that has none of DeepSpeed's hooks.
 
-        So ranks may run it differently (other numbers of held-out batches, pictures on
-        one rank). For the time being each rank holds all parameters.
+        The hooks are collective. Without them ranks may run the objective differently: different
+        numbers of held-out batches, pictures on one rank. Within the context each rank holds all
+        parameters.
         """
         if self._replica is None:
             with super().full_weights():
@@ -171,19 +172,25 @@ class DeepSpeedEngine(Engine):
             _free(shell)
 
     def close(self) -> None:
-        """Leaves the process group, and has DeepSpeed forget it: the next run of a process has another."""
+        """Leaves the process group and makes DeepSpeed forget it. The next run in this process joins a new one."""
         deepspeed.comm.destroy_process_group()
 
     def _set_master(self, parameter: nn.Parameter, value: Tensor, slot: str | None) -> None:
-        """Sets ZeRO's own copy of a parameter, or of one of its slots, to a whole value."""
+        """Sets ZeRO's float32 copy of a parameter (slot None) or one of its optimizer slots.
+
+        Args:
+            parameter: the model's parameter.
+            value: the whole value, of the parameter's shape.
+            slot: name of the optimizer slot, such as "exp_avg".
+        """
         if self.options.zero_stage < 3:
             if slot is None:
                 safe_set_full_fp32_param(parameter, value)
             else:
                 safe_set_full_optimizer_state(parameter, value, slot)
             return
-        # Each rank's part by itself: DeepSpeed 0.19's call for whole values fails where
-        # ranks do not divide a parameter.
+        # Each rank sets its own part. DeepSpeed 0.19's call for whole values fails if the number of
+        # ranks does not divide the parameter's size.
         size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
         padded = F.pad(value.flatten(), (0, size * self.ranks.world_size - value.numel()))
         part = padded.narrow(0, size * self.ranks.rank, size)
@@ -193,17 +200,17 @@ class DeepSpeedEngine(Engine):
             safe_set_local_optimizer_state(parameter, part, slot)
 
     def _flat_partitions(self) -> list[Tensor]:
-        """ZeRO's own parameters: this rank's flat part of each group."""
+        """Returns ZeRO's flat parameters: this rank's part of each optimizer group."""
         if self.options.zero_stage == 3:
             return list(self._wrapped.fp32_partitioned_groups_flat)
         return [group["params"][0] for group in self._optimizer.param_groups]
 
     def _make_slots(self) -> None:
-        """Creates the state that the optimizer would make at its first step, and links it to parameters.
+        """Creates the state that the optimizer would make at its first step, and links it to the parameters.
 
-        DeepSpeed 0.19 links all groups once the first group has stepped, when the others
-        have no state yet: with several groups, safe_get_full_optimizer_state then fails
-        for all but the first. With the state there beforehand the link is complete.
+        DeepSpeed 0.19 links all groups when the first group has stepped. The other groups have no
+        state at that time, so safe_get_full_optimizer_state fails for them. If the state exists
+        before, all links are complete.
         """
         for flat in self._flat_partitions():
             state = {slot: torch.zeros_like(flat) for slot in self.options.optimizer.optimizer_states}
@@ -214,13 +221,13 @@ class DeepSpeedEngine(Engine):
             self._wrapped._lazy_init_hp_params_optimizer_state()
 
     def _hand_over_scale(self) -> None:
-        """Tells DeepSpeed the loss scale: it scales losses, unscales its parts of the gradients."""
+        """Gives DeepSpeed our loss scale. It multiplies losses by it and divides its parts of the gradients."""
         if self.loss_scale is not None:
             self._wrapped.override_loss_scale(self.loss_scale.scale)
 
 
 def _empty_replica(objective: Task) -> Task:
-    """Copies an objective without its parameters' values."""
+    """Copies an objective; the copy's parameters are empty and need no gradients."""
     shell = copy.deepcopy(objective).requires_grad_(False)
     _free(shell)
     return shell
@@ -232,38 +239,42 @@ def _free(shell: Task) -> None:
 
 
 def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.device) -> dict[str, Any]:
-    """Generates DeepSpeed's dictionary from ours.
+    """Generates DeepSpeed's config from our options.
 
     Args:
-        options: of a step.
-        trainable: numbers of the model that are trained.
-        device: of this rank.
+        options: options of the engine.
+        trainable: number of trainable parameters (scalars).
+        device: this rank's device; sets the size of buckets.
     """
     return {
         "train_micro_batch_size_per_gpu": options.batch_size_per_device,
         "gradient_accumulation_steps": options.accumulation,
-        # At ZeRO 0 we clip ourselves, to know the norm.
+        # At ZeRO 0 we clip gradients ourselves, because DeepSpeed would not return the norm.
         "gradient_clipping": (options.clip_grad or 0.0) if options.zero_stage else 0.0,
         "zero_optimization": {
             "stage": options.zero_stage,
             "stage3_param_persistence_threshold": options.zero_keeps_whole_below,
             **_exchange(trainable, device),
         },
-        # SGD works on flat parts as Adam does; LARS, which does not, is refused before.
+        # SGD works on flat parts, as Adam does. LARS does not; the config refuses it with ZeRO 1 to 3.
         "zero_allow_untested_optimizer": True,
-        # Never: progress is reported by our own loop.
+        # DeepSpeed prints nothing: our own loop reports progress.
         "steps_per_print": None,
-        # It would wait for the device twice in each micro-batch; the loop keeps the time.
+        # The timer would wait for the device twice in each micro-batch. The loop measures time itself.
         "timers": {"throughput": {"enabled": False}},
     }
 
 
 def _exchange(trainable: int, device: torch.device) -> dict[str, Any]:
-    """How ranks exchange gradients and weights at ZeRO 1 to 3; ZeRO 0 reduces all at once after the backward pass."""
+    """Returns the sizes of the buckets in which ranks exchange gradients and weights at ZeRO 1 to 3.
+
+    ZeRO 0 reduces all gradients at once, after the backward pass.
+    """
     if device.type != "cuda":
-        # One bucket: a CPU has nothing to do it beside. DeepSpeed allocates it whole (5e8 numbers by default).
+        # One bucket: a CPU cannot overlap communication with computation. DeepSpeed allocates the
+        # whole bucket (5e8 numbers by default), so it is no larger than needed.
         return {"reduce_bucket_size": max(1, min(500_000_000, trainable))}
-    # A bucket is sent while the backward pass fills the next one: large enough for the network's
-    # full rate, small enough that the first is full early (ViT-B has 86 M numbers).
+    # DeepSpeed sends a bucket while the backward pass fills the next one. It must be large enough for
+    # the network's full rate, and small enough that the first is full early (ViT-B has 86 M numbers).
     bucket = max(1, min(ZERO_BUCKET, trainable))
     return {"overlap_comm": True, "reduce_bucket_size": bucket, "allgather_bucket_size": ZERO_BUCKET}

@@ -13,30 +13,30 @@ from mae_vit.training.engines.state import persistent_buffers
 
 
 class EMA:
-    """Keeps `decay` of itself at each update, and takes the rest from the model.
+    """Computes average = decay * average + (1 - decay) * weights at each update.
 
-    It begins as the model does. For early updates the decay is lower, (1 + n) / (10 + n) at the
-    n-th (as in TensorFlow's): else a run as short as 1 / (1 - decay) updates would be measured by
-    a mixture with the weights that it began from. Statistics that layers keep (BatchNorm) are
-    averaged too; what they count is copied.
+    The average begins at the model's weights. Early updates use a lower decay, (1 + n) / (10 + n) at
+    the n-th update, as in TensorFlow. Otherwise the initial weights would still dominate after a run
+    of 1 / (1 - decay) updates or less. The layers' statistics (BatchNorm) are averaged too; their integer
+    counters are copied.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         """Begins at the model's weights, on its device.
 
         Args:
-            model: whose parameters are whole on this rank.
-            decay: 0 < decay < 1.
+            model: the model; this rank must hold its parameters whole.
+            decay: largest decay, 0 < decay < 1.
         """
         self._model, self._decay = model, decay
         self._kept = {name: tensor.detach().clone() for name, tensor in self._now().items()}
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
-        """Takes in the model's weights.
+        """Updates the average with the model's weights.
 
         Args:
-            updates: optimizer updates made in the whole run, this one too.
+            updates: optimizer updates of the whole run, including this one.
         """
         now = self._now()
         lerp = get_ema_multi_avg_fn(min(self._decay, (1 + updates) / (10 + updates)))
@@ -47,7 +47,7 @@ class EMA:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """While it is open the model has the average's weights; none may be updated."""
+        """Gives the model the average's weights within the context. Neither may be updated meanwhile."""
         self._swap()
         try:
             yield
@@ -56,11 +56,11 @@ class EMA:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The average itself, by name, on the model's device."""
+        """The average by name, on the model's device; not a copy."""
         return self._kept
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Puts a copy back."""
+        """Restores the average from a saved copy."""
         for name, tensor in self._kept.items():
             tensor.copy_(saved[name])
 

@@ -1,4 +1,4 @@
-"""What GPUs reach at most, for the share of it that a run reaches."""
+"""Peak FLOP/s of GPUs, for the model FLOPs utilization (MFU) of a run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 import torch
 
-# Dense 16-bit tensor peaks in FLOP/s by the words of a device's name, the more special name first. From NVIDIA's
-# datasheets, which state most of them with sparsity: twice these.
+# Dense 16-bit tensor peaks in FLOP/s by the words of a device's name, more specific names first. They are
+# from NVIDIA's datasheets. Most of these state the peak with sparsity, which is twice as high.
 _PEAKS = (
     ("GB200", 2500e12),
     ("B200", 2250e12),
@@ -23,21 +23,21 @@ _PEAKS = (
     ("L40S", 362e12),
     ("L40", 181e12),
     ("L4", 121e12),
-    # Without bf16: of fp16.
+    # These have no bf16; the peak is that of fp16.
     ("V100 PCIe", 112e12),
     ("V100", 125e12),
 )
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """The device's peak for bf16 and fp16; None where it is not known (CPUs, fp32, parts of a GPU)."""
+    """Returns the device's peak FLOP/s for bf16 and fp16; None if unknown (CPUs, fp32, slices of a GPU)."""
     if device.type != "cuda" or precision == "fp32":
         return None
     return peak_of(torch.cuda.get_device_name(device))
 
 
 def peak_of(name: str) -> float | None:
-    """Dense 16-bit FLOP/s of a device by its name; None for a slice of a GPU (MIG) and for others' names."""
+    """Returns the dense 16-bit peak FLOP/s for a device's name; None for slices (MIG) and unknown names."""
     words = set(re.findall(r"\w+", name.upper()))
     if "MIG" in words:
         return None

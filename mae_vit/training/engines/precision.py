@@ -1,4 +1,4 @@
-"""Precisions of the forward and backward pass; parameters, updates and losses stay float32."""
+"""The precision of the forward and backward pass. Parameters, updates and losses stay float32."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Autocast(nn.Module):
         self.objective = objective
         self._device_type = device.type
         self._dtype = AUTOCAST_DTYPES.get(precision)
-        # What `Module.compile` leaves, where it was called.
+        # `Module.compile` sets this attribute.
         self._compiled = objective._compiled_call_impl is not None
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the loss under autocast; losses themselves are float32."""
         with self.context():
-            # Here, outside of what is compiled.
+            # Convert the keys here, outside the compiled function.
             return self.objective(replace(batch, keys=batch.keys.for_compiled()) if self._compiled else batch)
 
     def context(self) -> torch.autocast:
-        """The autocast of this run's precision, for evaluation."""
+        """Returns the autocast context of this run's precision."""
         return torch.autocast(self._device_type, dtype=self._dtype, enabled=self._dtype is not None)

@@ -1,4 +1,4 @@
-"""Copies of a rank's tensors in host memory, made by rank 0 alone: it is the one that writes them."""
+"""Copies tensors to host memory for a save. Only rank 0 makes copies, because it writes the checkpoint."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-# PyTorch rounds pinned allocations up to a power of two: one of a whole state could double it.
+# PyTorch rounds a pinned allocation up to a power of two. One allocation for a whole state could
+# take twice its size, so there are several of 128 MiB.
 _CHUNK = 1 << 27
-# Bytes at which every type is aligned.
+# Bytes; a multiple of every dtype's alignment.
 _ALIGN = 64
 
 
 def to_host(tensor: Tensor, dtype: torch.dtype | None = torch.float32) -> Tensor:
-    """Copies a tensor to the CPU, contiguous, in `dtype`; None keeps its own."""
+    """Copies a tensor to the CPU, contiguous, in `dtype`; None keeps its dtype."""
     return tensor.detach().to("cpu", dtype or tensor.dtype, copy=True).contiguous()
 
 
 def pinned(size: int) -> Tensor:
-    """Allocates page-locked bytes, to which a GPU copies at full speed and without the host."""
+    """Allocates `size` page-locked bytes. A GPU copies there at full speed and without the host."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 class Staging:
-    """Where rank 0 copies a state to, from which a thread writes it.
+    """The memory to which rank 0 copies a state and from which a thread writes it.
 
-    On a GPU that is pinned memory, allocated by the first save and used again by each later one:
-    the copies are queued, `wait` waits once for all of them. On a CPU each copy is new memory.
+    For a GPU it is pinned memory, which the first save allocates and later saves reuse. The GPU
+    queues the copies, and `wait` waits once for all of them. On a CPU each copy is new memory.
     """
 
     def __init__(
@@ -36,9 +37,9 @@ class Staging:
         """Allocates nothing yet.
 
         Args:
-            device: of what is copied.
+            device: device of the tensors to copy.
             copies: whether this rank makes copies.
-            allocate: makes a buffer of so many bytes to be used again; by default pinned memory for a GPU.
+            allocate: allocates a reusable buffer of a number of bytes; by default pinned memory for a GPU.
         """
         self._device, self._copies = device, copies
         self._allocate = allocate or (pinned if device.type == "cuda" else None)
@@ -46,15 +47,15 @@ class Staging:
         self._used: list[int] = []
 
     def begin(self) -> None:
-        """Writes over all earlier copies from now on; none of them may still be read."""
+        """Frees all earlier copies: later copies overwrite them. Nobody may still read them."""
         self._used = [0] * len(self._chunks)
 
     def collect(
         self, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None
     ) -> dict[str, Tensor]:
-        """Copies named tensors, in `dtype` or their own; valid from `wait` to the next `begin`.
+        """Copies named tensors in `dtype`, or in their own. The copies are valid from `wait` to the next `begin`.
 
-        Ranks that make no copies take the tensors one by one as well, and let go of them: to get one may be collective.
+        Ranks that make no copies iterate over `tensors` too, because producing one may be collective.
         """
         copied = {}
         for name, tensor in tensors:
@@ -63,7 +64,7 @@ class Staging:
         return copied
 
     def wait(self) -> None:
-        """Waits for the copies that are under way."""
+        """Waits for all queued copies."""
         if self._copies and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
@@ -72,11 +73,11 @@ class Staging:
             return to_host(tensor, dtype)
         source = tensor.detach().to(dtype or tensor.dtype)
         target = self._room(source.nbytes, self._allocate).view(source.dtype).view(source.shape)
-        # In the order of the stream that computes: whatever changes the tensor afterwards comes later.
+        # The copy is queued in the compute stream, so it runs before any later change of the tensor.
         return target.copy_(source, non_blocking=True)
 
     def _room(self, size: int, allocate: Callable[[int], Tensor]) -> Tensor:
-        """The first free bytes; in the same order of sizes the same ones at each save."""
+        """Returns the first free `size` bytes. Saves with the same sequence of sizes get the same bytes."""
         for number, chunk in enumerate(self._chunks):
             begin = self._used[number]
             if begin + size <= len(chunk):

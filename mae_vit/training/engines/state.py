@@ -1,4 +1,4 @@
-"""The whole state of training, independent of engine, ZeRO stage and world size."""
+"""The state of training, in a form that is independent of engine, ZeRO stage and world size."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mae_vit.training.optim.loss_scale import LossScale
 
 @dataclass(frozen=True)
 class LossHistory:
-    """What a run has met so far; checkpoints keep it, so that one that resumes decides alike.
+    """The loss history of a run. Checkpoints store it, so a resumed run makes the same decisions.
 
     Attributes:
-        skipped: steps of the data order that are left out.
-        losses: of the latest good steps.
-        streak: how many steps in a row have just leapt.
+        skipped: windows of data steps that the run does not take.
+        losses: losses of the latest good steps, oldest first.
+        streak: number of latest steps in a row whose loss jumped.
     """
 
     skipped: Skipped = ()
@@ -33,9 +33,9 @@ class BestWeights:
     """The weights that scored best on held-out images so far.
 
     Attributes:
-        step: optimizer steps that they had seen.
-        score: on held-out images; larger is better.
-        tensors: parameters and persistent buffers by name, on the CPU; empty on all ranks but 0.
+        step: optimizer steps done when they were stored.
+        score: score on held-out images; larger is better.
+        tensors: parameters and persistent buffers by name, on the CPU; empty on ranks other than 0.
     """
 
     step: int
@@ -45,20 +45,20 @@ class BestWeights:
 
 @dataclass
 class TrainState:
-    """All that an optimizer step reads and writes, whole, on the CPU, by parameter name.
+    """Everything that an optimizer step reads and writes: whole tensors on the CPU, by parameter name.
 
-    What an engine gathers has its tensors on rank 0; on the others there are none.
+    After `Engine.gather` only rank 0 has the tensors; on other ranks the dictionaries are empty.
 
     Attributes:
-        parameters: every parameter of the objective, frozen ones too.
-        optimizer_states: what the optimizer keeps for trainable parameters, by the optimizer's name
-            for it (`exp_avg`, `exp_avg_sq`; `momentum_buffer`), then by parameter.
-        optimizer_step: updates the optimizer has made; skipped steps are none.
-        loss_scale: of fp16; None in other precisions.
-        buffers: what layers keep beside parameters (statistics of BatchNorm), by name.
-        best: of runs that choose among their epochs; None in others, and at first.
-        average: the moving average of the weights, by name; empty where there is none.
-        course: what the run has met so far.
+        parameters: every parameter of the objective, also frozen ones.
+        optimizer_states: the optimizer's tensors by slot (`exp_avg`, `exp_avg_sq`;
+            `momentum_buffer`), then by trainable parameter.
+        optimizer_step: updates that the optimizer has made; skipped steps do not count.
+        loss_scale: the loss scale of fp16; None in other precisions.
+        buffers: persistent buffers of layers (statistics of BatchNorm), by name.
+        best: the best weights so far; None in runs that do not choose an epoch, and before the first score.
+        average: the moving average of the weights, by name; empty without `ema_decay`.
+        course: the loss history of the run.
     """
 
     parameters: dict[str, Tensor]
@@ -71,7 +71,10 @@ class TrainState:
     course: LossHistory = field(default_factory=LossHistory)
 
     def is_finite(self) -> bool:
-        """Whether parameters and optimizer states are: a finite loss says nothing of the update after it."""
+        """Returns whether parameters and optimizer states are finite.
+
+        The loss of a step cannot show it: the update comes after the loss.
+        """
         return all(
             bool(tensor.isfinite().all())
             for tensors in (self.parameters, *self.optimizer_states.values())
@@ -80,7 +83,7 @@ class TrainState:
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Returns, by name, the buffers that belong to a model's state; the rest are constants."""
+    """Returns the buffers that `state_dict` includes, by name. All other buffers are constants."""
     return {
         f"{prefix}.{name}" if prefix else name: buffer
         for prefix, module in model.named_modules()
@@ -90,7 +93,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Copies a whole model's parameters and persistent buffers to the CPU."""
+    """Copies a model's parameters and persistent buffers to the CPU. This process must hold them whole."""
     parameters = {name: to_host(p) for name, p in model.named_parameters()}
     return parameters | {name: to_host(buffer, None) for name, buffer in persistent_buffers(model).items()}
 
@@ -98,7 +101,10 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 def slot_tensors(
     optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter], slot: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names one slot's tensors where this process's optimizer holds all of it; zeros before the first step."""
+    """Yields (parameter name, tensor) of one slot; zeros before the first step.
+
+    This process's optimizer must hold the slot whole.
+    """
     for name, parameter in trainable.items():
         kept = optimizer.state.get(parameter, {}).get(slot)
         yield name, torch.zeros_like(parameter) if kept is None else kept
@@ -111,7 +117,7 @@ def restore_slots(
     *,
     counts_updates: bool,
 ) -> None:
-    """Puts slots back where this process's optimizer holds all of them."""
+    """Restores all slots of `state`. This process's optimizer must hold them whole."""
     optimizer.state.clear()
     if state.optimizer_step == 0:
         return

@@ -1,4 +1,4 @@
-"""The plain torch engine: the oracle of the DeepSpeed engine."""
+"""The plain torch engine. Tests compare the DeepSpeed engine with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mae_vit.training.optim.optimizers import make_optimizer
 
 
 class TorchEngine(Engine):
-    """Plain PyTorch, each rank with a whole model: one process, or several by DistributedDataParallel."""
+    """Plain PyTorch. Every rank has a whole model; several ranks use DistributedDataParallel."""
 
     def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
-        """Prepares to train `objective`; several ranks must have joined."""
+        """Prepares to train `objective`. For several ranks the process group must exist."""
         super().__init__(objective, options, ranks, device)
         assert options.zero_stage == 0
         assert not options.cuda_graphs or (options.accumulation == 1 and ranks.world_size == 1)
@@ -30,14 +30,14 @@ class TorchEngine(Engine):
 
     def forward(self, batch: Batch) -> ObjectiveOutput:  # noqa: D102
         if self._parallel is not None:
-            # Gradients are added up here first, and sent once a step.
+            # Gradients add up locally; only the last micro-batch of a step sends them.
             return self._parallel.forward(batch, reduces=self._micro_batches == self.options.accumulation - 1)
         if not self.options.cuda_graphs:
             return self.module(batch)
-        # Whatever the last step returned is done with: without gradients since its end, and copied here.
+        # The graph may reuse its memory now: the last step's gradients are cleared, its outputs were copied below.
         torch.compiler.cudagraph_mark_step_begin()
         output = self.module(batch)
-        # The next replay writes over these, and they may be read later.
+        # The next replay overwrites these tensors, but the caller may read them later.
         values = {name: (total.clone(), count.clone()) for name, (total, count) in output.values.items()}
         return ObjectiveOutput(output.loss.clone(), values)
 

@@ -8,16 +8,15 @@ from typing import ClassVar
 
 @dataclass
 class LossScale:
-    """Dynamic loss scaling for fp16, whose gradients would vanish below 6e-8.
+    """Dynamic loss scaling for fp16, in which gradients below 6e-8 would vanish.
 
-    The loss is multiplied by `scale`, gradients divided by it again. A step whose
-    gradients overflow is skipped and halves the scale; after `growth_interval` good ones
-    in a row it doubles. Values are torch.amp.GradScaler's; that class knows neither
-    sharded gradients nor a lowest scale, so the rule is ours. Always a power of two:
-    scaling rounds nothing.
+    The loss is multiplied by `scale`, and gradients are divided by it. If gradients overflow, the
+    step is skipped and the scale is halved. After `growth_interval` good steps in a row the scale
+    doubles. It is always a power of two, so scaling rounds nothing. The values are those of
+    torch.amp.GradScaler; that class supports neither sharded gradients nor a lowest scale.
 
     Attributes:
-        scale: of the loss.
+        scale: the factor, a power of two from `LOWEST` to `HIGHEST`.
         good_steps: steps since the scale last changed.
         skipped_steps: steps skipped in the whole run.
         growth_interval: good steps before the scale doubles.
@@ -28,16 +27,22 @@ class LossScale:
     skipped_steps: int = 0
     growth_interval: int = 2000
 
-    # Gradients that overflow unscaled are no matter of scaling.
+    # If gradients overflow without scaling, a lower scale does not help.
     LOWEST: ClassVar[float] = 1.0
-    # Beyond it nothing is gained: 2^24 lifts the smallest float16 to 1.
+    # A larger scale gains nothing: 2^24 lifts the smallest float16 to 1.
     HIGHEST: ClassVar[float] = 2.0**24
 
     def update(self, *, overflow: bool) -> bool:
-        """Takes in whether a step's gradients overflowed; returns whether to skip the step.
+        """Updates the scale after a backward pass.
 
-        An overflow at the lowest scale is not skipped: it is a bad step, to be treated
-        as in any other precision.
+        An overflow at the lowest scale is not skipped. It is a bad step, which the guard treats as in
+        any other precision.
+
+        Args:
+            overflow: whether a gradient of this step is not finite.
+
+        Returns:
+            Whether to skip the step.
         """
         if overflow:
             if self.scale <= self.LOWEST:

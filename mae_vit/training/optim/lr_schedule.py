@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: warm-up, then one of three ways down."""
+"""The learning rate as a pure function of the step: a warm-up, then one of three schedules."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def lr_at(
     min_lr: float = 0.0,
     decay_steps: int = 0,
 ) -> float:
-    """Linear warm-up from 0 to `peak_lr`, then down to `min_lr`.
+    """Returns the learning rate: a linear warm-up from 0 to `peak_lr`, then a decay to `min_lr`.
 
     Args:
         step: optimizer steps done so far, 0 <= step < total_steps.
-        schedule: "cosine", half a cosine (MAE Sec. A.1); "linear" (ViT Sec. 4.1); "wsd",
-            warm-up, stable, decay: constant until the last `decay_steps`, then linear
+        schedule: "cosine" is half a cosine (MAE Sec. A.1). "linear" is linear (ViT Sec. 4.1). "wsd"
+            (warm-up, stable, decay) is constant until the last `decay_steps`, then linear
             (arXiv 2404.06395; the linear decay: arXiv 2405.18392).
-        peak_lr: rate at the end of the warm-up.
+        peak_lr: learning rate at the end of the warm-up.
         warmup_steps: steps of warm-up; 0 for none.
         total_steps: steps of the run.
-        min_lr: where the decay ends.
-        decay_steps: under "wsd", steps of decay.
+        min_lr: learning rate at the end of the decay.
+        decay_steps: steps of decay, for "wsd" only.
     """
     if step < warmup_steps:
         return peak_lr * step / warmup_steps

@@ -1,4 +1,4 @@
-"""The optimizers by name, what each keeps for a parameter, and which ZeRO can shard."""
+"""Builds optimizers by name, and lists the tensors that each keeps for a parameter."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ OptimizerName = Literal["adamw", "adam", "sgd", "lars"]
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """Which optimizer, and how it is set.
+    """An optimizer and its options.
 
     Attributes:
-        name: "adamw", which with betas 0.9 / 0.999 and weight decay 0.1 is the recipe of ViT
-            Sec. 4.1 as its authors' code has it; "adam", whose weight decay is an L2 term of
-            the gradient; "sgd"; "lars" (MAE Sec. A.1, linear probing; arXiv 1708.03888).
-        weight_decay: of parameters that decay.
-        betas: of "adamw" and "adam".
-        eps: of "adamw" and "adam".
-        momentum: of "sgd" and "lars".
-        nesterov: of "sgd".
-        trust_coefficient: of "lars".
-        exempt: last parts of names of parameters that do not decay, beside biases and 1-D
-            ones.
-        layer_decay: each layer's rate over that of the layer after it; None for one rate.
+        name: "adamw", "adam", "sgd" or "lars". "adamw" with betas 0.9 / 0.999 and weight decay 0.1
+            is the recipe of ViT Sec. 4.1 in its authors' code. The weight decay of "adam" is an L2
+            term of the gradient. "lars" is for linear probing (MAE Sec. A.1; arXiv 1708.03888).
+        weight_decay: weight decay of the parameters that decay.
+        betas: for "adamw" and "adam".
+        eps: for "adamw" and "adam".
+        momentum: for "sgd" and "lars".
+        nesterov: for "sgd".
+        trust_coefficient: for "lars".
+        exempt: parameters whose name ends in one of these parts do not decay; biases and 1-D
+            parameters never do.
+        layer_decay: learning rate of a layer over that of the next layer, 0 to 1; None for one rate.
     """
 
     name: OptimizerName
@@ -46,21 +46,21 @@ class OptimizerOptions:
 
     @property
     def optimizer_states(self) -> tuple[str, ...]:
-        """The tensors that it keeps beside each parameter, of the parameter's shape."""
+        """Names of the tensors that it keeps for each parameter, each of the parameter's shape."""
         if self.counts_updates:
             return ("exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self.momentum else ()
 
     @property
     def counts_updates(self) -> bool:
-        """Whether its update depends on how many there were (Adam's bias correction)."""
+        """Whether an update depends on the number of earlier updates (Adam's bias correction)."""
         return self.name in ("adamw", "adam")
 
 
 def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
-    """Builds an optimizer over the decay groups of `model`; the rate is set before each step.
+    """Builds an optimizer over the decay groups of `model`. The engine sets the learning rate before each step.
 
-    Biases and 1-D parameters never decay; LARS does not adapt their rate either, as in
+    Biases and 1-D parameters never decay. LARS does not adapt their rate either, as in
     the official MAE code.
     """
     scales = None if options.layer_decay is None else layer_scales(model, options.layer_decay)
@@ -69,11 +69,11 @@ def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.O
         del group["names"]
     if options.name in ("adamw", "adam"):
         kind = torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam
-        # The fused kernel updates bit for bit as a plain loop using it.
+        # Tests compare with a plain loop that also uses the fused kernel, so both are equal bit for bit.
         return kind(groups, lr=0.0, betas=(options.betas[0], options.betas[1]), eps=options.eps, fused=True)
     if options.name == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=options.momentum, nesterov=options.nesterov)
     for group in groups:
-        # timm would adapt only what decays; at weight_decay=0 that is nothing.
+        # timm adapts only the rates of parameters that decay. With weight_decay=0 it would adapt none.
         group["always_adapt"] = group["params"][0].ndim > 1
     return Lars(groups, lr=0.0, momentum=options.momentum, trust_coeff=options.trust_coefficient)

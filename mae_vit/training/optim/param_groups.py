@@ -1,4 +1,4 @@
-"""Which parameters decay, and which learn more slowly."""
+"""Groups parameters by weight decay and by learning rate."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-# What MAE's fine-tuning exempts from weight decay beside biases and 1-D parameters
-# (official code, models_vit.no_weight_decay); its pretraining does not.
+# MAE's fine-tuning exempts these from weight decay, besides biases and 1-D parameters
+# (official code, models_vit.no_weight_decay). MAE's pretraining does not.
 EMBEDDINGS = ("cls_token", "pos_embed", "dist_token")
 
 _BLOCK = re.compile(r"encoder\.blocks\.(\d+)\.")
@@ -25,22 +25,22 @@ def decay_groups(
     exempt: Sequence[str] = (),
     lr_scales: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Splits trainable parameters: biases and 1-D parameters never decay.
+    """Groups trainable parameters. Biases and 1-D parameters never decay.
 
-    Every trainable parameter falls in exactly one group, one for each pair of scale and
-    decay; frozen ones (fixed positions) in none. [CLS], mask token and learnable
-    positions decay unless exempt, as in the official MAE pretraining code.
+    There is one group for each pair of learning-rate scale and weight decay. Every trainable
+    parameter is in exactly one group; frozen ones (fixed positions) are in none. [CLS], mask token
+    and learnable positions decay unless exempt, as in the official MAE pretraining code.
 
     Args:
-        model: whose parameters.
-        weight_decay: of those that decay.
-        exempt: last parts of names that do not decay either.
-        lr_scales: the rate of each parameter as a share of the run's, from
+        model: the model.
+        weight_decay: weight decay of the parameters that decay.
+        exempt: parameters whose name ends in one of these parts do not decay either.
+        lr_scales: each parameter's learning rate as a share of the run's, from
             `layer_scales`; None for one rate.
 
     Returns:
         Optimizer groups with keys `params`, `names`, `weight_decay` and, with
-        `lr_scales`, `lr_scale`; empty groups are left out.
+        `lr_scales`, `lr_scale`. No group is empty.
     """
     members: dict[tuple[float, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
@@ -61,10 +61,10 @@ def decay_groups(
 
 
 def layer_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
-    """Layer-wise rate decay (ELECTRA, arXiv 2003.10555; BEiT; MAE Sec. A.1).
+    """Returns each parameter's scale under layer-wise rate decay (ELECTRA, arXiv 2003.10555; BEiT; MAE Sec. A.1).
 
-    Layer 0 holds patch projection, [CLS] and positions, layer i the i-th block, the last
-    one the final norm and the head; layer l of L learns at `layer_decay ** (L - l)`.
+    Layer 0 holds patch projection, [CLS] and positions. Layer i holds the i-th block. The last layer
+    L holds the final norm and the head. Layer l has the scale `layer_decay ** (L - l)`.
 
     Raises:
         ValueError: for a parameter that belongs to no layer.
@@ -75,7 +75,7 @@ def layer_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
 
 
 def _layer_of(name: str) -> int | None:
-    """The number of a parameter's layer; None for the last."""
+    """Returns the number of a parameter's layer; None for the last layer."""
     if block := _BLOCK.match(name):
         return int(block.group(1)) + 1
     if name.startswith(_FIRST):
@@ -87,13 +87,13 @@ def _layer_of(name: str) -> int | None:
 
 @dataclass(frozen=True)
 class LayerRate:
-    """One row of the table of rates.
+    """One row of the table of learning rates.
 
     Attributes:
-        layer: "embeddings", "block 1", ..., "head".
-        lr_scale: share of the run's rate.
-        lr: at the peak.
-        parameters: how many.
+        layer: "embeddings", "block 1", ..., "norm and head".
+        lr_scale: the layer's share of the run's learning rate.
+        lr: the layer's peak learning rate.
+        parameters: number of trainable parameters.
     """
 
     layer: str
@@ -103,7 +103,7 @@ class LayerRate:
 
 
 def layer_rates(model: nn.Module, layer_decay: float, lr: float) -> list[LayerRate]:
-    """Lists what each layer learns at, first layer first."""
+    """Lists the learning rate of each layer, first layer first."""
     scales = layer_scales(model, layer_decay)
     rows: dict[str, tuple[float, int]] = {}
     for name, parameter in model.named_parameters():
