@@ -1,11 +1,15 @@
-"""Checkpoints: independent of world size and ZeRO stage, and never half-written.
+"""Writes and reads checkpoints. They do not depend on world size or ZeRO stage, and are never half-written.
 
-`checkpoints/step-NNNNNNNN/` holds `parameters.safetensors`, a file for each of the
-optimizer's slots (`exp_avg.safetensors`, `exp_avg_sq.safetensors`), `buffers`, `average` and
-`best.safetensors` if the run has them, and `state.json` (step, optimizer step, loss
-scale, step and score of the best, identity of the run, checksums). It is written under
-a temporary name and renamed when complete; the file `latest` moves last. Nothing in it
-can execute code.
+`checkpoints/step-NNNNNNNN/` holds:
+
+- `parameters.safetensors`;
+- one file for each slot of the optimizer (`exp_avg.safetensors`, `exp_avg_sq.safetensors`);
+- `buffers`, `average` and `best.safetensors`, if the run has them;
+- `state.json`: step, optimizer step, loss scale, step and score of the best weights, loss
+  history, identity of the run, checksums.
+
+The folder is written under a temporary name and renamed when it is complete. The file `latest`
+changes last. Nothing in a checkpoint can execute code.
 """
 
 from __future__ import annotations
@@ -44,9 +48,9 @@ from mae_vit.training.checkpoints.format import (
 from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 from mae_vit.training.optim.loss_scale import LossScale
 
-# Values for keys that older state.json files lack.
+# The optimizer's slots in a checkpoint whose state.json does not list them (older versions).
 _SLOTS_BEFORE = ("exp_avg", "exp_avg_sq")
-# The longest delay with which a node sees another node's files.
+# Seconds; the longest time after which a node must see another node's files.
 LATE_S = 60
 _SLOT = re.compile(r"[a-z_]+")
 
@@ -57,9 +61,9 @@ class CheckpointInfo:
 
     Attributes:
         path: its folder.
-        step: optimizer steps done. With the config it fixes the run's position.
-        identity: what must not change when the run resumes.
-        course: what the run had met until then.
+        step: optimizer steps done. Step and config determine the position in the data.
+        identity: config values and digests that must not change when the run resumes.
+        course: the loss history until this step.
     """
 
     path: Path
@@ -86,7 +90,7 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
         The new checkpoint's folder.
 
     Raises:
-        OSError: if it cannot be written. No part of it remains.
+        OSError: if it cannot be written. Its partial files are removed.
     """
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.tmp"
@@ -95,7 +99,7 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
         partial.mkdir(parents=True)
         _write_parts(partial, step=step, state=state, identity=identity)
         if final.exists():
-            # A restart reached this step again: replace the earlier checkpoint as a whole.
+            # The run reached this step again after a restart: replace the whole earlier checkpoint.
             shutil.rmtree(final)
         os.rename(partial, final)
     except OSError:
@@ -141,7 +145,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def verify_checkpoint(path: Path) -> CheckpointInfo:
-    """Verifies one checkpoint as `load_checkpoint` does, in the memory of a small buffer.
+    """Verifies one checkpoint as `load_checkpoint` does, but keeps no tensors in memory.
 
     Raises:
         BrokenCheckpoint: if a part is missing, damaged or of another format.
@@ -174,12 +178,12 @@ def _read(path: Path, part_of: Callable[[Path, str, dict[str, Any]], dict[str, T
 
 
 def load_together(path: Path, ranks: Ranks) -> TrainState:
-    """Reads, on every rank, a checkpoint that rank 0 has verified; collective.
+    """Reads a checkpoint on every rank after rank 0 has verified it; collective.
 
-    Network file systems show another node's files some seconds late, so ranks wait for them.
+    A network file system may show another node's files some seconds late, so a rank tries again for `LATE_S`.
 
     Raises:
-        BrokenCheckpoint: on all ranks, if one still cannot read it after `LATE_S`; the message names the rank.
+        BrokenCheckpoint: on all ranks, if one rank still cannot read it; the message names the rank.
     """
     found, problem, until = None, None, time.monotonic() + LATE_S
     while found is None:
@@ -206,10 +210,10 @@ def _read_course(told: dict[str, Any]) -> LossHistory:
 
 
 def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | None:
-    """Returns the newest intact checkpoint; skips broken ones, with a warning if `warn` is set.
+    """Returns the newest intact checkpoint. Skips broken ones, with a warning if `warn` is set.
 
     Raises:
-        InputError: if there are checkpoints and all are broken: a silent restart would
+        InputError: if there are checkpoints and all are broken. A silent restart would
             discard the run.
     """
     try:
@@ -224,18 +228,18 @@ def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | No
 def prune_checkpoints(
     folder: Path, *, upto: int, keep_last: int, keep_every: int | None, every_steps: int
 ) -> None:
-    """Removes all but the last `keep_last` up to a step and every `keep_every`-th.
+    """Removes checkpoints, except the last `keep_last` up to step `upto` and every `keep_every`-th.
 
-    Removes those of later steps too: the run found them broken or rolled back past them. They
-    must not count as kept ones.
+    Checkpoints of later steps are removed too: the run found them broken or rolled back past them,
+    so they must not count as kept.
 
-    Counted are those saved every `every_steps`; one between them, saved on a signal, is
-    kept only while it is among the last.
+    `keep_every` counts the saves at multiples of `every_steps`. A checkpoint between these, saved on
+    a signal, stays only while it is among the last `keep_last`.
     """
     paths = list_checkpoints(folder)
     kept = [path for path in paths if step_of(path) <= upto][-keep_last:]
     for path in (path for path in paths if path not in kept):
         step = step_of(path)
-        # A rollback before the first save needs step 0.
+        # Step 0 is not a counted save: only a rollback before the first save needs it.
         if step > upto or keep_every is None or step == 0 or step % (every_steps * keep_every):
             shutil.rmtree(path, ignore_errors=True)

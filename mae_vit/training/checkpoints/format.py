@@ -1,4 +1,4 @@
-"""The checkpoint format on disk: lists checkpoints, reads and verifies their parts.
+"""The checkpoint format on disk: lists checkpoints, and writes, reads and verifies their parts.
 
 `mae_vit.training.checkpoints.checkpoint` writes them and reads the whole state; `mae_vit.weights.read` reads
 only the parameters.
@@ -24,9 +24,9 @@ from mae_vit.core.files import fsync_path, replacing
 
 _NAME = re.compile(r"step-(\d{8,})")
 FORMAT = 1
-# A folder with this file is a checkpoint.
+# Every checkpoint folder has this file.
 STATE = "state.json"
-# Key of a checkpoint's identity: the labels that its weights were trained on (`seen_labels.SeenLabels`), or None.
+# A key of the identity. Its value: the labels that the weights were trained on (`seen_labels.SeenLabels`), or None.
 LABELS_SEEN = "labels_seen"
 Found = TypeVar("Found")
 
@@ -54,11 +54,11 @@ def read_newest(folder: Path, read: Callable[[Path], Found]) -> tuple[Found | No
     """Reads the newest intact checkpoint.
 
     Args:
-        folder: of checkpoints.
-        read: reads one; raises BrokenCheckpoint.
+        folder: the folder that contains the checkpoints.
+        read: reads one checkpoint; raises BrokenCheckpoint.
 
     Returns:
-        The result of `read`, None without checkpoints, and the errors of newer ones.
+        The result of `read` (None if there are no checkpoints), and the errors of newer, broken ones.
 
     Raises:
         BrokenCheckpoint: if there are checkpoints and all are broken.
@@ -78,7 +78,8 @@ def read_description(path: Path) -> dict[str, Any]:
     """Reads a checkpoint's `state.json`.
 
     Raises:
-        BrokenCheckpoint: if it is of another format; others as in `as_broken`.
+        BrokenCheckpoint: if its format is another one.
+        Exception: any other error; `as_broken` turns it into BrokenCheckpoint.
     """
     described: dict[str, Any] = json.loads((path / STATE).read_text())
     if described["format"] != FORMAT:
@@ -90,7 +91,8 @@ def read_part(path: Path, part: str, described: dict[str, Any]) -> dict[str, Ten
     """Reads and verifies the tensors of one part, such as "parameters".
 
     Raises:
-        BrokenCheckpoint: if its checksum differs; others as in `as_broken`.
+        BrokenCheckpoint: if its checksum differs.
+        Exception: any other error; `as_broken` turns it into BrokenCheckpoint.
     """
     data = (path / f"{part}.safetensors").read_bytes()
     _compare(path, part, sha256(data), described)
@@ -98,10 +100,14 @@ def read_part(path: Path, part: str, described: dict[str, Any]) -> dict[str, Ten
 
 
 def check_part(path: Path, part: str, described: dict[str, Any]) -> dict[str, Tensor]:
-    """Verifies one part as `read_part` does, without keeping its tensors.
+    """Verifies one part as `read_part` does, but loads no tensors.
+
+    Returns:
+        An empty dictionary.
 
     Raises:
-        BrokenCheckpoint: if its checksum differs; others as in `as_broken`.
+        BrokenCheckpoint: if its checksum differs.
+        Exception: any other error; `as_broken` turns it into BrokenCheckpoint.
     """
     _compare(path, part, sha256_of_file(path / f"{part}.safetensors"), described)
     return {}
@@ -127,16 +133,16 @@ def sha256_of_file(path: Path) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Writes tensors on the CPU atomically; they are on disk when it returns.
+    """Writes CPU tensors atomically. They are on disk when it returns.
 
-    The library's `save` holds the interpreter's lock while it copies, which stops training for a second per GB.
-    Its `save_file` does not.
+    It uses safetensors' `save_file`. The library's `save` holds the GIL while it copies, which stops
+    training for a second per GB.
 
     Returns:
         The SHA-256 of the file.
 
     Raises:
-        OSError: if it cannot be written. No part of it remains.
+        OSError: if it cannot be written. Its partial file is removed.
     """
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as partial:
@@ -150,7 +156,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> Exception:
-    """The library gives the error's number only in words, and a save goes by it where the disk is full."""
+    """Returns the OSError that a SafetensorError reports: the saver checks `errno` for a full disk.
+
+    safetensors gives the number only inside its message. Without a number the error is returned as it is.
+    """
     number = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
 

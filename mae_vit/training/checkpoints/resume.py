@@ -1,4 +1,7 @@
-"""Where a run starts (its own checkpoints > an explicit one > scratch), and which options must not change."""
+"""Decides where a run starts, and checks that its options fit.
+
+Precedence: the run's own checkpoints, then an explicit checkpoint, then scratch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, newest_check
 from mae_vit.training.checkpoints.format import LABELS_SEEN, STATE, BrokenCheckpoint, list_checkpoints
 from mae_vit.training.outputs.run_folder import RunFolder
 
-# Options that may change when a run resumes; a change of any other is an error that names it.
+# These sections and options may change when a run resumes. A change of any other is an error that names it.
 _FREE_SECTIONS = ("monitor", "checkpoint", "guard")
 _FREE_KEYS = (
     "run.name",
@@ -36,7 +39,7 @@ _FREE_KEYS = (
     "train.engine",
     "train.compile",
     "train.compress_gradients",
-    # These recompute the same numbers.
+    # It recomputes the same numbers.
     "train.activation_checkpointing",
 )
 _LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
@@ -47,24 +50,27 @@ class Identity:
     """The options and derived values that must not change when a run resumes.
 
     Attributes:
-        values: by dotted key, as plain data.
-        new: keys that an older checkpoint may lack: options at their
-            defaults, and derived values. Without this, a new option would break old runs.
+        values: options and derived values by dotted key, as plain data.
+        new: keys that an older checkpoint may lack: options at their defaults, and derived values.
+            Without them a new option would prevent old runs from resuming.
     """
 
     values: dict[str, Any]
     new: frozenset[str]
 
     def with_seen_labels(self, labels: dict[str, Any] | None) -> Identity:
-        """Adds which labels its weights have seen, by way of its start too: told on, and compared with nothing."""
+        """Adds the labels that the weights have seen, also through pretrained weights.
+
+        Runs that start from this run's weights read them. `check_identity` does not compare them.
+        """
         return replace(self, values={**self.values, LABELS_SEEN: labels})
 
 
 def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
-    """Flattens a resolved config, without options that may change.
+    """Flattens a resolved config, without the options that may change.
 
     Args:
-        config: of the run.
+        config: the resolved config.
         derived: values that follow from the data, such as its fingerprint and normalization.
     """
 
@@ -84,9 +90,9 @@ def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
 
 
 def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
-    """Whether a config without this key is the same config.
+    """Returns whether the config stays the same without this key.
 
-    Validates the schema for this: some defaults depend on other options (betas on the optimizer).
+    It validates the config again, because some defaults depend on other options (betas on the optimizer).
     """
     without = copy.deepcopy(dumped)
     *path, name = key.split(".")
@@ -97,7 +103,7 @@ def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
     try:
         return type(config).model_validate(without) == config
     except ValueError:
-        return False  # a required key, or one of several alternatives
+        return False  # the key is required, or one of several of which one is required
 
 
 def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
@@ -112,13 +118,13 @@ def check_identity(
     """Checks that a resumed run has the identity of the saved one.
 
     Args:
-        saved: the saved identity's values.
-        identity: of the resumed run.
-        place: of the saved identity: a checkpoint or a run folder.
+        saved: values of the saved identity.
+        identity: identity of the run that resumes.
+        place: the checkpoint or run folder that holds the saved identity; for the message.
         extend: the run's length may change.
 
     Raises:
-        InputError: with each key that differs and both values.
+        InputError: if values differ; names up to four keys with both values.
     """
     now = identity.values
     differing = [
@@ -149,15 +155,15 @@ def find_checkpoint(
     """Returns the checkpoint that the run resumes from; None for a fresh start.
 
     Args:
-        folder: of the run.
-        resume: what the user asked for.
+        folder: the run folder.
+        resume: the value of `--resume`.
         identity: from `run_identity`.
         extend: the run's length may change.
         warn: print which broken checkpoints are skipped.
 
     Raises:
         InputError: if an explicit path holds no intact checkpoint, if the checkpoint belongs
-            to another run, or if all of the run's own are broken.
+            to another run, or if all checkpoints of this run are broken.
     """
     if resume == "never":
         return None
@@ -168,7 +174,7 @@ def find_checkpoint(
     try:
         check_identity(found.identity, identity, found.path, extend=extend)
     except InputError:
-        # At step 0 another config cannot spoil anything.
+        # The run's own checkpoint of step 0 holds no training yet: start again with the new config.
         if own is None or own.step:
             raise
         return None
@@ -176,10 +182,10 @@ def find_checkpoint(
 
 
 def find_explicit(path: Path, *, warn: bool = True) -> CheckpointInfo:
-    """Verifies a checkpoint folder, or the newest one of a run folder.
+    """Returns the checkpoint at `path`, or the newest intact one if `path` is a run folder.
 
     Raises:
-        InputError: if there is none.
+        InputError: if there is no intact checkpoint.
     """
     if (path / STATE).exists():
         try:

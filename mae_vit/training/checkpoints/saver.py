@@ -1,4 +1,4 @@
-"""Saves during training: ranks gather the state and a thread writes it. A failure reaches all ranks."""
+"""Saves during training: ranks gather the state, and a thread of rank 0 writes it. All ranks learn of a failure."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _NOT_FINITE = "left weights that are not finite"
 
 
 class Saver:
-    """Writes checkpoints. Every method is called on every rank; rank 0 writes.
+    """Writes checkpoints. Every method must be called on every rank; rank 0 writes.
 
-    A failed save (a full, broken or read-only disk) prints a warning, and the run keeps its last
-    good checkpoint; the next save tries again. After `checkpoint.max_failed_saves` failures in a
+    If a save fails (a full, broken or read-only disk), the saver prints a warning and keeps the last
+    good checkpoint. The next save tries again. After `checkpoint.max_failed_saves` failures in a
     row the run stops. On a full disk the saver removes older checkpoints before it gives up,
     but never the newest intact one.
 
@@ -50,19 +50,19 @@ class Saver:
         """Removes the leftovers of interrupted saves.
 
         Args:
-            engine: whose state is saved.
-            folder: of checkpoints.
+            engine: gathers the state.
+            folder: the folder that contains the checkpoints.
             options: when to save and what to keep.
-            identity: what must not change when the run resumes.
-            every_steps: steps between saves of the plan.
+            identity: values that must not change when the run resumes.
+            every_steps: steps between two saves of the plan.
             say: prints a line.
-            clock: seconds, of rank 0.
+            clock: returns seconds; only rank 0's clock counts.
         """
         self._engine, self._folder, self._options = engine, folder, options
         self._identity, self._every_steps, self._say = identity, every_steps, say
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
-        # The same on all ranks.
+        # These have the same values on all ranks.
         self._pending, self._step = False, 0
         self._failures = 0
         self.stall_s = 0.0
@@ -82,9 +82,10 @@ class Saver:
         return {"save_stall_s": stall} if stall else {}
 
     def due(self) -> bool:
-        """Whether it is time for a save: rank 0 decides, and a step's report carries the decision to the others.
+        """Returns whether it is time for a save by `checkpoint.every_minutes`; always False on ranks other than 0.
 
-        Never during a write: the save would wait for it, and training would wait for both.
+        A step's report carries rank 0's decision to the other ranks. No save is due during a write: the
+        save would wait for the write, and training for both.
         """
         minutes = self._options.every_minutes
         if minutes is None or self._engine.ranks.rank != 0:
@@ -109,14 +110,14 @@ class Saver:
             TrainingFailed: on all ranks, after too many failures in a row.
         """
         begun = time.monotonic()
-        # First: the next state is gathered into the memory that is being written.
+        # Wait first: `gather` overwrites the memory from which the thread writes the previous state.
         self.wait()
         state = self._engine.gather()
         state.best, state.course = best, course
         self._pending, self._step = True, step
         self.restart_clock()
         if self._engine.ranks.rank == 0:
-            # Not a daemon: the interpreter waits for it at exit.
+            # Not a daemon thread: the interpreter waits for it at exit.
             self._thread = threading.Thread(target=self._write, args=(step, state), name="saver")
             self._thread.start()
         good = self.wait() if wait or not self._options.asynchronous else True
@@ -163,7 +164,7 @@ class Saver:
             self._say(f"training waited {waited:.0f} s for a checkpoint to be written")
 
     def _write(self, step: int, state: TrainState) -> None:
-        """Runs in the thread and stores an error as one line."""
+        """Writes a checkpoint in the thread; stores an error as one line in `_problem`."""
         try:
             if not state.is_finite():
                 self._problem = _NOT_FINITE

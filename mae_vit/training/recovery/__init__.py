@@ -1,1 +1,1 @@
-"""Recovery from bad steps and damaged samples."""
+"""Recovers from bad steps and damaged samples."""

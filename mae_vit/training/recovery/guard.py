@@ -1,4 +1,4 @@
-"""Judges every step by its loss and gradient norm. All ranks reach the same result."""
+"""Checks the loss and gradient norm of every step. All ranks reach the same result."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mae_vit.training.engines.state import LossHistory
 _WINDOW = 256
 # Fewer losses give no reliable estimate of their spread.
 _ENOUGH = 128
-# Standard deviation over median absolute deviation, for a normal distribution.
+# For a normal distribution: standard deviation = 1.4826 x median absolute deviation.
 _SIGMA_PER_MAD = 1.4826
 
 
 class Guard:
     """Detects steps that are not finite, and losses that jump and stay high.
 
-    A loss jumps if it is `spike_sigmas` robust standard deviations above the median of the last
-    256; `spike_steps` jumps in a row are a spike. A single jump is a hard batch.
+    A loss jumps if it is more than `spike_sigmas` robust standard deviations above the median of the
+    last 256 losses. `spike_steps` jumps in a row are a spike. A single jump is only a hard batch.
     """
 
     def __init__(self, options: GuardSection, course: LossHistory) -> None:
@@ -32,24 +32,24 @@ class Guard:
 
     @property
     def course(self) -> LossHistory:
-        """Returns the losses for the checkpoint."""
+        """Returns the loss history for the checkpoint."""
         return LossHistory(self._skipped, tuple(self._losses), self._streak)
 
     @property
     def no_suspects(self) -> bool:
-        """Whether every step since the last good one was judged good."""
+        """Whether the latest step was good. If it jumped, it may be the start of a spike."""
         return self._streak == 0
 
     def check(self, step: int, loss: float, grad_norm: float) -> None:
-        """Judges a step.
+        """Checks a step.
 
         Args:
-            step: its number, from 1.
-            loss: mean over the global batch.
-            grad_norm: global, before clipping.
+            step: number of the step, from 1.
+            loss: mean loss over the global batch.
+            grad_norm: global gradient norm before clipping.
 
         Raises:
-            BadStep: if it, or the steps up to it, are bad.
+            BadStep: if the step is not finite, or if it completes a spike.
         """
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             reason = f"is not finite (loss {loss}, gradient norm {grad_norm})"

@@ -1,4 +1,4 @@
-"""The damaged samples of a run: shared with all ranks, listed in `quarantine.jsonl`, limited by a budget."""
+"""Collects the damaged samples of all ranks, lists them in `quarantine.jsonl`, and counts them against a budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Entry:
     """A line of `quarantine.jsonl`.
 
     Attributes:
-        step: the step that first asked for the sample, counted from 1 as in `metrics.jsonl`.
+        step: the step that first needed the sample, counted from 1 as in `metrics.jsonl`.
+        damage: the sample and the reason.
     """
 
     step: int
@@ -28,24 +29,26 @@ class Entry:
 
 
 class Quarantine:
-    """Distinct damaged samples, the same on all ranks once they are shared. Rank 0 writes the list.
+    """The distinct damaged samples. After `exchange` they are the same on all ranks. Rank 0 writes the list.
 
     Attributes:
-        path: of the list.
-        share: largest share of damaged samples, 0 to 1.
+        path: file of the list.
+        share: largest allowed share of damaged samples, 0 to 1.
         total: number of training samples.
-        allowed: largest number of damaged samples.
+        allowed: largest allowed number of damaged samples.
     """
 
     def __init__(self, path: Path, ranks: Ranks, *, share: float, samples: int, start_step: int) -> None:
-        """Loads the list of a resumed run up to `start_step`; later entries are met again, or have been repaired.
+        """Loads the list of a resumed run up to `start_step`, and drops later entries.
+
+        The run meets the samples of later entries again, unless they have been repaired.
 
         Args:
-            path: of the list.
-            ranks: all of them take part.
-            share: largest share of damaged samples, 0 to 1.
+            path: file of the list.
+            ranks: this process's place among all ranks, which take part.
+            share: largest allowed share of damaged samples, 0 to 1.
             samples: number of training samples.
-            start_step: steps done before.
+            start_step: optimizer steps done before.
         """
         self.path, self.share, self.total, self._ranks = path, share, samples, ranks
         self.allowed = damage_allowed(share, samples)
@@ -60,26 +63,27 @@ class Quarantine:
 
     @property
     def samples(self) -> Collection[int]:
-        """Numbers of the shared samples."""
+        """The numbers of all shared damaged samples."""
         return self._told.keys()
 
     @property
     def exceeded(self) -> bool:
-        """Whether there are more than allowed."""
+        """Whether there are more damaged samples than allowed."""
         return len(self._told) > self.allowed
 
     def note(self, step: int, found: Iterable[Damage]) -> int:
-        """Notes this rank's damaged samples of a step; returns how many are new to it."""
+        """Records this rank's damaged samples of a step; returns how many are new to this rank."""
         waiting, told = self._waiting, self._told
         new = {d.sample: Entry(step, d) for d in found if d.sample not in waiting and d.sample not in told}
         self._waiting |= new
         return len(new)
 
     def exchange(self) -> list[Damage]:
-        """Shares the noted samples with all ranks and writes them to the list; collective.
+        """Shares the recorded samples with all ranks and writes them to the list; collective.
 
         Returns:
-            Samples new to the run, in the order of the list, which does not depend on the number of ranks.
+            The samples that are new to the run, ordered by step and number, so the order does not depend
+            on the number of ranks.
         """
         gathered = [e for entries in gather_objects([*self._waiting.values()], self._ranks) for e in entries]
         self._waiting, new = {}, []

@@ -1,4 +1,4 @@
-"""Recovery of a run: replaces damaged samples and rolls back bad steps."""
+"""Recovery of a run: lists damaged samples and rolls back bad steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mae_vit.training.recovery.quarantine import Quarantine
 from mae_vit.training.recovery.rollback import Rollback
 from mae_vit.training.step_report import StepValues
 
-# Lines printed about damaged samples per process; the list has all.
+# Most warnings about damaged samples that a process prints; the list has all of them.
 _MAX_WARNINGS = 10
 
 
 class Recovery:
-    """Guard, rollback and quarantine of a run. Every method is called on every rank."""
+    """Guard, rollback and quarantine of a run. Every method must be called on every rank."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Recovery:
         """Continues from `history`.
 
         Args:
-            options: of the guard.
-            history: the losses so far, and the skipped data steps.
+            options: limits of the guard.
+            history: the latest losses and the skipped data steps.
             rollback: chooses the checkpoint to roll back to.
-            quarantine: the damaged samples.
-            ranks: all of which take part.
-            mend: returns advice on repairing damaged samples.
+            quarantine: collects the damaged samples.
+            ranks: this process's place among all ranks, which take part.
+            mend: a sentence that says how to repair damaged samples.
             say: prints a line.
         """
         self._options, self._rollback, self._quarantine = options, rollback, quarantine
@@ -51,27 +51,27 @@ class Recovery:
 
     @property
     def history(self) -> LossHistory:
-        """Returns the history for the checkpoint."""
+        """Returns the loss history for the checkpoint."""
         return self._guard.course
 
     @property
     def no_suspects(self) -> bool:
-        """Whether every step since the last good one was judged good."""
+        """Whether the latest step was good. If it jumped, it may be the start of a spike."""
         return self._guard.no_suspects
 
     def record_damage(self, step: int, damaged: Sequence[Damage]) -> int:
-        """Notes the damaged samples of a micro-batch; returns how many are new to this rank."""
+        """Records the damaged samples of a micro-batch; returns how many are new to this rank."""
         return self._quarantine.note(step, damaged)
 
     def check(self, step: int, values: StepValues) -> None:
         """Checks a step's report.
 
         Args:
-            step: its number, from 1.
-            values: the same on all ranks.
+            step: number of the step, from 1.
+            values: the step's values, the same on all ranks.
 
         Raises:
-            BadStep: if it, or the steps up to it, are bad.
+            BadStep: if the step is not finite, or if it completes a spike.
             TrainingFailed: if more samples are damaged than allowed.
         """
         if values.damaged:
@@ -84,19 +84,23 @@ class Recovery:
         """Chooses the checkpoint to resume from after a bad step and restarts the guard there; collective.
 
         Raises:
-            TrainingFailed: on all ranks, if there is none, or after too many tries.
+            TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
         """
         found, history = self._rollback.choose_checkpoint(bad, self.history)
         self._guard = Guard(self._options, history)
         return found
 
     def _sync_damage(self) -> None:
-        """Shares new damaged samples with all ranks, lists and prints them."""
+        """Shares new damaged samples with all ranks, and lists and prints them.
+
+        Raises:
+            TrainingFailed: on all ranks, if more samples are damaged than allowed.
+        """
         new, quarantine = self._quarantine.exchange(), self._quarantine
         for damage in new:
             self._warn(f"warning: another image takes the place of {damage}")
         if quarantine.exceeded:
-            # Complete the list before any rank exits: the launcher then kills the others.
+            # Wait until rank 0 has written the list: when a rank exits, the launcher kills the others.
             barrier(self._ranks)
             raise TrainingFailed(
                 f"{len(quarantine.samples):,} of {quarantine.total:,} samples are damaged, "

@@ -1,4 +1,4 @@
-"""Rolls a run back to its last good checkpoint and skips the data that it failed on."""
+"""Rolls a run back to its last good checkpoint and skips the data before the bad step."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _TOLD_LOSSES = 32
 
 @dataclass
 class Rollback:
-    """Rolls back a limited number of times to each checkpoint; a newer checkpoint resets the count.
+    """Rolls back at most `guard.max_rollbacks` times to each checkpoint. A newer checkpoint starts a new count.
 
     Attributes:
-        folder: of the run.
-        options: the number of tries, and how much data to skip; each further try skips twice as much.
-        ranks: all of which call it.
+        folder: the run folder.
+        options: number of tries, and data steps to skip; each further try skips twice as many.
+        ranks: this process's place among all ranks, which take part.
         samples_of: describes the samples of a data step.
     """
 
@@ -45,20 +45,21 @@ class Rollback:
         """Chooses where to resume after a bad step, and writes an incident report; collective.
 
         Args:
-            bad: the step.
-            course: of the run until then.
+            bad: the bad step.
+            course: the loss history until then.
 
         Returns:
-            A checkpoint from before the step, and the history to resume with.
+            The newest intact checkpoint from before the step, and the history to resume with.
 
         Raises:
-            TrainingFailed: on all ranks, if there is none, or after too many tries.
+            TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
         """
-        # Another node may see the folder with a delay.
+        # Rank 0 looks for all: on a network file system another node may see the folder with a delay.
         found = run_on_rank_zero(lambda: self._newest_before(bad.step), self.ranks)
         if found is None:
             raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
         tried = self._tries[found.step] = self._tries.get(found.step, 0) + 1
+        # Steps count from 1, data steps from 0. Skip a window of data steps that ends with the bad one.
         culprit = data_step(bad.step - 1, course.skipped)
         width = self.options.skip_steps * 2 ** (tried - 1)
         first = max(data_step(found.step, course.skipped), culprit - width + 1)
@@ -94,7 +95,7 @@ class Rollback:
         return None
 
     def _drop_after(self, step: int) -> None:
-        """Removes later checkpoints: they belong to the failed course."""
+        """Removes later checkpoints, because they follow the bad step or are broken."""
         for path in list_checkpoints(self.folder.checkpoints):
             if step_of(path) > step:
                 shutil.rmtree(path, ignore_errors=True)
