@@ -2,7 +2,7 @@
 
 import mae_vit
 
-encoder = mae_vit.load_encoder("runs/mae_base")            # or an encoder.safetensors, a .pth, "timm:NAME"
+encoder = mae_vit.load_encoder("runs/mae_base")            # or encoder.safetensors, a .pth, "timm:NAME", "hf:USER/NAME"
 features = encoder(encoder.transform("cat.jpg")[None])     # (1, D)
 """
 

@@ -45,7 +45,8 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument(
         "start",
         metavar="START",
-        help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, or timm:NAME",
+        help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, timm:NAME, or "
+        "hf:USER/NAME[@REVISION]",
     )
     parser.add_argument(
         "data",

@@ -46,7 +46,8 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument(
         "start",
         metavar="START",
-        help="a run folder (also a fine-tuned one), an encoder.safetensors, an official MAE file (.pth), timm:NAME",
+        help="a run folder (also a fine-tuned one), an encoder.safetensors, an official MAE file (.pth), "
+        "timm:NAME, hf:USER/NAME[@REVISION]",
     )
     parser.add_argument(
         "--to", required=True, choices=("timm", "hf", "official", "onnx", "torch"), help="the form, see below"

@@ -34,7 +34,8 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--ckpt",
         required=True,
         metavar="START",
-        help='a run folder, an encoder.safetensors, an official MAE file (.pth) or "timm:NAME"',
+        help='a run folder, an encoder.safetensors, an official MAE file (.pth), "timm:NAME" or '
+        '"hf:USER/NAME[@REVISION]"',
     )
     parser.add_argument("--against", metavar="START", help="a second one, shown side by side")
     parser.add_argument(

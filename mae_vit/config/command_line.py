@@ -111,8 +111,8 @@ def parse_arguments(
         parser.add_argument(
             "--ckpt",
             metavar="START",
-            help='weights to begin from: a run folder, an encoder.safetensors, an official MAE file or "timm:NAME"; '
-            "without it the network begins from scratch",
+            help='weights to begin from: a run folder, an encoder.safetensors, an official MAE file, "timm:NAME" or '
+            '"hf:USER/NAME[@REVISION]"; without it the network begins from scratch',
         )
     parser.add_argument(
         "overrides",

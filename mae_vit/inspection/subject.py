@@ -50,7 +50,7 @@ def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncode
     if decoder is not None:
         why = "" if decoder.mae else "nothing says how many heads its decoder has"
         return InspectedEncoder(source, model, decoder.mae, why)
-    if (Path(start.source) / STATE).is_file() and start.objective is not None:
+    if (start.path / STATE).is_file() and start.objective is not None:
         return _of_run(source, start, model)
     if "fc_norm.weight" in start.tensors or "head.weight" in start.tensors:
         return InspectedEncoder(source, model, None, "it was fine-tuned: there is nothing to reconstruct by")

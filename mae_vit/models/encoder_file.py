@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,11 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def read_info(path: Path) -> EncoderInfo | None:
-    """Reads the metadata of an `encoder.safetensors`; None if the file is not ours."""
+    """Reads the metadata of an `encoder.safetensors` or of a classifier; None if the file is not ours."""
     try:
         told = read_metadata(path)
-        return EncoderInfo(**{**told, "img_size": tuple(told["img_size"])})
+        # Classifiers and exports tell more, such as their classes.
+        known = {field.name: told[field.name] for field in fields(EncoderInfo) if field.name in told}
+        return EncoderInfo(**{**known, "img_size": tuple(told["img_size"])})
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None

@@ -92,15 +92,16 @@ def pretrain(arguments: Arguments) -> int:
         return 0
     objective = setup.build()
     # Initial weights may have seen labels, too.
+    begins_from = config.model.init or "scratch"
     if found is None:
         start = initialize(objective, config, setup.info, say=ranks.rank == 0)
+        begins_from = start.source if start else begins_from
         labels = seen_labels(config, setup.data, start.labels if start else None)
         info = replace(setup.info, labels=labels.model_dump() if labels else None)
     else:
         info = replace(setup.info, labels=found.identity.get(LABELS_SEEN, setup.info.labels))
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
-    begins_from = config.model.init or "scratch"
     # Rank 0 alone logs, and has lines to be judged.
     watch = (
         reference_watch(config.model_dump(mode="json"), setup.plan.total_steps) if ranks.rank == 0 else None

@@ -114,13 +114,15 @@ def load_encoder(
     """Loads an encoder.
 
     Args:
-        start: a run folder, an `encoder.safetensors`, an official MAE file (.pth), or "timm:NAME".
+        start: a run folder, an `encoder.safetensors`, an official MAE file (.pth), "timm:NAME", or
+            "hf:USER/NAME[@REVISION]" of the Hub. `start.source` of the result names the commit.
         img_size: pixels, or (H, W), divisible by the patch size; positions are interpolated.
             As trained by default.
         pool: "cls" or "mean"; what a fine-tuned run reads, else "cls".
 
     Raises:
         InputError: if there are no weights of a Vision Transformer of ours.
+        FetchUnavailable: if the Hub cannot be reached.
     """
     return encoder_from_weights(read_weights(str(start)), img_size=img_size, pool=pool)
 
@@ -158,7 +160,7 @@ def info_from_weights(start: Weights) -> EncoderInfo:
         objective=start.objective or "unknown",
         step=0,
     )
-    path, history = Path(start.source), ("objective", "step", "images_seen", "flops")
+    path, history = start.path, ("objective", "step", "images_seen", "flops")
     known = read_info(path)
     if (path / STATE).is_file():  # a checkpoint of ours, beside which a finished run leaves its encoder
         info = replace(info, step=step_of(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -114,7 +113,7 @@ def _build(
 
 def _options_of(start: Weights, prefix: str) -> dict[str, Any]:
     """The options that a checkpoint of ours says its objective had; empty for other files."""
-    path = Path(start.source)
+    path = start.path
     if not (path / STATE).is_file():
         return {}
     identity = read_description(path)["identity"]

@@ -1,4 +1,4 @@
-"""Weights to begin from: our runs and encoders, timm models, official MAE files.
+"""Weights to begin from: our runs and encoders, timm models, repositories of the Hub, official MAE files.
 
 Nothing read here can execute code: safetensors hold no objects, and pickled files
 go through torch's restricted reader.
@@ -21,7 +21,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from mae_vit.config.section import height_width
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import FetchUnavailable, InputError
+from mae_vit.core.hub import download, is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest, error_reason
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.encoder_file import read_metadata
@@ -39,28 +40,34 @@ from mae_vit.training.checkpoints.format import (
 from mae_vit.weights.seen_labels import SeenLabels
 from mae_vit.weights.start import _STARTS, ENCODER_PREFIX, Weights, check_there
 
+# What a repository of the Hub may hold: what `mae-vit export` writes. Others' files by timm's names fit too.
+_HUB_FILES = ("encoder.safetensors", "model.safetensors")
+
 
 def read_weights(start: str) -> Weights:
     """Reads weights to begin from.
 
     Args:
         start: a run folder, an `encoder.safetensors` or other safetensors file with timm's
-            names, an official MAE file (.pth), or "timm:NAME".
+            names, an official MAE file (.pth), "timm:NAME", or "hf:USER/NAME[@REVISION]".
 
     Raises:
         InputError: if there is nothing readable there.
+        FetchUnavailable: if the Hub cannot be reached.
     """
     if start.startswith(TIMM_PREFIX):
         return _read_timm(start)
     check_there(start)
     path = Path(start)
     try:
+        if is_hub_name(start):
+            return _read_hub(start)
         if path.is_dir():
             return _read_run(path)
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
         return _read_pickled(path)
-    except InputError:
+    except (InputError, FetchUnavailable):
         raise
     except OSError as error:
         raise InputError(f"cannot read {error.filename or start}: {error_reason(error)}") from None
@@ -164,6 +171,20 @@ def _read_safetensors(path: Path) -> Weights:
         geometry=geometry_from(metadata),
         labels=SeenLabels.model_validate(metadata["labels"]) if metadata.get("labels") else None,
     )
+
+
+def _read_hub(start: str) -> Weights:
+    """The weights of a repository at the commit that its revision is now; safetensors alone."""
+    name = parse_hub_name(start)
+    path, commit = download(name, _HUB_FILES)
+    source = str(replace(name, revision=commit))
+    found = replace(_read_safetensors(path), source=source, downloaded=path)
+    if "patch_embed.proj.weight" not in found.tensors:
+        raise InputError(
+            f"{source} holds no Vision Transformer by timm's names in its {path.name}: "
+            "`mae-vit export START --to hf --push USER/NAME` adds an encoder.safetensors"
+        )
+    return found
 
 
 def _read_pickled(path: Path) -> Weights:

@@ -9,13 +9,14 @@ from pathlib import Path
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.hub import is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest_path
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.geometry import Geometry
 from mae_vit.weights.seen_labels import SeenLabels
 
 ENCODER_PREFIX = "encoder."
-_STARTS = f'a run folder, an encoder.safetensors, an official MAE file (.pth) or "{TIMM_PREFIX}NAME"'
+_STARTS = f'a run folder, an encoder.safetensors, an official MAE file (.pth), "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Weights:
     """Named weights, and where they are from.
 
     Attributes:
-        source: the checkpoint or file that was read, or "timm:NAME".
+        source: the checkpoint or file that was read, "timm:NAME", or "hf:USER/NAME@COMMIT".
         tensors: encoder weights by timm's names; parts of an objective by the names that
             it gives them.
         objective: whose parts those are; None if there are none.
@@ -33,6 +34,7 @@ class Weights:
         geometry: of the encoder; None if not known.
         passed_over: what is wrong with newer checkpoints of the same run.
         labels: those that it was trained on; None if on none, or not known.
+        downloaded: where the file lies, of a source that is no path.
     """
 
     source: str
@@ -44,6 +46,12 @@ class Weights:
     geometry: Geometry | None = None
     passed_over: tuple[str, ...] = ()
     labels: SeenLabels | None = None
+    downloaded: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint or file; one that does not exist for timm's models."""
+        return self.downloaded or Path(self.source)
 
     @property
     def grid_size(self) -> tuple[int, int] | None:
@@ -66,15 +74,19 @@ def check_there(start: str) -> None:
     Raises:
         InputError: if there is not.
     """
-    if not start.startswith(TIMM_PREFIX) and not Path(start).exists():
+    if start.startswith(TIMM_PREFIX) or is_hub_name(start):
+        return
+    if not Path(start).exists():
         hint = closest_path(Path(start)) or f"give {_STARTS}"
         raise InputError(f"start {start} does not exist: {hint}")
 
 
 def name_of(asked: str) -> str:
-    """A short name for weights: the run's folder, the file, or timm's model."""
+    """A short name for weights: the run's folder, the file, the Hub's repository, or timm's model."""
     if asked.startswith(TIMM_PREFIX):
         return asked.removeprefix(TIMM_PREFIX).replace("/", "-")
+    if is_hub_name(asked):
+        return parse_hub_name(asked).repo.rpartition("/")[2]
     path = Path(asked).resolve()
     generic = path.stem in ("encoder", "model") and path.suffix
     return path.parent.name if generic else path.stem if path.is_file() else path.name

@@ -51,6 +51,7 @@ ORDERS = {
 EXCEPT = {"mae_vit/__init__.py"}
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/engines/deepspeed_engine.py"},
+    "huggingface_hub": {"mae_vit/core/hub.py"},
     "pyarrow": {"mae_vit/weights/embed/output.py"},
     "torch.utils.tensorboard": {"mae_vit/training/outputs/monitor.py"},
     "webdataset": {"mae_vit/data/prepare/shard_writer.py"},

@@ -7,6 +7,7 @@ from typing import Any
 
 from mae_vit.config.overrides import drop_alternatives
 from mae_vit.core.errors import InputError
+from mae_vit.core.hub import is_hub_name
 from mae_vit.models.vit import SIZES
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import Weights, name_of
@@ -60,7 +61,9 @@ class WeightsOverrides:
             raise InputError(f"{WITH_START}: a mapping of sections, not {type(extra).__name__}")
         self.start = read_weights(str(named))
         _lay_over(raw, extra)
-        facts: dict[str, Any] = {"finetune": {"start": str(named)}}
+        # Of a branch of the Hub, which moves, the commit.
+        pinned = self.start.source if is_hub_name(str(named)) else str(named)
+        facts: dict[str, Any] = {"finetune": {"start": pinned}}
         model = raw.get("model")
         name = model.get("name") if isinstance(model, dict) else None
         if self.start.geometry is not None and (name is None or name in SIZES):

@@ -86,7 +86,7 @@ def collect_history(handed: ExportSource) -> Facts:
 
 def _run_folder(handed: ExportSource) -> Path | None:
     """The run that the weights lie in, or are the result of."""
-    path = Path(handed.start.source)
+    path = handed.start.path
     for folder in (Path(handed.asked), path, *path.parents[:2]):
         if (folder / "config.yaml").is_file() and (folder / "summary.json").is_file():
             return folder
@@ -153,7 +153,7 @@ def _recipe(config: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _length(handed: ExportSource, config: dict[str, Any], summary: dict[str, Any]) -> str:
-    info, told = handed.encoder.info, metadata_of(Path(handed.start.source))
+    info, told = handed.encoder.info, metadata_of(handed.start.path)
     steps = info.step or told.get("step") or summary.get("steps")
     if not steps:
         return _UNKNOWN

@@ -134,7 +134,7 @@ def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = Fals
             f"{start.source}: its head takes {head.in_features} values, its encoder gives {encoder.embed_dim}"
         )
     decoder = read_decoder(start, encoder.encoder, encoder.info, norm_pix_loss=norm_pix_loss)
-    classes = _classes_of(Path(start.source)) if head is not None else ()
+    classes = _classes_of(start.path) if head is not None else ()
     if head is not None and len(classes) != head.out_features:
         classes = ()
     return ExportSource(asked, Network(encoder, head), tuple(classes), decoder)

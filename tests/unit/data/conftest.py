@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.faulty_http_server import Server
 from helpers.remote_shards import describe_indexes
+from helpers.servers.faulty_http_server import Server
 
 from mae_vit.data.remote import retry as patience
 

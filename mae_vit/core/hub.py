@@ -1,0 +1,210 @@
+"""Repositories of the Hugging Face Hub: their names here, downloads, and failures as one line.
+
+huggingface_hub talks to the Hub: it keeps the cache, takes the token of `HF_TOKEN` or of a login, and
+obeys HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE. No token is printed or written here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from mae_vit.core.errors import FetchUnavailable, InputError
+from mae_vit.core.messages import closest, error_reason
+
+HUB_PREFIX = "hf:"
+_LOGIN = "set HF_TOKEN, or run `hf auth login`"
+# Too many requests, and failures of the server: the same request may succeed later.
+_BUSY = (408, 429, *range(500, 600))
+_LONGEST_REASON = 160
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A repository of the Hub at a revision.
+
+    Attributes:
+        repo: "USER/NAME"; a few old ones have no user.
+        revision: a branch, a tag or a commit; None for the default branch.
+        kind: "model" or "dataset".
+    """
+
+    repo: str
+    revision: str | None = None
+    kind: str = "model"
+
+    def __str__(self) -> str:
+        """As users write it: "hf:USER/NAME@REVISION"."""
+        return f"{HUB_PREFIX}{self.repo}" + (f"@{self.revision}" if self.revision else "")
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a text names a repository of the Hub."""
+    return text.startswith(HUB_PREFIX)
+
+
+def parse_hub_name(text: str, *, kind: str = "model") -> HubName:
+    """Reads "hf:USER/NAME" or "hf:USER/NAME@REVISION".
+
+    Raises:
+        InputError: for another form.
+    """
+    repo, at, revision = text.removeprefix(HUB_PREFIX).partition("@")
+    if repo.startswith("//"):
+        meant = repo.strip("/").removeprefix(f"{kind}s/")
+        raise InputError(f'{text} is a URL: give "{HUB_PREFIX}{meant}{at}{revision}"')
+    parts = repo.split("/")
+    if not 1 <= len(parts) <= 2 or not all(parts) or (at and not revision):
+        raise InputError(f'{text} names no repository of the Hub: give "{HUB_PREFIX}USER/NAME[@REVISION]"')
+    return HubName(repo, revision or None, kind)
+
+
+def hub_library() -> ModuleType:
+    """Imports huggingface_hub.
+
+    Raises:
+        InputError: if it is not installed.
+    """
+    try:
+        importlib.import_module("huggingface_hub.errors")
+        return importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        missing = error.name or "huggingface_hub"
+        raise InputError(f'{missing} is not installed: pip install "mae-vit[hub]"') from None
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE allows the cache alone."""
+    return bool(hub_library().constants.HF_HUB_OFFLINE)
+
+
+def download(name: HubName, files: Sequence[str]) -> tuple[Path, str]:
+    """Brings a file of a repository into huggingface_hub's cache, where it is not there yet.
+
+    Args:
+        name: of the repository.
+        files: at its top; the first that it has is taken.
+
+    Returns:
+        The file's path and the commit that it is of.
+
+    Raises:
+        InputError: if there is no such repository, revision or file, or no access to it.
+        FetchUnavailable: if the Hub cannot be reached, or the connection breaks.
+    """
+    hub = hub_library()
+    with hub_errors(name):
+        for file in files:
+            try:
+                path = Path(hub.hf_hub_download(name.repo, file, repo_type=name.kind, revision=name.revision))
+            except hub.errors.LocalEntryNotFoundError:
+                # Not in the cache: of files that were never asked for, too.
+                if not is_offline() or file == files[-1]:
+                    raise
+            except hub.errors.EntryNotFoundError:
+                continue
+            else:
+                # .../snapshots/COMMIT/FILE
+                return path, path.parent.name
+    raise InputError(f"{name} has no {' or '.join(files)}: other files are not read")
+
+
+@contextmanager
+def hub_errors(name: HubName, *, task: str = "read") -> Iterator[None]:
+    """Turns what huggingface_hub raises of a repository into one line; its log of retries stays silent.
+
+    Args:
+        name: of the repository.
+        task: what the token must allow: "read", "write".
+
+    Raises:
+        InputError: for what the user can fix.
+        FetchUnavailable: for what another try may fix.
+    """
+    hub = hub_library()
+    log = importlib.import_module("huggingface_hub.utils.logging")
+    level = log.get_verbosity()
+    log.set_verbosity_error()
+    try:
+        yield
+    except (InputError, FetchUnavailable):
+        raise
+    except Exception as error:
+        raise _translated(error, name, task, hub) from None
+    finally:
+        log.set_verbosity(level)
+
+
+def _translated(error: Exception, name: HubName, task: str, hub: ModuleType) -> Exception:
+    """An InputError or a FetchUnavailable; any other error is a bug, and returned as it is."""
+    kinds = hub.errors
+    cause = error.__cause__
+    if isinstance(error, kinds.GatedRepoError):
+        return InputError(f"{name} is gated: ask for access on its page, then {_LOGIN}")
+    if isinstance(error, kinds.RevisionNotFoundError):
+        return InputError(f'{name.kind} {name.repo} has no revision "{name.revision}"{_near(name, hub)}')
+    if isinstance(error, kinds.RepositoryNotFoundError):
+        return InputError(f"there is no {name.kind} {name.repo} on the Hub, or it is private ({_LOGIN})")
+    if isinstance(error, kinds.OfflineModeIsEnabled) or (
+        isinstance(error, kinds.LocalEntryNotFoundError) and is_offline()
+    ):
+        return InputError(f"{name} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it")
+    if isinstance(error, kinds.HfHubHTTPError):
+        return _of_status(error, name, task, hub)
+    if isinstance(cause, kinds.FileMetadataError):
+        return InputError(f"cannot fetch {name}: {hub.constants.ENDPOINT} (HF_ENDPOINT) is no Hub")
+    if isinstance(error, kinds.LocalEntryNotFoundError | RuntimeError) and isinstance(cause, Exception):
+        return _translated(cause, name, task, hub)
+    if isinstance(error, kinds.EntryNotFoundError):
+        return InputError(f"{name} has no such file: {_reason(error, hub)}")
+    if isinstance(error, UnicodeError):
+        return InputError(f"the Hub's token holds letters that no token has: {_LOGIN}")
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
+        return InputError(f"cannot write {error.filename or 'the cache'}: {error_reason(error)}")
+    if isinstance(error, kinds.HFValidationError):
+        return InputError(f'{name} names no repository of the Hub: give "{HUB_PREFIX}USER/NAME[@REVISION]"')
+    if isinstance(error, OSError | RuntimeError | kinds.HTTPError | kinds.XetDownloadError):
+        place = hub.constants.ENDPOINT
+        return FetchUnavailable(
+            f"{place} cannot be reached, or the connection broke ({_reason(error, hub)}): run the command again"
+        )
+    return error
+
+
+def _of_status(error: Exception, name: HubName, task: str, hub: ModuleType) -> Exception:
+    status = error.response.status_code  # type: ignore[attr-defined]
+    if status == 401:
+        return InputError(f"the Hub refuses the token, or has none to {task} {name.repo}: {_LOGIN}")
+    if status == 403:
+        return InputError(f"the token may not {task} {name.repo}: give one that may ({_LOGIN})")
+    said = getattr(error, "server_message", None) or f"status {status}"
+    if status in _BUSY:
+        return FetchUnavailable(f"the Hub does not serve {name.repo} now (status {status}): try again")
+    return InputError(f"the Hub refuses to {task} {name.repo}: {_short(str(said), hub)}")
+
+
+def _near(name: HubName, hub: ModuleType) -> str:
+    """Names the branch or tag that was meant, where the Hub tells them."""
+    with suppress(Exception):  # the error that is reported is another
+        refs = hub.HfApi().list_repo_refs(name.repo, repo_type=name.kind)
+        known = [ref.name for ref in (*refs.branches, *refs.tags)]
+        meant = closest(name.revision or "", known) or f"it has {', '.join(known[:5])}"
+        return f": {meant}" if known else ""
+    return ""
+
+
+def _reason(error: Exception, hub: ModuleType) -> str:
+    return _short(str(error).strip() or type(error).__name__, hub)
+
+
+def _short(text: str, hub: ModuleType) -> str:
+    """The first line of a text, in short, without the token."""
+    token = None
+    with suppress(Exception):
+        token = hub.get_token()
+    line = next(iter(text.splitlines()), "")
+    return (line.replace(token, "TOKEN") if token else line)[:_LONGEST_REASON]

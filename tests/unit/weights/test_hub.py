@@ -1,0 +1,190 @@
+"""Encoders of the Hub: the same bits as the file's, of a commit that is told; one line for what goes wrong."""
+
+import re
+
+import pytest
+import torch
+from helpers.export import encoder_file, export, mae_run
+from helpers.servers.hub_server import TOKEN, Hub, use_hub
+from safetensors.torch import save
+
+import mae_vit
+from mae_vit.cli.main import main
+from mae_vit.core.errors import FetchUnavailable, InputError
+from mae_vit.finetuning.config.from_start import WeightsOverrides, start_name
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    server = Hub()
+    use_hub(server, monkeypatch, tmp_path / "hub_cache")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def file(tmp_path):
+    return encoder_file(tmp_path / "encoder.safetensors")
+
+
+def features(encoder):
+    info = encoder.info
+    images = torch.randn(3, info.in_chans, *info.img_size, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        return encoder(images)
+
+
+def test_an_encoder_of_the_hub_is_the_files_to_the_bit_and_its_commit_is_told(hub, file):
+    repo = hub.add(
+        "anna/mae", {"encoder.safetensors": file.read_bytes(), "model.safetensors": b"of transformers"}
+    )
+    loaded, ours = mae_vit.load_encoder("hf:anna/mae"), mae_vit.load_encoder(file)
+    assert loaded.start.source == f"hf:anna/mae@{repo.refs['main']}"
+    assert loaded.start.digest == ours.start.digest
+    assert loaded.info == ours.info
+    assert loaded.info.images_seen == 700
+    assert torch.equal(features(loaded), features(ours))
+    assert features(ours).isfinite().all()
+
+
+def test_a_revision_is_loaded_though_the_branch_has_moved(hub, tmp_path):
+    old, new = (
+        encoder_file(tmp_path / "a.safetensors", step=1),
+        encoder_file(tmp_path / "b.safetensors", step=2),
+    )
+    repo = hub.add("anna/mae", {"encoder.safetensors": old.read_bytes()})
+    first = repo.refs["main"]
+    repo.commit({"encoder.safetensors": new.read_bytes()})
+    assert mae_vit.load_encoder("hf:anna/mae").info.step == 2
+    pinned = mae_vit.load_encoder(f"hf:anna/mae@{first}")
+    assert pinned.info.step == 1
+    assert pinned.start.source.endswith(first)
+
+
+def test_an_export_to_timm_is_loaded(hub, tmp_path):
+    mae_run(tmp_path / "run")
+    assert export(tmp_path / "run", "--to", "timm", "--out", tmp_path / "out") == 0
+    hub.add("anna/mae", {"model.safetensors": (tmp_path / "out" / "model.safetensors").read_bytes()})
+    loaded = mae_vit.load_encoder("hf:anna/mae")
+    assert torch.equal(features(loaded), features(mae_vit.load_encoder(tmp_path / "run")))
+    assert loaded.info.step == 7
+
+
+def test_names_of_transformers_say_what_is_missing(hub):
+    theirs = save({"vit.embeddings.cls_token": torch.zeros(1, 1, 4)}, {"format": "pt"})
+    hub.add("anna/mae", {"model.safetensors": theirs})
+    with pytest.raises(InputError, match=r"no Vision Transformer by timm's names.*--push"):
+        mae_vit.load_encoder("hf:anna/mae")
+
+
+def test_offline_the_cache_serves_and_nothing_else(hub, file, monkeypatch):
+    from huggingface_hub import constants
+
+    repo = hub.add("anna/mae", {"encoder.safetensors": file.read_bytes()})
+    mae_vit.load_encoder("hf:anna/mae")
+    hub.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert mae_vit.load_encoder("hf:anna/mae").start.source.endswith(repo.refs["main"])
+    with pytest.raises(InputError, match="not in the cache, and HF_HUB_OFFLINE"):
+        mae_vit.load_encoder("hf:anna/other")
+    assert not hub.requests
+
+
+def test_a_pickle_is_not_even_fetched(hub):
+    hub.add("anna/mae", {"pytorch_model.bin": b"pickled", "model.pth": b"pickled"})
+    with pytest.raises(InputError, match=r"has no encoder.safetensors or model.safetensors"):
+        mae_vit.load_encoder("hf:anna/mae")
+    assert not hub.downloads()
+
+
+def test_a_download_that_breaks_resumes_and_one_that_never_ends_leaves_nothing(hub, file, tmp_path):
+    hub.add("anna/mae", {"encoder.safetensors": file.read_bytes()})
+    hub.faults["GET /anna/mae/resolve"] = ["drop", "drop"]
+    loaded = mae_vit.load_encoder("hf:anna/mae")
+    assert len(hub.downloads("encoder.safetensors")) == 3
+    assert torch.equal(features(loaded), features(mae_vit.load_encoder(file)))
+
+    hub.add("anna/other", {"encoder.safetensors": file.read_bytes()[:-1] + b"\1"})
+    hub.faults["GET /anna/other/resolve"] = ["always 503"]
+    with pytest.raises(FetchUnavailable, match="status 503"):
+        mae_vit.load_encoder("hf:anna/other")
+    left = [
+        path
+        for path in (tmp_path / "hub_cache" / "models--anna--other" / "blobs").glob("*")
+        if path.is_file()
+    ]
+    assert not left
+
+
+WRONG = {
+    "hf:": (2, "names no repository of the Hub"),
+    "hf:a/b/c": (2, "names no repository of the Hub"),
+    "hf:anna/mae@": (2, "names no repository of the Hub"),
+    "hf:anna/..": (2, "names no repository of the Hub"),
+    "hf://anna/mae": (2, 'give "hf:anna/mae"'),
+    "hf:anna/maee": (2, "there is no model anna/maee on the Hub, or it is private"),
+    "hf:anna/mae@mian": (2, 'has no revision "mian": did you mean "main"?'),
+    "hf:anna/gated": (2, "is gated: ask for access on its page"),
+    "hf:anna/private": (2, "there is no model anna/private on the Hub, or it is private"),
+    "hf:anna/broken": (75, "status 500"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_goes_wrong_is_one_line(hub, file, tmp_path, capfd, name):
+    code, line = WRONG[name]
+    content = {"encoder.safetensors": file.read_bytes()}
+    hub.add("anna/mae", content)
+    hub.add("anna/gated", content, gated=True)
+    hub.add("anna/private", content, private=True)
+    hub.add("anna/broken", content)
+    hub.faults["/anna/broken/"] = ["always 500"]
+    assert main(["export", name, "--to", "timm", "--out", str(tmp_path / "out")]) == code
+    said = capfd.readouterr().err
+    assert line in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hub_that_is_not_there_is_one_line(hub, tmp_path, capfd):
+    hub.stop()
+    assert main(["export", "hf:anna/mae", "--to", "timm", "--out", str(tmp_path / "out")]) == 75
+    said = capfd.readouterr().err
+    assert "cannot be reached" in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("token", ["hf_aWrongToken", "hf_wröng"])
+def test_a_wrong_token_is_one_line_without_the_token(hub, file, monkeypatch, tmp_path, capfd, token):
+    hub.add("anna/mae", {"encoder.safetensors": file.read_bytes()})
+    monkeypatch.setenv("HF_TOKEN", token)
+    assert main(["export", "hf:anna/mae", "--to", "timm", "--out", str(tmp_path / "out")]) == 2
+    said = capfd.readouterr().err
+    assert "token" in said
+    assert "hf auth login" in said
+    assert token not in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_token_opens_what_is_private(hub, file, monkeypatch, tmp_path):
+    hub.add("anna/mae", {"encoder.safetensors": file.read_bytes()}, private=True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert mae_vit.load_encoder("hf:anna/mae").info.step == 7
+    assert not [
+        path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()
+    ]
+
+
+def test_fine_tuning_pins_the_commit(hub, file):
+    repo = hub.add("anna/mae", {"encoder.safetensors": file.read_bytes()})
+    raw = {"model": {}, "finetune": {}}
+    WeightsOverrides("hf:anna/mae@main", "recipe")(raw)
+    assert raw["finetune"]["start"] == f"hf:anna/mae@{repo.refs['main']}"
+    assert raw["run"]["name"] == "recipe-mae"
+    assert start_name("hf:anna/mae@v1.0") == "mae"
+
+
+def test_without_the_library_one_line_says_what_installs_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub.errors", None)
+    with pytest.raises(InputError, match=re.escape('pip install "mae-vit[hub]"')):
+        mae_vit.load_encoder("hf:anna/mae")
