@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +64,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--save-every-s",
         type=float,
         metavar="S",
-        help="save after S seconds (5), later after each hundredth of the time gone: what a kill costs",
+        help="save every S seconds (5): the most that a kill costs",
     )
     group = parser.add_argument_group("which images")
     group.add_argument(
@@ -87,7 +90,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--workers",
         default="auto",
         metavar="N",
-        help="processes that decode (auto: one for each core but one)",
+        help="threads that decode (auto: one for each core but one)",
     )
     parser.set_defaults(run=run_embed, parser=parser)
 
@@ -129,7 +132,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
         done = f"{outcome.done:,} of {count_of(outcome.total, 'image')}"
         print(f"mae-vit: stopped, {done} are saved: {again} resumes", file=sys.stderr)
         return EXIT_REQUEUE
-    _say(outcome, arguments.out)
+    _report(outcome, arguments.out)
     return 0
 
 
@@ -146,23 +149,20 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _embed(arguments: argparse.Namespace) -> Outcome:
     # Slow to import, so that --help is not.
-    from mae_vit.data.batches.loader import auto_workers, start_worker_server
+    from mae_vit.data.batches.loader import auto_workers
     from mae_vit.runtime.cores import cores_of_rank
     from mae_vit.runtime.device import choose_device
     from mae_vit.runtime.signals import StopRequest
-    from mae_vit.weights.embed.embed import SAVE_EVERY_S, check_out, embed
+    from mae_vit.weights.embed.embed import SAVE_EVERY_S, embed
     from mae_vit.weights.embed.features import Settings
     from mae_vit.weights.embed.images import open_images
+    from mae_vit.weights.embed.output import check_out
     from mae_vit.weights.encoder import load_encoder
 
     check_out(arguments.out)
     device = choose_device(arguments.device)
     on_gpu = device.type == "cuda"
     auto = arguments.workers == "auto"
-    workers = auto_workers(cores_of_rank(), on_gpu=on_gpu) if auto else int(arguments.workers)
-    if workers:
-        # While this process reads the weights, and before it has to do with a GPU.
-        start_worker_server()
     encoder = load_encoder(arguments.start, img_size=arguments.img_size, pool=arguments.pool)
     images = open_images(
         arguments.data, out=arguments.out.parent, splits=arguments.split, labels=not arguments.no_labels
@@ -170,7 +170,7 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     settings = Settings(
         device=device,
         batch_size=arguments.batch_size or (_BATCH_SIZE_GPU if on_gpu else _BATCH_SIZE),
-        workers=workers,
+        workers=auto_workers(cores_of_rank(), on_gpu=on_gpu) if auto else int(arguments.workers),
         precision=arguments.precision,
         dtype=arguments.dtype,
     )
@@ -186,33 +186,31 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     )
 
 
-def _say(outcome: Outcome, out: Path) -> None:
-    from mae_vit.weights.embed.embed import broken_path
-
-    rate = (outcome.done - outcome.begun) / outcome.wall_s if outcome.wall_s else 0.0
+def _report(outcome: Outcome, out: Path) -> None:
     if outcome.begun == outcome.total:
         print("all images were done already")
     else:
         before = f", {outcome.begun:,} of them before" if outcome.begun else ""
+        rate = (outcome.done - outcome.begun) / outcome.wall_s
         print(f"{count_of(outcome.total, 'image')}{before}: {rate:,.0f} images/s")
     if outcome.broken:
-        print(f"passed over {count_of(len(outcome.broken), 'broken image')}; {broken_path(out)} names all:")
-        for line in outcome.broken[:_NAMED]:
-            print(f"  {line}")
-        if len(outcome.broken) > _NAMED:
-            print(f"  and {len(outcome.broken) - _NAMED} more")
+        _report_broken(outcome.broken, out)
     print(f"{out}: features of {count_of(outcome.rows or 0, 'image')}, {outcome.width} numbers each")
-    for line in _how_to_load(out):
-        print(f"  {line}")
-
-
-def _how_to_load(out: Path) -> list[str]:
     if out.suffix == ".npz":
-        return [
-            "import numpy as np",
-            f'file = np.load("{out}"); features, keys = file["features"], file["keys"]',
-        ]
-    return [
-        f'import numpy as np, pyarrow.parquet as pq; table = pq.read_table("{out}")',
-        'features, keys = np.stack(table["features"].to_numpy()), table["keys"].to_pylist()',
-    ]
+        print("  import numpy as np")
+        print(f'  file = np.load("{out}"); features, keys = file["features"], file["keys"]')
+    else:
+        print(f'  import numpy as np, pyarrow.parquet as pq; table = pq.read_table("{out}")')
+        print('  features, keys = np.stack(table["features"].to_numpy()), table["keys"].to_pylist()')
+
+
+def _report_broken(count: int, out: Path) -> None:
+    from mae_vit.weights.embed.output import broken_path
+
+    print(f"passed over {count_of(count, 'broken image')}; {broken_path(out)} names all:")
+    with suppress(FileNotFoundError), broken_path(out).open(newline="", encoding="utf-8") as file:
+        for row in islice(csv.DictReader(file), _NAMED):
+            key = f", key {row['key']}" if row["path"].endswith(".tar") else ""
+            print(f"  {row['path']}{key}: {row['reason']}")
+    if count > _NAMED:
+        print(f"  and {count - _NAMED} more")

@@ -1,9 +1,12 @@
-"""Features of images, batch by batch."""
+"""Features of images, batch by batch. Shapes: K images that can be decoded, C channels, H W pixels, D width."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from typing import Literal
 
 import numpy as np
@@ -11,12 +14,13 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.weights.embed.crop_loader import BatchPart, load_pieces
+from mae_vit.core.messages import error_reason, plain_text
+from mae_vit.data.images.augment import center_crop
+from mae_vit.data.images.decode import DecodeError, decode
+from mae_vit.data.prepare.entries import Entry
+from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.encoder import PretrainedEncoder
-
-Precision = Literal["fp32", "bf16"]
-FeatureType = Literal["float32", "float16"]
 
 
 @dataclass(frozen=True)
@@ -26,33 +30,29 @@ class Settings:
     Attributes:
         device: that the encoder runs on.
         batch_size: images at a time.
-        workers: data processes.
+        workers: threads that decode; 0 decodes in the caller's.
         precision: of the forward pass; bf16 is autocast over float32 weights.
-        dtype: of the features that are kept.
+        dtype: of the saved features.
     """
 
     device: torch.device
     batch_size: int = 64
     workers: int = 0
-    precision: Precision = "fp32"
-    dtype: FeatureType = "float32"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    dtype: Literal["float32", "float16"] = "float32"
 
 
 @dataclass(frozen=True)
 class Features:
-    """Of images first..stop-1.
+    """The features of a batch.
 
     Attributes:
-        first: number of the first image.
-        stop: one past the last.
-        images: int64 (K,), numbers of those that are whole.
+        stop: one past the number of its last image.
         features: (K, D) of the settings' dtype.
-        broken: number and reason of the others.
+        broken: number and reason of each image that cannot be decoded.
     """
 
-    first: int
     stop: int
-    images: np.ndarray
     features: np.ndarray
     broken: list[tuple[int, str]]
 
@@ -62,60 +62,72 @@ def compute_features(
 ) -> Generator[Features, None, None]:
     """Yields the features of all images from `first` on, a batch each.
 
-    A batch holds the images of `batch_size` numbers in a row, whoever decodes them: where
-    runs begin at its borders, they give the same numbers to the last bit.
-
-    Args:
-        encoder: on the settings' device.
-        images: in order.
-        settings: of the computation.
-        first: number of the first image.
+    A batch holds the images of `batch_size` numbers in a row: where runs begin at its borders, they give the
+    same numbers to the last bit.
 
     Raises:
-        InputError: if features are not finite, or a data process died.
+        InputError: if features are not finite.
     """
-    batches = load_pieces(
-        images,
-        first=first,
-        batch_size=settings.batch_size,
-        channels=encoder.info.in_chans,
-        img_size=encoder.info.img_size,
-        workers=settings.workers,
-        pin_memory=settings.device.type == "cuda",
-    )
-    # A GPU is at work on a batch while this process sees to the one before.
-    before: tuple[list[BatchPart], Tensor] | None = None
-    for pieces in batches:
-        launched = (pieces, _encode(encoder, pieces, settings))
-        if before is not None:
-            yield _gather(*before, images, settings)
-        before = launched
-    if before is not None:
-        yield _gather(*before, images, settings)
+    crops = _crops(encoder, images.entries[first:], settings)
+    for start in range(first, len(images), settings.batch_size):
+        stop = min(start + settings.batch_size, len(images))
+        batch = {image: next(crops) for image in range(start, stop)}
+        whole = {image: crop for image, crop in batch.items() if not isinstance(crop, str)}
+        # While a GPU computes, the threads decode what comes next.
+        features = _encode(encoder, list(whole.values()), settings)
+        with np.errstate(over="ignore"):  # reported below
+            rows = features.cpu().numpy().astype(settings.dtype)
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            worst = plain_text(images.entries[list(whole)[finite.argmin()]].path)
+            or_wider = " or --dtype float32" if settings.dtype == "float16" else ""
+            raise InputError(
+                f"the features of {worst} are not finite: look at the weights, or try --precision fp32{or_wider}"
+            )
+        yield Features(stop, rows, [(image, crop) for image, crop in batch.items() if isinstance(crop, str)])
+
+
+def _crops(
+    encoder: PretrainedEncoder, entries: Sequence[Entry], settings: Settings
+) -> Iterator[np.ndarray | str]:
+    """Crops images as `PretrainedEncoder.crop` does, in order: uint8 (C, H, W), or why an image cannot be."""
+    channels, img_size, reading = encoder.info.in_chans, encoder.info.img_size, Lock()
+
+    def crop(entry: Entry) -> np.ndarray | str:
+        try:
+            with reading:  # open files of archives and shards are shared
+                data = entry.read()
+            return center_crop(decode(data, channels), img_size)
+        except OSError as error:
+            return error_reason(error)
+        except (ReadError, DecodeError) as error:
+            return str(error)
+        except MemoryError:
+            return "takes more memory than there is"
+
+    if not settings.workers:
+        yield from map(crop, entries)
+        return
+    # Threads: the decoders and the resizing release the GIL.
+    pool, pending = ThreadPoolExecutor(settings.workers), deque[Future[np.ndarray | str]]()
+    try:
+        for entry in entries:
+            pending.append(pool.submit(crop, entry))
+            if len(pending) > 2 * max(settings.batch_size, settings.workers):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @torch.inference_mode()
-def _encode(encoder: PretrainedEncoder, pieces: list[BatchPart], settings: Settings) -> Tensor:
-    """Returns float32 (K, D), on the device and perhaps not computed yet."""
-    pixels = torch.cat([piece.pixels.to(settings.device, non_blocking=True) for piece in pieces])
-    if not len(pixels):
+def _encode(encoder: PretrainedEncoder, crops: list[np.ndarray], settings: Settings) -> Tensor:
+    """Encodes uint8 (C, H, W) crops: float32 (K, D) on the device."""
+    if not crops:
         return torch.zeros(0, encoder.embed_dim, device=settings.device)
+    pixels = torch.from_numpy(np.stack(crops)).to(settings.device)  # uint8 (K, C, H, W)
     enabled = settings.precision == "bf16"
     with torch.autocast(settings.device.type, dtype=torch.bfloat16, enabled=enabled):
         features = encoder(encoder.normalize(pixels))
     return features.float()
-
-
-def _gather(pieces: list[BatchPart], features: Tensor, images: Images, settings: Settings) -> Features:
-    with np.errstate(over="ignore"):  # told of below
-        kept = features.cpu().numpy().astype(settings.dtype)
-    whole = np.concatenate([piece.whole for piece in pieces])
-    finite = np.isfinite(kept).all(axis=1)
-    if not finite.all():
-        worst = images.path(int(whole[finite.argmin()]))
-        of_type = " or --dtype float32" if settings.dtype == "float16" else ""
-        raise InputError(
-            f"the features of {worst} are not finite: look at the weights, or try --precision fp32{of_type}"
-        )
-    broken = [(int(image), str(reason)) for piece in pieces for image, reason in piece.broken]
-    return Features(pieces[0].first, pieces[-1].first + pieces[-1].count, whole, kept, broken)

@@ -1,4 +1,4 @@
-"""What features are of: kept with them, and compared before more are added."""
+"""What features are of: saved with them, and compared before more are added."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from mae_vit.weights.embed.features import Settings
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.encoder import PretrainedEncoder
 
-# What the user chose -> the facts that tell it.
-_START = ("digest", "mean", "std")
-_DATA = ("data_fingerprint", "data_images")
-_OPTIONS = {"--img-size": "img_size", "--pool": "pool", "--precision": "precision", "--dtype": "dtype"}
+_WEIGHTS, _DATA = ("digest", "mean", "std"), ("data_fingerprint", "data_images")
+_OPTIONS = ("img_size", "pool", "precision", "dtype")
 
 
 def make_facts(encoder: PretrainedEncoder, images: Images, settings: Settings) -> dict[str, Any]:
-    """Tells an encoder, what it is used on and how, as JSON."""
+    """Describes an encoder, the images and the settings, as JSON."""
     info = encoder.info
     return {
         "tool": f"mae-vit {__version__}",
@@ -42,30 +40,31 @@ def make_facts(encoder: PretrainedEncoder, images: Images, settings: Settings) -
     }
 
 
-def check_same_features(found: dict[str, Any], facts: dict[str, Any], *, where: Path) -> None:
+def check_same_features(saved: dict[str, Any], facts: dict[str, Any], *, where: Path) -> None:
     """Compares what features were made of with what is asked for.
 
     Raises:
         InputError: naming what differs.
     """
-    told = []
-    if any(found.get(key) != facts[key] for key in _START):
-        own = found.get("start")
-        told.append(f"START was {own}" + (" with other weights" if own == facts["start"] else ""))
-    if any(found.get(key) != facts[key] for key in _DATA):
-        told.append(
-            f"DATA was {found.get('data')} as it was, {count_of(found.get('data_images', 0), 'image')}"
-        )
-    elif found.get("labels") != facts["labels"]:
-        told.append(f"DATA was taken {'with' if found.get('labels') else 'without'} labels")
-    for option, key in _OPTIONS.items():
-        if found.get(key) != facts[key]:
-            told.append(f"{option} was {_shown(found.get(key))}, not {_shown(facts[key])}")
-    if told:
+    differing = {key for key in facts if saved.get(key) != facts[key]}
+    reasons = []
+    if differing.intersection(_WEIGHTS):
+        others = "" if "start" in differing else " with other weights"
+        reasons.append(f"START was {saved.get('start')}{others}")
+    if differing.intersection(_DATA):
+        count = count_of(saved.get("data_images", 0), "image")
+        reasons.append(f"DATA was {saved.get('data')} as it was, {count}")
+    elif "labels" in differing:
+        reasons.append(f"DATA was taken {'with' if saved.get('labels') else 'without'} labels")
+    for key in _OPTIONS:
+        if key in differing:
+            before, now = _format(saved.get(key)), _format(facts[key])
+            reasons.append(f"--{key.replace('_', '-')} was {before}, not {now}")
+    if reasons:
         raise InputError(
-            f"{where} was made otherwise: {'; '.join(told)}: --restart begins again, another --out keeps it"
+            f"{where} was made otherwise: {'; '.join(reasons)}: --restart begins again, another --out keeps it"
         )
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,44 +1,71 @@
-"""Features in a file that others read: NumPy's .npz or Apache Parquet."""
+"""Features in a file that others read, NumPy's .npz or Apache Parquet, and the list of broken images beside it."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.files import write_atomically
+from mae_vit.core.messages import plain_text
 from mae_vit.weights.embed.images import Images
 
+SUFFIXES = (".npz", ".parquet")
 _METADATA = b"mae_vit"
 _ROW_GROUP_BYTES = 32 << 20
 
 
+def check_out(out: Path) -> None:
+    """Makes sure that the output can be written.
+
+    Raises:
+        InputError: if its format is not known, or takes a package that is missing.
+    """
+    if out.suffix not in SUFFIXES:
+        raise InputError(f"--out {out}: the name ends in {' or '.join(SUFFIXES)}, which says the format")
+    if out.is_dir():
+        raise InputError(
+            f"--out {out} is a folder: give a file in it, such as {out / f'features{SUFFIXES[0]}'}"
+        )
+    if out.suffix == ".parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401 - optional
+        except ImportError:
+            raise InputError(
+                'Parquet needs pyarrow: pip install "mae-vit[parquet]", or give --out FILE.npz'
+            ) from None
+
+
 def columns_of(
-    features: np.ndarray, whole: np.ndarray, images: Images, facts: dict[str, Any]
+    features: np.ndarray, broken: list[tuple[int, str]], images: Images, facts: dict[str, Any]
 ) -> dict[str, np.ndarray]:
     """The columns of an output, by name.
 
     Args:
-        features: (n, D), in the order of `whole`.
-        whole: int64 (n,), numbers of the images that have features.
+        features: (K, D), of the images that are not broken, in order.
+        broken: number and reason of the others.
         images: their source.
         facts: what the features are of (`mae_vit.weights.embed.identity`).
 
     Returns:
-        features, keys (n,), and where there are any: labels int32 (n,), -1 for none, with the names of
-        `classes`, and splits (n,). `metadata` is JSON.
+        features, keys (K,), and where there are any: labels int32 (K,), -1 for none, with the names of
+        `classes`, and splits (K,). `metadata` is JSON.
     """
-    columns = {"features": features, "keys": np.array(images.keys(whole), np.str_)}
-    classes: tuple[str, ...] = ()
-    if (images.labels >= 0).any():
-        classes = images.classes
-        columns["labels"] = np.maximum(images.labels, -1)[whole].astype(np.int32)
-        columns["classes"] = np.array(classes, np.str_)
+    whole = np.delete(np.arange(len(images)), [image for image, _ in broken])
+    entries = [images.entries[image] for image in whole.tolist()]
+    columns = {"features": features, "keys": np.array([entry.key for entry in entries], np.str_)}
+    if facts["labels"]:
+        columns |= {"labels": images.labels[whole], "classes": np.array(images.classes, np.str_)}
     if images.splits:
-        columns["splits"] = np.array(images.splits, np.str_)[images.split_numbers(whole)]
-    counts = {"rows": len(whole), "broken": len(images) - len(whole), "classes": list(classes)}
+        columns["splits"] = np.array([entry.split for entry in entries], f"U{max(map(len, images.splits))}")
+    classes = list(images.classes) if facts["labels"] else []
+    counts = {"rows": len(whole), "broken": len(broken), "classes": classes}
     return {**columns, "metadata": np.array(json.dumps({**facts, **counts}))}
 
 
@@ -56,47 +83,51 @@ def _write_parquet(path: Path, columns: dict[str, np.ndarray]) -> None:
     import pyarrow as pa  # optional
     import pyarrow.parquet as pq
 
-    features = columns["features"]
-    rows, width = features.shape
-    types = {"features": pa.list_(pa.from_numpy_dtype(features.dtype), width)}
-    known = {"keys": pa.string(), "labels": pa.int32(), "splits": pa.string()}
-    types |= {name: known[name] for name in known if name in columns}
-    metadata = {_METADATA: str(columns["metadata"]).encode()}
-    schema = pa.schema(list(types.items()), metadata=metadata)
+    features, types = columns["features"], {"keys": pa.string(), "labels": pa.int32(), "splits": pa.string()}
+    width = features.shape[1]
+    # Not copied: an array that is mapped from disk is read a row group at a time.
+    arrays = {"features": pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), width)}
+    arrays |= {
+        name: pa.array(columns[name].tolist(), type) for name, type in types.items() if name in columns
+    }
+    table = pa.table(arrays, metadata={_METADATA: str(columns["metadata"]).encode()})
     size = max(1, _ROW_GROUP_BYTES // (width * features.dtype.itemsize))
     # A dictionary of floats would be as large as they are.
-    with pq.ParquetWriter(path, schema, use_dictionary=["splits"]) as writer:
-        for at in range(0, rows, size):
-            part = {name: columns[name][at : at + size] for name in types}
-            flat = pa.array(np.ascontiguousarray(part.pop("features")).reshape(-1))
-            arrays = [pa.FixedSizeListArray.from_arrays(flat, width)]
-            arrays += [pa.array(values.tolist(), types[name]) for name, values in part.items()]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=size)
+    pq.write_table(table, path, use_dictionary=["splits"], row_group_size=size)
 
 
 def read_facts(path: Path) -> dict[str, Any]:
     """Reads the metadata of an output.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile: if it is none.
-    """
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
-            return dict(json.loads(str(file["metadata"])))
-    import pyarrow.parquet as pq  # optional
-
-    return dict(json.loads(pq.read_schema(path).metadata[_METADATA]))
-
-
-def require_parquet() -> None:
-    """Makes sure that Parquet can be written.
-
-    Raises:
-        InputError: with the command that installs it.
+        InputError: if it is none.
     """
     try:
-        import pyarrow.parquet  # noqa: F401 - optional
-    except ImportError:
-        raise InputError(
-            'Parquet needs pyarrow: pip install "mae-vit[parquet]", or give --out FILE.npz'
-        ) from None
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                return dict(json.loads(str(file["metadata"])))
+        import pyarrow.parquet as pq  # optional
+
+        return dict(json.loads(pq.read_schema(path).metadata[_METADATA]))
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        raise InputError(f"{path} is there, and no file of `mae-vit embed`: give another --out") from None
+
+
+def broken_path(out: Path) -> Path:
+    """The list of the images that have no features: split, key, path, reason."""
+    return out.with_name(f"{out.name}.broken.csv")
+
+
+def write_broken(out: Path, broken: list[tuple[int, str]], images: Images) -> None:
+    """Writes the list of broken images; removes an earlier one where there are none."""
+    if not broken:
+        broken_path(out).unlink(missing_ok=True)
+        return
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(("split", "key", "path", "reason"))
+    for image, reason in broken:
+        entry = images.entries[image]
+        split = entry.split if images.splits else ""
+        writer.writerow((split, entry.key, plain_text(entry.path), plain_text(reason)))
+    write_atomically(broken_path(out), stream.getvalue().encode())

@@ -1,4 +1,4 @@
-"""Features that are computed so far: an array on disk, and how many of its rows are done."""
+"""Features that are computed so far: an array on disk, and how many images are done."""
 
 from __future__ import annotations
 
@@ -27,105 +27,76 @@ _STATE, _FEATURES, _LOCK = "state.json", "features.npy", ".lock"
 class Unfinished:
     """The folder `OUT.parts` of one output, locked by this process.
 
-    `features.npy` (N, D) has room for all images; rows of whole images follow each other in it. `state.json` says how
-    many images are done, which of them are broken, and what identifies the features. It is written after the rows, so
-    that rows that it does not count are computed again.
+    `features.npy` (N, D) has room for all images; its first rows are those of the whole images, in order.
+    `state.json` is written after the rows. Rows that it does not count are computed again.
 
     Attributes:
         folder: `OUT.parts`.
+        identity: what the features are of; None where there are none, empty where they are not understood.
         done: images that are done, from the first on, broken ones among them.
         broken: number and reason of each image without a row.
     """
 
     def __init__(self, out: Path) -> None:
-        """Locks the folder, which is made if need be.
+        """Locks the folder, which is made if need be, and reads its state.
 
         Raises:
             InputError: if another process has it.
         """
-        self.folder, self._out = out.with_name(f"{out.name}.parts"), out
+        self.folder = out.with_name(f"{out.name}.parts")
+        self._lock = _lock(self.folder / _LOCK, out)
+        self.identity: dict[str, Any] | None = {}
         self.done, self.broken = 0, list[tuple[int, str]]()
-        self._array: np.ndarray | None = None
-        self._lock = self._take_lock()
+        with suppress(ValueError, TypeError, KeyError):
+            self._read_state()
 
-    def _take_lock(self) -> FileLock:
-        path = self.folder / _LOCK
-        while True:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = try_lock(path)
-            if lock is None:
-                with suppress(OSError):
-                    who = path.read_text().strip()
-                raise InputError(f"{self._out} is being written by {who or 'another process'}: let it end")
-            # Its last owner may have removed the folder meanwhile, and this file with it.
-            if path.exists():
-                since = time.strftime("%F %T")
-                path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
-                return lock
-            lock.release()
-
-    def read_identity(self) -> dict[str, Any] | None:
-        """What identifies the features; None where there are none, empty where they are not understood."""
+    def _read_state(self) -> None:
         try:
             state = json.loads((self.folder / _STATE).read_text(encoding="utf-8"))
-            if state["format"] != FORMAT:
-                return {}
-            self._identity, self.done = dict(state["identity"]), int(state["done"])
-            self.broken = [(int(image), str(reason)) for image, reason in state["broken"]]
-            return self._identity
         except FileNotFoundError:
-            return None
-        except (ValueError, TypeError, KeyError):
-            return {}
+            self.identity = None
+            return
+        if state["format"] == FORMAT:
+            broken = [(int(image), str(reason)) for image, reason in state["broken"]]
+            self.identity, self.done, self.broken = dict(state["identity"]), int(state["done"]), broken
 
-    def begin(self, identity: dict[str, Any]) -> None:
-        """Starts over with no image done."""
-        (self.folder / _STATE).unlink(missing_ok=True)
-        for path in self.folder.glob("*.np[yz]"):
-            path.unlink()
-        self._identity, self.done, self.broken = identity, 0, []
-
-    def open(self, shape: tuple[int, int], dtype: str) -> None:
-        """Opens the array, and makes it if there is none.
+    def open(self, identity: dict[str, Any], shape: tuple[int, int], dtype: str, *, resume: bool) -> None:
+        """Opens the array of what is done, or begins with an empty one.
 
         Raises:
-            InputError: if it is damaged.
+            InputError: if the array is damaged.
         """
         path = self.folder / _FEATURES
-        if not self.done:
+        if not resume or not self.done:
+            self.forget()
+            self.identity, self.done, self.broken = identity, 0, []
             self._array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
-            self._save()
+            self.save()
             return
         try:
             # To read refuses a file that was cut short, which "r+" would fill with zeros.
             np.load(path, mmap_mode="r")
             self._array = np.lib.format.open_memmap(path, mode="r+")
+            if (self._array.shape, self._array.dtype) != (shape, np.dtype(dtype)):
+                raise ValueError("it has another size")
         except (OSError, ValueError) as error:
             raise InputError(f"{path} is damaged ({error}): --restart begins again") from None
-        if (self._array.shape, self._array.dtype) != (shape, np.dtype(dtype)):
-            raise InputError(f"{path} is damaged (it has another size): --restart begins again")
 
-    def add(self, batches: list[Features]) -> None:
-        """Saves batches that follow what is done."""
-        assert self._array is not None
+    def add(self, batch: Features) -> None:
+        """Writes the rows of a batch that follows what is done; `save` makes them count after a kill."""
         row = self.done - len(self.broken)
-        for batch in batches:
-            self._array[row : row + len(batch.features)] = batch.features
-            row += len(batch.features)
-            self.broken += batch.broken
-        self._array.flush()  # type: ignore[attr-defined]
-        self.done = batches[-1].stop
-        self._save()
+        self._array[row : row + len(batch.features)] = batch.features
+        self.done = batch.stop
+        self.broken += batch.broken
 
-    def _save(self) -> None:
-        write_json(
-            self.folder / _STATE,
-            {"format": FORMAT, "identity": self._identity, "done": self.done, "broken": self.broken},
-        )
+    def save(self) -> None:
+        """Brings the rows to the disk, then their count."""
+        self._array.flush()
+        state = {"format": FORMAT, "identity": self.identity, "done": self.done, "broken": self.broken}
+        write_json(self.folder / _STATE, state)
 
     def features(self) -> np.ndarray:
-        """Features (rows, D) of the whole images, mapped from disk."""
-        assert self._array is not None
+        """Returns the rows (K, D) of the whole images, mapped from disk."""
         return self._array[: self.done - len(self.broken)]
 
     def forget(self) -> None:
@@ -134,7 +105,20 @@ class Unfinished:
 
     def release(self) -> None:
         """Unlocks the folder, and removes it where nothing is left to resume."""
-        self._array = None
         if not (self.folder / _STATE).exists():
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release()
+
+
+def _lock(path: Path, out: Path) -> FileLock:
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = try_lock(path)
+        if lock is None:
+            raise InputError(f"{out} is being written by {path.read_text() or 'another process'}: let it end")
+        # Its last owner may have removed the folder meanwhile, and this file with it.
+        if path.exists():
+            since = time.strftime("%F %T")
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}")
+            return lock
+        lock.release()
