@@ -25,6 +25,7 @@ from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.finetuning.comparison.report.encoder_views import write_inspection
 from mae_vit.finetuning.comparison.report.page import write_page, write_text
 from mae_vit.finetuning.comparison.report.rows import Row, read_rows, table
+from mae_vit.finetuning.comparison.report.summary import lines_of, notes_of, terminal_table
 from mae_vit.finetuning.comparison.runner import Runner, slots_of
 from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_REQUEUE
 from mae_vit.runtime.failures import run_to_exit_code
@@ -159,6 +160,9 @@ def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
         write_atomically(folder / name, text.encode())
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
+    if rows:
+        lines = lines_of(matrix.config, rows)
+        print("\n".join(["", terminal_table(lines), *(f"  {note}" for note in notes_of(lines)), ""]))
     print(f"{len(rows)} of {count_of(matrix.count_cells(), 'cell')} done")
     print(f"  report    {folder / 'report.html'} (open in a browser), {folder / 'report.md'}")
     print(f"  table     {folder / 'results.csv'}")

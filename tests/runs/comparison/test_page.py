@@ -15,7 +15,7 @@ from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.finetuning.comparison.report.page import crossings_told, write_page, write_text
 from mae_vit.finetuning.comparison.report.significance import gap_between
-from mae_vit.finetuning.comparison.report.summary import Line
+from mae_vit.finetuning.comparison.report.summary import Line, notes_of, terminal_table
 
 
 def matrix_on(data, tmp_path) -> Matrix:
@@ -147,3 +147,25 @@ def test_what_was_done_before_is_no_part_of_the_time_left(tmp_path):
     bar.add(jobs[4:])
     bar.show(jobs[3:4])
     assert "01:40<03:20" in str(bar._bar)  # one of the three had been done before
+
+
+def test_the_terminal_shows_a_line_a_row_and_no_column_that_says_nothing():
+    lines = lines_crossing(0.1)
+    table = terminal_table(lines).splitlines()
+    assert [" ".join(line.split()) for line in table] == [
+        "row labels a class test accuracy points above",
+        "scratch 100 50.0 % (± 0.0 over 3 seeds) reference",
+        "other 100 40.0 % (± 1.0 over 3 seeds) -10.0",
+        "scratch 1000 50.0 % (± 0.0 over 3 seeds) reference",
+        "other 1000 60.0 % (± 1.0 over 3 seeds) +10.0",
+    ]
+    assert len({line.index(" %") for line in table[1:]}) == 1
+    assert "labels a class" not in terminal_table(lines[:2])
+
+
+def test_notes_stand_below_the_table_once():
+    lines = [
+        replace(line, note="nine times the labels" if line.entry == "other" else "")
+        for line in lines_crossing(0.1)
+    ]
+    assert notes_of(lines) == ["other: nine times the labels."]

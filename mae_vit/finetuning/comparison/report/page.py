@@ -21,6 +21,7 @@ from mae_vit.finetuning.comparison.report.summary import (
     each_against_each,
     headline,
     lines_of,
+    notes_of,
 )
 from mae_vit.inspection import html
 
@@ -43,7 +44,10 @@ def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     lines = lines_of(config, rows)
     head, body = _table(matrix, lines)
     text = [f"# {config.run.name}", "", headline(config, lines), ""]
-    text += [*_markdown_table(head, body), "", " ".join(_reading(config, lines)), ""]
+    text += [*_markdown_table(head, body), ""]
+    if notes := notes_of(lines):
+        text += [*(f"- {note}" for note in notes), ""]
+    text += [" ".join(_reading(config, lines)), ""]
     if pairs := _pairs(config, lines):
         text += [*_markdown_table(*pairs), "", _PAIRS, ""]
     if left_out := _left_out(matrix):
@@ -74,7 +78,7 @@ def write_page(
     ]
     parts += [
         f'<p class="note">{escape(note)}</p>'
-        for note in (" ".join(_reading(config, lines)), _left_out(matrix))
+        for note in (*notes_of(lines), " ".join(_reading(config, lines)), _left_out(matrix))
         if note
     ]
     if pairs := _pairs(config, lines):
@@ -127,7 +131,7 @@ def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[
     """Columns that say the same in every row are left out."""
     subset = matrix.config.test_subset
     columns: dict[str, list[str]] = {
-        "entry": [line.title for line in lines],
+        "entry": [line.entry for line in lines],
         "labels / class": [str(line.labels) for line in lines],
         "mode": [_mode(line) for line in lines],
         "parameters": [

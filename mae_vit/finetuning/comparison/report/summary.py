@@ -26,7 +26,7 @@ class Line:
 
     Attributes:
         entry: its name.
-        note: printed beside the name.
+        note: printed below the table.
         labels: of each class.
         mode: how it was measured.
         rows: one for each seed.
@@ -41,12 +41,10 @@ class Line:
     gap: Gap | None
 
     @property
-    def title(self) -> str:
-        """Returns the entry's name with its note in parentheses."""
+    def notes(self) -> list[str]:
+        """Returns what a reader must know of this row: the config's note, and which labels its start has seen."""
         seen = {row.values.get("labels_seen_by_start") for row in self.rows}
-        notes = [self.note] if self.note else []
-        notes += [text for what, text in _SEEN.items() if what in seen]
-        return self.entry + (f" ({'; '.join(notes)})" if notes else "")
+        return [*filter(None, [self.note]), *(text for what, text in _SEEN.items() if what in seen)]
 
     @property
     def size(self) -> int:
@@ -77,6 +75,11 @@ def lines_of(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
         gap = gap_between(several, others) if others and entry != config.reference else None
         lines.append(Line(entry, notes[entry], labels, mode, tuple(several), gap))
     return lines
+
+
+def notes_of(lines: Sequence[Line]) -> list[str]:
+    """Returns the notes of all rows, once for each entry."""
+    return list(dict.fromkeys(f"{line.entry}: {'; '.join(line.notes)}." for line in lines if line.notes))
 
 
 def at_most_labels(config: CompareConfig, lines: Sequence[Line]) -> list[Line]:
@@ -115,12 +118,30 @@ def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
     if not gaps:
         return begin + "."
     said = [
-        f"{line.title} {_percent(line)}, {line.gap.describe()}"
+        f"{line.entry} {_percent(line)}, {line.gap.describe()}"
         + ("" if line.gap.is_clear else ", which chance may explain")
         for line in gaps
         if line.gap is not None
     ]
     return f"{begin}; against it " + "; ".join(said) + "."
+
+
+def terminal_table(lines: Sequence[Line]) -> str:
+    """Returns the table as a terminal shows it: accuracy in percent, and points above the reference."""
+    body = []
+    for line in lines:
+        labels = "all" if line.labels == "all" else str(line.labels)
+        gap = "reference" if line.gap is None else f"{line.gap.points:+.1f}"
+        accuracy = _percent(line) if line.mean("test_top1") is not None else "not tested"
+        body.append((line.entry, labels, line.mode, accuracy, gap))
+    rows = [("row", "labels a class", "mode", "test accuracy", "points above"), *body]
+    columns = [
+        [cell.ljust(max(map(len, column))) for cell in column]
+        for column in zip(*rows, strict=True)
+        # A mode or a number of labels that all rows share says nothing.
+        if column[0] not in ("labels a class", "mode") or len(set(column[1:])) > 1
+    ]
+    return "\n".join("  " + "  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
 def _percent(line: Line) -> str:
