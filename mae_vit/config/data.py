@@ -1,4 +1,4 @@
-"""The section `data`: where images come from, and how they are seen."""
+"""The section `data`: where images come from, their order, and their augmentation."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from pydantic import Field, model_validator
 from mae_vit.config.section import Section, check_options_match
 from mae_vit.core.urls import is_url
 
-# MAE Sec. A.1 crops 20 to 100 % of the area; torchvision's shapes; CIFAR's usual shift.
+# The options of each crop and their defaults: scale from MAE Sec. A.1, ratio from torchvision,
+# pad_px as usual for CIFAR.
 CROP_OPTIONS: dict[str, dict[str, Any]] = {
     "pad": {"pad_px": 4},
     "random_resized": {"scale": [0.2, 1.0], "ratio": [3 / 4, 4 / 3]},
 }
-# MAE's fine-tuning (Sec. A.1: RandAugment "9, 0.5"), timm's rand-m9-mstd0.5-inc1.
+# The options of each policy and their defaults.
 POLICY_OPTIONS: dict[str, dict[str, Any]] = {
+    # MAE's fine-tuning (Sec. A.1: RandAugment "9, 0.5"), which is timm's rand-m9-mstd0.5-inc1.
     "randaugment": {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5},
-    # SimCLR's for CIFAR-10 (arXiv 2002.05709, App. A and B.9: strength 0.5).
+    # SimCLR for CIFAR-10 (arXiv 2002.05709, App. A and B.9: strength 0.5).
     "color": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1, "gray": 0.2},
 }
 
 
 class AugmentSection(Section):
-    """Keyed augmentation; the same sample gets the same crop whoever computes it."""
+    """Keyed augmentation: a sample of an epoch gets the same crop on every rank and worker."""
 
     crop: Literal["none", "pad", "random_resized"] = "none"
     pad_px: int | None = Field(default=None, gt=0)
@@ -44,7 +46,7 @@ class AugmentSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, raw: Any) -> Any:
-        """Each crop and policy has its own options; those of the others stay unset."""
+        """Fills in the defaults of the chosen crop and policy. Options of the others stay unset."""
         if not isinstance(raw, dict):
             return raw
         defaults = {
@@ -64,29 +66,30 @@ class AugmentSection(Section):
 
     @property
     def policy_options(self) -> dict[str, Any]:
-        """The options that belong to this policy alone."""
+        """The options of the chosen policy and their values."""
         return {name: getattr(self, name) for name in POLICY_OPTIONS.get(self.policy, {})}
 
 
-# Eight lanes suit the ranks of a usual node, and any power of two of them. Every step
-# then draws from 8 x 4 shards: 320,000 samples at 10,000 a shard, where webdataset's
-# examples shuffle within 1,000 to 5,000.
+# Eight lanes suit a usual node of 8 ranks, and any power of two ranks. Every step then draws from
+# 8 x 4 shards, which is 320,000 samples with 10,000 per shard. webdataset's examples shuffle
+# within 1,000 to 5,000 samples.
 BLOCKS_OPTIONS = {"lanes": 8, "block_shards": 4}
 
 
 class DataSection(Section):
     """Where images come from, in which order, and how they reach the model.
 
-    `order="global"` permutes all samples; with "blocks" a rank reads only the shards of
-    its lanes, a few at a time (`mae_vit.data.order.block_order`). `leave_out_per_class=N` trains on the
-    images that fine-tuning's `data.labels_per_class=N` does not take: a start that has seen
-    labels, and is to be fine-tuned on a part of the same data, must not have seen that part's.
-    `damage_budget` is the share of the training samples that may turn out damaged before the
-    run stops; others take their places. 0 stops at the first. Of a `path` that is a URL the
-    shards come into `cache_dir` (null: the user's cache folder), at most `cache_gib` of them
-    (null: 50). `repeats` takes so many views of each image into one batch, decoded once for all of them
-    (repeated augmentation, Hoffer et al. 2020): where decoding is what the trainer waits for. An epoch
-    stays as many views as there are images, so that each image comes in every `repeats`th.
+    - `order`: "global" permutes all samples. With "blocks" a rank reads only the shards of its
+      lanes, a few at a time (`mae_vit.data.order.block_order`).
+    - `leave_out_per_class`: N trains on the images that fine-tuning's `data.labels_per_class=N` does
+      not take. Pretraining that uses labels must not see those of the images that are fine-tuned on.
+    - `damage_budget`: the share of training samples that may be damaged before the run stops.
+      Intact samples replace them. 0 stops at the first damaged sample.
+    - `cache_dir`, `cache_gib`: if `path` is a URL, shards are cached in this folder (null: the user's
+      cache folder), up to this size (null: 50 GiB).
+    - `repeats`: this many views of each image come into one batch, and the image is decoded once
+      for all of them (repeated augmentation, Hoffer et al. 2020). It helps if training waits for
+      decoding. An epoch keeps its number of views, so each image occurs in one of `repeats` epochs.
     """
 
     path: str
@@ -108,7 +111,7 @@ class DataSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, raw: Any) -> Any:
-        """The options of "blocks" have values only there."""
+        """Fills in the defaults of the options of "blocks". They stay unset for another order."""
         if not isinstance(raw, dict) or raw.get("order") != "blocks":
             return raw
         return {**raw, **{name: value for name, value in BLOCKS_OPTIONS.items() if raw.get(name) is None}}
@@ -125,15 +128,18 @@ class DataSection(Section):
 
 
 def fitting_lanes(lanes: int, batch: int, world_size: int = 1) -> int:
-    """Returns the nearest number of lanes that divides the batch and divides, or is divided by, the ranks."""
+    """Returns the number of lanes nearest to `lanes` that fits.
+
+    It divides the batch, and either it divides the number of ranks or the number of ranks divides it.
+    """
 
     def fits(number: int) -> bool:
         return number > 0 and batch % number == 0 and lanes_fit(number, world_size)
 
-    # Ends at 1 at the latest, which fits all.
+    # The search ends at 1 at the latest, which always fits.
     return next(lanes + way for away in range(lanes) for way in (-away, away) if fits(lanes + way))
 
 
 def lanes_fit(lanes: int, world_size: int) -> bool:
-    """Whether each rank has whole lanes, or each lane whole ranks."""
+    """Returns whether each rank computes whole lanes, or a whole number of ranks shares each lane."""
     return lanes % world_size == 0 or world_size % lanes == 0

@@ -1,4 +1,4 @@
-"""What is wrong with a config, in lines: key, value, nearest right thing."""
+"""Explains what is wrong with a config, one phrase per problem: key, value, nearest valid choice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mae_vit.config.keys import branches, fields_at, suggest, written_path
 from mae_vit.core.messages import closest, nearest
 
 _MAX_SHOWN = 80  # characters of a value
-# By what only its configs have: the command that takes them.
+# A section that only one command's configs have -> that command.
 _COMMANDS = {
     "objective": "pretrain/run.py",
     "finetune": "finetune/run.py",
@@ -24,9 +24,9 @@ class Document(NamedTuple):
     """A config before it is checked.
 
     Attributes:
-        raw: plain data.
+        raw: its content as plain data, overrides included.
         path: the file.
-        overridden: the keys that the command line gave.
+        overridden: the dotted keys that the command line set.
     """
 
     raw: dict[str, Any]
@@ -35,8 +35,8 @@ class Document(NamedTuple):
 
 
 def explain(schema: type[BaseModel], document: Document, error: ValidationError) -> list[str]:
-    """Writes each problem as one phrase; unknown keys first, for they are mostly what makes others missing."""
-    # What each type of a union has to say of one value is joined.
+    """Writes each problem as one phrase. Unknown keys come first: a misspelled key often makes another one missing."""
+    # pydantic reports one problem for each type of a union; join those of the same value.
     messages: dict[str, list[str]] = {}
     unknown: list[str] = []
     for problem in error.errors():
@@ -46,7 +46,7 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
         else:
             begin, message = _explain(schema, path, problem)
             messages.setdefault(begin, []).append(message)
-    # Which keys a section has is not known while its name is wrong.
+    # While a section's `name` is wrong, its valid keys are not known.
     misnamed = {begin.partition(".name=")[0] for begin in messages if ".name=" in begin}
     unknown = [key for key in unknown if key.rpartition(".")[0] not in misnamed]
     typed = {key.partition(".")[0] for key in document.overridden}
@@ -58,7 +58,7 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
 
 
 def _joined(messages: list[str]) -> str:
-    """Joins what the types of a union expect by "or", with the hints of all at the end."""
+    """Joins what the types of a union expect by "or", and puts all hints at the end."""
     expected, hints = zip(*(message.partition("; ")[::2] for message in messages), strict=True)
     begin, *more = expected
     whole = " or ".join([begin, *(one.removeprefix("input should be ") for one in more)])
@@ -66,7 +66,7 @@ def _joined(messages: list[str]) -> str:
 
 
 def _explain_unknown(schema: type[BaseModel], document: Document, keys: Sequence[str]) -> list[str]:
-    """Says what an unknown key stands for; those of another branch of their section together."""
+    """Explains unknown keys. Keys of another branch of their section share one phrase."""
     phrases, foreign = [], dict[str, list[str]]()
     for key in keys:
         section, _, name = key.rpartition(".")
@@ -78,7 +78,7 @@ def _explain_unknown(schema: type[BaseModel], document: Document, keys: Sequence
 
 
 def _explain_foreign(schema: type[BaseModel], document: Document, section: str, names: list[str]) -> str:
-    """Says whose options these are; the section's `name` may have been changed by the command line."""
+    """Explains options that belong to another `name` of their section. The command line may have changed the name."""
     models = _branches_at(schema, section)
     node: Any = document.raw
     for part in section.split("."):
@@ -87,7 +87,7 @@ def _explain_foreign(schema: type[BaseModel], document: Document, section: str, 
     owners = [tag for tag, model in models.items() if set(names) <= set(model.model_fields)] or [
         tag for tag, model in models.items() if set(names) & set(model.model_fields)
     ]
-    # Of an objective and those that are made of it, the former.
+    # If one objective derives from another and both have the options, name only the base.
     owners = [
         tag
         for tag in owners
@@ -118,7 +118,7 @@ def _branches_at(schema: type[BaseModel], section: str) -> dict[str, type[BaseMo
 
 
 def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tuple[str, str]:
-    """Returns how a phrase begins (the key and its value), and what is wrong with it."""
+    """Returns the start of a phrase (key and value), and what is wrong with the value."""
     kind, key, value = problem["type"], ".".join(path), problem["input"]
     if kind == "missing":
         return f'"{key}" is missing', ""
@@ -136,7 +136,7 @@ def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tupl
     begin = f"{key}={show(value)}: "
     if kind == "value_error":
         message = str(problem["ctx"]["error"])
-        whole = isinstance(value, (dict, BaseModel))  # of a section, whose check names the keys
+        whole = isinstance(value, (dict, BaseModel))  # a section's own check, whose message names the keys
         return (f"{key}: " if key else "") if whole else begin, message
     if kind == "bool_type":
         return begin, "true or false"
@@ -154,7 +154,7 @@ def _keys_of(annotation: Any) -> list[str]:
 
 
 def show(value: Any) -> str:
-    """Writes a value as a person typed it, shortened."""
+    """Writes a value as in YAML, shortened to `_MAX_SHOWN` characters."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)

@@ -1,4 +1,4 @@
-"""From a config's `model` section to the geometry of an encoder."""
+"""Turns a config's `model` section into the geometry of an encoder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ def resolve_encoder(
 ) -> EncoderInfo:
     """Resolves the geometry of the encoder.
 
+    Args:
+        model: the config's section.
+        mean: per-channel mean of the pixels (in 0..1).
+        std: per-channel standard deviation of the pixels (in 0..1).
+        objective: name of what trains the encoder.
+
     Raises:
-        InputError: if width and heads do not fit.
+        InputError: if the number of heads does not divide the width, or the width does not fit the positions.
     """
     size = SIZES[model.name].with_changes(model.embed_dim, model.depth, model.num_heads)
     if size.embed_dim % size.num_heads:

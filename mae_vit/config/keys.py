@@ -1,6 +1,6 @@
-"""The keys that a config's schema knows: where each stands, and the nearest to one it does not know.
+"""The keys that a config's schema knows: lists them, and finds the nearest to an unknown key.
 
-A section may be one of several, told apart by its `name` (an objective): its branches.
+A section may be one of several models that `name` selects, such as an objective. These are its branches.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, Tag
 from pydantic.fields import FieldInfo
 
-# difflib's ratio: from it on, a key of the same section, or of another, is taken for the one meant.
+# Lowest difflib ratio at which a known key is suggested: in the same section, and in another section.
 _CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.5, 0.7
 _MAX_MEANT = 4
 _WIDTH = 100
 
 
 def branches(field: FieldInfo | None) -> dict[str, type[BaseModel]]:
-    """Lists the models of a field by their `name`; empty where there are not several."""
+    """Lists a field's models by their `name`; empty if the field has no branches."""
     models = _models_in(field.annotation) if field else []
     names = [_names_of(model) for model in models]
     if len(models) < 2 or not all(names):
@@ -29,7 +29,7 @@ def branches(field: FieldInfo | None) -> dict[str, type[BaseModel]]:
 
 
 def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    """Drops the parts of pydantic's location that name branches and types rather than keys in the file."""
+    """Returns pydantic's location as keys of the file: drops the parts that name branches and types."""
     path: list[str] = []
     models: list[type[BaseModel]] = [schema]
     tags: dict[str, type[BaseModel]] = {}
@@ -41,13 +41,13 @@ def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list
             field = models[0].model_fields.get(str(part))
             models = _models_in(field.annotation) if field else []
             tags = branches(field) or _tagged(field)
-        elif isinstance(part, int):  # a place in a list
+        elif isinstance(part, int):  # an index of a list
             path.append(str(part))
     return path
 
 
 def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[str]:
-    """Yields all keys, sections too, as `section.key`; of branches only the one that `raw` chooses."""
+    """Yields all keys as `section.key`, also the sections. If a section has branches, `raw` chooses one."""
     for name, field in schema.model_fields.items():
         yield prefix + name
         inner = raw.get(name) if isinstance(raw, dict) else None
@@ -56,7 +56,7 @@ def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[s
 
 
 def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
-    """Finds what stands at a path, in any branch; empty for an unknown key."""
+    """Finds the fields at a path, in any branch; empty for an unknown key."""
     models, found = [schema], []
     for part in path:
         found = [model.model_fields[part] for model in models if part in model.model_fields]
@@ -65,9 +65,9 @@ def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
 
 
 def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
-    """Where on a path the keys of a mapping of options begin, which are dotted words themselves; None if nowhere.
+    """Returns where on a path the keys of a mapping of options begin; None if there is no such mapping.
 
-    `set.train.epochs` of a comparison: 1.
+    The keys of such a mapping are dotted themselves. For a comparison's `set.train.epochs` it is 1.
     """
     models = [schema]
     place = 0
@@ -77,14 +77,14 @@ def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
         mappings = [field.annotation for field in fields if get_origin(field.annotation) is dict]
         if any(get_args(mapping)[1] is Any for mapping in mappings):
             return place
-        # Names that people give lead to sections.
+        # Another mapping: its keys are free names and its values sections.
         place += bool(mappings)
         models = [model for field in fields for model in _models_in(field.annotation)]
     return None
 
 
 def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
-    """Names the key that an unknown one stands for, by its whole path: of its section, or of any other."""
+    """Returns a phrase with the whole path of the known key nearest to an unknown one, in any section."""
     section, _, leaf = key.rpartition(".")
     paths = list(dict.fromkeys(key_paths(schema, raw)))
     if key in key_paths(schema, {}):
@@ -94,13 +94,13 @@ def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
     def score(path: str) -> float:
         ratio = difflib.SequenceMatcher(None, leaf, path.rpartition(".")[2]).ratio()
         near = path in beside
-        # Beside counts more, but less than the very name elsewhere.
+        # A key of the same section gets a bonus, but less than an exact match elsewhere.
         return ratio + 0.15 * near if ratio >= (_CLOSE_BESIDE if near else _CLOSE_ELSEWHERE) else 0.0
 
     scores = {path: score(path) for path in paths}
     best = max(scores.values(), default=0.0)
     meant = [path for path in paths if best and scores[path] == best] or [
-        # Of a branch that is not chosen, which is said once the key stands in its section.
+        # No key is near: the same key in a branch that is not chosen. The next error then explains the branch.
         path
         for path in dict.fromkeys(key_paths(schema, {}))
         if path.rpartition(".")[2] == leaf
@@ -112,7 +112,12 @@ def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
 
 
 def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> str:
-    """Lists all keys but some, those of each section on a line or a few: the key part of `--help`."""
+    """Returns the list of keys for `--help`, a few lines per section.
+
+    Args:
+        schema: the config's schema.
+        without: dotted keys to leave out.
+    """
     lines: list[str] = []
     alone = [name for name, field in schema.model_fields.items() if not _models_in(field.annotation)]
     if alone:
@@ -146,7 +151,7 @@ def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         if not inner:
             yield prefix + name
         for one in inner:
-            # A part of several in one is named by its key.
+            # Inside a section with branches, leave out the `name` of the inner section: its key names it.
             yield from (key for key in _leaves(one, f"{prefix}{name}.") if key != f"{prefix}{name}.name")
 
 
@@ -160,13 +165,13 @@ def _chosen(field: FieldInfo, raw: Any) -> list[type[BaseModel]]:
 
 
 def _names_of(model: type[BaseModel]) -> tuple[str, ...]:
-    """What a model's `name` may be; empty where it is any text."""
+    """Returns the allowed values of a model's `name`; empty if any text is allowed."""
     field = model.model_fields.get("name")
     return getattr(field.annotation, "__args__", ()) if field else ()
 
 
 def _tagged(field: FieldInfo | None) -> dict[str, type[BaseModel]]:
-    """Lists the models of a union that is told apart by a function, by the tags it gives."""
+    """Lists the models of a union with a discriminator function, by the tags that the function returns."""
     return {
         mark.tag: _models_in(part)[0]
         for part in (getattr(field.annotation, "__args__", ()) if field else ())

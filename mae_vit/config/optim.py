@@ -1,4 +1,4 @@
-"""The section `optim`: the optimizer and the course of its rate."""
+"""The section `optim`: the optimizer and the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from pydantic import Field, model_validator
 
 from mae_vit.config.section import Section, check_options_match, exactly_one
 
-# Each optimizer's own options and their values: AdamW from MAE Sec. A.1; Adam and the
-# momentum of SGD from ViT Sec. 4.1; LARS from MAE's linear probe (Sec. A.1).
+# The options of each optimizer and their defaults. AdamW: MAE Sec. A.1. Adam and the momentum of
+# SGD: ViT Sec. 4.1. LARS: MAE's linear probe (Sec. A.1).
 OPTIMIZER_OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"betas": [0.9, 0.95], "eps": 1e-8},
     "adam": {"betas": [0.9, 0.999], "eps": 1e-8},
     "sgd": {"momentum": 0.9, "nesterov": False},
     "lars": {"momentum": 0.9, "trust_coefficient": 0.001},
 }
-# From the same places, but for Adam: ViT's decay of 0.1 is decoupled in its authors' code,
-# which is `adamw` with betas 0.9 / 0.999 here; as an L2 term it would be another thing.
+# From the same sections, except for Adam. ViT's decay of 0.1 is decoupled in its authors' code,
+# which is `adamw` with betas 0.9 / 0.999 here. As an L2 term it would have another effect.
 _WEIGHT_DECAY = {"adamw": 0.05, "adam": 0.0, "sgd": 0.0, "lars": 0.0}
-# arXiv 2405.18392 Sec. 4: a fifth of the run reaches what a cosine does.
+# The options of each schedule and their defaults. arXiv 2405.18392 Sec. 4: a decay over a fifth of
+# the run is as good as a cosine.
 SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {"cosine": {}, "linear": {}, "wsd": {"decay_share": 0.2}}
 
 
 class OptimSection(Section):
-    """The optimizer; `blr` is the rate per 256 samples of effective batch (MAE Sec. A.1)."""
+    """The optimizer and its schedule. `blr` is the learning rate per 256 samples of effective batch (MAE Sec. A.1)."""
 
     name: Literal["adamw", "adam", "sgd", "lars"] = "adamw"
     blr: float | None = Field(default=None, gt=0)
@@ -43,7 +44,7 @@ class OptimSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, raw: Any) -> Any:
-        """Each optimizer and schedule has its own options; those of the others stay unset."""
+        """Fills in the defaults of the chosen optimizer and schedule. Options of the others stay unset."""
         if not isinstance(raw, dict):
             return raw
         name = str(raw.get("name", "adamw"))
@@ -66,5 +67,5 @@ class OptimSection(Section):
 
     @property
     def own_options(self) -> dict[str, Any]:
-        """The options that belong to this optimizer alone."""
+        """The options of the chosen optimizer and their values."""
         return {option: getattr(self, option) for option in OPTIMIZER_OPTIONS[self.name]}

@@ -1,7 +1,7 @@
-"""The sections of a run's configuration: frozen, strictly typed, unknown keys forbidden.
+"""The sections that the config of every training run has.
 
-`mae_vit.config.load` reads them from YAML; values derived from them (learning rate,
-steps) live in `mae_vit.config.plan`.
+`mae_vit.config.load` reads them from YAML. `mae_vit.config.plan` derives values from them, such as
+learning rate and steps.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from mae_vit.config.section import Section, exactly_one, height_width
 
 
 class RunSection(Section):
-    """What the run is called, where it lives, and its seed.
+    """Name, folder and seed of the run.
 
-    A rank that stands still for `hang_timeout_s` in a step (four times as long in an evaluation
-    or a save) is killed, so that the others do not wait for it for ever; null waits.
+    A rank that makes no progress for `hang_timeout_s` in a step (four times as long in an evaluation
+    or a save) is killed, so that the other ranks do not wait forever. null disables this.
     """
 
     name: str
     dir: str | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
     deterministic: bool = False
-    # The first step compiles, for minutes; ours.
+    # Our value. It must be longer than the first step, which may compile for minutes.
     hang_timeout_s: float | None = Field(default=900.0, gt=0)
 
     @field_validator("name", mode="before")
     @classmethod
     def _check_name(cls, name: Any) -> Any:
-        # Empty, it is a slip as well: `run.name=$NAME`.
+        # Refuse an empty name too: it comes from an unset variable, as in `run.name=$NAME`.
         if name is None or (isinstance(name, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)):
             raise ValueError("letters, digits, . _ - (a letter or digit first); a folder goes in run.dir")
         return name
 
 
 class ModelSection(Section):
-    """The encoder; `name` sets width, depth and heads, which may be given apart."""
+    """The encoder. `name` sets width, depth and heads; each may also be set itself."""
 
     name: Literal["tiny-cifar", "Ti", "S", "B", "L", "H"]
     img_size: int | list[int]
@@ -57,7 +57,7 @@ class ModelSection(Section):
     init: str | None = None
 
     def _nearest_patch_size(self) -> str:
-        """What to say of the nearest patch size of which two or more fit each side; empty without one."""
+        """Returns a hint with the nearest patch size that fits each side at least twice; empty if there is none."""
         common = math.gcd(*self.image_hw)
         fitting = [size for size in range(2, common) if common % size == 0]
         if not fitting:
@@ -74,7 +74,7 @@ class ModelSection(Section):
                     f"(nearest side that fits: {near}{self._nearest_patch_size()})"
                 )
         num_patches = (self.image_hw[0] // self.patch_size) * (self.image_hw[1] // self.patch_size)
-        if num_patches > 2**16:  # masks number patches by 16 bits
+        if num_patches > 2**16:  # masking stores a patch's number in 16 bits
             raise ValueError(f"patch_size={self.patch_size} makes {num_patches} patches: at most {2**16}")
         return self
 
@@ -84,8 +84,8 @@ class ModelSection(Section):
         return height_width(self.img_size)
 
 
-# Keys that choose among ways, and the options of each way. An override of the key takes the
-# place of the file's options of the other ways.
+# Keys whose value decides which options are valid, and these options. If an override changes the
+# key, the file's options of other values are dropped.
 CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "data.order": {"blocks": BLOCKS_OPTIONS},
     "data.augment.crop": CROP_OPTIONS,
@@ -96,15 +96,15 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 class TrainSection(Section):
-    """How long, how large a batch, in which precision, on which engine.
+    """Length, batch size, precision and engine.
 
-    Engine "auto" trains one process on plain torch; several processes, or any `zero_stage` above 0, on DeepSpeed.
-    "torch" trains several by DistributedDataParallel, and can send gradients in half the bytes, rounded
-    (`compress_gradients`).
-    Precision "fp32" is float32 throughout: products do not use the shorter TF32 of GPUs' tensor cores.
-    `compile` fuses operations by torch.compile; "auto" does so on GPUs, for Vision Transformers and runs of 10,000
-    micro-batches or more, and the plan (`--dry-run`) says why or why not. "reduce-overhead" launches what is compiled
-    as CUDA graphs: for small models whose steps are mostly launches, on the torch engine.
+    - `engine`: "auto" trains one process on plain torch, and several processes or any `zero_stage` above 0 on
+      DeepSpeed. "torch" trains several processes by DistributedDataParallel.
+    - `compress_gradients`: "bf16" rounds the gradients that ranks exchange, to send half the bytes.
+    - `precision`: "fp32" is float32 throughout. Products do not use the shorter TF32 of GPUs' tensor cores.
+    - `compile`: fuses operations by torch.compile. "auto" compiles on GPUs, for Vision Transformers and runs of
+      10,000 micro-batches or more; the plan (`--dry-run`) shows the reason. "reduce-overhead" launches the
+      compiled kernels as CUDA graphs, on the torch engine. It suits small models, whose steps are mostly launches.
     """
 
     steps: int | None = Field(default=None, gt=0)
@@ -121,7 +121,7 @@ class TrainSection(Section):
     compile: bool | Literal["auto", "reduce-overhead"] = "auto"
     activation_checkpointing: bool = False
     compress_gradients: Literal["none", "bf16"] = "none"
-    # What is measured and exported is then the average (ViT Sec. 4.1; MAE Table 11 has 0.9999).
+    # If set, the run evaluates and exports the averaged weights (ViT Sec. 4.1; MAE Table 11 uses 0.9999).
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
 
     @model_validator(mode="after")
@@ -143,19 +143,20 @@ class TrainSection(Section):
         return self
 
     def engine_on(self, world_size: int) -> Literal["deepspeed", "torch"]:
-        """The engine of a run on so many processes."""
+        """Returns the engine of a run on `world_size` processes."""
         if self.engine != "auto":
             return self.engine
-        # Several are DeepSpeed's until a measurement on GPUs says otherwise.
+        # Several processes use DeepSpeed until a measurement on GPUs shows that torch is faster.
         return "torch" if world_size == 1 and self.zero_stage == 0 else "deepspeed"
 
 
 class CheckpointSection(Section):
-    """When to save, whichever comes first; what to keep: the last K, and every M-th of those by steps or epochs.
+    """When to save and what to keep.
 
-    `every_minutes` goes alone or with one of these: it counts from the last save, by rank 0's
-    clock, and waits for a write under way. Without any of them a run saves at each epoch. Saves are
-    written beside training; the run stops after `max_failed_saves` in a row.
+    A run saves every `every_steps` or `every_epochs`. It also saves when `every_minutes` have passed since the
+    last save, by rank 0's clock, but not during a write. If none of them is set it saves at each epoch.
+    It keeps the last `keep_last` checkpoints, and every `keep_every`-th of those saved by steps or epochs.
+    A thread writes checkpoints while training continues. The run stops after `max_failed_saves` failures in a row.
     """
 
     every_steps: int | None = Field(default=None, gt=0)
@@ -179,16 +180,16 @@ class CheckpointSection(Section):
 
 
 class GuardSection(Section):
-    """What is done about steps that are not finite, and losses that leap and stay high.
+    """What to do about steps that are not finite, and losses that jump and stay high.
 
-    All ranks go back to the last checkpoint before such a step, and on past the data that led
-    to it: `skip_steps` steps, twice as many at each further try; `max_rollbacks` times from one
-    checkpoint, then the run stops. A spike is a loss `spike_sigmas` robust standard deviations
-    above the median of the last 256, `spike_steps` steps in a row; null sees none.
+    All ranks roll back to the last checkpoint before such a step and skip `skip_steps` data steps
+    up to it, twice as many at each further try. After `max_rollbacks` tries from one checkpoint the
+    run stops. A spike is a loss more than `spike_sigmas` robust standard deviations above the median of
+    the last 256 losses, for `spike_steps` steps in a row. `spike_sigmas=null` detects no spikes.
     """
 
     max_rollbacks: int = Field(default=3, ge=0)
-    # The idea is PaLM's (arXiv 2204.02311 Sec. 5.1), which skipped 200 to 500 batches; the figures are ours.
+    # The idea is from PaLM (arXiv 2204.02311 Sec. 5.1), which skipped 200 to 500 batches. The values are ours.
     skip_steps: int = Field(default=16, gt=0)
     spike_sigmas: float | None = Field(default=12.0, gt=0)
     spike_steps: int = Field(default=8, gt=0)
@@ -213,7 +214,7 @@ class MonitorSection(Section):
     probe_every_epochs: float | None = Field(default=None, gt=0)
     probe_shots: int | None = Field(default=None, gt=0)
     probe_queries: int = Field(default=500, ge=0)
-    # Views of the encoder for TensorBoard; none by default.
+    # How often views of the encoder are written to TensorBoard; null for never.
     inspect_every_epochs: float | None = Field(default=None, gt=0)
     tensorboard: bool = True
 

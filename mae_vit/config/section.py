@@ -1,4 +1,4 @@
-"""What all sections of a configuration share."""
+"""The base class of all config sections, and checks that several sections use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen, strictly typed, unknown keys forbidden."""
+    """A part of the config. It is frozen and strictly typed, and refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> None:
-    """Raises ValueError unless exactly one (or, if not required, at most one) is given."""
+    """Checks that exactly one of `names` is given, or at most one if `required` is False.
+
+    Raises:
+        ValueError: if not.
+    """
     given = [name for name in names if getattr(section, name) is not None]
     if len(given) > 1:
         raise ValueError(f"give one of {', '.join(names)}, not {' and '.join(given)}")
@@ -24,11 +28,14 @@ def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> 
 
 
 def check_options_match(section: BaseModel, choices: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    """Raises ValueError for an option that belongs to another choice of a key than the one made.
+    """Checks that every given option belongs to the value chosen for its key.
 
     Args:
-        section: a config section, checked.
-        choices: by key, the options of each of its choices.
+        section: a config section whose fields are validated.
+        choices: for each key, the options of each of its values.
+
+    Raises:
+        ValueError: if an option belongs only to other values of the key.
     """
     for key, kinds in choices.items():
         choice = getattr(section, key)
@@ -41,7 +48,7 @@ def check_options_match(section: BaseModel, choices: Mapping[str, Mapping[str, M
 
 
 def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """Height and width in pixels, of one number or of [height, width].
+    """Returns height and width in pixels, from one number or from [height, width].
 
     Raises:
         ValueError: for a list of another length.
