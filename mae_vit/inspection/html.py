@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 _STYLE = """
@@ -19,6 +19,10 @@ th:first-child, td:first-child { text-align: left; white-space: normal; min-widt
 tr.reference { background: var(--soft); }
 figure { margin: 0; } svg { width: 100%; max-width: 46rem; height: auto; } img { max-width: 100%; height: auto; }
 img.squares { image-rendering: pixelated; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); gap: 1.2rem; }
+.charts figure { min-width: 0; } .charts h3 { font-size: .95rem; margin: 0 0 .2rem; overflow-wrap: anywhere; }
+.facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; vertical-align: top; }
+pre { font-size: .85rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 .note { opacity: .75; font-size: .9rem; overflow-wrap: anywhere; max-width: 60rem; }
 code { font-size: .9em; overflow-wrap: anywhere; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1.5rem; }
@@ -32,6 +36,7 @@ code { font-size: .9em; overflow-wrap: anywhere; }
   td { display: flex; justify-content: space-between; gap: 1rem; white-space: normal; overflow-wrap: anywhere; }
   td { border: 0; padding: .15rem .6rem; }
   td:first-child { font-weight: 600; }
+  .facts td { display: block; text-align: left; }
   td:not(:first-child)::before { content: attr(data-head); text-align: left; opacity: .75; overflow-wrap: normal; }
 }
 """
@@ -57,6 +62,23 @@ def image(png: bytes, alternative: str, *, squares: bool = True) -> str:
 def figure(drawn: str, caption: str) -> str:
     """Returns a drawing (HTML) with its caption (text)."""
     return f'<figure>{drawn}<figcaption class="note">{escape(caption)}</figcaption></figure>'
+
+
+def charts(drawn: Sequence[tuple[str, str]]) -> str:
+    """Returns charts (title as text, SVG) side by side where there is room."""
+    return (
+        '<div class="charts">'
+        + "\n".join(f"<figure><h3>{escape(title)}</h3>{svg}</figure>" for title, svg in drawn)
+        + "</div>"
+    )
+
+
+def facts(rows: Mapping[str, str]) -> str:
+    """Returns a table without a head: what is said of each name (texts)."""
+    body = "\n".join(
+        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows.items()
+    )
+    return f'<div class="wide"><table class="facts"><tbody>\n{body}\n</tbody></table></div>'
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]], marked: Sequence[int] = ()) -> str:

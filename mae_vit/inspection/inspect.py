@@ -177,8 +177,7 @@ def _facts(subject: InspectedEncoder, samples: Samples, seen: Sequence[WrittenVi
         facts["no reconstructions"] = subject.why_no_objective
     if left_out := _left_out(seen):
         facts["left out"] = "; ".join(left_out)
-    rows = [[name, value] for name, value in facts.items()]
-    return html.table(["", ""], rows).replace("<thead><tr><th></th><th></th></tr></thead>", "")
+    return html.facts(facts)
 
 
 def _shown(seen: WrittenView | None) -> str:

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 
 from mae_vit.finetuning.comparison.report.rows import Row, group
+from mae_vit.inspection import svg
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-# Stands for the page's own text color, light or dark.
-_INK = "#010203"
-# Okabe and Ito's colors, which color-blind people tell apart; readable on white and on black.
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#b2182b")
 _MARKERS = "osD^vPX*<"
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "mae-vit",
-    "text.color": _INK,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "legend.frameon": False,
-    "font.size": 11,
-}
 
 
 class Palette:
@@ -49,13 +24,12 @@ class Palette:
     def of(self, entry: str) -> dict[str, Any]:
         """Matplotlib's options of an entry."""
         place = self._places[entry]
-        return {"color": _COLORS[place % len(_COLORS)], "marker": _MARKERS[place % len(_MARKERS)]}
+        return {"color": svg.COLORS[place % len(svg.COLORS)], "marker": _MARKERS[place % len(_MARKERS)]}
 
 
 def curves(rows: Sequence[Row], palette: Palette, labels: object) -> str | None:
     """Draws held-out accuracy against epochs: mean over seeds, and the range between them."""
-    with plt.rc_context(_STYLE):
-        figure, axes = _figure("epoch", "held-out top-1, %")
+    with svg.chart("epoch", "held-out top-1, %") as (figure, axes):
         drawn = False
         for (entry, count, mode), several in group(rows).items():
             if count != labels or mode != "finetune" or not all(row.curve for row in several):
@@ -65,12 +39,15 @@ def curves(rows: Sequence[Row], palette: Palette, labels: object) -> str | None:
                 [[point[1] for point in row.curve] for row in several if len(row.curve) == len(epochs)]
             )
             look = palette.of(entry)
-            axes.plot(epochs, values.mean(axis=0), label=entry, color=look["color"], linewidth=1.6)
+            axes.plot(epochs, values.mean(axis=0), label=svg.plain(entry), color=look["color"], linewidth=1.6)
             axes.fill_between(
                 epochs, values.min(axis=0), values.max(axis=0), color=look["color"], alpha=0.15, linewidth=0
             )
             drawn = True
-        return _finish(figure, axes) if drawn else None
+        if not drawn:
+            return None
+        svg.legend_below(axes)
+        return svg.to_svg(figure)
 
 
 def against_labels(rows: Sequence[Row], palette: Palette) -> str | None:
@@ -79,8 +56,7 @@ def against_labels(rows: Sequence[Row], palette: Palette) -> str | None:
     sizes = {row.size for row in rows if row.cell.mode == "finetune"}
     if len(sizes) < 2:
         return None
-    with plt.rc_context(_STYLE):
-        figure, axes = _figure("labeled images", "test top-1, %")
+    with svg.chart("labeled images", "test top-1, %") as (figure, axes):
         for entry in dict.fromkeys(name for name, _, _ in found):
             points = [
                 (several[0].size, _scores(several))
@@ -90,7 +66,8 @@ def against_labels(rows: Sequence[Row], palette: Palette) -> str | None:
             points.sort(key=lambda point: point[0])
             _line(axes, points, palette, entry)
         axes.set_xscale("log")
-        return _finish(figure, axes)
+        svg.legend_below(axes)
+        return svg.to_svg(figure)
 
 
 def against_compute(rows: Sequence[Row], palette: Palette) -> str | None:
@@ -98,8 +75,7 @@ def against_compute(rows: Sequence[Row], palette: Palette) -> str | None:
     found = [item for item in group(rows).items() if item[0][2] == "finetune"]
     if not found:
         return None
-    with plt.rc_context(_STYLE):
-        figure, axes = _figure("model FLOPs, pretraining and fine-tuning", "test top-1, %")
+    with svg.chart("model FLOPs, pretraining and fine-tuning", "test top-1, %") as (figure, axes):
         for entry in dict.fromkeys(name for (name, _, _), _ in found):
             points = [
                 (several[0].values["finetune_flops"] + several[0].values["pretrain_flops"], _scores(several))
@@ -109,7 +85,8 @@ def against_compute(rows: Sequence[Row], palette: Palette) -> str | None:
             if points:  # not of a start whose cost nobody knows
                 _line(axes, sorted(points, key=lambda point: point[0]), palette, entry)
         axes.set_xscale("log")
-        return _finish(figure, axes)
+        svg.legend_below(axes)
+        return svg.to_svg(figure)
 
 
 def crossings(points: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> list[float]:
@@ -141,26 +118,13 @@ def _scores(rows: Sequence[Row]) -> np.ndarray:
 def _line(axes: Axes, points: Sequence[tuple[float, np.ndarray]], palette: Palette, entry: str) -> None:
     look = palette.of(entry)
     at = [x for x, _ in points]
-    axes.plot(at, [scores.mean() for _, scores in points], label=entry, linewidth=1.4, markersize=6, **look)
+    axes.plot(
+        at,
+        [scores.mean() for _, scores in points],
+        label=svg.plain(entry),
+        linewidth=1.4,
+        markersize=6,
+        **look,
+    )
     for x, scores in points:
         axes.plot([x, x], [scores.min(), scores.max()], color=look["color"], linewidth=1)
-
-
-def _figure(horizontal: str, vertical: str) -> tuple[Figure, Axes]:
-    figure, axes = plt.subplots(figsize=(6.2, 3.7))
-    axes.set_xlabel(horizontal)
-    axes.set_ylabel(vertical)
-    axes.grid(alpha=0.2)
-    return figure, axes
-
-
-def _finish(figure: Figure, axes: Axes) -> str:
-    """Legend below, so that no line is hidden; ids and dates that differ by run are taken out."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncol=2, fontsize=10)
-    stream = io.StringIO()
-    figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
-    svg = stream.getvalue()
-    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    # The page sets the size: the view box stays.
-    return re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg))
