@@ -182,7 +182,7 @@ def _read_hub(start: str) -> Weights:
     if "patch_embed.proj.weight" not in found.tensors:
         raise InputError(
             f"{source} holds no Vision Transformer by timm's names in its {path.name}: "
-            "`mae-vit export START --to hf --push USER/NAME` adds an encoder.safetensors"
+            "upload the encoder.safetensors of a run beside it"
         )
     return found
 

@@ -73,7 +73,9 @@ def test_an_export_to_timm_is_loaded(hub, tmp_path):
 def test_names_of_transformers_say_what_is_missing(hub):
     theirs = save({"vit.embeddings.cls_token": torch.zeros(1, 1, 4)}, {"format": "pt"})
     hub.add("anna/mae", {"model.safetensors": theirs})
-    with pytest.raises(InputError, match=r"no Vision Transformer by timm's names.*--push"):
+    with pytest.raises(
+        InputError, match=r"no Vision Transformer by timm's names.*upload the encoder.safetensors"
+    ):
         mae_vit.load_encoder("hf:anna/mae")
 
 
