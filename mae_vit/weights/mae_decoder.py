@@ -50,8 +50,8 @@ def read_decoder(
         norm_pix_loss: the decoder predicts normalized pixels; for files that do not say it.
 
     Raises:
-        InputError: if the decoder does not fit the encoder, or if `norm_pix_loss` is set although there is
-            no decoder or the file itself says whether it predicts normalized pixels.
+        InputError: if the decoder does not fit the encoder. Also if `norm_pix_loss` is set, but there is no
+            decoder, or the file itself says whether it predicts normalized pixels.
     """
     prefix = "mae." if start.objective == "joint" else ""
     tensors = {
