@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Checks a config, its data and the machines of a job before a run: all ranks check, and the job's output tells.
+# Checks a config, its data and the machines of a job before a run. All ranks check; the result is in the job's output.
 #
 #   sbatch --gpus-per-node=1 --cpus-per-task=12 slurm/doctor.sh CONFIG [key=value ...]
 #   sbatch --nodes=4 --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=12 \
 #       slurm/doctor.sh configs/mae_base.yaml
 #
-# The same sizes as the run's. Settings of the cluster: slurm/site.sh.
+# Use the same sizes as for the run. Settings of the cluster: slurm/site.sh.
 #SBATCH --job-name=mae-vit-doctor
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -13,7 +13,7 @@
 #SBATCH --no-requeue
 #SBATCH --output=%x-%j.out
 
-# From the job's folder: what runs is Slurm's copy of this file.
+# Source it from the job's folder: Slurm runs a copy of this script from another folder.
 if [[ ! -r slurm/common.sh ]]; then
   echo "error: no slurm/common.sh in $PWD: call sbatch in the repository's root, or with --chdir" >&2
   exit 2

@@ -5,7 +5,7 @@
 #       --config configs/finetune_base.yaml [key=value ...]
 #   sbatch --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=12 slurm/finetune.sh --ckpt runs/mae_base
 #
-# Takes what finetune/run.py takes. One task for each GPU, with cores for its data workers.
+# It takes the arguments of finetune/run.py. Use one task for each GPU, with cores for its data workers.
 # Settings of the cluster: slurm/site.sh. What happens when: docs/cluster.md.
 #SBATCH --job-name=mae-vit-finetune
 #SBATCH --nodes=1
@@ -15,7 +15,7 @@
 #SBATCH --output=%x-%j.out
 #SBATCH --signal=B:USR1@120
 
-# From the job's folder: what runs is Slurm's copy of this file.
+# Source it from the job's folder: Slurm runs a copy of this script from another folder.
 if [[ ! -r slurm/common.sh ]]; then
   echo "error: no slurm/common.sh in $PWD: call sbatch in the repository's root, or with --chdir" >&2
   exit 2

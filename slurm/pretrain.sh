@@ -5,7 +5,7 @@
 #   sbatch --nodes=4 --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=12 --time=12:00:00 \
 #       slurm/pretrain.sh configs/mae_base.yaml
 #
-# One task for each GPU, with cores for its data workers.
+# Use one task for each GPU, with cores for its data workers.
 # Settings of the cluster: slurm/site.sh. What happens when: docs/cluster.md.
 #SBATCH --job-name=mae-vit
 #SBATCH --nodes=1

@@ -20,8 +20,8 @@ from mae_vit.config.section import Section, exactly_one, height_width
 class RunSection(Section):
     """Name, folder and seed of the run.
 
-    A rank that makes no progress for `hang_timeout_s` in a step (four times as long in an evaluation
-    or a save) is killed, so that the other ranks do not wait forever. null disables this.
+    A rank that makes no progress for `hang_timeout_s` in a step is killed, so the other ranks do not
+    wait forever. An evaluation or a save may take four times as long. null disables this.
     """
 
     name: str
@@ -183,8 +183,8 @@ class GuardSection(Section):
     """What to do about steps that are not finite, and losses that jump and stay high.
 
     All ranks roll back to the last checkpoint before such a step and skip `skip_steps` data steps
-    up to it, twice as many at each further try. After `max_rollbacks` tries from one checkpoint the
-    run stops. A spike is a loss more than `spike_sigmas` robust standard deviations above the median of
+    up to it. Each further try skips twice as many. After `max_rollbacks` tries from one checkpoint
+    the run stops. A spike is a loss more than `spike_sigmas` robust standard deviations above the median of
     the last 256 losses, for `spike_steps` steps in a row. `spike_sigmas=null` detects no spikes.
     """
 

@@ -1,1 +1,1 @@
-"""Evaluation of frozen features: classifiers in closed form, and one linear layer."""
+"""Evaluates frozen features: closed-form classifiers, and one trained linear layer."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mae_vit.core.keyed_rng import RngStream, derive_key, random_uint32
 
-# The value in the ViT authors' released code, for standardized features.
+# The value of the ViT authors' released code, for standardized features.
 L2_DEFAULT = 2.0**10
 # Numbers per part: 2**26 float64 = 512 MiB.
 _MAX_NUMBERS = 1 << 26
@@ -31,8 +31,7 @@ def least_squares_scores(
         labels: int64 (n,).
         query: (m, D) features.
         num_classes: K.
-        l2: weight of the squared norm of the coefficients, against the sum of squared
-            errors.
+        l2: weight of the coefficients' squared norm; the sum of squared errors has weight 1.
 
     Returns:
         float64 (m, K); the largest is the predicted class.
@@ -74,15 +73,14 @@ def _with_l2(gram: Tensor, l2: float) -> Tensor:
 def draw_shots(
     labels: np.ndarray, *, shots: int, queries: int, draw: int = 0, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws `shots` samples of each class, and `queries` of the others; keyed, so all processes draw the same.
+    """Draws `shots` support samples of each class, and `queries` of the rest. Keyed: all processes draw the same.
 
     Args:
-        labels: (N,) classes; below 0 without a label.
-        shots: support samples of each class, at most half of the class (without queries, at most
-            the class).
+        labels: (N,) classes; a negative number means no label.
+        shots: largest number of support samples of each class. With queries, at most half of a class is taken.
         queries: largest number of query samples.
         draw: number of the draw; different numbers give different draws.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         Sorted positions of support and of query samples, which share none.

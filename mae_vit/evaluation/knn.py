@@ -25,15 +25,15 @@ def knn_scores(
     neighbors: int = NEIGHBORS,
     temperature: float = TEMPERATURE,
 ) -> Tensor:
-    """Adds up exp(cosine similarity / temperature) of the nearest support images by class.
+    """Sums exp(cosine similarity / temperature) over the nearest support images, per class.
 
     Args:
         support: (n, D) features.
         labels: int64 (n,).
         query: (m, D) features.
         num_classes: K.
-        neighbors: how many vote, at most n.
-        temperature: of the weights; the smaller it is, the more the nearest images count.
+        neighbors: number of nearest images that vote, at most n.
+        temperature: the smaller it is, the more the nearest images count.
 
     Returns:
         float32 (m, K); the largest is the predicted class.

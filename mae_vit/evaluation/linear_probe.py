@@ -61,12 +61,12 @@ def train_probe(
     in every epoch.
 
     Args:
-        probe: on the device of the features.
+        probe: the probe, on the device of the features.
         features: (n, D) of the training images.
         labels: int64 (n,), on the same device.
         steps: for each step, the learning rate and the row numbers (B,) of its images.
-        optimizer: of the probe's parameters.
-        label_smoothing: of the cross-entropy.
+        optimizer: updates the probe's parameters.
+        label_smoothing: share of the target that is spread over all classes, 0 to 1.
     """
     probe.train()
     for rate, places in steps:

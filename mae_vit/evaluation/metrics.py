@@ -22,10 +22,10 @@ class Predictions:
     """A classifier's predictions for n images.
 
     Attributes:
-        labels: (n,) true classes.
-        classes: (n,) predicted ones.
-        confidences: (n,) the largest probability.
-        in_top5: (n,) whether the true class is among the five most probable.
+        labels: int64 (n,), true classes.
+        classes: int64 (n,), predicted classes.
+        confidences: (n,), probability of the predicted class, 0 to 1.
+        in_top5: bool (n,), whether the true class is among the five most probable.
     """
 
     labels: np.ndarray

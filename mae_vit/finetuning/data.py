@@ -26,19 +26,20 @@ from mae_vit.finetuning.config.schema import CLOSED_FORM, FinetuneConfig
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import HeldOut
 
-# Not the run's seed: runs of all seeds are measured on the same images.
+# A constant, not the run's seed: runs of all seeds are measured on the same images.
 _MEASURING_SEED = 0
 
 
 @dataclass(frozen=True)
 class FinetuneData(TrainingData):
-    """The images of a run.
+    """The training, held-out and test images of a run.
 
     Attributes:
-        config: of the run.
-        held_out: those that choose the epoch or the rate, sorted; none without `finetune.holdout`.
-        plain: of all images of the split, without augmentation.
-        test_index: of the split that is tested on; nothing opens its images before the end.
+        config: the resolved config.
+        held_out: int64 (n,), ascending sample numbers that choose the epoch or the rate; empty
+            without `finetune.holdout`.
+        plain: reads all images of the training split without augmentation.
+        test_index: index of the test split. Nothing opens its images before the end of the run.
     """
 
     config: FinetuneConfig
@@ -48,23 +49,23 @@ class FinetuneData(TrainingData):
 
     @property
     def train(self) -> np.ndarray:
-        """The samples that are trained on, sorted."""
+        """Int64 (n,), the training samples, ascending."""
         assert self.samples is not None
         return self.samples
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes."""
+        """Names of the classes; a label is an index into it."""
         return self.index.dataset.classes
 
     @property
     def test(self) -> np.ndarray:
-        """The samples that are tested on: all with a label."""
+        """Int64 (n,), the test samples: all samples of the test split that have a label."""
         return np.flatnonzero(self.test_index.labels >= 0)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Returns the identity of the data."""
+        """Returns the values that must not change when the run resumes."""
         return {
             **super().identity,
             "finetune.test_split": self.test_index.split,
@@ -74,20 +75,28 @@ class FinetuneData(TrainingData):
     def fixed(
         self, source: Source, samples: np.ndarray, ranks: Ranks, batch_size: int, *, replace: bool = False
     ) -> FixedBatches:
-        """Returns this rank's part of some samples, without augmentation; with `replace`, past damaged ones."""
+        """Returns this rank's share of `samples` as batches.
+
+        Args:
+            source: reads images without augmentation.
+            samples: int64 (n,), places in `source`, the same on all ranks; a rank takes every world_size-th.
+            ranks: this process's place.
+            batch_size: images per batch.
+            replace: replace damaged samples by intact ones; otherwise they are errors.
+        """
         return FixedBatches(
             source,
             samples[ranks.rank :: ranks.world_size],
             seed=_MEASURING_SEED,
             batch_size=batch_size,
-            # To start processes takes longer than to gather as they are images that lie in memory.
+            # For images in memory, starting worker processes takes longer than gathering the images.
             workers=0 if source.in_memory else self.workers,
             pin_memory=self.pin_memory,
             replace=replace,
         )
 
     def held_out_batches(self, ranks: Ranks, *, pictures: int, batch_size: int) -> HeldOut | None:
-        """Returns the held-out images; None where none are held out."""
+        """Returns this rank's held-out images and some for pictures; None without held-out images."""
         if not len(self.held_out):
             return None
         key = derive_key(_MEASURING_SEED, RngStream.ORDER, 0)
@@ -99,13 +108,13 @@ class FinetuneData(TrainingData):
         )
 
     def some_of_train(self, count: int) -> np.ndarray:
-        """Draws up to `count` training samples, sorted."""
+        """Draws up to `count` training samples, ascending; the same in runs of all seeds."""
         total = len(self.train)
         key = derive_key(_MEASURING_SEED, RngStream.ORDER, 0)
         return np.sort(self.train[permute(np.arange(min(count, total)), total, key)])
 
     def open_test(self) -> Source:
-        """Opens the images of the test split: at the end of a run, once."""
+        """Opens the images of the test split. Call it once, at the end of a run."""
         return _open_plain(self.config, self.test_index)
 
 
@@ -113,8 +122,7 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
     """Opens the splits and chooses samples, source and workers.
 
     Raises:
-        InputError: for data that is missing, damaged or without labels, for a split that
-            there is not, or settings that do not fit the images.
+        InputError: if data or a split is missing, damaged or without labels, or if options do not fit the images.
     """
     index = _open_train_index(config, ranks)
     test_index = _open_test_index(config, index)
@@ -151,7 +159,7 @@ def _open_plain(config: FinetuneConfig, index: ShardIndex) -> Source:
 
 
 def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
-    """Opens the training split; damaged samples are replaced only in training, not in cached features."""
+    """Opens the training split. Only training replaces damaged samples; the frozen modes do not tolerate them."""
     section, say = config.data, ranks.rank == 0
     path, remote = resolve_data_path(
         section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
@@ -166,7 +174,7 @@ def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
 
 
 def _check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
-    """Refuses held-out images that are known to be lost: now rather than at the first evaluation."""
+    """Checks that no held-out image is known to be lost: better now than at the first evaluation."""
     lost = np.intersect1d(index.lost, held_out)
     if len(lost):
         first = index.damage(int(lost[0]), index.why_lost(int(lost[0])))
@@ -177,7 +185,10 @@ def _check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
 
 
 def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses samples: (trained on, held out). The subset is drawn first: both count as labels used."""
+    """Chooses training and held-out samples.
+
+    It first draws the labeled subset, then the held-out share of it: both use labels.
+    """
     labels = np.asarray(index.labels)
     samples = np.flatnonzero(labels >= 0)
     if len(np.unique(labels[samples])) < 2:
@@ -195,7 +206,7 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
             raise InputError(f"data.labels_per_class={limit} is more than any class has (fewest: {fewest})")
         samples, _ = limit_per_class(samples, labels, keys, limit)
     if config.finetune.mode in CLOSED_FORM or not share:
-        # Nothing is chosen by held-out images: all are support.
+        # These modes choose nothing, so they need no held-out images: all samples are support.
         return samples, samples[:0]
     held_out, train = draw_held_out(samples, labels, keys, share)
     if len(held_out) < ranks.world_size:

@@ -1,4 +1,4 @@
-"""Which labels a run's weights have seen, and how they overlap with those that it is measured on."""
+"""The labels that a run's weights have seen, and their overlap with those of its held-out images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mae_vit.weights.start import Weights
 def labels_after_training(
     config: FinetuneConfig, data: FinetuneData, start: Weights | None = None, teacher: Teacher | None = None
 ) -> SeenLabels:
-    """The labels that a run's weights will have seen, by way of its start and its teacher too."""
+    """Returns the labels that a run's final weights have seen, also through pretrained weights and teacher."""
     own = SeenLabels(
         fingerprint=data.index.fingerprint,
         per_class=config.data.labels_per_class,
@@ -30,7 +30,10 @@ def _labels_before(start: Weights | None, teacher: Teacher | None) -> list[SeenL
 def start_label_overlap(
     start: Weights | None, teacher: Teacher | None, config: FinetuneConfig, data: FinetuneData
 ) -> Overlap | None:
-    """Tells of which labels a start, or a teacher, passes something on; of both the one that flatters most."""
+    """Returns the overlap of the labels that pretrained weights or teacher have seen with the run's held-out labels.
+
+    If both have an overlap, it is the one that flatters the result most. None if neither has seen labels.
+    """
     holdout = config.finetune.holdout if len(data.held_out) else 0.0
     found = {
         labels.overlap(data.index.fingerprint, config.data.labels_per_class, holdout)
@@ -41,9 +44,9 @@ def start_label_overlap(
 
 
 def warn_of_seen_labels(source: str) -> None:
-    """Says on standard error that weights have seen the labels of images that choose here."""
+    """Warns on standard error that pretrained weights have seen the labels of the held-out images."""
     print(
-        f"warning: {source} was trained on the labels of the images that choose here (the epoch, the rate), "
-        "which flatter it: pretrain with data.leave_out_per_class, or give finetune.holdout=0",
+        f"warning: {source} was trained on the labels of the held-out images, which choose epoch or rate here "
+        "and flatter it: pretrain with data.leave_out_per_class, or give finetune.holdout=0",
         file=sys.stderr,
     )

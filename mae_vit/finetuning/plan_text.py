@@ -1,4 +1,4 @@
-"""The plan of a fine-tuning run, as `--dry-run` prints it."""
+"""Writes the plan of a fine-tuning run, which `--dry-run` prints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe_plan(
     coverage: LoadReport | None,
     model: Classifier,
 ) -> str:
-    """Returns the resolved plan, a line for each fact, with loaded weights and learning rates of layers."""
+    """Returns the resolved plan, one fact per line, with the loaded weights and each layer's learning rate."""
     finetune = config.finetune
     height, width = config.model.image_hw
     begin = (
@@ -68,14 +68,14 @@ def describe_plan(
 
 
 def describe_test(config: FinetuneConfig, data: FinetuneData) -> str:
-    """Says what the result is measured on."""
+    """Returns a phrase that names the images of the final test."""
     if not config.finetune.test:
         return "nothing (finetune.test=false)"
     return f'split "{data.test_index.split}", {len(data.test):,} images, once, at the end'
 
 
 def describe_recipe(config: FinetuneConfig) -> str:
-    """Names the parts of the recipe that are on."""
+    """Lists the parts of the recipe that are switched on."""
     finetune, model = config.finetune, config.model
     parts = {
         "label smoothing": finetune.label_smoothing,
@@ -105,7 +105,7 @@ def rates_of(config: FinetuneConfig, model: Classifier, plan: Plan) -> list[Laye
 
 
 def describe_rates(rates: Sequence[LayerRate]) -> str:
-    """A table for people."""
+    """Returns the learning rates as a table."""
     lines = ["rates    layer            share       peak  parameters"]
     lines += [
         f"         {row.layer:<14} {row.lr_scale:>7.4f} {row.lr:>10.3e} {row.parameters:>11,}"

@@ -23,8 +23,8 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 class PlainOrFusedAttention(Attention):
     """timm's attention, with a plain path made for short sequences on a CPU.
 
-    It has the same parameters and computes the same function. One copy brings queries, keys
-    and values into order. In bf16 the softmax stays in bf16 (its sums are float32 inside);
+    It has the same parameters and computes the same function. A single copy makes queries, keys
+    and values contiguous. In bf16 the softmax stays in bf16 (its sums are float32 inside);
     autocast would convert to float32 and back.
     """
 

@@ -31,7 +31,7 @@ def _conv_norm_relu(in_chans: int, out_chans: int) -> list[nn.Module]:
 
 
 class SimpleCNN(nn.Sequential):
-    """3x3 convolutions 32-32, 64-64, 128, halved between the groups, then a global average."""
+    """3x3 convolutions of widths 32-32, 64-64, 128; max-pooling halves the image between groups; global average."""
 
     def __init__(self, num_classes: int, in_chans: int = 3) -> None:
         """Builds (B, C, H, W) -> (B, K)."""
@@ -70,7 +70,7 @@ class _BasicBlock(nn.Module):
 
 
 class SmallResNet(nn.Sequential):
-    """A stem of 16 and three stages of two blocks, 16 / 32 / 64 wide."""
+    """A stem of width 16 and three stages of two blocks, 16 / 32 / 64 wide."""
 
     def __init__(self, num_classes: int, in_chans: int = 3) -> None:
         """Builds (B, C, H, W) -> (B, K)."""
@@ -91,10 +91,10 @@ class SmallResNet(nn.Sequential):
 
 
 class SmallBiT(ResNetV2):
-    """Residual network of BiT's kind (arXiv 1912.11370, Sec. 3.1), for small images.
+    """A residual network like BiT (arXiv 1912.11370, Sec. 3.1), for small images.
 
-    It has group norms, standardized weights and pre-activation. A convolution of stride 1
-    replaces the stem that quarters the image. The three stages are 32 / 64 / 128 wide.
+    It has group norms, standardized weights and pre-activation. BiT's stem divides both sides by 4;
+    a convolution of stride 1 replaces it. The three stages are 32 / 64 / 128 wide.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class SmallBiT(ResNetV2):
 def small_hybrid(
     num_classes: int, in_chans: int, img_size: tuple[int, int], drop_path_rate: float = 0.0
 ) -> nn.Module:
-    """Builds ViT-Tiny on the features of a SmallBiT of one block a stage (ViT Sec. 3.1, "Hybrid").
+    """Builds ViT-Tiny on the features of a SmallBiT with one block per stage (ViT Sec. 3.1, "Hybrid").
 
-    Each of the H/4 x W/4 features is a token; ViT-Tiny has as many patches.
+    Each of the H/4 x W/4 features is a token. ViT-Tiny with patches of 4 px has the same number of tokens.
     """
     size = SIZES["tiny-cifar"]
     backbone = SmallBiT(0, in_chans, layers=(1, 1, 1), global_pool="")
@@ -142,8 +142,8 @@ def small_hybrid(
         drop_path_rate=drop_path_rate,
         embed_layer=partial(HybridEmbed, backbone=backbone),
     )
-    # timm's transformer initializes it anew, and its residual branches at zero: standardized
-    # weights must not be zero.
+    # timm's transformer has initialized the backbone's residual branches at zero, but standardized
+    # weights must not be zero. So initialize it again.
     backbone.init_weights(zero_init_last=False)
     return model
 
@@ -173,15 +173,15 @@ def check_network(name: str) -> None:
 def build_network(
     name: str, *, num_classes: int, in_chans: int, img_size: tuple[int, int], drop_path_rate: float = 0.0
 ) -> nn.Module:
-    """Builds a baseline, or an architecture of timm's, with fresh weights: (B, C, H, W) -> (B, K).
+    """Builds a baseline or a timm architecture with fresh weights: (B, C, H, W) -> (B, K).
 
     Args:
-        name: of `BASELINES`, or "timm:NAME" (ResNets of BiT: resnetv2_50x1_bit; hybrids:
-            vit_small_r26_s32_224).
+        name: a name in `BASELINES`, or "timm:NAME" (for example BiT's ResNet resnetv2_50x1_bit, or the
+            hybrid vit_small_r26_s32_224).
         num_classes: K.
         in_chans: C.
-        img_size: (H, W), for networks of fixed size.
-        drop_path_rate: stochastic depth, where the architecture has it.
+        img_size: (H, W) in pixels, for networks of fixed size.
+        drop_path_rate: rate of stochastic depth, for architectures that have it.
 
     Raises:
         ValueError: if timm does not know it, or cannot build it with these sizes.
@@ -190,7 +190,7 @@ def build_network(
         return BASELINES[name](num_classes, in_chans, img_size, drop_path_rate)
     check_network(name)
     wanted = name.removeprefix(TIMM_PREFIX)
-    # Given even at 0: some architectures have another default.
+    # Pass the rate even if it is 0, because some architectures have another default.
     options: dict[str, Any] = {"drop_path_rate": drop_path_rate}
     if timm.get_pretrained_cfg_value(wanted, "fixed_input_size"):
         options["img_size"] = img_size

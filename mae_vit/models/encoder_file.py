@@ -1,4 +1,4 @@
-"""Reading and writing encoders: safetensors with timm's keys, and the metadata needed to use them."""
+"""Reads and writes encoder files: safetensors with timm's keys, and the metadata needed to use them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import save as save_tensors
 from mae_vit.models.geometry import Geometry
 from mae_vit.models.vit import ViTEncoder
 
-# Our entry in a safetensors file's metadata: JSON.
+# Key of our entry in a safetensors file's metadata; its value is JSON.
 _KEY = "mae_vit"
 
 
@@ -24,7 +24,7 @@ class EncoderInfo(Geometry):
 
     Attributes:
         mean: per-channel mean of the pixels (in 0..1) that the network was trained on.
-        std: per-channel standard deviation.
+        std: per-channel standard deviation of these pixels.
         objective: name of the pretraining objective.
         step: optimizer steps of pretraining.
         labels: the labels it was trained on, in the form of `mae_vit.weights.seen_labels.SeenLabels`; None

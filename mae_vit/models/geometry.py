@@ -1,4 +1,4 @@
-"""The numbers that say which encoder it is."""
+"""The numbers that define the architecture of an encoder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Geometry:
     """The geometry of an encoder.
 
     Attributes:
-        size: name in `mae_vit.models.vit.SIZES` that it started from, or is nearest to.
-        img_size: (H, W) in pixels.
-        patch_size: P.
+        size: name in `mae_vit.models.vit.SIZES` that it derives from, or that is nearest.
+        img_size: (H, W) in pixels, both divisible by `patch_size`.
+        patch_size: P, in pixels.
         in_chans: C.
         embed_dim: D.
-        depth: blocks.
-        num_heads: attention heads.
+        depth: number of blocks.
+        num_heads: attention heads; divides D.
         mlp_ratio: hidden width of the MLP over D.
         pos_embed: "learnable" or "sincos".
     """
@@ -48,17 +48,17 @@ class Geometry:
         return ViTEncoder(**options, drop_rate=drop_rate, drop_path_rate=drop_path_rate)
 
     def to_config(self) -> dict[str, Any]:
-        """Returns it by the keys of a config's `model` section."""
+        """Returns the geometry as a config's `model` section."""
         values = asdict(self)
         return {"name": values.pop("size"), **values, "img_size": list(self.img_size)}
 
 
-# The keys of a config's `model` section that say it, beside the name of the size.
+# The keys of a config's `model` section that define the geometry, besides `name`.
 GEOMETRY_KEYS = tuple(field.name for field in fields(Geometry) if field.name != "size")
 
 
 def geometry_from(values: Mapping[str, Any]) -> Geometry | None:
-    """Returns the geometry that a mapping by field names tells, None if it leaves something out."""
+    """Returns the geometry from a mapping by field names; None if a field is missing."""
     told = {field.name: values.get(field.name) for field in fields(Geometry)}
     if any(value is None for value in told.values()):
         return None
@@ -66,7 +66,7 @@ def geometry_from(values: Mapping[str, Any]) -> Geometry | None:
 
 
 def nearest_size(embed_dim: int, depth: int, num_heads: int | None = None) -> str:
-    """The name of the size of this width and depth; "S" where there is none."""
+    """Returns the name of the size of this width and depth; "S" if there is none."""
     names = [
         name
         for name, size in SIZES.items()

@@ -1,4 +1,4 @@
-"""Which patches are hidden, as a pure function of (seed, epoch, sample index).
+"""Chooses the masked patches, as a pure function of (seed, epoch, sample index).
 
 Masks index patches only (0..N-1), never prefix tokens; 1 = masked and counted in
 the loss, 0 = visible.
@@ -18,19 +18,19 @@ KIND_MASK, KIND_RANDOM, KIND_UNCHANGED = 0, 1, 2
 
 
 def patch_noise(keys: SampleKeys, num_patches: int) -> Tensor:
-    """Draws one distinct integer for each patch, to be sorted: int64 (B, N).
+    """Draws one distinct integer for each patch, for sorting: int64 (B, N).
 
-    The patch number fills the low bits, so no two are equal and every sort on
-    every device gives the same order.
+    The patch number fills the low 16 bits, so no two integers are equal, and sorting gives the same
+    order on every device.
 
     Raises:
-        ValueError: for more patches than 16 bits number.
+        ValueError: for more than 2**16 patches.
     """
     return _ranked(keys.random_uint32(RngStream.MASK, num_patches))
 
 
 def _ranked(drawn: Tensor) -> Tensor:
-    """Makes 32-bit words (B, N) distinct within a row, for sorting."""
+    """Makes 32-bit words (B, N) distinct within a row: the patch number fills the low 16 bits."""
     num_patches = drawn.shape[1]
     if num_patches > 2**16:
         raise ValueError(f"{num_patches} patches: at most {2**16} can be ranked")
@@ -103,9 +103,9 @@ def corrupt(
 ) -> Corruption:
     """Draws exactly round(corrupt_ratio * N) corrupted patches per image.
 
-    A fixed count per image is our reading of "50 %". It gives a static shape, and equal
-    weights for every split of the batch over ranks. Each patch's kind is drawn from
-    its own number. A "random other patch" is another patch of the same image.
+    A fixed number per image is our reading of the paper's "50 %". It gives a static shape, and each
+    image the same weight however the batch is split over ranks. Each patch's kind is drawn from
+    a random number of its own. A "random other patch" is another patch of the same image.
     """
     num_corrupted = round(corrupt_ratio * num_patches)
     streams = (RngStream.MASK, RngStream.CORRUPT_KIND, RngStream.CORRUPT_SOURCE)
@@ -119,15 +119,15 @@ def corrupt(
     kind = torch.full_like(ids, KIND_UNCHANGED)
     kind = kind.masked_fill(is_mask, KIND_MASK).masked_fill(is_random, KIND_RANDOM)
 
-    # Multiply-and-shift maps a 32-bit word to 0..N-2; a step of 1..N-1 round
-    # the ring never ends at the patch itself.
+    # Multiply-and-shift maps a 32-bit word to 0..N-2. A step of 1..N-1 (modulo N) never ends
+    # at the patch itself.
     drawn = sources.gather(1, ids)  # (B, M)
     step = 1 + ((drawn * (num_patches - 1)) >> 32)
     return Corruption(ids, kind, (ids + step) % num_patches, mask)
 
 
 def nearest_visible(mask: Tensor, grid_size: tuple[int, int]) -> Tensor:
-    """Finds for each patch the nearest visible one (ties: the lowest number).
+    """Finds the nearest visible patch of each patch; of equally near ones that with the lowest number.
 
     Args:
         mask: (B, N), 1 = masked, 0 = visible; at least one visible per row.

@@ -38,8 +38,9 @@ def patchify(images: Tensor, patch_size: int) -> Tensor:
 def gather_patches(images: Tensor, patch_size: int, ids: Tensor) -> Tensor:
     """Cuts some patches out of images, in the order of a convolution's weights.
 
-    Gives the numbers of `F.unfold` at `ids`. It copies no other patch and runs in one kernel;
-    CUDA's unfold launches one kernel for each image (torch 2.15, aten/src/ATen/native/cuda/Im2Col.cu).
+    The values are those of `F.unfold` at `ids`. This function copies only these patches and runs in
+    one kernel. CUDA's unfold launches one kernel per image (torch 2.15,
+    aten/src/ATen/native/cuda/Im2Col.cu).
 
     Args:
         images: (B, C, H, W), any dtype; H and W divisible by `patch_size`.
@@ -95,7 +96,7 @@ def mean_color_classes(images: Tensor, patch_size: int) -> Tensor:
 
 
 def _class_weights(channels: int, device: torch.device) -> Tensor:
-    """Returns 64, 8, 1 for three channels. Computed on the device: a copy from the host would block."""
+    """Returns 64, 8, 1 for three channels. It is computed on the device, because a copy from the host would block."""
     return 2 ** (COLOR_BITS * torch.arange(channels - 1, -1, -1, device=device))
 
 

@@ -1,4 +1,7 @@
-"""Position tables. Shapes: N patches, D width."""
+"""Tables of fixed positions.
+
+Shapes: N patches, D width.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared encoder: timm's VisionTransformer, plus the two masked entries.
+"""The encoder of all objectives: timm's VisionTransformer with two entry points for masked images.
 
 Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible
 patches, D width.
@@ -58,15 +58,15 @@ def init_transformer(module: nn.Module) -> None:
 
 
 def pooled(tokens: Tensor, pool: Pool) -> Tensor:
-    """Reads [CLS], or the mean of the patch tokens: (B, 1 + N, D) -> (B, D)."""
+    """Pools [CLS], or the mean of the patch tokens: (B, 1 + N, D) -> (B, D)."""
     return tokens[:, 0] if pool == "cls" else tokens[:, 1:].mean(dim=1)
 
 
 def block_for_queries(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
     """Runs a block for the tokens `ids` (B, m), which attend to all n: (B, n, D) -> (B, m, D).
 
-    Gives the same numbers as the whole block followed by a pick, but computes no queries and
-    no MLP of other tokens. The block must have no drop-path and no layer scale.
+    The result equals that of the whole block at `ids`, but no queries and no MLP are computed for other
+    tokens. The block must have no drop-path and no layer scale.
     """
     mixed = take_tokens(tokens, ids) + block.attn.forward_queries(block.norm1(tokens), ids)  # (B, m, D)
     return mixed + block.mlp(block.norm2(mixed))
@@ -106,9 +106,9 @@ class ViTEncoder(VisionTransformer):
             num_heads: attention heads; divides D.
             mlp_ratio: hidden width of the MLP over D.
             pos_embed: "learnable" 1-D (ViT Sec. 3.1) or fixed 2-D "sincos" (MAE Sec. 3).
-            drop_rate: dropout after positions are added and after every dense layer but
+            drop_rate: dropout after positions are added and after every dense layer except
                 the q, k, v projection (ViT App. B.1).
-            drop_path_rate: stochastic depth, rising linearly to this at the last block.
+            drop_path_rate: rate of stochastic depth at the last block; it grows linearly from 0 at the first.
         """
         super().__init__(
             img_size=img_size,
@@ -170,8 +170,8 @@ class ViTEncoder(VisionTransformer):
         Returns:
             (B, 1 + N_keep, D).
         """
-        # Pixels are gathered before they are projected: the same tokens, without
-        # projecting patches that are then thrown away.
+        # Gather pixels before projecting them. The tokens are the same, and masked patches are not
+        # projected.
         weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
         # (B, N_keep, C*P*P) -> (B, N_keep, D)
         tokens = F.linear(gather_patches(images, self.patch_size, ids_keep), weight.flatten(1), bias)

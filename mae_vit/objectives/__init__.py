@@ -1,8 +1,8 @@
-"""Pretraining objectives: one file each, one line in the dictionary.
+"""Pretraining objectives. Each has one file, and one line in the dictionary below.
 
 To add one, write `mae_vit/objectives/NAME.py` with an `ObjectiveSection` (its
-`name` a Literal) and an `Objective`, and list the section here; config, command
-line and contract tests follow the dictionary.
+`name` is a Literal) and an `Objective`, and list the section here. Config, command
+line and contract tests iterate over the dictionary.
 """
 
 from __future__ import annotations

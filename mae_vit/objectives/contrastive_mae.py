@@ -26,9 +26,9 @@ from mae_vit.objectives.objective import Grouping, ObjectiveOutput
 class ContrastiveMAEConfig(MAEConfig):
     """Options of the `contrastive_mae` objective: those of `mae`, and of the contrast.
 
-    The loss is L_rec + contrast_weight * L_con. It takes two views of each image (`data.repeats=2`);
-    `group_size` consecutive images of the global order are contrasted with each other, so that the
-    loss does not depend on how a batch is split.
+    The loss is L_rec + contrast_weight * L_con. It needs two views of each image (`data.repeats=2`).
+    `group_size` consecutive images of the global order form a group, and only views of one group are
+    contrasted. So the loss does not depend on how a batch is split.
     """
 
     name: Literal["contrastive_mae"]  # type: ignore[assignment]
@@ -63,9 +63,9 @@ class Contrast(NamedTuple):
 
     Attributes:
         losses: float32 (B,), InfoNCE of each view.
-        found: bool (B,), whether the partner is the nearest view of its group.
+        found: bool (B,), whether the partner is the nearest view of the group.
         positive: float32 (B,), cosine with the partner.
-        negative: float32 (B,), mean cosine with the others of the group.
+        negative: float32 (B,), mean cosine with the other views of the group.
     """
 
     losses: Tensor
@@ -75,12 +75,12 @@ class Contrast(NamedTuple):
 
 
 def contrast(z: Tensor, group_size: int, temperature: float) -> Contrast:
-    """InfoNCE within groups (arXiv 1807.03748; NT-Xent of arXiv 2002.05709, Sec. 2.1).
+    """Computes InfoNCE within groups (arXiv 1807.03748; NT-Xent of arXiv 2002.05709, Sec. 2.1).
 
     Args:
-        z: float32 (B, d), of length 1; rows 2j and 2j + 1 are partners; B is a multiple of 2G.
+        z: float32 (B, d), rows of length 1. Rows 2j and 2j + 1 are partners. B is a multiple of 2G.
         group_size: G, half of a group's rows.
-        temperature: cosines are divided by it.
+        temperature: divides the cosines.
     """
     rows = 2 * group_size
     grouped = z.view(-1, rows, z.shape[-1])  # (B / 2G, 2G, d)
@@ -97,7 +97,7 @@ def contrast(z: Tensor, group_size: int, temperature: float) -> Contrast:
 
 
 class ContrastiveMAE(MAE):
-    """MAE, and a head that distinguishes images by the mean of their visible tokens.
+    """MAE with a head that distinguishes images by the mean of their visible tokens.
 
     It needs no teacher, no queue and no second forward pass: both views are rows of MAE's batch.
     """
@@ -177,7 +177,7 @@ def _values(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns the values to log: both losses, retrieval, cosines, and the spread of z, which is 0 after a collapse."""
     rows = torch.full_like(reconstruction.detach(), len(z))
-    # Near 1 where the views of a group spread evenly over the sphere.
+    # It is near 1 if the views of a group spread evenly over the sphere.
     spread = z.detach().view(-1, 2 * group_size, z.shape[-1]).std(dim=1).mean() * z.shape[-1] ** 0.5
     return {
         "reconstruction_loss": (reconstruction.detach() * rows, rows),

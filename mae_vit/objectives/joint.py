@@ -1,4 +1,4 @@
-"""MAE and masked patch prediction on one encoder (ours), summed."""
+"""Trains MAE and masked patch prediction on one encoder, with the sum of both losses. The objective is ours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSe
 
 
 class LossWeights(Section):
-    """How much each loss counts in the sum."""
+    """The factor of each loss in the sum."""
 
     mae: float = Field(default=1.0, gt=0)
     masked_patch: float = Field(default=1.0, gt=0)
@@ -29,7 +29,7 @@ class JointConfig(ObjectiveSection):
     """Options of the `joint` objective: those of its two parts, and their weights in the sum."""
 
     name: Literal["joint"]
-    # The only mode; older runs and configs name it.
+    # There is only one mode, but older runs and configs name it.
     mode: Literal["sum"] = "sum"
     weights: LossWeights = LossWeights()
     mae: MAEConfig = MAEConfig(name="mae")
@@ -64,7 +64,7 @@ class JointConfig(ObjectiveSection):
 class Joint(Objective):
     """Both masked objectives share the encoder; each keeps its own head.
 
-    Both draw from the same noise of patches, so each part has the masks that it has in a run of its own.
+    Each part draws the same masks as in a run of its own: both use the same noise.
     """
 
     def __init__(

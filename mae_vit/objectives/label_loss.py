@@ -1,4 +1,4 @@
-"""The loss of training with labels: mixing of images, and the cross-entropy with its targets."""
+"""The loss of training with labels: mixes images, and computes the cross-entropy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LabelLoss(nn.Module):
         Args:
             num_classes: K.
             label_smoothing: share of the target that is spread over all classes (arXiv 1512.00567).
-            mixup: alpha of mixup, 0 for none.
-            cutmix: alpha of cutmix, 0 for none.
+            mixup: alpha of mixup; 0 turns it off.
+            cutmix: alpha of cutmix; 0 turns it off.
         """
         super().__init__()
         self.num_classes, self.label_smoothing = num_classes, label_smoothing
@@ -40,11 +40,11 @@ class LabelLoss(nn.Module):
         return self.mixing(batch, self.num_classes)
 
     def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Computes the mean over the batch of logits (B, K)."""
+        """Computes the mean cross-entropy of logits (B, K); `targets` as `self.targets` returns them."""
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
 
     def pictures(self, batch: Batch, logits: Tensor) -> list[Picture]:
-        """Shows the wrongly classified images, and all; images without a label are never wrong."""
+        """Shows the wrongly classified images, and all images. Images without a label are never wrong."""
         wrong = (logits.argmax(dim=-1) != batch.labels) & (batch.labels >= 0)  # (B,)
         original = batch.images.float() / 255
         return [

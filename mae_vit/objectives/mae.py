@@ -37,7 +37,7 @@ def num_decoded_patches(num_masked: int, decode_ratio: float) -> int:
 
 
 class MAEConfig(ObjectiveSection):
-    """Options of the `mae` objective; defaults are MAE Sec. 4.1's.
+    """Options of the `mae` objective. The defaults are those of MAE Sec. 4.1.
 
     With `decode_ratio` below 1, training predicts that share of the masked patches, and the
     decoder does not see the others. This follows the decoder masking of VideoMAE V2
@@ -89,7 +89,7 @@ class MAEConfig(ObjectiveSection):
 
 
 class MAE(Objective):
-    """The asymmetric autoencoder of MAE Sec. 3; parameter names are the official code's."""
+    """The asymmetric autoencoder of MAE Sec. 3. Parameters have the names of the official code."""
 
     def __init__(
         self, encoder: ViTEncoder, config: MAEConfig, *, mean: Sequence[float], std: Sequence[float]
@@ -144,7 +144,7 @@ class MAE(Objective):
         encoded = self.encoder.forward_visible(images, masking.ids_keep)  # (B, 1 + N_keep, D)
         ids = masking.ids_masked  # int64 (B, M)
         if self.decode_ratio < 1:
-            # Sorted by noise: the first ones are a random choice that depends on the keys only.
+            # `ids_masked` is sorted by noise, so its first entries are a random choice by the keys.
             ids = ids[:, : num_decoded_patches(ids.shape[1], self.decode_ratio)]
             prediction = self.decode_subset(encoded, masking.ids_keep, ids)  # (B, M, P*P*C)
         else:
@@ -260,7 +260,7 @@ class MAE(Objective):
             return target, torch.zeros_like(target[..., :1]), torch.ones_like(target[..., :1])
         mean = target.mean(dim=-1, keepdim=True)  # (B, N, 1)
         centered = target - mean
-        # Not torch.var(), which takes three times as long on these short rows.
+        # torch.var() takes three times as long on these short rows.
         variance = centered.square().sum(dim=-1, keepdim=True) / (target.shape[-1] - 1)  # (B, N, 1)
         scale = (variance + TARGET_VARIANCE_EPS).sqrt()
         return centered / scale, mean, scale

@@ -1,4 +1,4 @@
-"""The targets of masked patch prediction: colors of a patch, or its pixels (ViT App. B.1.2).
+"""The targets of masked patch prediction: the colors of a patch, or its pixels (ViT App. B.1.2).
 
 Shapes: B batch, C channels, N patches, M corrupted patches, P patch size, A areas of a patch, K color classes.
 """
@@ -18,7 +18,7 @@ from mae_vit.models.patches import class_colors, downsized_color_classes, patchi
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
-# Cells along a side of a patch, each predicted as one color.
+# Areas along a side of a patch. Each area is predicted as one color.
 COLOR_CELLS = {"mean_color": 1, "downsized_4x4": 4}
 
 

@@ -19,9 +19,9 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import RngStream
 from mae_vit.objectives.objective import Grouping
 
-# Rows 2j and 2j + 1 of the global order, of two images.
+# Rows 2j and 2j + 1 of the global order; they are different images.
 PAIRS = Grouping(unit=2, views=1, why="mixup and cutmix pair neighbors")
-# Quantiles of each Beta distribution: one for each 16-bit number.
+# Number of tabulated quantiles of each Beta distribution: one for each 16-bit number.
 _QUANTILES = 1 << 16
 
 
@@ -35,7 +35,7 @@ class Mixing(nn.Module):
     batch draws once).
 
     Draws are table look-ups or integer arithmetic, so all devices agree. Logarithms and roots
-    differ by device: the CPU computes them once, into the tables.
+    differ between devices, so the CPU computes them once, for the tables.
     """
 
     blends: Tensor
@@ -55,7 +55,7 @@ class Mixing(nn.Module):
         if not (mixup or cutmix):
             raise ValueError("nothing to mix by: mixup and cutmix are 0")
         self.mixup, self.cutmix = mixup, cutmix
-        # Constants are not part of a model's state.
+        # Not persistent: the tables are constants, not part of a model's state.
         self.register_buffer("blends", _quantiles(mixup), persistent=False)
         # Side of the box over the image's side.
         self.register_buffer("cuts", (1 - _quantiles(cutmix)).sqrt(), persistent=False)
@@ -122,7 +122,7 @@ class Mixing(nn.Module):
 
 
 def _quantiles(alpha: float) -> Tensor:
-    """Quantiles of Beta(alpha, alpha), float32; ones for alpha 0, which is never used."""
+    """Returns quantiles of Beta(alpha, alpha), float32 (2**16,). For alpha 0 it returns ones, which nothing uses."""
     if not alpha:
         return torch.ones(_QUANTILES)
     with torch.device("cpu"):

@@ -1,4 +1,4 @@
-"""The interface of pretraining objectives and fine-tuning tasks to the training loop."""
+"""The interface between the training loop and what it trains: pretraining objectives and fine-tuning tasks."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ObjectiveOutput(NamedTuple):
 class Task(nn.Module, ABC):
     """A module that the loop trains: networks and a loss.
 
-    Images arrive as raw uint8 and are normalized here, on the device, since some
-    targets need raw pixels.
+    Images arrive as raw uint8. The task normalizes them on the device, because some targets need
+    raw pixels.
     """
 
     mean: Tensor
@@ -42,8 +42,7 @@ class Task(nn.Module, ABC):
     def __init__(self, *, mean: Sequence[float], std: Sequence[float]) -> None:
         """Holds the per-channel normalization (of pixels in 0..1)."""
         super().__init__()
-        # Not persistent: they describe the data. The metadata of the exported encoder
-        # holds them.
+        # Not persistent: they describe the data, not the model. The exported encoder's metadata has them.
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -82,17 +81,18 @@ class Objective(Task):
 
     @property
     def hidden_ratio(self) -> float:
-        """The share of patches that are masked in training; 0 for none."""
+        """The share of patches that are masked in training; 0 without masking."""
         return 0.0
 
 
 class Grouping(NamedTuple):
-    """Rows of the global order that a loss needs together: 2j and 2j + 1, or 2jG to 2(j + 1)G - 1.
+    """The rows of the global order that a loss needs together: 2j and 2j + 1, or 2jG to 2(j + 1)G - 1.
 
     Attributes:
-        unit: consecutive rows. A micro-batch holds whole units, so no split of a batch changes the loss.
-        views: rows that are views of one image (`data.repeats`).
-        why: the beginning of an error message that explains the unit.
+        unit: number of consecutive rows. Each micro-batch has whole units, so the split of a batch does
+            not change the loss.
+        views: number of rows that are views of one image (`data.repeats`).
+        why: start of an error message that explains the unit.
     """
 
     unit: int
@@ -101,9 +101,11 @@ class Grouping(NamedTuple):
 
 
 class ObjectiveSection(Section, ABC):
-    """The `objective` section of a config: an objective's options, and how to build it.
+    """The `objective` section of a config: an objective's options, and a method that builds it.
 
-    `uses_labels`: training and held-out evaluation use labels.
+    Attributes:
+        name: the objective's name, a key of `OBJECTIVES`.
+        uses_labels: training and held-out evaluation use labels.
     """
 
     name: str
@@ -127,6 +129,6 @@ class ObjectiveSection(Section, ABC):
         Args:
             encoder: is trained together with the objective's own modules.
             mean: per-channel mean of the pixels in 0..1.
-            std: per-channel standard deviation.
-            num_classes: classes of the data; 0 without labels.
+            std: per-channel standard deviation of these pixels.
+            num_classes: number of classes in the data; 0 without labels.
         """

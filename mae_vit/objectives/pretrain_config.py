@@ -1,4 +1,4 @@
-"""The config of a pretraining run: comparisons check it too, without the job."""
+"""The config of a pretraining run. It is apart from the job, because comparisons check it too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from mae_vit.objectives import ObjectiveConfig
 
 
 class PretrainConfig(Config):
-    """A pretraining run: the common sections and an objective."""
+    """The config of a pretraining run: the common sections and an objective."""
 
     objective: ObjectiveConfig

@@ -1,4 +1,4 @@
-"""Shared by objectives that predict pixels: PSNR, its baseline, pictures.
+"""PSNR, its baseline and pictures, for all objectives that predict pixels.
 
 Shapes: B batch, C channels, N patches, P patch size. Patches are (B, N, P*P*C) of
 normalized pixels; masks (B, N), 1 = masked and counted.
@@ -24,7 +24,7 @@ def local_average(images: Tensor, mask: Tensor, encoder: ViTEncoder) -> Tensor:
     Args:
         images: (B, C, H, W), normalized.
         mask: (B, N); at least one visible patch in each row.
-        encoder: for the geometry.
+        encoder: gives patch size, channels and grid.
 
     Returns:
         (B, N, P*P*C).
@@ -32,7 +32,7 @@ def local_average(images: Tensor, mask: Tensor, encoder: ViTEncoder) -> Tensor:
     patches = patchify(images, encoder.patch_size)  # (B, N, P*P*C)
     colors = patches.unflatten(-1, (-1, encoder.in_chans)).mean(dim=-2)  # (B, N, C)
     distances = squared_distances(encoder.grid_size, images.device)  # (N, N)
-    # A softmax stays finite where all visible patches are far and every weight would round to 0.
+    # A softmax stays finite even if all visible patches are far and every weight rounds to 0.
     weights = (-distances / 2).masked_fill(mask[:, None, :].bool(), -torch.inf).softmax(dim=-1)
     with torch.autocast(images.device.type, enabled=False):
         colors = weights @ colors  # (B, N, N) @ (B, N, C)
@@ -45,7 +45,7 @@ def error_sums(
     """Sums squared errors over masked patches, in 0..1 pixels, for a prediction and its baseline.
 
     Args:
-        objective: for geometry and normalization.
+        objective: gives geometry and normalization.
         images: (B, C, H, W), normalized.
         predicted: (B, N, P*P*C), in the units of `images`.
         baseline: (B, N, P*P*C), a prediction without learning, in the same units.
@@ -66,15 +66,15 @@ def error_sums(
 
 
 def psnr_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """Computes PSNR on masked patches in dB, the baseline's, and the gain, from `error_sums`.
+    """Computes PSNR on masked patches in dB, that of the baseline, and the gain, from `error_sums`.
 
-    Returns nothing if no patch was masked: with few images, every corrupted patch may have
-    kept its embedding or got another patch's.
+    Returns an empty dictionary if no patch was masked. With few images this happens if every
+    corrupted patch kept its embedding or got that of another patch.
     """
     if not sums["masked"]:
         return {}
     psnr, baseline = (
-        # Constant images are reconstructed exactly; the floor limits them to 120 dB, beyond rounding errors.
+        # Constant images may be reconstructed exactly. The floor limits PSNR to 120 dB.
         -10 * math.log10(max(sums[name] / sums["masked"], 1e-12))
         for name in ("squared_error", "squared_error_baseline")
     )
@@ -87,11 +87,11 @@ def reconstruction_pictures(
     """Shows masked, predicted, pasted, original.
 
     Args:
-        objective: for geometry and normalization.
+        objective: gives geometry and normalization.
         original: uint8 (B, C, H, W).
         predicted: (B, N, P*P*C), normalized.
-        mask: (B, N).
-        label: of the predicted row.
+        mask: (B, N), 1 = masked.
+        label: label of the predicted row.
     """
     p, img_size = objective.encoder.patch_size, objective.encoder.img_size
     shown = objective.denormalize(unpatchify(predicted.float(), p, img_size))  # (B, C, H, W)

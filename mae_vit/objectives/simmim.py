@@ -1,4 +1,4 @@
-"""SimMIM: masked pixels from the encoder's own tokens, by L1 regression (arXiv 2111.09886).
+"""SimMIM: predicts masked pixels from the encoder's own tokens by L1 regression (arXiv 2111.09886).
 
 Shapes: B images, C channels, H W pixels, N patches, P patch size, D width, u mask unit.
 """
@@ -24,10 +24,10 @@ from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_me
 class SimMIMConfig(ObjectiveSection):
     """Options of the `simmim` objective; defaults are SimMIM Sec. 4.1's for patches of 16 px.
 
-    `mask_unit` is the side, in patches, of the squares that are masked whole; the
-    paper's 32 px are 2 patches. The authors' code masks ceil(N r) units. Ours uses MAE's rule,
-    N - int(N (1 - r)): where N r is whole, floating point may make it one more (9 and 8 of 10
-    at r = 0.8).
+    `mask_unit` is the side in patches of the squares that are masked as a whole; the
+    paper's 32 px are 2 patches. The authors' code masks ceil(N r) of N units. Ours uses MAE's rule,
+    N - int(N (1 - r)). If N r is an integer, rounding errors may mask one unit more: at r = 0.8,
+    9 of 10 instead of 8.
     """
 
     name: Literal["simmim"]

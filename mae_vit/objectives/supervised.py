@@ -49,10 +49,10 @@ class SupervisedConfig(ObjectiveSection):
 
 
 class Supervised(Objective):
-    """Cross-entropy of a head on the [CLS] state, or on the mean of the patch tokens.
+    """Cross-entropy of a head on [CLS], or on the mean of the patch tokens.
 
-    The head has one hidden layer of the encoder's width with tanh, as in the ViT
-    paper's pretraining.
+    The "mlp" head has one hidden layer of the encoder's width with tanh, as in the ViT
+    paper's pretraining. The "linear" head has none.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Supervised(Objective):
         return self.logits(self.normalize(batch.images)).float()
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Sums hits and loss over images with a label; held-out labels use the training classes."""
+        """Sums hits and loss over images with a label. Held-out labels have the numbers of the training classes."""
         logits = self.classify(batch)
         return {
             "images": (batch.labels >= 0).sum().float(),
@@ -108,5 +108,5 @@ class Supervised(Objective):
         return {"loss": sums["loss"] / sums["images"], "accuracy": sums["hits"] / sums["images"]}
 
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows the wrongly classified images, and all; images without a label are never wrong."""
+        """Shows the wrongly classified images, and all images. Images without a label are never wrong."""
         return self.labels.pictures(batch, self.classify(batch))

@@ -1,4 +1,4 @@
-"""An encoder for use: weights of any kind that we can begin from, ready to turn images into features.
+"""Loads an encoder from any supported weights, ready to turn images into features.
 
 Shapes: B batch, C channels, H W pixels, D width.
 """
@@ -31,20 +31,20 @@ from mae_vit.weights.start import Weights
 
 
 class PretrainedEncoder(nn.Module):
-    """A pretrained encoder with its read-out and its normalization.
+    """A pretrained encoder with its pooling and its normalization.
 
     Attributes:
         encoder: timm's VisionTransformer, in evaluation mode.
-        pool: what is read: [CLS], or the mean of the patch tokens.
+        pool: "cls" pools [CLS], "mean" the mean of the patch tokens.
         info: geometry, normalization and history.
-        start: the weights as they were read; a decoder is among them where the file has one.
+        start: all tensors of the file, including a decoder if it has one.
     """
 
     def __init__(self, encoder: ViTEncoder, *, pool: Pool, info: EncoderInfo, start: Weights) -> None:
-        """Wraps an encoder whose weights are loaded; `load_encoder` does."""
+        """Wraps an encoder whose weights are already loaded. Use `load_encoder` to load them."""
         super().__init__()
         self.encoder, self.pool, self.info, self.start = encoder, pool, info, start
-        # A classifier of the mean has its norm behind it, and none in front (official MAE code).
+        # A classifier that pools the mean has its norm after the mean, and none before it (official MAE code).
         self.fc_norm: nn.Module = nn.Identity()
         if "fc_norm.weight" in start.tensors:
             encoder.norm = nn.Identity()
@@ -60,10 +60,10 @@ class PretrainedEncoder(nn.Module):
         return int(self.encoder.embed_dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encodes images as `transform` makes them: float32 (B, C, H, W) -> (B, D).
+        """Encodes normalized images from `transform`: float32 (B, C, H, W) -> (B, D).
 
         Raises:
-            ValueError: for images of another shape, or not normalized.
+            ValueError: for images of another shape, or of an integer type.
         """
         if not isinstance(images, Tensor) or not images.is_floating_point():
             raise ValueError("images are float32 (B, C, H, W), as this encoder's transform makes them")
@@ -77,10 +77,10 @@ class PretrainedEncoder(nn.Module):
         return self.fc_norm(pooled(tokens, self.pool))
 
     def transform(self, image: str | Path | bytes | Image.Image | np.ndarray) -> Tensor:
-        """Brings one image to what the encoder was trained on.
+        """Crops, resizes and normalizes one image for the encoder.
 
-        The largest centered box of the encoder's aspect ratio, resized (bicubic, antialiased) and
-        normalized: what fine-tuning measures on.
+        It crops the largest centered box of the encoder's aspect ratio, resizes it (bicubic,
+        antialiased) and normalizes it. Fine-tuning evaluates on the same view.
 
         Args:
             image: a path, the bytes of an image file, a PIL image, or uint8 (H, W, 3) or (H, W).
@@ -89,20 +89,20 @@ class PretrainedEncoder(nn.Module):
             float32 (C, H, W).
 
         Raises:
-            InputError: if it is no whole image.
+            InputError: if the image cannot be read or decoded.
         """
         return self.normalize(torch.from_numpy(self.crop(image))[None])[0]
 
     def crop(self, image: str | Path | bytes | Image.Image | np.ndarray) -> np.ndarray:
-        """The same without normalization: uint8 (C, H, W).
+        """Crops and resizes one image like `transform`, but does not normalize it: uint8 (C, H, W).
 
         Raises:
-            InputError: if it is no whole image.
+            InputError: if the image cannot be read or decoded.
         """
         return center_crop(_pixels_of(image, self.info.in_chans), self.info.img_size)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Maps uint8 (B, C, H, W) to what the encoder takes."""
+        """Normalizes images for the encoder: uint8 (B, C, H, W) -> float32."""
         shape = partial(torch.tensor, dtype=torch.float32, device=images.device)
         mean, std = (shape(list(values)).view(-1, 1, 1) for values in (self.info.mean, self.info.std))
         return (images.float() / 255 - mean) / std
@@ -116,12 +116,12 @@ def load_encoder(
     Args:
         start: a run folder, an `encoder.safetensors`, an official MAE file (.pth), "timm:NAME", or
             "hf:USER/NAME[@REVISION]" of the Hub. `start.source` of the result names the commit.
-        img_size: pixels, or (H, W), divisible by the patch size; positions are interpolated.
-            As trained by default.
-        pool: "cls" or "mean"; what a fine-tuned run reads, else "cls".
+        img_size: side in pixels, or (H, W), divisible by the patch size. Positions are interpolated.
+            None takes the size of its training.
+        pool: "cls" or "mean". None takes that of a fine-tuned run, else "cls".
 
     Raises:
-        InputError: if there are no weights of a Vision Transformer of ours.
+        InputError: if there are no weights, or they are of no Vision Transformer that we support.
         FetchUnavailable: if the Hub cannot be reached.
     """
     return encoder_from_weights(read_weights(str(start)), img_size=img_size, pool=pool)
@@ -130,10 +130,10 @@ def load_encoder(
 def encoder_from_weights(
     start: Weights, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> PretrainedEncoder:
-    """Builds the encoder of weights that are read already; see `load_encoder`.
+    """Builds the encoder from weights that `read_weights` returned; see `load_encoder`.
 
     Raises:
-        InputError: if they are none of ours, or the size does not fit.
+        InputError: if the weights are of no encoder that we support, or the size does not fit.
     """
     if pool not in (None, "cls", "mean"):
         raise InputError(f'pool="{pool}": give "cls" or "mean"')
@@ -147,10 +147,10 @@ def encoder_from_weights(
 
 
 def info_from_weights(start: Weights) -> EncoderInfo:
-    """Tells geometry, normalization and history of weights, from what they say and from their shapes.
+    """Returns geometry, normalization and history of weights, from their metadata and their shapes.
 
     Raises:
-        InputError: if they are of no Vision Transformer, or nothing tells the number of heads.
+        InputError: if they are of no Vision Transformer, or if the number of heads is unknown.
     """
     geometry = start.geometry or _geometry_of_shapes(start)
     info = EncoderInfo(
@@ -162,7 +162,7 @@ def info_from_weights(start: Weights) -> EncoderInfo:
     )
     path, history = start.path, ("objective", "step", "images_seen", "flops")
     known = read_info(path)
-    if (path / STATE).is_file():  # a checkpoint of ours, beside which a finished run leaves its encoder
+    if (path / STATE).is_file():  # one of our checkpoints; a finished run leaves its encoder two folders up
         info = replace(info, step=step_of(path))
         beside = read_info(path.parents[1] / "encoder.safetensors")
         known = beside if beside is not None and beside.step == info.step else None
@@ -170,7 +170,7 @@ def info_from_weights(start: Weights) -> EncoderInfo:
 
 
 def _geometry_of_shapes(start: Weights) -> Geometry:
-    """The geometry of files that do not tell it: official MAE's, and others' by timm's names."""
+    """Derives the geometry from tensor shapes, for files without metadata (official MAE files, timm's names)."""
     tensors = start.tensors
     try:
         embed_dim, in_chans, patch_size, _ = tensors["patch_embed.proj.weight"].shape
@@ -208,7 +208,7 @@ def _geometry_of_shapes(start: Weights) -> Geometry:
 
 
 def _imagenet(values: tuple[float, ...], channels: int, source: str) -> tuple[float, ...]:
-    """What weights that do not tell it were trained with, most likely; gray takes the mean of the colors."""
+    """Returns ImageNet's values for weights that do not state their normalization. Gray takes the colors' mean."""
     if channels == len(values):
         return values
     if channels == 1:
@@ -239,8 +239,10 @@ def _pixels_of(image: str | Path | bytes | Image.Image | np.ndarray, channels: i
     try:
         if isinstance(image, Image.Image):
             if image.mode == "I" and image.format is None:
-                # Of files it is known to be 16 bits.
-                raise DecodeError('pixels of mode "I" that come of no file have no known range: convert them')
+                # In an image from a file, mode "I" means 16 bits.
+                raise DecodeError(
+                    'pixels of mode "I" have no known range if they come from no file: convert them'
+                )
             return np.ascontiguousarray(pixels_of(image, channels))
         return decode(image if isinstance(image, bytes) else Path(image).read_bytes(), channels)
     except OSError as error:

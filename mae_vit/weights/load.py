@@ -1,6 +1,6 @@
-"""Taking over weights: what fits is loaded, the rest is named.
+"""Loads pretrained weights into a model: loads what fits and reports the rest.
 
-`mae_vit.weights.read` reads them.
+`mae_vit.weights.read` reads the weights from a file.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.weights.start import ENCODER_PREFIX, Weights
 
-# Less than this share of the encoder's parameters found in a file: it is another model's.
+# A file with a smaller share of the encoder's parameters belongs to another model.
 MIN_COVERAGE = 0.9
-# Parts of other encoders than ours (layer scale, registers, a norm in front): without them
-# the rest computes something else.
+# Parts that only other encoders have (layer scale, registers, a norm before the blocks). Without
+# them the remaining weights compute something else.
 _FOREIGN = ("blocks.", "reg_token", "norm_pre.", "dist_token")
 
 
 @dataclass
 class LoadReport:
-    """What became of each tensor when a start was loaded.
+    """Reports how each tensor of pretrained weights was loaded.
 
     Attributes:
-        loaded: names taken over.
-        interpolated: position tables resampled to another grid, with both grids.
-        kept: names left as they were on purpose, with the reason.
-        skipped: names of the file that the model has no use for.
-        random: names of the model that the file does not hold.
-        by_design: names of either that are not to be taken over, with the reason.
-        share: of the encoder's parameters that were loaded or interpolated.
-        passed_over: what is wrong with newer checkpoints of the same run.
+        loaded: names that were loaded.
+        interpolated: position tables that were resampled to another grid, with both grids.
+        kept: names that the model keeps on purpose, with the reason.
+        skipped: names in the file that the model does not use.
+        random: names of the model that the file does not have; they keep their random values.
+        by_design: names of model or file that are not loaded by design, with the reason.
+        share: share of the encoder's parameters that were loaded, interpolated or kept, 0 to 1.
+        passed_over: reasons why newer checkpoints of the same run were skipped.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class LoadReport:
     passed_over: tuple[str, ...] = ()
 
     def describe(self, source: str) -> str:
-        """A table for people."""
+        """Returns the report as lines of text."""
         lines = [f"start    {source}: {self.share:.1%} of the encoder's parameters"]
         lines += [f"  passed over   {problem}" for problem in self.passed_over]
         lines.append(f"  loaded        {len(self.loaded)} tensors: {_shorten(self.loaded)}")
@@ -69,17 +69,17 @@ class LoadReport:
 def load_weights(
     start: Weights, encoder: ViTEncoder, parts: nn.Module | None = None, *, objective: str | None = None
 ) -> LoadReport:
-    """Loads an encoder, and the parts of an objective where the start is of the same one.
+    """Loads an encoder, and the parts of an objective if the weights are of the same objective.
 
     Args:
-        start: from `read_weights`.
-        encoder: changed in place.
-        parts: the objective around the encoder; None for the encoder alone.
-        objective: its name.
+        start: pretrained weights from `read_weights`.
+        encoder: the encoder; it is changed in place.
+        parts: the objective around the encoder; None to load only the encoder.
+        objective: name of that objective.
 
     Raises:
-        InputError: if the geometry does not fit, naming the difference, or if less than
-            `MIN_COVERAGE` of the encoder is there.
+        InputError: if the geometry does not fit (names the difference), or if the weights have less
+            than `MIN_COVERAGE` of the encoder's parameters.
     """
     _check_blocks(start, encoder)
     coverage = LoadReport(passed_over=start.passed_over)
@@ -114,7 +114,7 @@ def load_weights(
 
 
 def warn_normalization_differs(start: Weights, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Says so if images are not normalized as a start was trained; an override asked for it."""
+    """Warns if the run normalizes images differently from the pretrained weights. Only an override causes it."""
     if start.mean is not None and (start.mean, start.std) != (tuple(mean), tuple(std)):
         theirs, ours = ([round(value, 4) for value in values] for values in (start.mean, mean))
         print(
@@ -125,11 +125,15 @@ def warn_normalization_differs(start: Weights, mean: Sequence[float], std: Seque
 
 
 def _check_kind(start: Weights, own: set[str]) -> None:
-    """What the rest would compute something else without."""
+    """Checks that the weights have no parts that our encoder lacks.
+
+    Raises:
+        InputError: if they have; without these parts the rest computes something else.
+    """
     if foreign := [name for name in start.tensors if name.startswith(_FOREIGN) and name not in own]:
         if "dist_token" in foreign:
             raise InputError(
-                f"{start.source} was distilled: its blocks are used to a second token, without which they compute "
+                f"{start.source} was distilled: its blocks expect a second token; without it they compute "
                 "something else"
             )
         raise InputError(
@@ -138,7 +142,11 @@ def _check_kind(start: Weights, own: set[str]) -> None:
 
 
 def _check_blocks(start: Weights, encoder: ViTEncoder) -> None:
-    """What shapes alone would let pass: another number of blocks, or of heads."""
+    """Checks the numbers of blocks and heads, which tensor shapes do not reveal.
+
+    Raises:
+        InputError: if one differs.
+    """
     depth = len({name.split(".")[1] for name in start.tensors if name.startswith("blocks.")})
     if depth and depth != len(encoder.blocks):
         raise InputError(
@@ -161,7 +169,10 @@ def _load_positions(
     coverage: LoadReport,
     start: Weights,
 ) -> None:
-    """Positions of the same grid, of another one (2-D interpolation, [CLS] kept), or fixed."""
+    """Loads learnable positions; resamples them in 2-D for another grid and keeps the row of [CLS].
+
+    Fixed positions are only checked: the model computes its own table.
+    """
     source = start.source
     if found.ndim != 3 or found.shape[-1] != own.shape[-1]:
         raise InputError(f"{source} does not fit the model: {_difference('pos_embed', found, own)}")
@@ -199,7 +210,11 @@ def _load_positions(
 
 
 def _load_parts(start: Weights, parts: nn.Module, objective: str | None, coverage: LoadReport) -> set[str]:
-    """The decoder or heads of the same objective, all of them or none; fixed tables are our own."""
+    """Loads the decoder or heads if the weights are of the same objective: all of them or none.
+
+    Returns:
+        The names that were loaded. Fixed tables are not among them, because the model computes its own.
+    """
     own = {
         name: value
         for name, value in parts.named_parameters()
@@ -219,7 +234,7 @@ def _load_parts(start: Weights, parts: nn.Module, objective: str | None, coverag
 
 
 def _difference(name: str, found: Tensor, own: Tensor) -> str:
-    """Names what differs in the field's words where the shape tells it."""
+    """Describes a difference of shape, if possible as the config key that differs."""
     if name == "patch_embed.proj.weight" and found.ndim == 4:
         for axis, what in ((2, "patch_size"), (1, "in_chans"), (0, "embed_dim")):
             if found.shape[axis] != own.shape[axis]:
@@ -230,7 +245,7 @@ def _difference(name: str, found: Tensor, own: Tensor) -> str:
 
 
 def _shorten(names: list[str]) -> str:
-    """Lists names by their first part, counted: blocks (72), patch_embed (2)."""
+    """Lists names by their first part, with counts: blocks (72), patch_embed (2)."""
     counts: dict[str, int] = {}
     for name in names:
         first = name.split(".")[0]

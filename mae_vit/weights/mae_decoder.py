@@ -1,4 +1,4 @@
-"""The decoder that an MAE was trained with, where the weights hold one."""
+"""Reads the decoder with which an MAE was trained, if the weights contain it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from mae_vit.objectives.mae import MAE, MAEConfig
 from mae_vit.training.checkpoints.format import STATE, read_description
 from mae_vit.weights.start import Weights
 
-# The official MAE code has decoders of this width and so many heads alone.
+# All decoders of the official MAE code have this width and this number of heads.
 _OFFICIAL_WIDTH, _OFFICIAL_HEADS = 512, 16
 _NAMES = ("decoder_", "mask_token")
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder and what is known of it.
+    """A decoder and its options.
 
     Attributes:
-        tensors: by the official names, which are ours: `decoder_embed.weight` and so on.
-        config: its options; None if nothing says how many heads the decoder has.
-        mae: the objective around the encoder; None likewise.
-        notes: what had to be assumed.
+        tensors: tensors by the official names, which are also ours: `decoder_embed.weight` and so on.
+        config: the options; None if the number of heads is unknown.
+        mae: the objective around the encoder; None if the number of heads is unknown.
+        notes: assumptions that had to be made, one sentence each.
     """
 
     tensors: dict[str, Tensor]
@@ -40,17 +40,17 @@ class Decoder:
 def read_decoder(
     start: Weights, encoder: ViTEncoder, info: EncoderInfo, *, norm_pix_loss: bool = False
 ) -> Decoder | None:
-    """Finds the decoder of an MAE, alone or in a joint objective; None if there is none.
+    """Reads the decoder of an MAE, also of one inside a joint objective; None if there is none.
 
     Args:
-        start: weights as they were read.
-        encoder: of these weights; the objective is put around it.
-        info: its geometry and normalization.
-        norm_pix_loss: whether it predicts normalized pixels, for files that do not say it.
+        start: pretrained weights from `read_weights`.
+        encoder: the encoder of these weights, already loaded; the objective wraps it.
+        info: geometry and normalization of the encoder.
+        norm_pix_loss: the decoder predicts normalized pixels; for files that do not say it.
 
     Raises:
-        InputError: if there is one that does not fit the encoder, or none, or one that says it,
-            where `norm_pix_loss` is given.
+        InputError: if the decoder does not fit the encoder. Also if `norm_pix_loss` is set, but there is no
+            decoder, or the file itself says whether it predicts normalized pixels.
     """
     prefix = "mae." if start.objective == "joint" else ""
     tensors = {
@@ -64,7 +64,7 @@ def read_decoder(
         return None
     width = tensors["decoder_embed.weight"].shape[0]
     if width % 4 == 0:
-        # Fixed, and so not in every file.
+        # The table is fixed, so some files do not contain it.
         tensors.setdefault("decoder_pos_embed", sincos_position_table(encoder.grid_size, width))
     told = _options_of(start, f"objective.{prefix}")
     heads = told.get("decoder_num_heads") or (_OFFICIAL_HEADS if width == _OFFICIAL_WIDTH else None)
@@ -93,10 +93,10 @@ def read_decoder(
 def _build(
     config: MAEConfig, encoder: ViTEncoder, info: EncoderInfo, tensors: dict[str, Tensor], source: str
 ) -> MAE:
-    """The objective with these weights.
+    """Builds the objective with these weights, in evaluation mode.
 
     Raises:
-        InputError: if they are of another geometry.
+        InputError: if the decoder has another geometry than the encoder.
     """
     own = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     try:
@@ -112,7 +112,7 @@ def _build(
 
 
 def _options_of(start: Weights, prefix: str) -> dict[str, Any]:
-    """The options that a checkpoint of ours says its objective had; empty for other files."""
+    """Returns the objective's options from one of our checkpoints; empty for other files."""
     path = start.path
     if not (path / STATE).is_file():
         return {}

@@ -1,4 +1,7 @@
-"""Which labels weights were trained on: what a fair comparison must say of a start, or of a teacher."""
+"""Records the labels that weights were trained on. A fair comparison must state them.
+
+Pretrained weights and a teacher may pass on labels of the images that choose the epoch.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,19 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# What flatters a run most comes first.
+# The overlap that flatters a result most comes first.
 Overlap = Literal["held-out", "other data", "others"]
 
 
 class SplitLabels(BaseModel):
-    """Labels of one split.
+    """The labels of one split that weights were trained on.
 
     Attributes:
-        fingerprint: of the split.
-        left_out: images of each class whose labels were not seen (`data.leave_out_per_class`),
-            the first by the hash that `per_class` goes by too.
-        per_class: of how many images of each class there were labels (`data.labels_per_class`);
-            None for all.
-        holdout: share of these that only chose (`finetune.holdout`).
+        fingerprint: fingerprint of the split.
+        left_out: images of each class whose labels were not used (`data.leave_out_per_class`). They
+            are the first in the order of hashes by which `per_class` also draws.
+        per_class: images of each class whose labels were used (`data.labels_per_class`); None for all.
+        holdout: share of these images that only chose the epoch (`finetune.holdout`), 0 to 1.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
@@ -32,38 +34,40 @@ class SplitLabels(BaseModel):
     holdout: float = Field(default=0.0, ge=0, le=1)
 
     def and_of_this_split(self, before: SplitLabels) -> SplitLabels:
-        """Adds labels of the same split."""
+        """Returns the union with labels of the same split."""
         sizes = (self.per_class, before.per_class)
         return SplitLabels(
             fingerprint=self.fingerprint,
             left_out=min(self.left_out, before.left_out),
             per_class=None if None in sizes else max(filter(None, sizes)),
-            # The same images are held out of the same labels alone.
+            # Only draws from the same labels hold out the same images.
             holdout=min(self.holdout, before.holdout) if sizes[0] == sizes[1] else 0.0,
         )
 
     def overlap_of_this_split(self, fingerprint: str, per_class: int | None, holdout: float) -> Overlap:
-        """As `SeenLabels.overlap`, of these alone."""
+        """Computes `SeenLabels.overlap` for the labels of this split only."""
         if fingerprint != self.fingerprint:
             return "other data"
         if not holdout or self.left_out >= (per_class or math.inf):
             return "others"
-        # The same images are held out of the same labels, fewer of them inside more.
+        # Draws from the same labels hold out the same images, and a smaller share is part of a larger one.
         same = not self.left_out and per_class == self.per_class and holdout <= self.holdout
         return "others" if same else "held-out"
 
 
 class SeenLabels(SplitLabels):
-    """Labels that weights were trained on, as their file says.
+    """The labels that weights were trained on, as their file says.
+
+    The fields of `SplitLabels` describe the split of the last training.
 
     Attributes:
-        elsewhere: those of other splits than the last one's.
+        elsewhere: labels of other splits, from earlier trainings.
     """
 
     elsewhere: list[SplitLabels] = []
 
     def joined(self, *before: SeenLabels | None) -> SeenLabels:
-        """Adds labels that weights had seen before these, or learned from."""
+        """Adds the labels that pretrained weights or a teacher had seen before."""
         known: dict[str, SplitLabels] = {}
         for one in (self, *filter(None, before)):
             for split in (one, *one.elsewhere):
@@ -74,16 +78,17 @@ class SeenLabels(SplitLabels):
         return SeenLabels(**_own_fields(own), elsewhere=elsewhere)
 
     def overlap(self, fingerprint: str, per_class: int | None, holdout: float) -> Overlap:
-        """Tells whether labels by which a run chooses its epoch were among them.
+        """Returns how these labels overlap with those of the held-out images of a run.
 
         Args:
-            fingerprint: of the run's split.
-            per_class: its labels of each class; None for all.
-            holdout: share of these that it holds out.
+            fingerprint: fingerprint of the run's split.
+            per_class: the run's labels of each class; None for all.
+            holdout: share of them that the run holds out, 0 to 1.
 
         Returns:
-            "held-out" if some were; "other data" if another split's were, which may hold the same
-            images; "others" if labels of the same split were, but none of those.
+            "held-out": labels of held-out images were seen.
+            "other data": labels of another split were seen, which may contain the same images.
+            "others": labels of the same split were seen, but none of held-out images.
         """
         found = {
             labels.overlap_of_this_split(fingerprint, per_class, holdout)
@@ -93,7 +98,7 @@ class SeenLabels(SplitLabels):
 
 
 def most_flattering(found: Collection[Overlap]) -> Overlap | None:
-    """Of several overlaps the one that flatters most; None of none."""
+    """Returns the overlap that flatters a result most; None if `found` is empty."""
     return next((overlap for overlap in get_args(Overlap) if overlap in found), None)
 
 

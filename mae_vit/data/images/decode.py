@@ -195,7 +195,7 @@ def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
 
 
 def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
-    """Returns the pixels of an opened image, uint8 (C, H, W). Of 16 bits it keeps the upper 8.
+    """Returns the pixels of an opened image, uint8 (C, H, W). It keeps the upper 8 of 16 bits.
 
     Raises:
         DecodeError: if the range of the pixel values is not known.

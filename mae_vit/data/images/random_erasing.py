@@ -72,7 +72,7 @@ class Erasing:
 def draw_erasing(
     share: float, img_size: tuple[int, int], seed: int, epoch: int, index: np.ndarray
 ) -> Erasing:
-    """Draws which images are erased, and where. Of ten boxes the first that fits is taken.
+    """Draws which images are erased, and where. It takes the first of ten boxes that fits.
 
     Args:
         share: probability that an image is erased, 0 to 1.

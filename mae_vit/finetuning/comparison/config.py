@@ -1,4 +1,4 @@
-"""The config of a comparison: which starts and networks, on how many labels, with which seeds."""
+"""The config of a comparison: its pretrained weights and networks, numbers of labels, and seeds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mae_vit.config.section import Section
 from mae_vit.core.messages import nearest
 from mae_vit.finetuning.config.schema import Mode
 
-# Of each class; all that there are.
+# Labels of each class; "all" takes all that there are.
 Labels = int | Literal["all"]
 Overrides = dict[str, Any]
-# Keys that the matrix sets itself.
+# Keys that the matrix sets itself -> the key of the comparison that determines the value.
 _OWN_KEYS = {
     "run.name": "run.name",
     "run.dir": "run.dir",
@@ -27,25 +27,25 @@ _OWN_KEYS = {
 
 
 class RunSection(Section):
-    """Where it goes: `runs/NAME`, or `dir`."""
+    """The folder of the comparison: `runs/NAME`, or `dir`."""
 
     name: str = Field(min_length=1)
     dir: str | None = None
 
 
 class DataSection(Section):
-    """The shards that every entry is fine-tuned and tested on."""
+    """The shards on which every entry is fine-tuned and tested."""
 
     path: str
 
 
 class PretrainSection(Section):
-    """A run of pretraining, made if it is missing.
+    """A pretraining run. The comparison makes it if it is missing.
 
     Attributes:
-        config: its file, beside the comparison's.
-        set: changes to it; `data.path` is the comparison's unless it is here.
-        dir: its run folder, which comparisons may share; in the comparison's own by default.
+        config: its config file; a relative path starts at the comparison's file.
+        set: overrides of the config. `data.path` is the comparison's, unless it is set here.
+        dir: its run folder, which several comparisons may share; None puts it into the comparison's folder.
     """
 
     config: str
@@ -57,18 +57,18 @@ class EntrySection(Section):
     """A row of the table: a network and its initial weights.
 
     Attributes:
-        name: as the report shows it.
-        config: its fine-tuning file, beside the comparison's.
-        start: a name of `pretrain`, or a value of `finetune/run.py --ckpt`; None for scratch.
-        set: changes to the file, over the comparison's.
-        tune: settings to choose from, in place of the comparison's (a network without
-            layers to decay over has others); as many.
+        name: its name in the report.
+        config: its fine-tuning config; a relative path starts at the comparison's file.
+        start: a name in `pretrain`, or a value of `finetune/run.py --ckpt`; None for scratch.
+        set: overrides of the config; they win over the comparison's `set`.
+        tune: settings to choose from, the same number as the comparison's, which they replace. For
+            example, a network without layer decay needs other settings.
         modes: replace the comparison's.
         seeds: replace the comparison's.
         labels_per_class: replaces the comparison's.
-        compute_of: another entry's name: this one trains for as long as that one's
-            pretraining and fine-tuning together cost, in FLOPs.
-        note: printed beside the name (for example, more labels than the others).
+        compute_of: another entry's name. This entry trains for as many FLOPs as the pretraining and
+            fine-tuning of that one together.
+        note: printed beside the name (for example, that it has seen more labels than the others).
     """
 
     name: str = Field(min_length=1)
@@ -87,20 +87,20 @@ class CompareConfig(Section):
     """A comparison.
 
     Attributes:
-        run: where it goes.
-        data: for fine-tuning and testing.
-        set: changes to every entry's file, the same for all: epochs, augmentation.
-        pretrain: runs of pretraining by name.
-        entries: rows of the table.
-        reference: the entry that the others are compared with.
-        labels_per_class: how many labels; nested.
-        seeds: of fine-tuning (order, views, head); the subset of labels is the same for all.
-        modes: how starts are measured.
+        run: its name and folder.
+        data: the images for fine-tuning and testing.
+        set: overrides of every entry's config, such as epochs and augmentation.
+        pretrain: pretraining runs by name.
+        entries: the rows of the table.
+        reference: name of the entry with which the others are compared.
+        labels_per_class: numbers of labels; a smaller set is part of every larger one.
+        seeds: seeds of fine-tuning (order, views, head). The subset of labels is the same for all seeds.
+        modes: how pretrained weights are measured.
         tune: settings to choose from on held-out images, for each entry and number of labels.
-        tune_seeds: of those runs: not those of the table.
-        test_subset: accuracy also on so many of the test images, for comparison with
-            published numbers on few.
-        parallel: runs at a time; "auto": one for each GPU, or for each core.
+        tune_seeds: seeds of the tuning runs; they must differ from those of the table.
+        test_subset: number of test images on which accuracy is reported too, for comparison with
+            published numbers on few images.
+        parallel: runs at the same time; "auto" is one for each GPU, or one for each core.
     """
 
     run: RunSection
@@ -174,6 +174,6 @@ def _check_own_keys(overrides: Overrides, where: str) -> None:
 
 
 def slug(name: str) -> str:
-    """A name as part of a path."""
+    """Turns a name into a part of a path."""
     words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
     return "-".join(words)

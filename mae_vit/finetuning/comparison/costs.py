@@ -12,12 +12,12 @@ from mae_vit.training.outputs.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a run; None if unknown.
+    """The cost of a run. A value is None if it is unknown.
 
     Attributes:
-        images: seen, counted as often as they were.
+        images: images seen; each view counts.
         flops: model FLOPs.
-        seconds: of training, on the machine that trained.
+        seconds: seconds of training on the machine that trained.
     """
 
     images: int | None
@@ -33,7 +33,7 @@ def cost_of_run(summary: dict[str, Any]) -> Cost:
 
 
 def cost_of_start(start: str | None) -> Cost:
-    """Reads the cost from a value of `--ckpt`: our encoders record it, timm's and official files do not."""
+    """Reads the cost from a value of `--ckpt`. Our encoders record it; timm's and official files do not."""
     if start is None:
         return Cost(0, 0.0, 0.0)
     path = Path(start)

@@ -1,4 +1,4 @@
-"""What a run is made of, so that a finished one is known again, and one of other things is not."""
+"""Describes the inputs of a run, so that a comparison reuses a finished run only if its inputs are the same."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from mae_vit.data.index import fingerprint_of
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 
-# Options of a run that name weights: what lies there counts, not the path alone.
+# Options that name weights. The content of the file counts, not only its path.
 WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")
 _WEIGHTS = ("model.safetensors", "encoder.safetensors")
 
 
 def describe_inputs(arguments: tuple[str, ...], config: Path, start: str | None, data: str) -> dict[str, Any]:
-    """Describes a run by what its result depends on.
+    """Describes the inputs on which the result of a run depends.
 
     Args:
-        arguments: of its command line, without its config's path.
-        config: a YAML file: its values count, not its comments, nor where it lies.
-        start: what it begins from, as `--ckpt` takes it.
-        data: path of its shards.
+        arguments: arguments of its command line, without the config's path.
+        config: its YAML file. Only the values count, not comments or the place of the file.
+        start: its pretrained weights, as `--ckpt` takes them.
+        data: path or URL of its shards.
 
     Returns:
-        For JSON; None stands for what cannot be read (now).
+        A JSON object. A value is None if the input cannot be read now.
     """
     return {
         "settings": list(arguments),
@@ -43,7 +43,7 @@ def describe_inputs(arguments: tuple[str, ...], config: Path, start: str | None,
 
 
 def _weights_among(arguments: Sequence[str], config: Path) -> Iterator[tuple[str, str]]:
-    """The options that name files with weights, and their values: a config's, unless an argument says otherwise."""
+    """Yields the options that name weights, with their values. An argument wins over the config."""
     content = _content_of_config(config)
     given = dict(argument.partition("=")[::2] for argument in arguments)
     for option in WEIGHTS_OPTIONS:
@@ -57,11 +57,11 @@ def _weights_among(arguments: Sequence[str], config: Path) -> Iterator[tuple[str
 
 
 def difference(told: object, now: Mapping[str, Any]) -> str | None:
-    """Names what differs between two descriptions; None if nothing that is known does.
+    """Returns the first input that differs between two descriptions; None if no known value differs.
 
-    Splits that the data have gained in between make no difference.
+    New splits in the data do not count as a difference.
     """
-    if not isinstance(told, dict):  # written before more than settings was told
+    if not isinstance(told, dict):  # an older version recorded only the settings
         return "settings"
     for name, value in now.items():
         before = told.get(name)
@@ -73,7 +73,7 @@ def difference(told: object, now: Mapping[str, Any]) -> str | None:
 
 
 def changed_settings(told: object, now: Mapping[str, Any]) -> str:
-    """Says which settings differ between two descriptions, as a message's parenthesis; empty if not known."""
+    """Returns a parenthesis that lists the settings that differ between two descriptions; empty if unknown."""
     if not isinstance(told, dict):
         return ""
     before, after = _named(told["settings"]), _named(now["settings"])
@@ -84,7 +84,7 @@ def changed_settings(told: object, now: Mapping[str, Any]) -> str:
 
 
 def _named(arguments: Sequence[str]) -> list[str]:
-    """Arguments as a message tells them: an option with its value, URLs without what may be secret."""
+    """Returns arguments for a message: each option with its value, URLs without secrets."""
     words = list(arguments)
     if words and words[0] == "--ckpt":
         words[:2] = [f"--ckpt {redact_url(words[1])}"]
@@ -98,7 +98,7 @@ def _without_secrets(setting: str) -> str:
 
 
 def _content_of_config(path: Path) -> Any:
-    """A config's values; None where it is not there."""
+    """Returns a config's values; None if the file does not exist."""
     try:
         return parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except OSError:
@@ -124,7 +124,7 @@ def _digest_of_start(start: str) -> str | None:
 
 @lru_cache
 def _digest_of_file(path: Path, size: int, changed_ns: int) -> str:
-    """A comparison asks for each cell; the file is read once, until it changes."""
+    """Returns the digest of a file. It is cached until the file changes, because every cell asks for it."""
     return file_digest(path)
 
 
@@ -140,7 +140,10 @@ def _fingerprints(data: str) -> dict[str, str] | None:
 
 @lru_cache
 def _folder_of_url(data: str) -> Path | None:
-    """A comparison asks for each cell; a URL is asked once, an answer that does not come too."""
+    """Returns the local folder of a data URL; None if it cannot be fetched.
+
+    Both results are cached, because every cell asks for it.
+    """
     try:
         return resolve_data_path(data).folder
     except InputError:

@@ -1,4 +1,4 @@
-"""One run of another command: its inputs, its state, its process."""
+"""A job is one run of another command: its inputs, its state, its command line."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _ROOT = Path(__file__).resolve().parents[3]
 _WHAT = {
     "settings": "set of options",
     "config": "content of its config file",
-    "start": "start (its weights are others)",
+    "start": "start (its weights have changed)",
     "data": "content of its data folder",
-    **{option: f"{option} (its weights are others)" for option in WEIGHTS_OPTIONS},
+    **{option: f"{option} (its weights have changed)" for option in WEIGHTS_OPTIONS},
 }
 
 
@@ -39,16 +39,16 @@ class Job:
     """One run.
 
     Attributes:
-        name: for messages.
-        folder: of the run.
+        name: its name in messages.
+        folder: its run folder.
         script: `pretrain/run.py` or `finetune/run.py`.
-        config: its file.
-        arguments: of its command line, without config and folder.
-        data: path of its shards.
-        start: its initial weights, also among the arguments.
-        notes: beside which its output and arguments are kept; beside the folder by default.
-            A run whose folder is elsewhere may have been begun by others: it is always
-            called, and says itself that it is finished, or another one.
+        config: its config file.
+        arguments: arguments of its command line, without config and folder.
+        data: path or URL of its shards.
+        start: its pretrained weights, which are also among the arguments.
+        notes: the path beside which its log and inputs are stored; None for the run folder. It is set
+            if the run folder is outside the comparison's. Others may have started such a run, so the
+            command is always called and decides itself whether the run is finished.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Job:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Returns the run's output so far; empty before it begins."""
+        """The run's `summary.json` so far; empty before the run begins."""
         try:
             told: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         except (OSError, ValueError):
@@ -71,7 +71,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """The file that receives its output."""
         return self._beside(".log")
 
     @property
@@ -79,10 +79,10 @@ class Job:
         return self._beside(".job.json")
 
     def is_done(self) -> bool:
-        """Whether it has ended well.
+        """Returns whether the run has finished successfully.
 
         Raises:
-            InputError: if the folder holds a run of something else.
+            InputError: if the folder holds a run of other inputs.
         """
         if self.notes is not None or not self._told.exists():
             return False
@@ -96,7 +96,7 @@ class Job:
         return RunFolder(self.folder).read_status() == "done"
 
     def claim(self) -> FileLock | None:
-        """Takes it for this process; None if another one that shares the comparison has it.
+        """Locks the job for this process; returns None if another process of the comparison runs it.
 
         Raises:
             InputError: if its folder cannot be written.
@@ -110,7 +110,7 @@ class Job:
             raise InputError(f"{path.parent} cannot be written: {reason}") from None
 
     def remember(self) -> None:
-        """Records its inputs before it begins."""
+        """Records its inputs; call it before the run begins."""
         write_json(self._told, self._inputs())
 
     def _inputs(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Job:
         return stem.with_name(stem.name + suffix)
 
     def command(self) -> list[str]:
-        """The command line."""
+        """Returns the command line."""
         return [
             sys.executable,
             str(_ROOT / self.script),
@@ -137,7 +137,7 @@ class Job:
         told = self.summary
         total, flops = told.get("total_steps"), told.get("flops_per_step")
         if told.get("status") == "done" and not total:
-            # Scoring costs almost nothing, but a progress bar over such jobs must move.
+            # Scoring costs almost nothing, but the progress bar must move after such a job.
             return 1.0, 1.0
         if not total or not flops:
             return None
@@ -147,10 +147,10 @@ class Job:
 
 
 def unfinished(jobs: Iterable[Job]) -> list[Job]:
-    """Returns those that are not done.
+    """Returns the jobs that are not done.
 
     Raises:
-        InputError: if folders hold runs of something else; it names them all.
+        InputError: if folders hold runs of other inputs; names all of them.
     """
     waiting, refused = [], []
     for job in jobs:
@@ -161,14 +161,14 @@ def unfinished(jobs: Iterable[Job]) -> list[Job]:
             refused.append((str(error), job.folder))
     if refused:
         (reason, _), *more = refused
-        # Of one cause, mostly: a longer grid that chose another setting, say.
+        # They mostly have one cause, for example a longer grid that chose another setting.
         others = f"; the same holds of {', '.join(str(folder) for _, folder in more)}" if more else ""
         raise InputError(reason + others)
     return waiting
 
 
 def _last_step(metrics: Path) -> int:
-    """The step of the newest line, read from the file's end."""
+    """Returns the step in the newest line; reads only the end of the file."""
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))

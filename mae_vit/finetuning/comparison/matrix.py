@@ -1,4 +1,4 @@
-"""From a comparison's config to its runs: pretraining, tuning, the cells of the table."""
+"""Turns a comparison's config into its runs: pretraining, tuning, and the cells of the table."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Cell:
 
     Attributes:
         entry: its row.
-        labels: of each class.
+        labels: labels of each class.
         mode: how it is measured.
-        seed: of the run.
+        seed: seed of the run.
         point: the settings chosen for it.
         job: its run.
-        fixed: whether another seed would give the same; one such cell stands for all.
+        fixed: whether every seed gives the same result; then one cell stands for all seeds.
     """
 
     entry: EntrySection
@@ -50,24 +50,24 @@ class Cell:
 
 
 class Matrix:
-    """All runs of a comparison; those that depend on others' results are made when these are there."""
+    """All runs of a comparison. A run that depends on results of other runs can be listed only after them."""
 
     def __init__(self, config: CompareConfig, base: Path, folder: Path) -> None:
-        """Names everything.
+        """Prepares the pretraining jobs; starts nothing.
 
         Args:
-            config: of the comparison.
-            base: the folder that its files are named from.
-            folder: where all of it goes.
+            config: the comparison's config.
+            base: the folder of the comparison's file, from which it names other files.
+            folder: the comparison's folder, which receives all runs.
         """
         self.config, self._base, self._folder = config, base, folder
         self.pretraining = {name: self._pretrain_job(name) for name in config.pretrain}
 
     def check(self) -> None:
-        """Checks every config as far as it can be before there are starts.
+        """Checks every config, as far as this is possible before pretraining has run.
 
         Raises:
-            InputError: naming the entry.
+            InputError: if one is wrong; names the entry.
         """
         for name, section in self.config.pretrain.items():
             with_name = self._file(section.config)
@@ -85,10 +85,10 @@ class Matrix:
                 raise InputError(f'entry "{entry.name}": {error}') from None
 
     def check_data(self) -> None:
-        """Checks that data are there, with as many labels as are asked for; remote ones are looked at by the runs.
+        """Checks that local data exist and have enough labels. The runs themselves check remote data.
 
         Raises:
-            InputError: with what is missing.
+            InputError: if data are missing, or a class has too few labels.
         """
         path = self.config.data.path
         for data in {
@@ -110,9 +110,9 @@ class Matrix:
 
     def _check_mode(self, entry: EntrySection, mode: Mode) -> None:
         path = self._file(entry.config)
-        # A start that is not there yet will have its say when it is.
+        # Weights that the comparison still has to pretrain are checked when they exist.
         start = None if entry.start in self.config.pretrain else entry.start
-        # Other modes are not tuned.
+        # Only the mode "finetune" is tuned.
         points = self.config.tuning_settings(entry) if mode == "finetune" else []
         for point in points or [{}]:
             lines = _lines(self._settings(entry, mode, point))
@@ -125,7 +125,7 @@ class Matrix:
                 raise InputError(f"{error}{hint}") from None
 
     def modes_of(self, entry: EntrySection) -> list[Mode]:
-        """How an entry is measured."""
+        """Returns the modes in which an entry is measured."""
         return entry.modes or self.config.modes
 
     def rows(self) -> Iterator[tuple[EntrySection, Labels, Mode]]:
@@ -136,7 +136,7 @@ class Matrix:
                     yield entry, labels, mode
 
     def tuning(self) -> list[Job]:
-        """Lists the runs that settings are chosen by."""
+        """Lists the tuning runs, by which settings are chosen."""
         return [
             self._tune_job(entry, labels, number, seed)
             for entry, labels, mode in self.rows()
@@ -147,13 +147,13 @@ class Matrix:
         ]
 
     def chosen(self, entry: EntrySection, labels: Labels) -> tuple[Overrides, list[float]]:
-        """Chooses an entry's settings: the best mean accuracy on held-out images, of equal ones the first.
+        """Chooses an entry's settings by the best mean accuracy on held-out images; of equal ones the first.
 
         Returns:
-            The settings, and the accuracies of all.
+            The settings, and the accuracy of each setting (-1 if a tuning run has no result).
         """
         if entry.compute_of is not None:
-            # As the other scratch cells: no budget of its own.
+            # It has no tuning of its own and takes the settings of the scratch entry.
             entry = self._like(entry)
         points = self.config.tuning_settings(entry)
         if len(points) < 2:
@@ -169,29 +169,29 @@ class Matrix:
         return points[scores.index(max(scores))], scores
 
     def count_cells(self) -> int:
-        """How many cells the table has."""
+        """Returns the number of cells in the table."""
         return sum(len(self.seeds_of(*row)) for row in self.rows())
 
     def seeds_of(self, entry: EntrySection, labels: Labels, mode: Mode) -> list[int]:
-        """The seeds that an entry is measured with; one, where none makes a difference."""
+        """Returns the seeds with which an entry is measured; only one if seeds make no difference."""
         seeds = entry.seeds or self.config.seeds
         return seeds[:1] if self.seed_independent(entry, labels, mode) else seeds
 
     def seed_independent(self, entry: EntrySection, labels: Labels, mode: Mode) -> bool:
-        """Whether seeds make no difference: equal rows would pass for evidence.
+        """Returns whether seeds make no difference. Several equal cells would look like evidence.
 
-        With a start's weights a nearest-neighbor search draws nothing, nor does few_shot of as many
-        shots as there are labels.
+        With pretrained weights, `knn` draws nothing, and `few_shot` draws nothing if it uses all labels
+        of the subset.
         """
         drawn = mode == "finetune" or mode == "linear_probe" or (mode == "few_shot" and labels == "all")
         own_shots = mode == "few_shot" and "finetune.shots" in {**self.config.set, **entry.set}
         return not (entry.start is None or drawn or own_shots)
 
     def cells(self, *, compute_of: bool) -> list[Cell]:
-        """Lists cells: those with (or without) another one's compute.
+        """Lists the cells of entries that have `compute_of`, or of those that have not.
 
         Raises:
-            InputError: if the other one's cost is not known yet.
+            InputError: if the cost of the other entry is not known yet.
         """
         found = []
         for entry, labels, mode in self.rows():
@@ -206,11 +206,11 @@ class Matrix:
         return found
 
     def distinguishing_settings(self, entry: EntrySection, point: Overrides) -> Overrides:
-        """Returns an entry's settings: its own and those chosen for it."""
+        """Returns an entry's config, its own overrides and the settings chosen for it."""
         return {"config": entry.config, **entry.set, **point}
 
     def is_tuned(self, entry: EntrySection, labels: Labels) -> bool:
-        """Whether all runs that its settings are chosen by are there."""
+        """Returns whether all tuning runs of an entry have results."""
         return min(self.chosen(entry, labels)[1], default=0.0) >= 0
 
     def cost_before(self, entry: EntrySection) -> Cost:
@@ -219,7 +219,7 @@ class Matrix:
         return cost_of_run(ours.summary) if ours else cost_of_start(entry.start)
 
     def _steps_for(self, entry: EntrySection, labels: Labels, mode: Mode) -> Overrides:
-        """Returns the number of steps that cost as much as the other one's pretraining and fine-tuning."""
+        """Returns the number of steps that cost as much as the other entry's pretraining and fine-tuning."""
         other = next(one for one in self.config.entries if one.name == entry.compute_of)
         like = self._like(entry)
         seed = (other.seeds or self.config.seeds)[0]
@@ -231,7 +231,11 @@ class Matrix:
         return {"train.steps": math.ceil(sum(filter(None, costs)) / own["flops_per_step"])}
 
     def _check_twins(self, entry: EntrySection) -> None:
-        """Its cost and its settings are those of cells that must be there."""
+        """Checks that the cells exist from which a `compute_of` entry takes its cost and its settings.
+
+        Raises:
+            InputError: if one is missing.
+        """
         if others := [mode for mode in self.modes_of(entry) if mode != "finetune"]:
             raise InputError(
                 f'compute_of: "{entry.name}" trains as long as another: not in mode {", ".join(others)}'
@@ -251,7 +255,7 @@ class Matrix:
                 raise InputError(f'compute_of: "{twin.name}" is not fine-tuned')
 
     def _like(self, entry: EntrySection) -> EntrySection:
-        """The scratch entry of the same network that is trained as long as all others."""
+        """Returns the scratch entry of the same network that trains for the usual length."""
         for one in self.config.entries:
             if (one.compute_of, one.start, one.config, one.set) == (None, None, entry.config, entry.set):
                 return one
@@ -303,7 +307,7 @@ class Matrix:
             **({} if labels == "all" else {"data.labels_per_class": labels}),
         }
         if mode == "few_shot":
-            # Of all labels there are, and once: predictions and accuracy are of one and the same draw.
+            # One draw of all labels in the subset, so that predictions and accuracy belong to the same draw.
             shots = {} if labels == "all" else {"finetune.shots": [labels]}
             settings = {"finetune.draws": 1, **shots, **settings}
         return Job(
@@ -325,10 +329,10 @@ class Matrix:
         return {**shared, "data.path": self.config.data.path, "finetune.mode": mode}
 
     def _file(self, name: str) -> Path:
-        """A config beside the comparison's own.
+        """Returns the path of a config; a relative name starts at the comparison's folder.
 
         Raises:
-            InputError: if it lies where the command was given, not there.
+            InputError: if it exists only relative to the working directory.
         """
         path = Path(name) if Path(name).is_absolute() else self._base / name
         if not path.exists() and Path(name).exists():
@@ -340,5 +344,5 @@ class Matrix:
 
 
 def _lines(overrides: Overrides) -> list[str]:
-    """As the command line has them: values in YAML's flow style, which JSON is part of."""
+    """Writes overrides as on the command line. Values are JSON, which is valid YAML."""
     return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]

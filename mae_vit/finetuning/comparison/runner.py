@@ -1,4 +1,4 @@
-"""Runs jobs side by side, each in its process."""
+"""Runs jobs in parallel, each in its own process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.exit_codes import EXIT_REQUEUE
 
+# Seconds between two looks at the running jobs.
 _POLL_S = 0.5
-# For what other processes do.
+# Seconds between two looks at jobs that other processes may have started or finished.
 _LOOK_AGAIN_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
@@ -39,9 +40,9 @@ class Runner:
     """Runs jobs in slots: one for each GPU, or a share of the cores.
 
     Attributes:
-        slots: jobs at a time.
-        failed: names of failed jobs, with the last line of their output.
-        stopped: the signal that ended it all; None if none did.
+        slots: number of jobs at the same time.
+        failed: exit code and last line of output, by name of the failed job.
+        stopped: the signal that stopped the comparison; None if there was none.
     """
 
     slots: int
@@ -50,14 +51,14 @@ class Runner:
     _lost: set[str] = field(default_factory=set)
 
     def run(self, jobs: Iterable[Job], bar: Bar) -> None:
-        """Runs all unfinished jobs; after a stop request, running jobs save and end.
+        """Runs all unfinished jobs. After a stop request the running jobs save and end.
 
-        They begin in order, except that one whose start is the folder of another waits for
-        it; if that one fails, it fails too. Several processes may run the same jobs, on
-        several machines that see the same folders: each job is one process's.
+        Jobs begin in order. A job that starts from another job's weights waits for that job, and
+        fails if that job fails. Several processes may run the same jobs, also on several machines
+        that see the same folders; a lock gives each job to one process.
 
         Raises:
-            InputError: if folders hold runs of something else.
+            InputError: if folders hold runs of other inputs.
         """
         waiting = unfinished(jobs)
         running: list[_Running] = []
@@ -82,7 +83,7 @@ class Runner:
                 one.process.kill()
 
     def stop(self, reason: str) -> None:
-        """Asks for the end: no further job begins, those that run save."""
+        """Requests a stop: no further job begins, and running jobs save."""
         self.stopped = self.stopped or reason
 
     def _fill(self, waiting: list[Job], running: list[_Running]) -> None:
@@ -93,8 +94,8 @@ class Runner:
             running.append(self._start(*taken, slot))
 
     def _take(self, waiting: list[Job], running: list[_Running]) -> tuple[Job, FileLock] | None:
-        """Takes the first job whose start is there; None while all wait, or are others'."""
-        # No job starts from the weights of a failed one: that would be another experiment.
+        """Takes the first job whose pretrained weights exist; None if all wait, or other processes run them."""
+        # No job may start from the weights of a failed job: that would be another experiment.
         for job in [job for job in waiting if job.start in self._lost]:
             waiting.remove(job)
             self.failed[job.name] = f"its start {job.start} was not made"
@@ -129,7 +130,7 @@ class Runner:
     def _finish_job(self, one: _Running) -> None:
         one.claim.release()
         code = one.process.returncode
-        # Told to stop before it listens, it just ends.
+        # A job that gets the signal before it handles signals ends by it (-SIGTERM).
         if code == 0 or (code in (EXIT_REQUEUE, -signal.SIGTERM) and self.stopped):
             return
         lines = [line for line in one.job.log.read_text(errors="replace").splitlines() if line.strip()]
@@ -140,17 +141,17 @@ class Runner:
 
 
 def slots_of(parallel: int | str) -> int:
-    """How many runs at a time: as asked, or one for each GPU, or for each core."""
+    """Returns the number of runs at the same time: as asked, else one for each GPU, or one for each core."""
     if isinstance(parallel, int):
         return parallel
     return len(own_gpus()) or cores_of_rank()
 
 
 def own_gpus() -> list[str]:
-    """Names the GPUs that this process may use, or the MIG slices of them, as CUDA_VISIBLE_DEVICES names each."""
+    """Returns the names of the GPUs or MIG slices that this process may use, as in CUDA_VISIBLE_DEVICES."""
     count = torch.cuda.device_count()
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    # CUDA shows a process only the first slice; other processes may use the rest.
+    # CUDA shows a process only the first slice, but other processes may use the rest.
     slices = [name for name in names if name.startswith("MIG-")]
     if count and slices:
         return slices
@@ -158,11 +159,12 @@ def own_gpus() -> list[str]:
 
 
 def _settle_in(parent: int, slot: int, slots: int) -> Callable[[], None] | None:
-    """Runs first in a job, on Linux: sets its share of the cores, and ends it with the comparison.
+    """Returns a function that a job's process runs first (on Linux); None on other systems.
 
-    With its own cores it starts as many threads as there are; of more threads than cores
-    each waits for the others. A comparison that is killed outright and started again
-    never meets a run of the earlier one.
+    The function gives the process its own share of the cores. The process then starts one thread per
+    core of its share; more threads than cores would slow all jobs. It also makes the kernel kill the
+    process when the comparison dies. So a comparison that is killed and started again never meets
+    a run of the earlier one.
     """
     if not sys.platform.startswith("linux"):
         return None

@@ -1,4 +1,4 @@
-"""The modes that train nothing (`CLOSED_FORM`): "knn" and "few_shot"."""
+"""The modes without training (`CLOSED_FORM`): "knn" and "few_shot"."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from mae_vit.finetuning.results.predict import Predictor, predictions_of
 from mae_vit.runtime.collectives import sum_over_ranks
 from mae_vit.runtime.ranks import Ranks
 
-# By mode: a function of (support, labels, query, *, num_classes, **options) that returns scores (m, K), none
-# negative, and its options, which the summary lists too.
+# For each mode that uses all labels: a function of (support, labels, query, *, num_classes, **options) that
+# returns scores (m, K) >= 0, and its options, which the summary also lists.
 WITH_ALL_LABELS: dict[str, Callable[[FinetuneSection], tuple[Callable[..., Tensor], dict[str, Any]]]] = {
     "knn": lambda options: (knn_scores, {"neighbors": options.neighbors}),
 }
@@ -31,10 +31,10 @@ WITH_ALL_LABELS: dict[str, Callable[[FinetuneSection], tuple[Callable[..., Tenso
 def score_in_closed_form(
     config: FinetuneConfig, data: FinetuneData, model: ViTClassifier, predictor: Predictor
 ) -> tuple[dict[str, Any], Predictions]:
-    """Scores features by their neighbors or by least squares, on the device; collective.
+    """Classifies the test images by nearest neighbors or least squares, on the device; collective.
 
     Returns:
-        Entries of the summary, and predictions: those of the last draw at the most shots.
+        Entries of the summary, and predictions. For "few_shot" these are of the last draw with the most shots.
     """
     known = np.asarray(data.index.labels)[data.train].astype(np.int64)
     labels = torch.from_numpy(known).to(predictor.device)
@@ -65,15 +65,15 @@ def score_in_closed_form(
 
 
 def shared_scores(score: Callable[[Tensor], Tensor], query: Tensor, ranks: Ranks) -> Tensor:
-    """Scores queries, each rank its share; collective.
+    """Scores queries; each rank computes its share; collective.
 
     Args:
         score: maps features (m, D) to scores (m, K); each row depends only on its own features.
         query: (n, D), the same on all ranks.
-        ranks: that share the work.
+        ranks: this process's place; each rank takes every world_size-th query.
 
     Returns:
-        (n, K) of all queries, on every rank.
+        (n, K) for all queries, on every rank.
     """
     if ranks.world_size == 1:
         return score(query)

@@ -1,4 +1,4 @@
-"""Features of a frozen encoder."""
+"""Computes the features of a frozen encoder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from mae_vit.runtime.collectives import sum_over_ranks
 def read_features(
     model: ViTClassifier, data: FinetuneData, source: Source, samples: np.ndarray, predictor: Predictor
 ) -> torch.Tensor:
-    """Reads [CLS] or the mean of the patch tokens, normed; each rank its share; collective.
+    """Encodes images and pools [CLS] or the mean of the patch tokens, with its norm; collective.
+
+    Each rank encodes every world_size-th image.
 
     Args:
-        model: on the device; left in evaluation mode.
-        data: of the run.
-        source: of images without augmentation.
-        samples: their numbers (n,) in it.
-        predictor: where images are encoded.
+        model: the classifier, on the device; it is left in evaluation mode.
+        data: makes the batches.
+        source: reads images without augmentation.
+        samples: int64 (n,), places in `source`.
+        predictor: ranks, device, precision and batch size.
 
     Returns:
         float32 (n, D) on the device, the same on all ranks.

@@ -1,4 +1,7 @@
-"""The mode "linear_probe": encodes each image once, tries rates, tests the one that held-out images choose."""
+"""The mode "linear_probe": encodes each image once, trains one layer at several rates, and tests the best one.
+
+Held-out images choose the learning rate.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,19 @@ from mae_vit.training.optim.lr_schedule import lr_at
 from mae_vit.training.optim.optimizers import make_optimizer
 
 WEIGHTS = "linear.safetensors"
-# On a machine whose two cores are both busy, steps of a tenth of this took 1-6 ms with one
-# thread and 200 ms with two; of ten times this, 580 and 830 ms.
+# Multiplications per step from which several threads are worth it. Measured with two cores, both busy:
+# steps of a tenth of this took 1-6 ms with one thread and 200 ms with two; steps of ten times this took 580
+# and 830 ms.
 _WORTH_THREADS = 1 << 28
 
 
 def plan_probe(config: FinetuneConfig, data: FinetuneData) -> Plan:
-    """Derives the numbers of the probe's training, at the factor 1; every rank trains all of it.
+    """Derives the probe's training plan for the rate factor 1.
+
+    Every rank does the whole training, so the plan is that of one process.
 
     Raises:
-        InputError: if batch, warm-up or rates do not fit.
+        InputError: if batch size, warm-up or rates do not fit.
     """
     plan = make_plan(config, num_samples=len(data.train), world_size=1)
     lowest = min(config.finetune.lr_factors) * plan.lr
@@ -52,7 +58,7 @@ def plan_probe(config: FinetuneConfig, data: FinetuneData) -> Plan:
 
 
 def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forward_flops: float) -> str:
-    """Returns the plan, a line for each fact: what `--dry-run` prints."""
+    """Returns the plan that `--dry-run` prints, one fact per line."""
     rates = ", ".join(f"{factor * plan.lr:.3g}" for factor in config.finetune.lr_factors)
     choice = (
         f"{len(data.held_out):,} images of the same split"
@@ -84,8 +90,8 @@ def score_by_probe(
     All ranks do the same training, so no rank waits longer than an all-reduce takes.
 
     Returns:
-        What goes into the summary, predictions (None where the test split is not read), and
-        what `WEIGHTS` is to hold.
+        Entries of the summary, predictions (None if the test split is not read), and the content
+        of the file `WEIGHTS`.
 
     Raises:
         InputError: if every rate is too large.
@@ -94,7 +100,7 @@ def score_by_probe(
     support = _labeled(model, data, data.train, predictor)
     held_out = _labeled(model, data, data.held_out, predictor) if len(data.held_out) else None
     probes = _train_all(config, data, model, plan, support, predictor)
-    # Without held-out images there is one rate, and the question is whether it was too large.
+    # Without held-out images there is only one rate; its score only shows whether it is too large.
     scores = [probe_top1(probe, *(held_out or support)) for probe in probes]
     best = best_of(scores)
     if best is None:
@@ -128,7 +134,7 @@ def score_by_probe(
 
 
 def describe_results(summary: dict[str, Any], outputs: Outputs) -> list[str]:
-    """Returns lines about the rates and the files."""
+    """Returns the lines to print about rates and files."""
     lines = [
         f"  rate {row['lr']:<9.3g} held-out "
         + ("too large" if row["val_top1"] is None else f"{row['val_top1']:.2%}")
@@ -144,7 +150,7 @@ def describe_results(summary: dict[str, Any], outputs: Outputs) -> list[str]:
 def _labeled(
     model: ViTClassifier, data: FinetuneData, samples: np.ndarray, predictor: Predictor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features (n, D) and labels (n,) of images of the split that is trained on, on the device."""
+    """Returns features (n, D) and labels int64 (n,) of samples of the training split, on the device."""
     features = read_features(model, data, data.plain, samples, predictor)
     labels = torch.from_numpy(np.asarray(data.index.labels)[samples].astype(np.int64))
     return features, labels.to(predictor.device)
@@ -158,7 +164,7 @@ def _train_all(
     support: tuple[torch.Tensor, torch.Tensor],
     predictor: Predictor,
 ) -> list[LinearProbe]:
-    """Trains a probe at each rate, from the same head and on the same images at every step."""
+    """Trains one probe per rate. All start from the same head and see the same images in each step."""
     factors, probes = config.finetune.lr_factors, list[LinearProbe]()
     bar = progress(
         total=plan.total_steps * len(factors),
@@ -185,7 +191,7 @@ def _train_all(
 
 @contextmanager
 def _threads_for(multiplications: int, device: torch.device) -> Iterator[None]:
-    """One thread on the CPU for steps so small that waiting for a second one takes longer."""
+    """Uses one CPU thread for small steps, in which waiting for a second thread takes longer than the work."""
     held = torch.get_num_threads()
     if device.type == "cpu" and multiplications < _WORTH_THREADS:
         torch.set_num_threads(1)
@@ -198,7 +204,7 @@ def _threads_for(multiplications: int, device: torch.device) -> Iterator[None]:
 def _steps(
     config: FinetuneConfig, data: FinetuneData, plan: Plan, peak_lr: float, bar: tqdm
 ) -> Iterator[tuple[float, np.ndarray]]:
-    """Yields learning rate and row numbers of each step; all rates see the same images."""
+    """Yields learning rate and row numbers (B,) of each step; the rows do not depend on the rate."""
     batch = plan.effective_batch_size
     for step in range(plan.total_steps):
         rate = lr_at(
@@ -221,7 +227,10 @@ def _chances(probe: LinearProbe, features: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_of(probe: LinearProbe, config: FinetuneConfig, data: FinetuneData, outputs: Outputs) -> bytes:
-    """Returns the layer with the norm folded in, by timm's names: a head for the pretrained encoder."""
+    """Returns the layer as a safetensors file by timm's names: a head for the pretrained encoder.
+
+    The norm before the layer is folded into it.
+    """
     weight, bias = (tensor.cpu().contiguous() for tensor in probe.folded())
     told: dict[str, Any] = {"classes": data.classes, "mean": data.mean, "std": data.std}
     told |= {**(asdict(outputs.info) if outputs.info else {}), "pool": config.finetune.pool}

@@ -1,4 +1,4 @@
-"""Evaluates an encoder's frozen features: few-shot, nearest neighbors, a linear layer."""
+"""Runs the modes that evaluate an encoder's frozen features: few-shot, nearest neighbors, a linear layer."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def score_frozen(
     ranks: Ranks,
     device: torch.device,
 ) -> int:
-    """Scores frozen features on the test split, which is read once; returns the exit code.
+    """Scores frozen features on the test split, which it reads once; returns the exit code.
 
     Raises:
-        InputError: if the folder holds another run, or settings do not fit the data.
+        InputError: if the folder holds another run, or if options do not fit the data.
     """
     mode = config.finetune.mode
     if isinstance(arguments.resume, Path):
@@ -79,7 +79,7 @@ def score_frozen(
     derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
     identity = run_identity(config, derived=derived)
     results = folder.path / "results.json" if config.finetune.test else folder.summary
-    # Several ranks ask together, once they are joined.
+    # One process asks now. Several ranks ask together, after the process group exists.
     alone = ranks.world_size == 1 or arguments.dry_run
     if alone and arguments.resume != "never" and _is_done(folder, identity):
         if ranks.rank == 0:
@@ -93,13 +93,13 @@ def score_frozen(
         warn_normalization_differs(start, data.mean, data.std)
         if "fc_norm.weight" in start.tensors and model.pool == "cls":
             print(
-                "note: the start was fine-tuned on the mean of the patch tokens: finetune.pool=mean reads that"
+                "note: these weights were fine-tuned on the mean of the patch tokens; finetune.pool=mean uses it"
             )
     seen = start_label_overlap(start, None, config, data)
     if seen == "held-out" and start is not None and ranks.rank == 0:
         warn_of_seen_labels(start.source)
     if start is None and ranks.rank == 0:
-        print("note: no start (--ckpt): these are the features of random weights")
+        print("note: no pretrained weights (--ckpt): these are the features of random weights")
     if arguments.dry_run:
         if ranks.rank == 0:
             if plan is not None:
@@ -124,7 +124,7 @@ def score_frozen(
             print(note)
 
     with run_folder_locked(folder, ranks):
-        # Meanwhile another process may have ended it; asked for anew, it was moved aside.
+        # Another process may have finished the run while this one waited for the lock.
         if run_on_rank_zero(lambda: _is_done(folder, identity), ranks):
             if ranks.rank == 0:
                 print(f"{folder.path} is finished; results: {results}")
@@ -155,7 +155,7 @@ def _score_and_write(
     ranks: Ranks,
     device: torch.device,
 ) -> list[str]:
-    """Scores, writes the results and prints them."""
+    """Scores, writes the results, and returns the lines to print."""
     batch_size = _batch_size(config)
     predictor = Predictor(ranks, device, Autocast(model, device, config.train.precision).context, batch_size)
     outputs = Outputs(
@@ -189,16 +189,16 @@ def _score_and_write(
 
 
 def load_frozen(model: ViTClassifier, start: Weights | None) -> LoadReport | None:
-    """Puts a start into the encoder, with the norm in front of the features that is its own.
+    """Loads pretrained weights into the encoder, and applies the norm that they were trained with.
 
-    Behind the last block that is the final norm, whatever is read; a start that was fine-tuned on
-    the mean of the patch tokens has `fc_norm` behind the mean instead (official MAE code).
+    Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were
+    fine-tuned on the mean of the patch tokens have `fc_norm` after the mean instead (official MAE code).
 
     Returns:
         How each tensor was loaded; None without pretrained weights.
 
     Raises:
-        InputError: if it does not fit, naming the difference.
+        InputError: if the weights do not fit; names the difference.
     """
     norm = torch.nn.LayerNorm(model.encoder.embed_dim, eps=1e-6)
     model.encoder.norm, model.fc_norm = norm, torch.nn.Identity()
@@ -210,7 +210,7 @@ def load_frozen(model: ViTClassifier, start: Weights | None) -> LoadReport | Non
     coverage = load_weights(start, model.encoder)
     if own:
         if len(own) == 1:
-            raise InputError(f"{start.source} has half of its norm behind the mean: {own[0]} alone")
+            raise InputError(f"{start.source} has only {own[0]} of the norm after the mean")
         norm.load_state_dict({name.removeprefix("fc_norm."): start.tensors[name] for name in own})
         coverage.skipped = [name for name in coverage.skipped if name not in own]
         coverage.loaded += own
@@ -224,7 +224,7 @@ def _batch_size(config: FinetuneConfig) -> int:
 def _results(
     config: FinetuneConfig, data: FinetuneData, summary: dict[str, Any], outputs: Outputs
 ) -> list[str]:
-    """Returns lines about the result and the files."""
+    """Returns the lines to print about results and files."""
     path, mode = outputs.folder.path, config.finetune.mode
     if config.finetune.test:
         lines = [
@@ -247,7 +247,7 @@ def _results(
 
 
 def _note_unused(config: FinetuneConfig, arguments: Arguments) -> str:
-    """Returns a line about options of command line and config that have no effect in a mode without training."""
+    """Returns a line that names options without effect in a mode without training; empty if there are none."""
     mode, typed = config.finetune.mode, {override.partition("=")[0] for override in arguments.overrides}
     unused = unused_options(config, mode)
     asked = [option for option in unused if option.partition("=")[0] in typed]
@@ -257,11 +257,11 @@ def _note_unused(config: FinetuneConfig, arguments: Arguments) -> str:
     told = [", ".join(asked)] if asked else []
     if of_file:
         told.append(f"of {arguments.config} {', '.join(of_file)}")
-    return f"note: {mode} trains nothing, so that these have no effect: {'; '.join(told)}"
+    return f"note: {mode} trains nothing, so these have no effect: {'; '.join(told)}"
 
 
 def _fitting_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> FinetuneConfig:
-    """Leaves out shots that a class has too few labeled images for; those that were asked for are refused."""
+    """Drops default shots for which a class has too few labels. If the config sets such shots, raises InputError."""
     counts = np.bincount(np.asarray(data.index.labels)[data.train], minlength=len(data.classes))
     fewest = int(counts[counts > 0].min())
     if max(config.finetune.shots) <= fewest:
@@ -277,7 +277,7 @@ def _fitting_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> 
 
 
 def _is_done(folder: RunFolder, identity: Identity) -> bool:
-    """Whether this very run, of these weights and data, is finished; another run in the folder is refused."""
+    """Returns whether the folder holds this run, finished. If it holds another one, raises InputError."""
     if folder.read_status() is None or not (folder.path / "config.yaml").exists():
         return False
     derived = json.loads(folder.summary.read_text()).get("derived", {})
@@ -285,7 +285,7 @@ def _is_done(folder: RunFolder, identity: Identity) -> bool:
         begun = FinetuneConfig.model_validate(read_run_config(folder.path))
     except ValidationError:
         raise InputError(
-            f"{folder.path} holds a run that is none of fine-tuning: give this one another run.name, or --resume "
+            f"{folder.path} holds a run of another command: give this one another run.name, or --resume "
             "never to move that aside"
         ) from None
     check_identity(run_identity(begun, derived=derived).values, identity, folder.path)

@@ -27,10 +27,10 @@ _FINAL_NORM = ("norm.weight", "norm.bias")
 
 
 def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo | None:
-    """Resolves the geometry of the encoder; None for a network of another kind.
+    """Resolves the encoder's geometry; None if the network is not one of our Vision Transformers.
 
     Raises:
-        InputError: if width and heads do not fit.
+        InputError: if the number of heads does not divide the width.
     """
     if not isinstance(config.model, ModelSection):
         return None
@@ -38,10 +38,10 @@ def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo 
 
 
 def teacher_from_config(config: FinetuneConfig, data: FinetuneData, device: torch.device) -> Teacher | None:
-    """Reads the teacher, if there is one, and moves it to the device.
+    """Reads the teacher onto the device; None without `finetune.teacher`, and in the frozen modes.
 
     Raises:
-        InputError: if it cannot be read, or does not fit.
+        InputError: if it cannot be read, or does not fit the student.
     """
     path = config.finetune.teacher
     if path is None or config.finetune.mode != "finetune":
@@ -66,10 +66,10 @@ def _distillation(section: FinetuneSection, teacher: Teacher) -> Distillation:
 def build_classifier(
     config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None, teacher: Teacher | None = None
 ) -> Classifier:
-    """Builds the network with fresh weights, from the run's seed.
+    """Builds the network with fresh weights drawn from the run's seed.
 
     Raises:
-        InputError: if it cannot be built.
+        InputError: if it cannot be built with these options.
     """
     torch.manual_seed(config.run.seed)
     model, finetune, classes = config.model, config.finetune, len(data.classes)
@@ -101,7 +101,7 @@ def build_classifier(
 
 
 def draws_noise(model: Classifier) -> bool:
-    """Whether layers draw noise: dropout or stochastic depth."""
+    """Returns whether layers draw random numbers: dropout or stochastic depth."""
     return any(
         max(getattr(module, "p", 0.0) or 0.0, getattr(module, "drop_prob", 0.0) or 0.0) > 0
         for module in model.modules()
@@ -110,13 +110,13 @@ def draws_noise(model: Classifier) -> bool:
 
 
 def load_weights_into(model: Classifier, start: Weights) -> LoadReport:
-    """Puts a start into a fresh classifier's encoder.
+    """Loads pretrained weights into a fresh classifier's encoder.
 
     Returns:
-        How each tensor was loaded; pooling norm and head are new by design.
+        How each tensor was loaded. The norm after the mean and the head are new by design.
 
     Raises:
-        InputError: if it does not fit, naming the difference.
+        InputError: if the weights do not fit; names the difference.
     """
     assert isinstance(model, ViTClassifier)
     coverage = load_weights(start, model.encoder)
@@ -134,13 +134,13 @@ def load_weights_into(model: Classifier, start: Weights) -> LoadReport:
 
 
 def classifier_optimizer_options(config: FinetuneConfig) -> OptimizerOptions:
-    """Which optimizer; as in the official MAE code, [CLS] and positions do not decay."""
+    """Returns the optimizer and its options. [CLS] and positions do not decay, as in the official MAE code."""
     optim = config.optim
     return OptimizerOptions(
         optim.name,
         optim.weight_decay,
         **optim.own_options,
-        # LARS distinguishes groups only by the shape of their first parameter.
+        # LARS adapts a group by the shape of its first parameter, so [CLS] and positions cannot be apart.
         exempt=() if optim.name == "lars" else EMBEDDINGS,
         layer_decay=optim.layer_decay,
     )

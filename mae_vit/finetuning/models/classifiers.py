@@ -1,4 +1,4 @@
-"""Fine-tuning: a Vision Transformer with a head, or a whole convolutional network, on labels."""
+"""The networks that fine-tuning trains on labels: a Vision Transformer with a head, or any other network."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mae_vit.models.vit import Pool, ViTEncoder, pooled
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 
-# The official MAE code's fine-tuning head.
+# Standard deviation of the head's initial weights in the official MAE code.
 _SMALL_STD = 2e-5
 
 
 class Classifier(Task):
-    """Cross-entropy of a network's logits.
+    """A network that is trained by the cross-entropy of its logits.
 
     Shapes: B batch, C channels, H W pixels, K classes.
     """
 
     def __init__(self, *, mean: Sequence[float], std: Sequence[float], labels: LabelLoss) -> None:
-        """Holds the normalization and how labels are learned from."""
+        """Holds the normalization and the training loss."""
         super().__init__(mean=mean, std=std)
         self.labels = labels
 
@@ -40,13 +40,13 @@ class Classifier(Task):
         return self.logits(self.normalize(batch.images)).float()
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
-        """Computes the mean cross-entropy, and the accuracy on the images as trained on."""
+        """Computes the mean cross-entropy, and the accuracy on the augmented training images."""
         images, targets = self.labels.targets(batch)
         logits = self.logits(self.normalize(images)).float()
         return self.labels.output(self.labels.cross_entropy(logits, targets), logits, targets)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Loss and hits."""
+        """Sums the loss, and the hits among the first and the first five classes."""
         logits = self.classify(batch)
         first = logits.topk(min(5, logits.shape[1]), dim=-1).indices == batch.labels[:, None]
         return {
@@ -57,20 +57,20 @@ class Classifier(Task):
         }
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Loss without smoothing, and accuracies."""
+        """Returns the loss without smoothing, and both accuracies."""
         return {name: sums[name] / sums["images"] for name in ("loss", "top1", "top5")}
 
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows which images are classified wrongly, and all."""
+        """Shows the wrongly classified images, and all images."""
         return self.labels.pictures(batch, self.classify(batch))
 
 
 class ViTClassifier(Classifier):
-    """An encoder, a read-out and one linear layer (ViT Sec. 3.1; MAE Sec. A.1).
+    """An encoder, a pooling and one linear layer (ViT Sec. 3.1; MAE Sec. A.1).
 
-    `pool="cls"` reads [CLS] behind the encoder's final norm (ViT). `pool="mean"` averages
-    the patch tokens in front of it; the final norm is then dropped and a new one,
-    `fc_norm`, stands behind the mean (official MAE code, `global_pool`). Names are timm's.
+    `pool="cls"` takes [CLS] after the encoder's final norm (ViT). `pool="mean"` drops the final norm,
+    averages the patch tokens, and applies a new norm `fc_norm` to the mean (official MAE code,
+    `global_pool`). Names are timm's.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class ViTClassifier(Classifier):
         std: Sequence[float],
         labels: LabelLoss,
     ) -> None:
-        """Adds read-out and head to `encoder`, which loses its final norm under "mean"."""
+        """Adds pooling and head to `encoder`. With "mean" it removes the encoder's final norm."""
         super().__init__(mean=mean, std=std, labels=labels)
         self.encoder = encoder
         self.pool = pool
         if pool == "mean":
             encoder.norm = nn.Identity()
-        # LayerNorm eps as timm's and MAE's.
+        # LayerNorm epsilon of timm and MAE.
         self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6) if pool == "mean" else nn.Identity()
         self.head = make_head(encoder.embed_dim, labels.num_classes, head_init)
 
@@ -100,7 +100,7 @@ class ViTClassifier(Classifier):
 
 
 def make_head(embed_dim: int, num_classes: int, init: HeadInit) -> nn.Linear:
-    """A linear layer of zeros (ViT Sec. 3.2), or of the official MAE code's small numbers."""
+    """Makes a linear layer of zeros (ViT Sec. 3.2), or of small random weights as in the official MAE code."""
     head = nn.Linear(embed_dim, num_classes)
     if init == "zero":
         nn.init.zeros_(head.weight)
@@ -111,7 +111,7 @@ def make_head(embed_dim: int, num_classes: int, init: HeadInit) -> nn.Linear:
 
 
 class NetworkClassifier(Classifier):
-    """A network that ends in its own head."""
+    """A network that already has a head."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class NetworkClassifier(Classifier):
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
         if images.is_cuda:
-            # The layout of cuDNN's tensor-core kernels; what follows a convolution takes it on from its input,
-            # so that weights and checkpoints keep theirs.
+            # cuDNN's tensor-core kernels use this layout. All later layers take it over from their input,
+            # so weights and checkpoints keep their own layout.
             images = images.contiguous(memory_format=torch.channels_last)
         return self.network(images)

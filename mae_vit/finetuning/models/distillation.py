@@ -19,12 +19,13 @@ from mae_vit.objectives.objective import ObjectiveOutput
 
 @dataclass(frozen=True)
 class Distillation:
-    """How a teacher is learned from.
+    """The distillation loss and its options.
 
     Attributes:
-        teacher: raw images (B, C, H, W) in 0..255, mixed where the student's are, to logits (B, K).
-        kind: "hard" learns the teacher's choice, "soft" its distribution.
-        weight: share of the teacher's part of the loss (DeiT: 1/2 hard, lambda = 0.1 soft).
+        teacher: maps raw images (B, C, H, W) in 0..255 to logits (B, K). It gets the student's images,
+            mixed ones included.
+        kind: "hard" learns the teacher's most probable class, "soft" its distribution.
+        weight: weight of the teacher's part in the loss, 0 to 1 (DeiT: 1/2 for hard, lambda = 0.1 for soft).
         temperature: tau of "soft".
     """
 
@@ -34,13 +35,13 @@ class Distillation:
     temperature: float = 1.0
 
     def loss(self, logits: Tensor, taught: Tensor) -> Tensor:
-        """The teacher's part, not weighted (DeiT Eq. 2 and 3).
+        """Computes the teacher's part of the loss, without its weight (DeiT Eq. 2 and 3).
 
-        A mean over images; DeiT's code divides the soft part by the number of classes as well.
+        It is a mean over images. DeiT's code also divides the soft part by the number of classes.
 
         Args:
-            logits: of the distillation head (B, K).
-            taught: the teacher's (B, K).
+            logits: (B, K), of the distillation head.
+            taught: (B, K), logits of the teacher.
         """
         if self.kind == "hard":
             return F.cross_entropy(logits, taught.argmax(dim=-1))
@@ -52,9 +53,9 @@ class Distillation:
 class DistilledViTClassifier(ViTClassifier):
     """A Vision Transformer with a second token, whose head learns from a teacher.
 
-    [CLS]'s head learns from the labels. Measured is the mean of both heads' distributions
-    (DeiT Sec. 4, "Classification with our approach"; its code averages logits). The token has no position of its own:
-    the sum of both would be one parameter all the same.
+    The head of [CLS] learns from the labels. A prediction is the mean of both heads' distributions
+    (DeiT Sec. 4, "Classification with our approach"; its code averages logits). The token has no position
+    embedding: token plus position would act as one parameter.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class DistilledViTClassifier(ViTClassifier):
         labels: LabelLoss,
         distillation: Distillation,
     ) -> None:
-        """Adds token and heads to `encoder`; the teacher is no part of the model."""
+        """Adds token and heads to `encoder`. The teacher is not a submodule."""
         super().__init__(encoder, pool="cls", head_init=head_init, mean=mean, std=std, labels=labels)
         self.distillation = distillation
         self.dist_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
@@ -83,7 +84,7 @@ class DistilledViTClassifier(ViTClassifier):
         return self.head(tokens[:, 0]).float(), self.head_dist(tokens[:, 1]).float()
 
     def logits(self, images: Tensor) -> Tensor:
-        """Classifies normalized images by both heads: logarithms (B, K) of their mean distribution."""
+        """Classifies normalized images by both heads: (B, K), the logarithm of the mean distribution."""
         first, second = (logits.log_softmax(dim=-1) for logits in self.both(images))
         return torch.logaddexp(first, second) - torch.tensor(2.0).log()
 

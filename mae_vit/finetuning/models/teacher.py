@@ -28,16 +28,16 @@ FILE = "model.safetensors"
 
 
 class Description(BaseModel):
-    """What a `model.safetensors` says of its network; a Vision Transformer's geometry lies beside it.
+    """The metadata of a `model.safetensors`. For a Vision Transformer it also has the fields of its geometry.
 
     Attributes:
-        classes: names, in order.
-        mean: per-channel mean of the pixels (in 0..1) that it was given.
+        classes: names of the classes, in the order of the logits.
+        mean: per-channel mean by which its images are normalized (pixels in 0..1).
         std: per-channel standard deviation.
         img_size: [H, W] in pixels.
-        network: name of a network that is no Vision Transformer of ours.
-        pool: read-out of one that is.
-        labels: those that it was trained on.
+        network: name of the network; None for our Vision Transformers.
+        pool: pooling of our Vision Transformers.
+        labels: the labels that it was trained on.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
@@ -53,14 +53,14 @@ class Description(BaseModel):
 
 @dataclass(frozen=True)
 class Teacher:
-    """A trained classifier, frozen; called with raw images.
+    """A trained, frozen classifier; call it with raw images.
 
-    No module of the student's: it is neither trained nor saved with it.
+    It is not a submodule of the student, so it is neither trained nor saved with it.
 
     Attributes:
-        model: normalizes images as it was trained itself.
+        model: the classifier; it normalizes images as in its own training.
         told: the metadata of its file.
-        digest: of its file.
+        digest: the first 16 hexadecimal digits of its file's SHA-256.
     """
 
     model: Classifier
@@ -71,7 +71,7 @@ class Teacher:
     def __call__(self, images: Tensor) -> Tensor:
         """Classifies raw images on the model's device: (B, C, H, W) in 0..255 -> float32 (B, K)."""
         if images.is_meta:
-            # A student's costs are estimated without its teacher's.
+            # A cost estimate of the student: the teacher's cost is not counted.
             return torch.empty(len(images), self.model.labels.num_classes, device="meta")
         return self.model.logits(self.model.normalize(images)).float()
 
@@ -80,13 +80,13 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
     """Reads the `model.safetensors` of a fine-tuning run, or of its folder.
 
     Args:
-        path: of either.
-        classes: the student's classes, in order.
+        path: the file or the run folder.
+        classes: names of the student's classes, in the order of the logits.
         in_chans: C of the student's images.
-        img_size: (H, W) of them.
+        img_size: (H, W) of the student's images.
 
     Raises:
-        InputError: if there is none, or if it does not fit the student.
+        InputError: if the file cannot be read, or if it does not fit the student.
     """
     file, named = path / FILE if path.is_dir() else path, f"finetune.teacher={path}"
     try:
@@ -99,10 +99,10 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
     except (SafetensorError, KeyError, TypeError, ValueError, ValidationError, RecursionError):
         raise InputError(f"{named} is not the {FILE} of a fine-tuning run") from None
     if "dist_token" in tensors:
-        raise InputError(f"{named} was distilled itself, which does not teach: give its own teacher")
+        raise InputError(f"{named} was distilled itself and cannot teach: give its own teacher")
     if told.classes != list(classes):
         raise InputError(
-            f"{named} tells apart {len(told.classes)} classes ({', '.join(told.classes[:3])}, ...), "
+            f"{named} has {len(told.classes)} classes ({', '.join(told.classes[:3])}, ...), "
             f"the data has {len(classes)} ({', '.join(classes[:3])}, ...)"
         )
     if len(told.mean) != in_chans:
@@ -118,7 +118,7 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
 
 
 def _rebuild(told: Description, tensors: dict[str, Tensor]) -> Classifier:
-    """Builds the described network after a check that the tensors fit; raises on any mismatch."""
+    """Builds the described network and loads the tensors; raises on any mismatch."""
     if len(told.std) != len(told.mean) or min(told.std) <= 0:
         raise ValueError(f"std={told.std} does not fit mean={told.mean}")
     common: dict[str, Any] = {"mean": told.mean, "std": told.std, "labels": LabelLoss(len(told.classes))}
@@ -143,7 +143,7 @@ def _rebuild(told: Description, tensors: dict[str, Tensor]) -> Classifier:
         def build() -> Classifier:
             return ViTClassifier(geometry.build(), pool=told.pool, head_init="zero", **common)
 
-    # Without memory first: a small file may describe a network of any size.
+    # Check the shapes on the meta device first: a small file may describe a network too large for memory.
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in build().state_dict().items()}
     own = {name if name in shapes else prefix + name: value for name, value in tensors.items()}

@@ -1,4 +1,4 @@
-"""A classifier's predictions, over all ranks."""
+"""Computes a classifier's predictions on all ranks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mae_vit.runtime.ranks import Ranks
 
 @dataclass(frozen=True)
 class Predictor:
-    """Where and how images are measured.
+    """Classifies images on all ranks.
 
     Attributes:
-        ranks: all of them take part.
-        device: of this rank.
-        autocast: makes the context of the run's precision.
-        batch_size: images of a batch.
+        ranks: this process's place among all ranks, which take part.
+        device: this rank's device.
+        autocast: returns the autocast context of the run's precision.
+        batch_size: images per batch.
     """
 
     ranks: Ranks
@@ -36,12 +36,16 @@ class Predictor:
 
     @torch.no_grad()
     def predict(self, model: Classifier, batches: Iterable[Batch], labels: np.ndarray) -> Predictions:
-        """Classifies images, each rank its share; collective.
+        """Classifies images; each rank computes its share; collective.
 
         Args:
-            model: on the device; left in evaluation mode.
-            batches: this rank's part: every world_size-th image. Damaged ones are not counted.
-            labels: (n,) of all images.
+            model: the classifier, on the device; it is left in evaluation mode.
+            batches: this rank's share: every world_size-th image. Images that replace damaged ones
+                are not counted.
+            labels: int (n,), the labels of all images.
+
+        Returns:
+            Predictions for all images that are counted, the same on all ranks.
         """
         model.eval()
         rows = []
@@ -65,7 +69,7 @@ class Predictor:
 
 
 def predictions_of(labels: np.ndarray, chances: Tensor) -> Predictions:
-    """Turns probabilities (n, K) and labels (n,) into predictions."""
+    """Turns labels int64 (n,) and probabilities (n, K) into predictions."""
     best = _best(chances, torch.from_numpy(labels).to(chances.device))
     first, confidence, found = (column.cpu() for column in best)
     return Predictions(labels, first.numpy(), confidence.double().numpy(), found.numpy())

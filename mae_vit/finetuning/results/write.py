@@ -1,4 +1,4 @@
-"""The results of a finished run; the test split is read here, once."""
+"""Measures the final weights and writes the results. A fine-tuning run reads its test split here, once."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from mae_vit.weights.seen_labels import SeenLabels
 
 @dataclass(frozen=True)
 class Outputs:
-    """Writes the results of a run into its folder; all ranks take part, rank 0 writes.
+    """Writes the results of a run into its folder. All ranks take part; rank 0 writes.
 
     Attributes:
-        config: of the run.
-        data: of the run.
-        folder: of the run.
-        predictor: where images are measured.
-        info: geometry of the encoder; None for a network of another kind.
-        labels: that the weights have seen.
+        config: the resolved config.
+        data: the training, held-out and test images.
+        folder: the run folder.
+        predictor: classifies the images.
+        info: geometry of the encoder; None if the network is not one of our Vision Transformers.
+        labels: the labels that the final weights have seen.
     """
 
     config: FinetuneConfig
@@ -46,14 +46,14 @@ class Outputs:
     labels: SeenLabels
 
     def measure(self, model: Classifier, best: BestWeights) -> tuple[dict[str, Any], Callable[[], None]]:
-        """Measures chosen weights on training and on test images; collective.
+        """Measures the chosen weights on training and on test images; collective.
 
         Args:
-            model: takes the weights.
-            best: weights, those of rank 0, and when and by what they were chosen.
+            model: receives the weights.
+            best: the chosen weights; only rank 0 needs the tensors.
 
         Returns:
-            What belongs into `summary.json`, and what writes the weights and the rest.
+            Entries for `summary.json`, and a function that writes weights and results.
         """
         if self.predictor.ranks.rank == 0:
             model.load_state_dict(best.tensors, strict=True)
@@ -115,7 +115,7 @@ class Outputs:
         return stream.getvalue()
 
     def _model_bytes(self, model: Classifier, best: BestWeights) -> bytes:
-        """The whole classifier: a Vision Transformer by timm's names, other networks by their own."""
+        """Returns the classifier as a safetensors file: timm's names for a Vision Transformer, else the network's."""
         prefix = "encoder." if isinstance(model, ViTClassifier) else "network."
         tensors = {
             name.removeprefix(prefix): value.detach().cpu().contiguous()
@@ -135,7 +135,7 @@ class Outputs:
 
 
 def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:
-    """Returns metrics of test images, alone and beside training images, for the summary."""
+    """Returns metrics of the test images, and their comparison with training images, for the summary."""
     return {
         "test_top1": test.top1,
         "test_most_frequent": test.most_frequent,
@@ -147,7 +147,7 @@ def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:
 
 
 def sizes_of(config: FinetuneConfig, data: FinetuneData) -> dict[str, Any]:
-    """Returns mode, model, weights, seed and numbers of images, for the summary."""
+    """Returns mode, model, pretrained weights, seed and numbers of images, for the summary."""
     return {
         "mode": config.finetune.mode,
         "model": config.model.name,

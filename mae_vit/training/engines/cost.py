@@ -59,8 +59,8 @@ class Estimate:
     def least_gib(self, *, world_size: int, zero_stage: int, kept_bytes: int) -> float:
         """Returns a lower bound of one rank's memory in GiB.
 
-        Of gradients and activations only the larger counts: the backward pass frees activations while
-        it makes gradients.
+        It counts gradients or activations, whichever is larger: the backward pass frees activations
+        while it makes gradients.
 
         Args:
             world_size: number of ranks.

@@ -125,7 +125,7 @@ def test_a_pretraining_run_in_the_folder_is_refused(call, pretrained, tmp_path, 
     shutil.copytree(pretrained, tmp_path / "run")
     capsys.readouterr()
     assert call("finetune.mode=knn", ckpt=pretrained) == 2
-    assert "holds a run that is none of fine-tuning" in one_line(capsys)
+    assert "holds a run of another command" in one_line(capsys)
 
 
 def read_header(run):
