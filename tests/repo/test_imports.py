@@ -76,6 +76,34 @@ LONG_FUNCTIONS = {
     "mae_vit/training/run.py: build_trainer": 66,
 }
 
+MOST_PARAMETERS = 8
+# Why: each parameter is an option that users set by name.
+MORE_PARAMETERS = {
+    # An option of `mae-vit prepare` each.
+    "mae_vit/data/prepare/prepare.py: prepare": 10,
+    # timm's names: the eight numbers of `Geometry`, and two rates.
+    "mae_vit/models/vit.py: ViTEncoder.__init__": 10,
+}
+
+
+def signatures_of(path: Path) -> dict[str, int]:
+    """The parameters of every function, `self` and `cls` not counted, by the name that it has in its file."""
+    counts = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = f"{prefix}{getattr(child, 'name', '')}"
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = child.args
+                named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+                counts[name] = sum(one.arg not in ("self", "cls") for one in named)
+                counts[name] += sum(one is not None for one in (arguments.vararg, arguments.kwarg))
+            is_scope = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            visit(child, f"{name}." if is_scope else prefix)
+
+    visit(ast.parse(path.read_text()), "")
+    return counts
+
 
 def imports_of(path: Path) -> set[str]:
     found = set()
@@ -160,6 +188,15 @@ def test_files_and_functions_are_short(path):
             name = f"{path.relative_to(ROOT).as_posix()}: {node.name}"
             lines = node.end_lineno - node.lineno
             assert lines <= LONG_FUNCTIONS.get(name, MOST_LINES_OF_A_FUNCTION), name
+
+
+def test_signatures_are_short():
+    counts = {
+        f"{path.relative_to(ROOT).as_posix()}: {name}": count
+        for path in FILES
+        for name, count in signatures_of(path).items()
+    }
+    assert {name: count for name, count in counts.items() if count > MOST_PARAMETERS} == MORE_PARAMETERS
 
 
 def test_entry_scripts_hold_no_logic():
