@@ -47,14 +47,6 @@ class InspectableEncoder(Protocol):
         """Maps uint8 (B, C, H, W) to what the encoder takes."""
 
 
-class WithImages(Protocol):
-    """Images, uint8 (n, C, H, W)."""
-
-    @property
-    def images(self) -> Tensor:
-        """All of them."""
-
-
 _SHOWN = 8
 _NEIGHBORS = 8
 # Images that are averaged over; the paper takes 128 (App. D.7).
@@ -137,7 +129,7 @@ def _told(metrics: dict[str, float]) -> str:
     return f": {metrics['psnr_db']:.2f} dB, {metrics['psnr_gain_db']:+.2f} over its baseline"
 
 
-def attention_views(model: InspectableEncoder, samples: WithImages) -> Iterator[View]:
+def attention_views(model: InspectableEncoder, samples: Samples) -> Iterator[View]:
     """Maps by head, rollout, and how far and how widely heads look."""
     shown, depth = samples.images[:_SHOWN], len(model.encoder.blocks)
     weights = _weights_of(model, shown)

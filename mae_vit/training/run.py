@@ -98,13 +98,12 @@ def build_trainer(setup: RunSetup, job: Job, found: CheckpointInfo | None, quara
         damaged=quarantine.samples,
         judge=setup.judge,
     )
-    identity, every_steps = setup.identity.values, plan.checkpoint_every_steps
     saver = Saver(
         engine,
         folder.checkpoints,
         config.checkpoint,
-        identity=identity,
-        every_steps=every_steps,
+        identity=setup.identity.values,
+        every_steps=plan.checkpoint_every_steps,
         say=outputs.say,
     )
     recovery = Recovery(
@@ -119,14 +118,7 @@ def build_trainer(setup: RunSetup, job: Job, found: CheckpointInfo | None, quara
     source = f"resuming from {found.path}" if start_step and found else f"starting from {setup.begins_from}"
     outputs.begin(start_step, source, setup.advice if evals.held_out is None else "")
     return Trainer(
-        setup,
-        job,
-        evals=evals,
-        outputs=outputs,
-        recovery=recovery,
-        saver=saver,
-        stop=stop,
-        watchdog=watchdog,
+        setup, job, evals=evals, outputs=outputs, recovery=recovery, saver=saver, stop=stop, watchdog=watchdog
     )
 
 

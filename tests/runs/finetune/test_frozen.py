@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mae_vit.finetuning.frozen import score as frozen
-from mae_vit.finetuning.frozen.score import load_frozen
+from mae_vit.finetuning.frozen.initial_model import load_frozen
 from mae_vit.finetuning.job import main
 from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.models.vit import ViTEncoder, pooled
