@@ -74,12 +74,11 @@ def score_frozen(
     if mode == "few_shot":
         config = _fitting_shots(config, data, say=ranks.rank == 0)
     plan = plan_probe(config, data) if mode == "linear_probe" else None
-    if plan is not None and ranks.rank == 0:
+    if plan and ranks.rank == 0:
         print_notes(plan)
     derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
     identity = run_identity(config, derived=derived)
-    # Several ranks ask together, once they are joined.
-    alone = ranks.world_size == 1 or arguments.dry_run
+    alone = ranks.world_size == 1 or arguments.dry_run  # several ranks ask together, once they are joined
     if alone and arguments.resume != "never" and _is_done(folder, identity):
         return _say_finished(config, folder, ranks)
     model, labels_seen = open_frozen(config, data, build, start, say=ranks.rank == 0)
