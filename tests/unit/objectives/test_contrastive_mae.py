@@ -26,7 +26,7 @@ def test_infonce_is_that_of_each_group_by_hand():
         assert found.losses[row].item() == pytest.approx(
             -math.log(math.exp(cosines[partner] / 0.2) / total), abs=1e-5
         )
-        assert bool(found.found[row]) == (max(cosines, key=cosines.__getitem__) == partner)
+        assert bool(found.retrieved[row]) == (max(cosines, key=cosines.__getitem__) == partner)
         assert found.positive[row].item() == pytest.approx(cosines[partner], abs=1e-6)
         others = [cosine for other, cosine in cosines.items() if other != partner]
         assert found.negative[row].item() == pytest.approx(sum(others) / 4, abs=1e-6)
@@ -35,8 +35,8 @@ def test_infonce_is_that_of_each_group_by_hand():
 def test_partners_that_are_equal_find_each_other():
     z = unit_rows(4).repeat_interleave(2, dim=0)
     found = contrast(z, group_size=4, temperature=0.1)
-    assert found.found.all()
-    assert not contrast(unit_rows(8), group_size=4, temperature=0.1).found.all()
+    assert found.retrieved.all()
+    assert not contrast(unit_rows(8), group_size=4, temperature=0.1).retrieved.all()
 
 
 def test_the_loss_is_maes_and_the_weighted_contrast():
