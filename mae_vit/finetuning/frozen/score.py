@@ -71,8 +71,7 @@ def score_frozen(
         raise InputError(
             f'--resume PATH has no effect with finetune.mode="{mode}": it has no steps to resume from'
         )
-    if mode == "few_shot":
-        config = _fitting_shots(config, data, say=ranks.rank == 0)
+    config = _fitting_shots(config, data, say=ranks.rank == 0) if mode == "few_shot" else config
     plan = plan_probe(config, data) if mode == "linear_probe" else None
     if plan and ranks.rank == 0:
         print_notes(plan)
@@ -201,9 +200,11 @@ def _results(
         ]
     if mode == "linear_probe":
         lines += describe_results(summary, outputs)
-    for shots, told in summary.get("few_shot", {}).items():
-        spread = "" if told["std"] is None else f" +- {told['std']:.2%} over {config.finetune.draws} draws"
-        lines.append(f"  {shots:>3} shots  {told['mean']:.2%}{spread}")
+    for shots, few_shot in summary.get("few_shot", {}).items():
+        spread = (
+            "" if few_shot["std"] is None else f" +- {few_shot['std']:.2%} over {config.finetune.draws} draws"
+        )
+        lines.append(f"  {shots:>3} shots  {few_shot['mean']:.2%}{spread}")
     if config.finetune.test:
         lines.append(f"  details   {path / 'results.json'}, {path / 'predictions.csv'}")
     return lines
@@ -217,10 +218,10 @@ def _note_unused(config: FinetuneConfig, arguments: Arguments) -> str:
     of_file = [option for option in unused if option not in asked] if arguments.config else []
     if not asked and not of_file:
         return ""
-    told = [", ".join(asked)] if asked else []
+    groups = [", ".join(asked)] if asked else []
     if of_file:
-        told.append(f"of {arguments.config} {', '.join(of_file)}")
-    return f"note: {mode} trains nothing, so that these have no effect: {'; '.join(told)}"
+        groups.append(f"of {arguments.config} {', '.join(of_file)}")
+    return f"note: {mode} trains nothing, so that these have no effect: {'; '.join(groups)}"
 
 
 def _fitting_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> FinetuneConfig:
