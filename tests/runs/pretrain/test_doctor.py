@@ -143,10 +143,10 @@ def test_a_container_or_job_has_less_memory_than_its_machine(tmp_path, line, gro
     (folder / most).write_text(f"{4 << 30}\n")
     (folder / used).write_text(f"{3 << 30}\n")
     (folder / "memory.stat").write_text(f"anon 7\ninactive_file {1 << 30}\n")
-    assert health._container_limit(root=tmp_path / "root", own=tmp_path / "own") == 2 << 30
+    assert health._container_limit(root=tmp_path / "root", process_cgroups=tmp_path / "own") == 2 << 30
     (folder / most).write_text("max\n")
     if "max" in most:
-        assert health._container_limit(root=tmp_path / "root", own=tmp_path / "own") is None
+        assert health._container_limit(root=tmp_path / "root", process_cgroups=tmp_path / "own") is None
 
 
 def test_a_disk_that_is_too_small(doctor, tmp_path):

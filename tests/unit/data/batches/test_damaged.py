@@ -126,7 +126,7 @@ def test_what_is_damaged_is_told_with_shard_key_offset_and_reason(damaged, many_
     keys = open_index(many_shards, "train").keys()
     with pytest.raises(DamagedSample) as raised:
         source_of(folder, name).images(0, 0, np.array([3, *BAD, 5]))
-    found = raised.value.found
+    found = raised.value.damaged
     assert [position for position, _ in found] == list(range(1, len(BAD) + 1))
     for (_, told), sample in zip(found, BAD, strict=True):
         assert (told.sample, told.key) == (sample, keys[sample])
@@ -266,7 +266,7 @@ def test_damaged_samples_of_a_decoded_array_are_decoded_again(digits, tmp_path, 
         assert source.images(0, 0, np.array([8])).any()
         with pytest.raises(DamagedSample, match="not an image") as raised:
             source.images(0, 0, np.array([9, 8, 7]))
-        assert [(position, one.sample) for position, one in raised.value.found] == [(0, 9), (2, 7)]
+        assert [(position, one.sample) for position, one in raised.value.damaged] == [(0, 9), (2, 7)]
 
 
 def test_black_images_are_whole_in_a_decoded_array(tmp_path):
