@@ -15,12 +15,12 @@ def labels_after_training(
     config: FinetuneConfig, data: FinetuneData, start: Weights | None = None, teacher: Teacher | None = None
 ) -> SeenLabels:
     """The labels that a run's weights will have seen, by way of its start and its teacher too."""
-    own = SeenLabels(
+    trained_on = SeenLabels(
         fingerprint=data.index.fingerprint,
         per_class=config.data.labels_per_class,
         holdout=config.finetune.holdout,
     )
-    return own.joined(*_labels_before(start, teacher))
+    return trained_on.joined(*_labels_before(start, teacher))
 
 
 def _labels_before(start: Weights | None, teacher: Teacher | None) -> list[SeenLabels | None]:
@@ -32,12 +32,12 @@ def start_label_overlap(
 ) -> Overlap | None:
     """Tells of which labels a start, or a teacher, passes something on; of both the one that flatters most."""
     holdout = config.finetune.holdout if len(data.held_out) else 0.0
-    found = {
+    overlaps = {
         labels.overlap(data.index.fingerprint, config.data.labels_per_class, holdout)
         for labels in _labels_before(start, teacher)
         if labels is not None
     }
-    return most_flattering(found)
+    return most_flattering(overlaps)
 
 
 def warn_of_seen_labels(source: str) -> None:

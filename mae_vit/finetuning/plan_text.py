@@ -91,16 +91,16 @@ def describe_recipe(config: FinetuneConfig) -> str:
         "clipped at norm": config.optim.clip_grad,
         "layer decay": config.optim.layer_decay,
     }
-    found = [f"{name} {value:g}" for name, value in parts.items() if value]
+    texts = [f"{name} {value:g}" for name, value in parts.items() if value]
     if isinstance(model, ModelSection):
-        found.append(
+        texts.append(
             f"{'[CLS]' if finetune.pool == 'cls' else 'mean of the patches'}, head {finetune.head_init}"
         )
     if finetune.freeze_patch_embed:
-        found.append("patch projection frozen")
+        texts.append("patch projection frozen")
     if finetune.teacher:
-        found.append(f"{finetune.distillation} distillation from {finetune.teacher}")
-    return ", ".join(found) or "no extras"
+        texts.append(f"{finetune.distillation} distillation from {finetune.teacher}")
+    return ", ".join(texts) or "no extras"
 
 
 def rates_of(config: FinetuneConfig, model: Classifier, plan: Plan) -> list[LayerRate]:

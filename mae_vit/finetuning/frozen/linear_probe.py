@@ -223,7 +223,7 @@ def _chances(probe: LinearProbe, features: torch.Tensor) -> torch.Tensor:
 def _bytes_of(probe: LinearProbe, config: FinetuneConfig, data: FinetuneData, outputs: Outputs) -> bytes:
     """Returns the layer with the norm folded in, by timm's names: a head for the pretrained encoder."""
     weight, bias = (tensor.cpu().contiguous() for tensor in probe.folded())
-    told: dict[str, Any] = {"classes": data.classes, "mean": data.mean, "std": data.std}
-    told |= {**(asdict(outputs.info) if outputs.info else {}), "pool": config.finetune.pool}
-    told |= {"objective": "linear_probe", "start": config.finetune.start}
-    return save_tensors({"head.weight": weight, "head.bias": bias}, metadata=to_metadata(told))
+    metadata: dict[str, Any] = {"classes": data.classes, "mean": data.mean, "std": data.std}
+    metadata |= {**(asdict(outputs.info) if outputs.info else {}), "pool": config.finetune.pool}
+    metadata |= {"objective": "linear_probe", "start": config.finetune.start}
+    return save_tensors({"head.weight": weight, "head.bias": bias}, metadata=to_metadata(metadata))
