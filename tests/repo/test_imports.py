@@ -104,15 +104,15 @@ def signatures_of(path: Path) -> dict[str, int]:
 
 
 def imports_of(path: Path) -> set[str]:
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            names |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             assert node.module
-            found |= {f"{node.module}.{name.name}" for name in node.names}
-    return found
+            names |= {f"{node.module}.{name.name}" for name in node.names}
+    return names
 
 
 def place_in(order: tuple[str, ...], part: str) -> int:
@@ -123,22 +123,22 @@ def place_in(order: tuple[str, ...], part: str) -> int:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_arrows_point_one_way(path):
-    own = path.relative_to(ROOT)
+    file = path.relative_to(ROOT)
     imported = imports_of(path)
     for package, places in ONLY_IN.items():
         if any(module == package or module.startswith(package + ".") for module in imported):
-            assert own.as_posix() in places, f"{package} is imported in {own}"
+            assert file.as_posix() in places, f"{package} is imported in {file}"
     assert not any(module.split(".")[0] in ("pretrain", "finetune", "benchmarks") for module in imported)
     for folder, order in ORDERS.items():
         prefix = Path(folder).parts
-        if own.parts[: len(prefix)] != prefix or own.name == "__init__.py" or own.as_posix() in EXCEPT:
+        if file.parts[: len(prefix)] != prefix or file.name == "__init__.py" or file.as_posix() in EXCEPT:
             continue
-        me = own.parts[len(prefix)].removesuffix(".py")
+        me = file.parts[len(prefix)].removesuffix(".py")
         for module in imported:
             parts = tuple(module.split("."))
             if parts[: len(prefix)] != prefix or len(parts) == len(prefix) or parts[len(prefix)] == me:
                 continue
-            assert place_in(order, parts[len(prefix)]) < place_in(order, me), f"{own} imports {module}"
+            assert place_in(order, parts[len(prefix)]) < place_in(order, me), f"{file} imports {module}"
 
 
 def test_no_circles():
