@@ -43,8 +43,8 @@ def test_features_are_those_that_the_encoder_gives_elsewhere(call, pretrained, t
         assert not coverage.random
         assert not any(name.startswith(("norm", "fc_norm")) for name in coverage.skipped)
         expected = load_encoder(path, pool=pool)(images)
-        found = model.fc_norm(pooled(model.encoder.forward_features(images), pool))
-        torch.testing.assert_close(found, expected)
+        features = model.fc_norm(pooled(model.encoder.forward_features(images), pool))
+        torch.testing.assert_close(features, expected)
 
 
 def test_options_that_do_nothing_are_named(call, pretrained, capsys):
