@@ -24,7 +24,7 @@ def labels_after_training(
 
 
 def _labels_before(start: Weights | None, teacher: Teacher | None) -> list[SeenLabels | None]:
-    return [start.labels if start else None, teacher.told.labels if teacher else None]
+    return [start.labels if start else None, teacher.description.labels if teacher else None]
 
 
 def start_label_overlap(

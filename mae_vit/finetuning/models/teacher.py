@@ -59,12 +59,12 @@ class Teacher:
 
     Attributes:
         model: normalizes images as it was trained itself.
-        told: the metadata of its file.
+        description: the metadata of its file.
         digest: of its file.
     """
 
     model: Classifier
-    told: Description
+    description: Description
     digest: str
 
     @torch.no_grad()

@@ -212,6 +212,8 @@ def test_a_finished_output_is_left_as_it_is(start, folder, begun, capsys):
     assert call(start, folder, "--out", begun) == 0
     said = capsys.readouterr().out
     assert "all images were done already" in said
+    assert "passed over 1 broken image" in said
+    assert "test/owl/0011.png: not an image" in said
     assert f"{begun}: features of 17 images, 24 numbers each" in said
     assert begun.stat().st_mtime_ns == before
     assert not begun.with_name("f.npz.parts").exists()
