@@ -142,7 +142,7 @@ def compare(times: dict[str, list[float]]) -> dict[str, Any]:
     results: dict[str, Any] = {BARE: {"ms_per_step": summarize(times[BARE])}}
     for name, values in times.items():
         if name != BARE:
-            over = summarize(paired(values, times[BARE], lambda own, bare: own - bare))
+            over = summarize(paired(values, times[BARE], lambda value, bare: value - bare))
             bar = ENGINES[name][0]
             results[name] = {
                 "ms_per_step": summarize(values),

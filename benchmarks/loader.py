@@ -93,7 +93,7 @@ def compare(times: dict[str, list[float]], bar: float) -> dict[str, Any]:
     """Medians, and how many times the speed of the peer in its better setting, round by round."""
     medians = {name: statistics.median(values) for name, values in times.items()}
     best = min((name for name in times if name.startswith("peer")), key=medians.__getitem__)
-    ratios = [theirs / own for theirs, own in zip(times[best], times["ours"], strict=True)]
+    ratios = [theirs / ours for theirs, ours in zip(times[best], times["ours"], strict=True)]
     return {
         "speedup": {
             "median": round(statistics.median(ratios), 3),

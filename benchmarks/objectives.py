@@ -59,7 +59,7 @@ def compare(times: dict[str, list[float]], workloads: dict[str, Workload]) -> di
     return {
         name: {
             "ms_per_step": summarize(values, 2),
-            "time_over_mae": summarize(paired(values, times[WHOLE], lambda own, whole: own / whole)),
+            "time_over_mae": summarize(paired(values, times[WHOLE], lambda value, whole: value / whole)),
             "model_gflops_per_image": round(flops[name] / 1e9, 4),
             "flops_over_mae": round(flops[name] / flops[WHOLE], 3),
         }

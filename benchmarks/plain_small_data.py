@@ -141,11 +141,11 @@ def augment(images, generator):
 def accuracy(model, images, labels):
     """Share of images that are found."""
     model.eval()
-    found = [
+    correct = [
         (model(x).argmax(1) == y).sum() for x, y in zip(images.split(500), labels.split(500), strict=True)
     ]
     model.train()
-    return float(sum(found) / len(labels))
+    return float(sum(correct) / len(labels))
 
 
 def train(name, seed, data):

@@ -136,16 +136,16 @@ def is_product(name: str) -> bool:
     return name in PRODUCTS or any(part in name.lower() for part in GPU_PRODUCTS)
 
 
-def show(title: str, found: dict[str, Any]) -> None:
+def show(title: str, profile: dict[str, Any]) -> None:
     """Prints a table for people."""
-    print(f"{title}: {found['ms_per_step']['median']} ms per step")
+    print(f"{title}: {profile['ms_per_step']['median']} ms per step")
     print(f"  {'share':>6} {'ms/step':>9} {'calls':>7}  operation")
-    for cost in found["top"]:
+    for cost in profile["top"]:
         figures = f"{cost['share']:6.1%} {cost['ms_per_step']:9.2f} {cost['calls_per_step']:7.1f}"
         print(f"  {figures}  {cost['name'][:80]}")
-    share, inside = found["share_of_matrix_rate"]["median"], found["share_within_products"]
-    print(f"  {share:.1%} of the machine's {found['machine_gflop_per_s']['median']:.0f} GFLOP/s;", end=" ")
-    print(f"{found['time_in_products']:.1%} of the time in matrix products, at {inside} of that rate\n")
+    share, inside = profile["share_of_matrix_rate"]["median"], profile["share_within_products"]
+    print(f"  {share:.1%} of the machine's {profile['machine_gflop_per_s']['median']:.0f} GFLOP/s;", end=" ")
+    print(f"{profile['time_in_products']:.1%} of the time in matrix products, at {inside} of that rate\n")
 
 
 def parse() -> argparse.Namespace:
@@ -184,9 +184,9 @@ def main() -> None:
             raise SystemExit(f"error: {error}") from None
         if arguments.compile:
             workload = workload.compile()
-        found = examine(workload, arguments.steps, device)
-        show(f"{config.stem}, batch {workload.batch_size}, {workload.precision}", found)
-        results[config.stem] = {"batch": workload.batch_size, **found}
+        profile = examine(workload, arguments.steps, device)
+        show(f"{config.stem}, batch {workload.batch_size}, {workload.precision}", profile)
+        results[config.stem] = {"batch": workload.batch_size, **profile}
     names = ("precision", "steps", "threads", "device", "compile", "overrides")
     options = {name: getattr(arguments, name) for name in names}
     publish({"benchmark": "profile_step", **options, "results": results}, arguments.out)

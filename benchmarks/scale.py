@@ -46,14 +46,14 @@ def measure_starts(scratch: Path, rounds: int) -> dict[str, Any]:
         shards: write_many_shards(folder, shards=shards, shard_samples=SHARD_SAMPLES)
         for shards, folder in folders.items()
     }
-    told: dict[int, list[dict[str, Any]]] = {shards: [] for shards in SHARDS}
+    starts_by_shards: dict[int, list[dict[str, Any]]] = {shards: [] for shards in SHARDS}
     for _ in range(rounds):
         for shards, folder in folders.items():
-            told[shards].append(_start(folder))
+            starts_by_shards[shards].append(_start(folder))
     for folder in folders.values():
         shutil.rmtree(folder)
     results = {}
-    for shards, starts in told.items():
+    for shards, starts in starts_by_shards.items():
         totals = [start["total_s"] for start in starts]
         spread = {"total_range_s": [min(totals), max(totals)]}
         results[str(shards)] = {"samples": samples[shards], **median_of(starts), **spread}
@@ -73,8 +73,8 @@ def _start(folder: Path) -> dict[str, Any]:
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if ended.returncode:
         sys.exit(f"{' '.join(command)}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
-    told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return told
+    measured: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return measured
 
 
 def measure(parts: Iterable[str], data: Path, scratch: Path, rounds: int, steps: int) -> dict[str, Any]:
@@ -118,8 +118,8 @@ def main() -> None:
     environment = describe_environment(["benchmarks/scale.py", *sys.argv[1:]], 1)
     # Parts may be measured at several places.
     results = {
-        part: {"rounds": arguments.rounds, **told, "environment": environment}
-        for part, told in results.items()
+        part: {"rounds": arguments.rounds, **measured, "environment": environment}
+        for part, measured in results.items()
     }
     report = {"benchmark": "scale", "results": results}
     if arguments.out and arguments.out.exists():

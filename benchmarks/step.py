@@ -115,21 +115,21 @@ def compare(times: dict[str, list[float]], workload: Workload, peak_tflops: floa
     """Times and rates of each contender, and speed-ups over the fastest peer, round by round."""
     steps = {name: summarize(values, 2) for name, values in times.items()}
     images = {name: workload.batch_size / step["median"] * 1e3 for name, step in steps.items()}
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "ms_per_step": steps,
         "images_per_s": {name: round(rate) for name, rate in images.items()},
         "speedup": {},
     }
     if peak_tflops is not None:
         flops = workload.flops_per_image
-        found["mfu"] = {name: round(rate * flops / peak_tflops / 1e12, 4) for name, rate in images.items()}
+        results["mfu"] = {name: round(rate * flops / peak_tflops / 1e12, 4) for name, rate in images.items()}
     for label, ours, peers in PAIRS:
         there = [peer for peer in peers if peer in times]
         if ours in times and there:
             best = min(there, key=lambda peer: steps[peer]["median"])
-            ratios = paired(times[best], times[ours], lambda theirs, own: theirs / own)
-            found["speedup"][label] = {"peer": best, **summarize(ratios)}
-    return found
+            ratios = paired(times[best], times[ours], lambda theirs, our_time: theirs / our_time)
+            results["speedup"][label] = {"peer": best, **summarize(ratios)}
+    return results
 
 
 def choose(names: list[str] | None, objective: str) -> list[str]:

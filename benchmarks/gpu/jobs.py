@@ -118,13 +118,15 @@ def _live(job: Job, wanted: frozenset[str], pipe: Connection) -> None:
     exit_with_parent()
     # What libraries print is no figure: all of it goes where progress goes.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     try:
         job.measure(wanted, lambda key, values: pipe.send((key, values)))
     except BaseException as error:
         traceback.print_exc()
-        told = {FAILED: f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"}
-    pipe.send((_END, told))
+        result = {
+            FAILED: f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        }
+    pipe.send((_END, result))
 
 
 def _end(process: BaseProcess) -> None:

@@ -23,15 +23,15 @@ def fidelity(row: Row, folder: Path) -> dict[str, Any]:
     """How far pixels are from PIL's on the same boxes, or that all bytes are equal."""
     index = open_index(folder / row.ours, "train")
     if row.crop is None:
-        found = {
+        images = {
             (Path(sample["__url__"]).name, sample["__key__"]): find_image(sample)
             for sample in stream(folder / row.peer)
         }
         equal = all(
-            found[index.shard_of(sample), key] == index.read(sample)
+            images[index.shard_of(sample), key] == index.read(sample)
             for sample, key in enumerate(index.keys())
         )
-        return {"equal_bytes": equal and len(found) == len(index)}
+        return {"equal_bytes": equal and len(images) == len(index)}
     whole = open_index(folder / ("small" if row.small else "full"), "train")
     samples = np.arange(min(FIDELITY_IMAGES, len(index)))
     originals = [Image.open(io.BytesIO(whole.read(int(n)))).convert("RGB") for n in samples]

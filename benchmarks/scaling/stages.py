@@ -80,7 +80,7 @@ def workers_memory() -> int:
 
 def look_up(index: ShardIndex, orders: dict[str, Order], steps: int) -> dict[str, dict[str, float]]:
     """Median ms for each `LOOKUP_BATCH` samples: to order them, and to find and read their bytes."""
-    found = {}
+    times = {}
     for name, order in orders.items():
         ordering, reading = [], []
         # From the middle of the second epoch: no step is easier to find than another.
@@ -94,12 +94,12 @@ def look_up(index: ShardIndex, orders: dict[str, Order], steps: int) -> dict[str
                 index.read(sample)
             ordering.append(ordered - begun)
             reading.append(time.perf_counter() - ordered)
-        found[name] = {
+        times[name] = {
             "order_ms": round(1e3 * statistics.median(ordering[1:]), 3),
             "first_order_ms": round(1e3 * ordering[0], 3),
             "find_and_read_ms": round(1e3 * statistics.median(reading[1:]), 1),
         }
-    return found
+    return times
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ def main() -> None:
     ]
     config_file = Path(__file__).resolve().parents[2] / "configs" / "mae_cifar_tiny.yaml"
     config = load_config(PretrainConfig, config_file, overrides)
-    told = start(config, arguments.batches)
+    stages = start(config, arguments.batches)
     data = set_up(config, Ranks()).data
     orders = {
         name: make_order(
@@ -125,5 +125,5 @@ def main() -> None:
         )
         for name, lanes, block_shards in (("global", None, None), ("blocks", 8, 4))
     }
-    told["look_up"] = look_up(data.index, orders, arguments.steps)
-    print(json.dumps(told))
+    stages["look_up"] = look_up(data.index, orders, arguments.steps)
+    print(json.dumps(stages))

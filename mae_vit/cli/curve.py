@@ -51,7 +51,7 @@ def run_curve(arguments: argparse.Namespace) -> int:
     run: Path = arguments.path
     lines = _lines_of(run)
     reference, differing = _choose(run, arguments.preset)
-    found, compared = deviations(reference, lines)
+    departures, compared = deviations(reference, lines)
     if not compared:
         raise InputError(
             f"{run} has nothing in common with the curves of {reference.name} ({reference.total_steps:,} steps, "
@@ -67,14 +67,14 @@ def run_curve(arguments: argparse.Namespace) -> int:
         print(f"  differs  {text}")
     if len(differing) > _SHOWN_DIFFERENCES:
         print(f"  differs  in {len(differing) - _SHOWN_DIFFERENCES} more values")
-    if not found:
+    if not departures:
         print(
             f"normal     within the band at all {compared} places up to step {min(known, lines[-1]['step']):,}"
         )
-    for departure in found:
+    for departure in departures:
         print(f"outside    {departure}")
     print(f"picture    {out}")
-    return EXIT_FAILED if found else 0
+    return EXIT_FAILED if departures else 0
 
 
 def _lines_of(run: Path) -> list[dict[str, Any]]:
@@ -97,18 +97,18 @@ def _choose(run: Path, preset: str | None) -> tuple[Reference, list[str]]:
         references = [reference for reference in references if reference.name == preset]
         if not references:
             raise InputError(f"--preset {preset}: {nearest(preset, names)}")
-    found = nearest_reference(recipe_of(read_run_config(run)), references)
-    assert found is not None
+    closest = nearest_reference(recipe_of(read_run_config(run)), references)
+    assert closest is not None
     # Another rate shows in the curve what it does; another task has another curve.
-    others = [text for text in found[1] if text.startswith(_TASK)]
+    others = [text for text in closest[1] if text.startswith(_TASK)]
     if preset is None and others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise InputError(
-            f"{run}: there are no measured curves of such a run: {found[0].name} comes nearest, and differs in "
-            f"{others[0]}{more}; --preset NAME compares a run of its length, {found[0].total_steps:,} steps, all "
+            f"{run}: there are no measured curves of such a run: {closest[0].name} comes nearest, and differs in "
+            f"{others[0]}{more}; --preset NAME compares a run of its length, {closest[0].total_steps:,} steps, all "
             "the same"
         )
-    return found
+    return closest
 
 
 def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, name: str) -> None:

@@ -34,15 +34,15 @@ def _replay(arguments: argparse.Namespace) -> int:
     # Imports torch: not for --help.
     from mae_vit.pretraining import replay as told_by
 
-    told = told_by.replay(
+    record = told_by.replay(
         arguments.path, step=arguments.step, of_data=arguments.data_step, rank=arguments.rank
     )
     name = f"step-{arguments.step:08d}" if arguments.step else f"data-step-{arguments.data_step:08d}"
     path = arguments.out or arguments.path / "replay" / f"{name}-rank-{arguments.rank}.png"
-    picture, names = told_by.write_replay(told, path, images=arguments.images)
-    drawn = min(arguments.images, len(told.samples))
-    weights = "fresh weights" if told.weights_step is None else f"the weights of step {told.weights_step}"
-    print(f"{arguments.path}: epoch {told.epoch}, step {told.data_step} of the data order")
+    picture, names = told_by.write_replay(record, path, images=arguments.images)
+    drawn = min(arguments.images, len(record.samples))
+    weights = "fresh weights" if record.weights_step is None else f"the weights of step {record.weights_step}"
+    print(f"{arguments.path}: epoch {record.epoch}, step {record.data_step} of the data order")
     print(f"  picture   {picture} ({count_of(drawn, 'image')}; what is predicted is by {weights})")
-    print(f"  names     {names} ({count_of(len(told.samples), 'sample')})")
+    print(f"  names     {names} ({count_of(len(record.samples), 'sample')})")
     return 0

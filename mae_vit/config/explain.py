@@ -108,8 +108,8 @@ def _explain_foreign(schema: type[BaseModel], document: Document, section: str, 
             f"{begin}unset {'it' if len(names) == 1 else 'them'} "
             f"({section}.{names[0]}=null{' ...' if len(names) > 1 else ''})"
         )
-    own = ", ".join(name for name in models[chosen].model_fields if name != "name")
-    return f'{", ".join(f"{section}.{name}" for name in names)} {belong}; options of "{chosen}": {own}'
+    options = ", ".join(name for name in models[chosen].model_fields if name != "name")
+    return f'{", ".join(f"{section}.{name}" for name in names)} {belong}; options of "{chosen}": {options}'
 
 
 def _branches_at(schema: type[BaseModel], section: str) -> dict[str, type[BaseModel]]:

@@ -57,11 +57,11 @@ def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[s
 
 def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
     """Finds the fields at a path, in any branch; empty for an unknown key."""
-    models, found = [schema], []
+    models, matching = [schema], []
     for part in path:
-        found = [model.model_fields[part] for model in models if part in model.model_fields]
-        models = [model for field in found for model in _models_in(field.annotation)]
-    return found
+        matching = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = [model for field in matching for model in _models_in(field.annotation)]
+    return matching
 
 
 def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:

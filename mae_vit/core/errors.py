@@ -67,20 +67,20 @@ class DamagedSample(RuntimeError):
     Uncaught, it ends the run with exit code 1; saved checkpoints are good.
 
     Attributes:
-        found: each damaged sample, by its position in the request.
+        damaged: each damaged sample, by its position in the request.
         folder: of the shards.
     """
 
-    def __init__(self, found: Sequence[tuple[int, Damage]], folder: Path) -> None:
-        """The message names the first of `found`, which must not be empty."""
+    def __init__(self, damaged: Sequence[tuple[int, Damage]], folder: Path) -> None:
+        """The message names the first of `damaged`, which must not be empty."""
         # By these it is made again behind the pipe of a worker.
-        super().__init__(found, folder)
-        self.found, self.folder = found, folder
+        super().__init__(damaged, folder)
+        self.damaged, self.folder = damaged, folder
 
     def __str__(self) -> str:
         """Returns it as one line of text."""
-        more = f" (and {len(self.found) - 1:,} more of its batch)" if len(self.found) > 1 else ""
-        return f"cannot read {self.found[0][1]}{more}: `mae-vit check {self.folder}` lists all such"
+        more = f" (and {len(self.damaged) - 1:,} more of its batch)" if len(self.damaged) > 1 else ""
+        return f"cannot read {self.damaged[0][1]}{more}: `mae-vit check {self.folder}` lists all such"
 
 
 class FetchUnavailable(RuntimeError):

@@ -55,13 +55,13 @@ def read_json_lines(path: Path) -> list[Any]:
     Raises:
         OSError: if it cannot be read.
     """
-    found = []
+    values = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            found.append(json.loads(line))
+            values.append(json.loads(line))
         except ValueError:
             continue
-    return found
+    return values
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:

@@ -29,8 +29,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def closest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     """Returns a hint such as `did you mean "img_size"?`; empty if no name reaches the similarity `cutoff` (0..1)."""
-    found = _most_alike(name, known, cutoff)
-    return "" if found is None else f'did you mean "{found}"?'
+    nearest_name = _most_alike(name, known, cutoff)
+    return "" if nearest_name is None else f'did you mean "{nearest_name}"?'
 
 
 def closest_path(path: Path, among: Iterable[Path] | None = None) -> str:

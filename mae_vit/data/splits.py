@@ -38,16 +38,16 @@ def open_training_index(
     lost, allowed = len(index.lost), damage_allowed(damage_budget, len(index))
     problems = [f"shard {folder / file} {problem}" for file, problem in index.problems.items()]
     more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
-    told = f'{lost:,} of {count_of(len(index), "sample")} of split "{split}" cannot be read'
+    unreadable = f'{lost:,} of {count_of(len(index), "sample")} of split "{split}" cannot be read'
     where = f"{'; '.join(problems[:_NAMED])}{more}: see `mae-vit check {folder}`"
     if lost > allowed:
         raise InputError(
-            f"{told}, data.damage_budget={damage_budget:g} allows {allowed:,}: {where}, mend the shards or raise "
+            f"{unreadable}, data.damage_budget={damage_budget:g} allows {allowed:,}: {where}, mend the shards or raise "
             "the budget"
         )
     if say:
         budget = f"data.damage_budget={damage_budget:g} allows {allowed:,}"
-        what = f"{told}; others take their places ({budget})" if lost else "a shard is not as described"
+        what = f"{unreadable}; others take their places ({budget})" if lost else "a shard is not as described"
         print(f"warning: {what}: {where}", file=sys.stderr)
     return index
 
@@ -68,14 +68,14 @@ def check_labels(index: ShardIndex) -> None:
 
 
 def find_split(
-    splits: Iterable[str], *, wanted: str | None, own: str, known: Sequence[str], key: str
+    splits: Iterable[str], *, wanted: str | None, training: str, known: Sequence[str], key: str
 ) -> str | None:
     """Names the split that is measured and not trained on.
 
     Args:
         splits: that there are.
         wanted: the one that is asked for, there or not.
-        own: the one that is trained on.
+        training: the one that is trained on.
         known: those looked for otherwise, best first.
         key: by which it is asked for.
 
@@ -85,8 +85,8 @@ def find_split(
     Raises:
         InputError: if it is the one that is trained on.
     """
-    others = [name for name in splits if name != own]
-    if wanted == own:
+    others = [name for name in splits if name != training]
+    if wanted == training:
         raise InputError(
             f'{key}="{wanted}" is what data.split trains on: give another split '
             f"({', '.join(sorted(others)) or 'there is none'})"

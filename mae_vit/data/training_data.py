@@ -30,8 +30,8 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import MAX_INDEX
 from mae_vit.core.messages import count_of
-from mae_vit.data.batches.loader import choose_workers, start_worker_server
-from mae_vit.data.batches.prefetch import training_batches
+from mae_vit.data.batches.loader import choose_workers, load_batches, start_worker_server
+from mae_vit.data.batches.prefetch import fetch_ahead
 from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.images.augment import Augment
@@ -39,7 +39,7 @@ from mae_vit.data.images.auto_augment import make_policy
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.normalization import fill_color, normalization
 from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import GlobalOrder, Order, RankSlice, RepeatedOrder
+from mae_vit.data.order.order import GlobalOrder, Order, RankSlice, RepeatedOrder, micro_batches
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.runtime.ranks import Ranks
 
@@ -141,31 +141,6 @@ def make_augment(section: AugmentSection, img_size: tuple[int, int], mean: Seque
     )
 
 
-def samples_of_step(
-    index: ShardIndex, order: Order, data_step: int, *, numbers: np.ndarray | None = None
-) -> list[dict[str, Any]]:
-    """Names the samples of a step of the data order, over all ranks, in order.
-
-    Args:
-        index: of the split.
-        order: of the samples.
-        data_step: steps of the order before it.
-        numbers: in the split, of the samples that the order is over; None if it is over all.
-
-    Returns:
-        For each its number in the split, shard, key and label.
-    """
-    epoch, step = divmod(data_step, order.steps_per_epoch)
-    size = order.effective_batch_size
-    samples = order.samples(epoch, step * size, (step + 1) * size)
-    if numbers is not None:
-        samples = numbers[samples]
-    return [
-        {"sample": int(n), "shard": index.shard_of(n), "key": index.find_key(n), "label": int(label)}
-        for n, label in zip(samples, index.labels_of(samples), strict=True)
-    ]
-
-
 # A core decodes some 500 JPEGs of ImageNet's size a second; a GPU trains ViT-B on thousands.
 _FEW_CORES = 4
 
@@ -229,22 +204,41 @@ class TrainingData:
 
     def batches(self, ranks: Ranks, plan: Plan, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
-        return training_batches(
-            self.index,
+        share = RankSlice(ranks.rank, ranks.world_size, plan.accumulation)
+        batches = load_batches(
             self.source,
             self.order,
-            RankSlice(ranks.rank, ranks.world_size, plan.accumulation),
-            node_ranks=ranks.local_world_size,
+            share,
             start_step=start_step,
             stop_step=plan.total_steps,
             skipped=skipped,
             workers=self.workers,
             pin_memory=self.pin_memory,
         )
+        if self.index.remote is None or self.source.in_memory:
+            return batches
+        positions = micro_batches(
+            self.order, share, start_step=start_step, stop_step=plan.total_steps, skipped=skipped
+        )
+        coming = (self.source.numbers(places) for _, places in positions)
+        return fetch_ahead(batches, self.index, coming, node_ranks=ranks.local_world_size)
 
     def samples_of(self, data_step: int) -> list[dict[str, Any]]:
-        """Names the samples of a step of the data order."""
-        return samples_of_step(self.index, self.order, data_step, numbers=self.samples)
+        """Names the samples of a data step over all ranks: number in the split, shard, key and label of each."""
+        epoch, step = divmod(data_step, self.order.steps_per_epoch)
+        size = self.order.effective_batch_size
+        samples = self.order.samples(epoch, step * size, (step + 1) * size)
+        if self.samples is not None:
+            samples = self.samples[samples]
+        return [
+            {
+                "sample": int(n),
+                "shard": self.index.shard_of(n),
+                "key": self.index.find_key(n),
+                "label": int(label),
+            }
+            for n, label in zip(samples, self.index.labels_of(samples), strict=True)
+        ]
 
 
 def open_training_data(

@@ -72,10 +72,10 @@ class Predictions:
 def interpret_gap(train_top1: float, test_top1: float) -> str:
     """Compares the accuracy on training images (without augmentation) with that on test images, in one sentence."""
     gap = train_top1 - test_top1
-    told = f"train {train_top1:.1%}, test {test_top1:.1%}, gap {100 * gap:.1f} points"
+    scores = f"train {train_top1:.1%}, test {test_top1:.1%}, gap {100 * gap:.1f} points"
     if gap >= _LARGE_GAP:
         reading = "over-fitting: the training images are known better than others of their kind"
-        return f"{told}: {reading}" + (", and not yet well" if train_top1 < _LEARNED else "")
+        return f"{scores}: {reading}" + (", and not yet well" if train_top1 < _LEARNED else "")
     if train_top1 < _LEARNED:
-        return f"{told}: under-fitting: the training images themselves are not learned"
-    return f"{told}: neither over- nor under-fitting by much"
+        return f"{scores}: under-fitting: the training images themselves are not learned"
+    return f"{scores}: neither over- nor under-fitting by much"

@@ -222,19 +222,19 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
 
 def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
     splits = index.dataset.splits
-    found = find_split(
+    split = find_split(
         splits,
         wanted=config.finetune.test_split,
-        own=config.data.split,
+        training=config.data.split,
         known=TEST_SPLITS,
         key="finetune.test_split",
     )
-    if found is None:
+    if split is None:
         raise InputError(
             f'{redact_url(config.data.path)} has no split "test" or "val" to measure on ({", ".join(splits)}): '
             "mae-vit prepare ... --holdout 1/10 draws one, or give finetune.test_split"
         )
-    test_index = open_index(index.folder, found, remote=index.remote)
+    test_index = open_index(index.folder, split, remote=index.remote)
     if not (test_index.labels >= 0).any():
-        raise InputError(f'split "{found}" of {redact_url(config.data.path)} has no labels to measure by')
+        raise InputError(f'split "{split}" of {redact_url(config.data.path)} has no labels to measure by')
     return test_index

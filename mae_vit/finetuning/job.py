@@ -32,7 +32,7 @@ from mae_vit.finetuning.models.build import (
     teacher_from_config,
 )
 from mae_vit.finetuning.models.classifiers import Classifier
-from mae_vit.finetuning.plan_text import describe_plan, describe_rates, rates_of
+from mae_vit.finetuning.plan_text import describe_initial_model, describe_plan, describe_rates, rates_of
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.results.write import Outputs
 from mae_vit.models.encoder_file import EncoderInfo
@@ -157,7 +157,8 @@ def finetune(arguments: Arguments) -> int:
         model = build()
         coverage = load_weights_into(model, start) if start else None
         if ranks.rank == 0:
-            print(describe_plan(config, plan, ranks, device, data, costs, folder, found, coverage, model))
+            print(describe_plan(config, plan, ranks, device, data, costs, folder, found))
+            print(describe_initial_model(config, plan, model, coverage))
         return 0
     fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
     found = resume_or_start(config, arguments, folder, identity, ranks, device)

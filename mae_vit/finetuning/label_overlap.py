@@ -15,16 +15,16 @@ def labels_after_training(
     config: FinetuneConfig, data: FinetuneData, start: Weights | None = None, teacher: Teacher | None = None
 ) -> SeenLabels:
     """Returns the labels that a run's final weights have seen, also through pretrained weights and teacher."""
-    own = SeenLabels(
+    trained_on = SeenLabels(
         fingerprint=data.index.fingerprint,
         per_class=config.data.labels_per_class,
         holdout=config.finetune.holdout,
     )
-    return own.joined(*_labels_before(start, teacher))
+    return trained_on.joined(*_labels_before(start, teacher))
 
 
 def _labels_before(start: Weights | None, teacher: Teacher | None) -> list[SeenLabels | None]:
-    return [start.labels if start else None, teacher.told.labels if teacher else None]
+    return [start.labels if start else None, teacher.description.labels if teacher else None]
 
 
 def start_label_overlap(
@@ -35,12 +35,12 @@ def start_label_overlap(
     If both have an overlap, it is the one that flatters the result most. None if neither has seen labels.
     """
     holdout = config.finetune.holdout if len(data.held_out) else 0.0
-    found = {
+    overlaps = {
         labels.overlap(data.index.fingerprint, config.data.labels_per_class, holdout)
         for labels in _labels_before(start, teacher)
         if labels is not None
     }
-    return most_flattering(found)
+    return most_flattering(overlaps)
 
 
 def warn_of_seen_labels(source: str) -> None:

@@ -30,15 +30,15 @@ def describe_plan(
     data: FinetuneData,
     costs: Estimate,
     folder: RunFolder,
-    found: CheckpointInfo | None,
-    coverage: LoadReport | None,
-    model: Classifier,
+    checkpoint: CheckpointInfo | None,
 ) -> str:
-    """Returns the resolved plan, one fact per line, with the loaded weights and each layer's learning rate."""
+    """Returns the resolved plan, one fact per line. The run would resume from `checkpoint`."""
     finetune = config.finetune
     height, width = config.model.image_hw
     begin = (
-        f"resumes from {found.path} (step {found.step})" if found else f"from {finetune.start or 'scratch'}"
+        f"resumes from {checkpoint.path} (step {checkpoint.step})"
+        if checkpoint
+        else f"from {finetune.start or 'scratch'}"
     )
     chosen = (
         f"{len(data.held_out):,} images of the same split, {times(plan.evaluate_every_steps, plan)}"
@@ -59,9 +59,14 @@ def describe_plan(
         **describe_training(config, plan, costs, ranks, device, folder.path),
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
-    lines += [f"warning: {text}" for text in data.core_warnings()]
-    if coverage is not None:
-        lines.append(coverage.describe(finetune.start or ""))
+    return "\n".join([*lines, *(f"warning: {text}" for text in data.core_warnings())])
+
+
+def describe_initial_model(
+    config: FinetuneConfig, plan: Plan, model: Classifier, loaded: LoadReport | None
+) -> str:
+    """Returns lines on the loaded weights and the learning rates of layers, which end the plan."""
+    lines = [] if loaded is None else [loaded.describe(config.finetune.start or "")]
     if rates := rates_of(config, model, plan):
         lines.append(describe_rates(rates))
     return "\n".join([*lines, "all checks passed; nothing was trained"])
@@ -86,16 +91,16 @@ def describe_recipe(config: FinetuneConfig) -> str:
         "clipped at norm": config.optim.clip_grad,
         "layer decay": config.optim.layer_decay,
     }
-    found = [f"{name} {value:g}" for name, value in parts.items() if value]
+    texts = [f"{name} {value:g}" for name, value in parts.items() if value]
     if isinstance(model, ModelSection):
-        found.append(
+        texts.append(
             f"{'[CLS]' if finetune.pool == 'cls' else 'mean of the patches'}, head {finetune.head_init}"
         )
     if finetune.freeze_patch_embed:
-        found.append("patch projection frozen")
+        texts.append("patch projection frozen")
     if finetune.teacher:
-        found.append(f"{finetune.distillation} distillation from {finetune.teacher}")
-    return ", ".join(found) or "no extras"
+        texts.append(f"{finetune.distillation} distillation from {finetune.teacher}")
+    return ", ".join(texts) or "no extras"
 
 
 def rates_of(config: FinetuneConfig, model: Classifier, plan: Plan) -> list[LayerRate]:

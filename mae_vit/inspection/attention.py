@@ -47,8 +47,8 @@ def attention_weights(
         encoder.train(training)
     # Inputs come in the order of the blocks, whichever was asked for first.
     order = sorted(range(len(layers)), key=lambda place: _depth(encoder, layers[place]))
-    found = {place: _weights(layers[place], tokens) for place, tokens in zip(order, caught, strict=True)}
-    return [found[place] for place in range(len(layers))]
+    by_layer = {place: _weights(layers[place], tokens) for place, tokens in zip(order, caught, strict=True)}
+    return [by_layer[place] for place in range(len(layers))]
 
 
 def _depth(encoder: ViTEncoder, layer: Module) -> int:

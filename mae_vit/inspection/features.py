@@ -35,14 +35,14 @@ def layer_features(model: PretrainedEncoder, samples: Samples) -> Tensor:
     encoder = model.encoder
     parts = []
     for images in _batches(samples.images):
-        found = encoder.forward_intermediates(
+        layers = encoder.forward_intermediates(
             model.normalize(images.to(encoder.cls_token.device)),
             norm=True,
             output_fmt="NLC",
             return_prefix_tokens=True,
             intermediates_only=True,
         )
-        read = [prefix[:, 0] if model.pool == "cls" else patches.mean(dim=1) for patches, prefix in found]
+        read = [prefix[:, 0] if model.pool == "cls" else patches.mean(dim=1) for patches, prefix in layers]
         parts.append(torch.stack([model.fc_norm(one).float().cpu() for one in read]))
     return torch.cat(parts, dim=1)
 
@@ -74,11 +74,11 @@ def probe_by_layer(
     support, query = draw_shots(labels.numpy(), shots=shots, queries=len(labels))
     if len(np.unique(labels.numpy()[support])) < 2 or len(query) < FEWEST_SCORED:
         return [], 0.0
-    found = []
+    top1 = []
     for block in features:
         scores = least_squares_scores(block[support], labels[support], block[query], num_classes=num_classes)
-        found.append(float((scores.argmax(dim=-1) == labels[query]).double().mean()))
-    return found, float(np.bincount(labels.numpy()[query]).max()) / len(query)
+        top1.append(float((scores.argmax(dim=-1) == labels[query]).double().mean()))
+    return top1, float(np.bincount(labels.numpy()[query]).max()) / len(query)
 
 
 def nearest_images(features: Tensor, queries: int, neighbors: int) -> tuple[Tensor, Tensor]:
@@ -95,8 +95,8 @@ def nearest_images(features: Tensor, queries: int, neighbors: int) -> tuple[Tens
     directions = F.normalize(features.float(), dim=-1)
     similarity = directions[:queries] @ directions.T
     similarity.fill_diagonal_(-torch.inf)
-    found = similarity.topk(min(neighbors, len(features) - 1), dim=-1)
-    return found.indices, found.values
+    nearest = similarity.topk(min(neighbors, len(features) - 1), dim=-1)
+    return nearest.indices, nearest.values
 
 
 def project(features: Tensor) -> np.ndarray:
@@ -110,5 +110,5 @@ def project(features: Tensor) -> np.ndarray:
     rows = features.double().numpy()
     rows = (rows - rows.mean(axis=0)) / np.maximum(rows.std(axis=0), 1e-6)
     perplexity = min(_PERPLEXITY, (len(rows) - 1) / 3)
-    found: np.ndarray = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows)
-    return found.astype(np.float32)
+    points: np.ndarray = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows)
+    return points.astype(np.float32)

@@ -47,14 +47,6 @@ class InspectableEncoder(Protocol):
         """Maps uint8 (B, C, H, W) to what the encoder takes."""
 
 
-class WithImages(Protocol):
-    """Images, uint8 (n, C, H, W)."""
-
-    @property
-    def images(self) -> Tensor:
-        """All of them."""
-
-
 _SHOWN = 8
 _NEIGHBORS = 8
 # Images that are averaged over; the paper takes 128 (App. D.7).
@@ -106,16 +98,16 @@ def reconstruction_views(subject: InspectedEncoder, samples: Samples) -> Iterato
     if subject.objective is None:
         return
     batch = samples.batch(_MEASURED).to(subject.objective.mean.device)
-    found = reconstruct(subject.objective, batch, shown=_SHOWN)
-    names = list(dict.fromkeys(name for one in found for name in one.metrics))
+    reconstructions = reconstruct(subject.objective, batch, shown=_SHOWN)
+    names = list(dict.fromkeys(name for one in reconstructions for name in one.metrics))
     table: Table = (
         ["mask", "ratio", *names],
-        [[one.kind, one.ratio, *(one.metrics.get(name) for name in names)] for one in found],
+        [[one.kind, one.ratio, *(one.metrics.get(name) for name in names)] for one in reconstructions],
     )
-    for kind in dict.fromkeys(one.kind for one in found):
-        several = [one for one in found if one.kind == kind]
+    for kind in dict.fromkeys(one.kind for one in reconstructions):
+        several = [one for one in reconstructions if one.kind == kind]
         rows = [
-            row._replace(label=f"{row.label}, {one.ratio:.0%} hidden{_told(one.metrics)}")
+            row._replace(label=f"{row.label}, {one.ratio:.0%} hidden{_describe_metrics(one.metrics)}")
             for one in several
             for row in one.rows[:-1]
         ]
@@ -131,13 +123,13 @@ def reconstruction_views(subject: InspectedEncoder, samples: Samples) -> Iterato
         )
 
 
-def _told(metrics: dict[str, float]) -> str:
+def _describe_metrics(metrics: dict[str, float]) -> str:
     if "psnr_db" not in metrics:
         return ""
     return f": {metrics['psnr_db']:.2f} dB, {metrics['psnr_gain_db']:+.2f} over its baseline"
 
 
-def attention_views(model: InspectableEncoder, samples: WithImages) -> Iterator[View]:
+def attention_views(model: InspectableEncoder, samples: Samples) -> Iterator[View]:
     """Maps by head, rollout, and how far and how widely heads look."""
     shown, depth = samples.images[:_SHOWN], len(model.encoder.blocks)
     weights = _weights_of(model, shown)
@@ -245,11 +237,11 @@ def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarr
     for start in range(0, len(images), _SHOWN):
         part = images[start : start + _SHOWN]
         weights = _weights_of(model, part)
-        found = (
+        part_sums = (
             [mean_attention_distance(block, encoder.grid_size, encoder.patch_size) for block in weights],
             [head_entropy(block) for block in weights],
         )
-        for place, values in enumerate(found):
+        for place, values in enumerate(part_sums):
             total = torch.stack(values).double().cpu().numpy() * len(part)
             sums[place] = total if start == 0 else sums[place] + total
     return sums[0] / len(images), sums[1] / len(images)

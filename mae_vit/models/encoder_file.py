@@ -50,9 +50,9 @@ def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:
     return save_tensors(tensors, metadata=to_metadata(asdict(info)))
 
 
-def to_metadata(told: Mapping[str, Any]) -> dict[str, str]:
+def to_metadata(values: Mapping[str, Any]) -> dict[str, str]:
     """Packs facts as the metadata of a safetensors file."""
-    return {_KEY: json.dumps(told, sort_keys=True)}
+    return {_KEY: json.dumps(values, sort_keys=True)}
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -64,16 +64,16 @@ def read_metadata(path: Path) -> dict[str, Any]:
         ValueError: if our metadata is not JSON.
     """
     with safe_open(path, framework="pt") as file:
-        told: dict[str, Any] = json.loads((file.metadata() or {}).get(_KEY, "{}"))
-    return told
+        metadata: dict[str, Any] = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+    return metadata
 
 
 def read_info(path: Path) -> EncoderInfo | None:
     """Reads the metadata of an `encoder.safetensors` or of a classifier; None if the file is not ours."""
     try:
-        told = read_metadata(path)
+        metadata = read_metadata(path)
         # Classifiers and exports tell more, such as their classes.
-        known = {field.name: told[field.name] for field in fields(EncoderInfo) if field.name in told}
-        return EncoderInfo(**{**known, "img_size": tuple(told["img_size"])})
+        known = {field.name: metadata[field.name] for field in fields(EncoderInfo) if field.name in metadata}
+        return EncoderInfo(**{**known, "img_size": tuple(metadata["img_size"])})
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None

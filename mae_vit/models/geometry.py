@@ -59,10 +59,10 @@ GEOMETRY_KEYS = tuple(field.name for field in fields(Geometry) if field.name != 
 
 def geometry_from(values: Mapping[str, Any]) -> Geometry | None:
     """Returns the geometry from a mapping by field names; None if a field is missing."""
-    told = {field.name: values.get(field.name) for field in fields(Geometry)}
-    if any(value is None for value in told.values()):
+    geometry = {field.name: values.get(field.name) for field in fields(Geometry)}
+    if any(value is None for value in geometry.values()):
         return None
-    return Geometry(**{**told, "img_size": (int(told["img_size"][0]), int(told["img_size"][1]))})  # type: ignore[arg-type, index]
+    return Geometry(**{**geometry, "img_size": (int(geometry["img_size"][0]), int(geometry["img_size"][1]))})  # type: ignore[arg-type, index]
 
 
 def nearest_size(embed_dim: int, depth: int, num_heads: int | None = None) -> str:

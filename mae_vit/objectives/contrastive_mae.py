@@ -63,13 +63,13 @@ class Contrast(NamedTuple):
 
     Attributes:
         losses: float32 (B,), InfoNCE of each view.
-        found: bool (B,), whether the partner is the nearest view of the group.
+        retrieved: bool (B,), whether the partner is the nearest view of its group.
         positive: float32 (B,), cosine with the partner.
         negative: float32 (B,), mean cosine with the other views of the group.
     """
 
     losses: Tensor
-    found: Tensor
+    retrieved: Tensor
     positive: Tensor
     negative: Tensor
 
@@ -85,15 +85,15 @@ def contrast(z: Tensor, group_size: int, temperature: float) -> Contrast:
     rows = 2 * group_size
     grouped = z.view(-1, rows, z.shape[-1])  # (B / 2G, 2G, d)
     cosines = grouped @ grouped.transpose(1, 2)  # (B / 2G, 2G, 2G)
-    own = torch.eye(rows, dtype=torch.bool, device=z.device)
+    diagonal = torch.eye(rows, dtype=torch.bool, device=z.device)
     partner = (torch.arange(rows, device=z.device) ^ 1).expand(len(grouped), -1)  # (B / 2G, 2G)
-    scores = (cosines / temperature).masked_fill(own, -torch.inf)  # (B / 2G, 2G, 2G)
+    scores = (cosines / temperature).masked_fill(diagonal, -torch.inf)  # (B / 2G, 2G, 2G)
     losses = F.cross_entropy(scores.flatten(0, 1), partner.flatten(), reduction="none")  # (B,)
     with torch.no_grad():
         positive = cosines.gather(2, partner[..., None]).flatten()  # (B,)
         others = cosines.sum(dim=2).flatten() - positive - cosines.diagonal(dim1=1, dim2=2).flatten()
-        found = (scores.argmax(dim=2) == partner).flatten()  # (B,)
-    return Contrast(losses, found, positive.detach(), others / (rows - 2))
+        retrieved = (scores.argmax(dim=2) == partner).flatten()  # (B,)
+    return Contrast(losses, retrieved, positive.detach(), others / (rows - 2))
 
 
 class ContrastiveMAE(MAE):
@@ -132,9 +132,9 @@ class ContrastiveMAE(MAE):
         reconstruction, encoded = self.encode_and_reconstruct(batch)
         z = self.project(encoded)  # (B, d)
         with without_autocast(z):
-            found = contrast(z, self.group_size, self.temperature)
-        loss = reconstruction + self.contrast_weight * found.losses.mean()
-        return ObjectiveOutput(loss, _values(reconstruction, found, z, self.group_size))
+            contrasts = contrast(z, self.group_size, self.temperature)
+        loss = reconstruction + self.contrast_weight * contrasts.losses.mean()
+        return ObjectiveOutput(loss, _values(reconstruction, contrasts, z, self.group_size))
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Adds to MAE's sums how often two masked views of an image retrieve each other within whole groups."""
@@ -152,12 +152,12 @@ class ContrastiveMAE(MAE):
         views = [self.project(self.encoder.forward_visible(images, mask.ids_keep)) for mask in masks]
         z = torch.stack(views, dim=1).flatten(0, 1)  # (2 * whole, d), partners side by side
         with without_autocast(z):
-            found = contrast(z, self.group_size, self.temperature)
+            contrasts = contrast(z, self.group_size, self.temperature)
         return {
             **sums,
-            "retrieved": found.found.sum(),
-            "contrast": found.losses.sum(),
-            "views": torch.full_like(found.losses.sum(), len(z)),
+            "retrieved": contrasts.retrieved.sum(),
+            "contrast": contrasts.losses.sum(),
+            "views": torch.full_like(contrasts.losses.sum(), len(z)),
         }
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
@@ -173,7 +173,7 @@ class ContrastiveMAE(MAE):
 
 
 def _values(
-    reconstruction: Tensor, found: Contrast, z: Tensor, group_size: int
+    reconstruction: Tensor, contrasts: Contrast, z: Tensor, group_size: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns the values to log: both losses, retrieval, cosines, and the spread of z, which is 0 after a collapse."""
     rows = torch.full_like(reconstruction.detach(), len(z))
@@ -181,9 +181,9 @@ def _values(
     spread = z.detach().view(-1, 2 * group_size, z.shape[-1]).std(dim=1).mean() * z.shape[-1] ** 0.5
     return {
         "reconstruction_loss": (reconstruction.detach() * rows, rows),
-        "contrast_loss": (found.losses.detach().sum(), rows),
-        "retrieval_top1": (found.found.sum().float(), rows),
-        "positive_cosine": (found.positive.sum(), rows),
-        "negative_cosine": (found.negative.sum(), rows),
+        "contrast_loss": (contrasts.losses.detach().sum(), rows),
+        "retrieval_top1": (contrasts.retrieved.sum().float(), rows),
+        "positive_cosine": (contrasts.positive.sum(), rows),
+        "negative_cosine": (contrasts.negative.sum(), rows),
         "z_std": (spread * rows, rows),
     }

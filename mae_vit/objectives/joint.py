@@ -102,14 +102,14 @@ class Joint(Objective):
         """Returns the metrics of both parts, and the weighted sum of their losses."""
         metrics: dict[str, float] = {"loss": 0.0}
         for name, part in self._parts().items():
-            own = {
+            part_sums = {
                 key.removeprefix(f"{name}."): value
                 for key, value in sums.items()
                 if key.startswith(f"{name}.")
             }
-            found = part.evaluation_metrics(own)
-            metrics["loss"] += self._weights[name] * found["loss"]
-            metrics |= {f"{name}_{key}": value for key, value in found.items()}
+            part_metrics = part.evaluation_metrics(part_sums)
+            metrics["loss"] += self._weights[name] * part_metrics["loss"]
+            metrics |= {f"{name}_{key}": value for key, value in part_metrics.items()}
         return metrics
 
     def pictures(self, batch: Batch) -> list[Picture]:

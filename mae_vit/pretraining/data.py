@@ -166,11 +166,11 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
 
 def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
     """Opens the split that is measured but not trained on."""
-    found = find_split(
+    split = find_split(
         index.dataset.splits,
         wanted=config.monitor.evaluate_split,
-        own=config.data.split,
+        training=config.data.split,
         known=_HELD_OUT_SPLITS,
         key="monitor.evaluate_split",
     )
-    return open_index(index.folder, found, remote=index.remote) if found else None
+    return open_index(index.folder, split, remote=index.remote) if split else None

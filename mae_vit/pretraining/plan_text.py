@@ -14,7 +14,7 @@ from mae_vit.training.outputs.plan_text import describe_augment, describe_traini
 from mae_vit.training.outputs.run_folder import RunFolder
 
 
-def describe_plan(setup: Setup, folder: RunFolder, found: CheckpointInfo | None) -> str:
+def describe_plan(setup: Setup, folder: RunFolder, checkpoint: CheckpointInfo | None) -> str:
     """Returns the resolved plan, a line for each fact."""
     config, plan, ranks, data, costs = setup.config, setup.plan, setup.ranks, setup.data, setup.costs
     model = config.model
@@ -22,8 +22,8 @@ def describe_plan(setup: Setup, folder: RunFolder, found: CheckpointInfo | None)
     tokens = (height // model.patch_size) * (width // model.patch_size)
     source = type(data.source).__name__.removesuffix("Source").lower()
     begin = (
-        f"resumes from {found.path} (step {found.step})"
-        if found
+        f"resumes from {checkpoint.path} (step {checkpoint.step})"
+        if checkpoint
         else f"from {config.model.init or 'scratch'}"
     )
     held_out = (

@@ -135,10 +135,10 @@ def read_references(folder: Path = FOLDER) -> list[Reference]:
 
 
 def _read(path: Path) -> Reference:
-    told = json.loads(path.read_text(encoding="utf-8"))
-    seeds = tuple(told["seeds"])
+    record = json.loads(path.read_text(encoding="utf-8"))
+    seeds = tuple(record["seeds"])
     bands = {}
-    for name, curve in told["curves"].items():
+    for name, curve in record["curves"].items():
         values = np.array(curve["values"], np.float64)  # (seeds, n)
         mean = values.mean(axis=0)
         if len(values) > 1:
@@ -148,7 +148,7 @@ def _read(path: Path) -> Reference:
         bands[name] = Band(
             np.array(curve["steps"], np.int64), mean, width, np.array(curve["lines"], np.int64)
         )
-    return Reference(path.stem, _with_defaults(told["recipe"]), told["total_steps"], seeds, bands)
+    return Reference(path.stem, _with_defaults(record["recipe"]), record["total_steps"], seeds, bands)
 
 
 def _with_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def nearest_reference(
     Returns:
         It, and the keys that differ, with both values; None where there are no references.
     """
-    found = None
+    nearest = None
     for reference in references:
         keys = sorted({*recipe, *reference.recipe})
         differing = [
@@ -182,9 +182,9 @@ def nearest_reference(
             for key in keys
             if recipe.get(key) != reference.recipe.get(key)
         ]
-        if found is None or len(differing) < len(found[1]):
-            found = reference, differing
-    return found
+        if nearest is None or len(differing) < len(nearest[1]):
+            nearest = reference, differing
+    return nearest
 
 
 def _shown(value: Any) -> str:
@@ -204,11 +204,11 @@ def curves_of(lines: Sequence[Mapping[str, Any]], total_steps: int) -> dict[str,
         inside = (steps > low) & (steps <= high) & np.isfinite(losses)
         if inside.any() and steps.max() >= high:
             parts.append((high, losses[inside].mean(), inside.sum()))
-    found = {_LOSS: _curve(parts)}
+    curves = {_LOSS: _curve(parts)}
     for name in dict.fromkeys(name for line in lines for name in line.get("heldout", {})):
-        told = [line for line in lines if name in line.get("heldout", {})]
-        found[f"heldout.{name}"] = _curve([(line["step"], line["heldout"][name], 1) for line in told])
-    return found
+        evaluated = [line for line in lines if name in line.get("heldout", {})]
+        curves[f"heldout.{name}"] = _curve([(line["step"], line["heldout"][name], 1) for line in evaluated])
+    return curves
 
 
 def _curve(points: Sequence[tuple[int, float, int]]) -> Curve:
@@ -225,7 +225,7 @@ def deviations(reference: Reference, lines: Sequence[Mapping[str, Any]]) -> tupl
     Returns:
         The departures (none for a normal run), and the number of compared points.
     """
-    found, compared = [], 0
+    outliers, compared = [], 0
     for name, curve in curves_of(lines, reference.total_steps).items():
         band = reference.bands.get(name)
         if band is None:
@@ -243,8 +243,8 @@ def deviations(reference: Reference, lines: Sequence[Mapping[str, Any]]) -> tupl
             high = float(band.mean[place] + band.half_width[place])
             if not low <= value <= high:
                 outside.append(Departure(name, step, value, low, high))
-        found += outside[:1]
-    return found, compared
+        outliers += outside[:1]
+    return outliers, compared
 
 
 @dataclass
@@ -260,13 +260,13 @@ class ReferenceWatch:
         if self._said:
             return None
         self._lines = [kept for kept in self._lines if kept["step"] < line["step"]] + [line]
-        found, _ = deviations(self.reference, self._lines)
-        if not found:
+        outliers, _ = deviations(self.reference, self._lines)
+        if not outliers:
             return None
         self._said = True
         seeds = len(self.reference.seeds)
         return (
-            f"warning: {found[0]}, where runs of {self.reference.name} lie ({seeds} measured): same data? "
+            f"warning: {outliers[0]}, where runs of {self.reference.name} lie ({seeds} measured): same data? "
             "`mae-vit curve RUN` draws it; said once"
         )
 
@@ -275,7 +275,7 @@ def reference_watch(
     config: Mapping[str, Any], total_steps: int, folder: Path = FOLDER
 ) -> ReferenceWatch | None:
     """Returns a watcher for a run of exactly a preset's recipe and length; None for all others."""
-    found = nearest_reference(recipe_of(config), read_references(folder))
-    if found is None or found[1] or found[0].total_steps != total_steps:
+    nearest = nearest_reference(recipe_of(config), read_references(folder))
+    if nearest is None or nearest[1] or nearest[0].total_steps != total_steps:
         return None
-    return ReferenceWatch(found[0])
+    return ReferenceWatch(nearest[0])

@@ -97,16 +97,16 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     )
 
 
-def write_replay(told: Replay, path: Path, *, images: int) -> tuple[Path, Path]:
+def write_replay(record: Replay, path: Path, *, images: int) -> tuple[Path, Path]:
     """Writes the first images as PNG, and the names of all as CSV beside it; returns both paths."""
-    shown = min(images, len(told.samples))
+    shown = min(images, len(record.samples))
     width = min(shown, _IMAGES_IN_A_ROW)
     rows = [
         _filled(
             Picture(f"{row.label}, from image {start}", row.images[start : min(start + width, shown)]), width
         )
         for start in range(0, shown, width)
-        for row in told.pictures
+        for row in record.pictures
     ]
     picture = draw_rows(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,8 +115,8 @@ def write_replay(told: Replay, path: Path, *, images: int) -> tuple[Path, Path]:
     with names.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
         writer.writeheader()
-        for place, sample in enumerate(told.samples):
-            writer.writerow({"place": place, "epoch": told.epoch, **sample})
+        for place, sample in enumerate(record.samples):
+            writer.writerow({"place": place, "epoch": record.epoch, **sample})
     return path, names
 
 

@@ -136,8 +136,8 @@ def seen_labels(config: PretrainConfig, data: Data, before: SeenLabels | None) -
     """The labels that a run's weights will have seen, after those that they had seen `before` it."""
     if not config.objective.uses_labels:
         return before
-    own = SeenLabels(fingerprint=data.index.fingerprint, left_out=config.data.leave_out_per_class or 0)
-    return own.joined(before)
+    trained_on = SeenLabels(fingerprint=data.index.fingerprint, left_out=config.data.leave_out_per_class or 0)
+    return trained_on.joined(before)
 
 
 def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: int) -> Objective:

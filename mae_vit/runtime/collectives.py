@@ -38,20 +38,22 @@ def run_on_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
     Raises:
         InputError: on all ranks, if `decide` does, or if a file is not to be had.
     """
-    told: list[Any] = [None, None]
+    outcome: list[Any] = [None, None]
     if ranks.rank == 0:
         try:
-            told[0] = decide()
+            outcome[0] = decide()
         except InputError as error:
-            told[1] = error.lines
+            outcome[1] = error.lines
         except OSError as error:
-            told[1] = [": ".join(filter(None, (error.filename and str(error.filename), error_reason(error))))]
+            outcome[1] = [
+                ": ".join(filter(None, (error.filename and str(error.filename), error_reason(error))))
+            ]
     if ranks.world_size > 1:
-        torch.distributed.broadcast_object_list(told, src=0)
-    if told[1] is not None:
-        raise InputError(*told[1])
-    found: T = told[0]
-    return found
+        torch.distributed.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise InputError(*outcome[1])
+    result: T = outcome[0]
+    return result
 
 
 def gather_objects(value: Any, ranks: Ranks) -> list[Any]:

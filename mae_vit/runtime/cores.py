@@ -28,8 +28,8 @@ def cores_of_rank(*, world_size: int = 1, local_world_size: int = 1) -> int:
         tasks = _tasks_of_node()
         # Ranks may be tasks, or processes of torchrun or deepspeed inside of one task.
         sharing = min(local_world_size, world_size // (_number("SLURM_STEP_NUM_TASKS") or 1))
-        if own := _number("SLURM_CPUS_PER_TASK"):
-            cores = min(cores, own)
+        if allotted := _number("SLURM_CPUS_PER_TASK"):
+            cores = min(cores, allotted)
         elif on_node:
             cores = min(cores, on_node // tasks)
         else:
@@ -60,12 +60,16 @@ def _number(variable: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def cpu_quota(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> float | None:
+def cpu_quota(root: Path = _CGROUPS, process_cgroups: Path = _OWN_CGROUPS) -> float | None:
     """Cores' worth of time that a container or a job may take; None where nothing limits it.
 
     `docker run --cpus` and Kubernetes limit time, and leave the affinity mask as it is.
     """
-    quotas = [quota for group in control_groups("cpu", root, own) if (quota := _quota_of(group)) is not None]
+    quotas = [
+        quota
+        for group in control_groups("cpu", root, process_cgroups)
+        if (quota := _quota_of(group)) is not None
+    ]
     return min(quotas, default=None)
 
 
@@ -80,7 +84,9 @@ def _quota_of(group: Path) -> float | None:
     return None
 
 
-def control_groups(controller: str, root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> Iterator[Path]:
+def control_groups(
+    controller: str, root: Path = _CGROUPS, process_cgroups: Path = _OWN_CGROUPS
+) -> Iterator[Path]:
     """Yields the folders of this process's control groups, each with those above it: a limit holds for all below.
 
     Some may not be there. In a container a path may be the host's, and of its folders only the root is to be seen.
@@ -88,10 +94,10 @@ def control_groups(controller: str, root: Path = _CGROUPS, own: Path = _OWN_CGRO
     Args:
         controller: "cpu" or "memory".
         root: that the groups are mounted at.
-        own: the process's table of them.
+        process_cgroups: the process's table of them.
     """
     with suppress(OSError):
-        for line in own.read_text().splitlines():
+        for line in process_cgroups.read_text().splitlines():
             _, kinds, place = line.split(":", 2)
             if kinds and controller not in kinds.split(","):
                 continue

@@ -36,10 +36,10 @@ def is_requeued_run(run: Path) -> bool:
     if not _restart():
         return False
     try:
-        told = json.loads((run / "environment.json").read_text())["slurm_job"]
+        first_job = json.loads((run / "environment.json").read_text())["slurm_job"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return told is not None and told == os.environ.get("SLURM_JOB_ID")
+    return first_job is not None and first_job == os.environ.get("SLURM_JOB_ID")
 
 
 def _restart() -> int:

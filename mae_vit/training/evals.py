@@ -107,12 +107,12 @@ class OnlineProbe:
         labels = self.labels.to(engine.device)
         support, query = features[: self.num_support], features[self.num_support :]
         fitted, asked = labels[: self.num_support], labels[self.num_support :]
-        found = {}
+        scores = {}
         for name, score in (("few_shot_top1", least_squares_scores), ("knn_top1", knn_scores)):
             guess = score(support, fitted, query, num_classes=self.num_classes).argmax(dim=-1)
-            found[name] = (guess == asked).double().mean().item()
+            scores[name] = (guess == asked).double().mean().item()
         chance = self.labels[self.num_support :].bincount().max().item() / len(asked)
-        return {**found, "chance_top1": chance, "seconds": time.monotonic() - begun}
+        return {**scores, "chance_top1": chance, "seconds": time.monotonic() - begun}
 
 
 class Evals:
@@ -151,13 +151,13 @@ class Evals:
 
     def run(self, due: Due, step: int, outputs: RunOutputs) -> dict[str, dict[str, float]]:
         """Measures what is due after a step, and shows pictures; collective. Empty where nothing is."""
-        found = {}
+        results = {}
         if due.evaluate and self.held_out is not None:
-            found["heldout"] = self._evaluate(self.held_out, step, outputs)
+            results["heldout"] = self._evaluate(self.held_out, step, outputs)
         if due.probe and self._probe is not None:
             with self._watchdog.long_phase("probing"), self._engine.full_weights():
-                found["probe"] = self._probe.evaluate(self._engine)
-        return found
+                results["probe"] = self._probe.evaluate(self._engine)
+        return results
 
     def inspect(self, step: int, outputs: RunOutputs) -> None:
         """Draws views of the encoder for TensorBoard; collective."""

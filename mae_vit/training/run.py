@@ -32,19 +32,19 @@ from mae_vit.training.trainer import Outcome, Trainer, restore
 _MEND = "Mend the shards (see `mae-vit check {data}`) or raise the budget; the same command resumes"
 
 
-def run(setup: RunSetup, job: Job, found: CheckpointInfo | None) -> int:
-    """Trains from `found`, a checkpoint, or from the beginning, to the end or to a signal; returns the exit code.
+def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> int:
+    """Trains from `checkpoint`, a checkpoint, or from the beginning, to the end or to a signal; returns the exit code.
 
     Raises:
         InputError: if the run already has more damaged samples than allowed, or if a rank
-            cannot read `found`.
+            cannot read `checkpoint`.
         TrainingFailed: if it cannot continue.
     """
-    begun, start_step = time.monotonic(), found.step if found else 0
+    begun, start_step = time.monotonic(), checkpoint.step if checkpoint else 0
     quarantine = _open_quarantine(setup, start_step)
     with run_folder_locked(setup.folder, setup.engine.ranks):
-        trainer = build_trainer(setup, job, found, quarantine)
-        outcome = _train(trainer, found)
+        trainer = build_trainer(setup, job, checkpoint, quarantine)
+        outcome = _train(trainer, checkpoint)
         # All ranks leave together: when one exits, the launcher kills the
         # others, even while they write.
         trainer.stop.ignore_further_signals()
@@ -52,7 +52,7 @@ def run(setup: RunSetup, job: Job, found: CheckpointInfo | None) -> int:
         setup.engine.close()
         if setup.engine.ranks.rank == 0:
             if outcome.finished:
-                here = f", {outcome.step - start_step} of them here" if found else ""
+                here = f", {outcome.step - start_step} of them here" if checkpoint else ""
                 print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
                 files = trainer.outputs.files(tensorboard=setup.config.monitor.tensorboard)
                 print("\n".join([*job.results(), *files]))
@@ -63,19 +63,21 @@ def run(setup: RunSetup, job: Job, found: CheckpointInfo | None) -> int:
     return 0 if outcome.finished else EXIT_REQUEUE
 
 
-def build_trainer(setup: RunSetup, job: Job, found: CheckpointInfo | None, quarantine: Quarantine) -> Trainer:
-    """Restores `found` and builds the trainer, in a locked run folder; collective.
+def build_trainer(
+    setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None, quarantine: Quarantine
+) -> Trainer:
+    """Restores `checkpoint` and builds the trainer, in a locked run folder; collective.
 
     Raises:
-        InputError: if a rank cannot read `found`.
+        InputError: if a rank cannot read `checkpoint`.
     """
     config, plan, engine, folder = setup.config, setup.plan, setup.engine, setup.folder
-    ranks, start_step = engine.ranks, found.step if found else 0
+    ranks, start_step = engine.ranks, checkpoint.step if checkpoint else 0
     run_on_rank_zero(
         lambda: folder.create(dump_config(config), describe_environment(sys.argv, ranks.world_size)), ranks
     )
     try:
-        best = restore(engine, found) if found else None
+        best = restore(engine, checkpoint) if checkpoint else None
     except BrokenCheckpoint as error:
         raise InputError(str(error)) from None
     stop, watchdog = StopRequest(), Watchdog(config.run.hang_timeout_s, rank=ranks.rank)
@@ -98,44 +100,38 @@ def build_trainer(setup: RunSetup, job: Job, found: CheckpointInfo | None, quara
         damaged=quarantine.samples,
         judge=setup.judge,
     )
-    identity, every_steps = setup.identity.values, plan.checkpoint_every_steps
     saver = Saver(
         engine,
         folder.checkpoints,
         config.checkpoint,
-        identity=identity,
-        every_steps=every_steps,
+        identity=setup.identity.values,
+        every_steps=plan.checkpoint_every_steps,
         say=outputs.say,
     )
     recovery = Recovery(
         config.guard,
-        found.course if found else LossHistory(),
+        checkpoint.course if checkpoint else LossHistory(),
         rollback=Rollback(folder, config.guard, ranks, job.samples_of),
         quarantine=quarantine,
         ranks=ranks,
         mend=_MEND.format(data=redact_url(config.data.path)),
         say=outputs.say,
     )
-    source = f"resuming from {found.path}" if start_step and found else f"starting from {setup.begins_from}"
+    source = f"starting from {setup.begins_from}"
+    if start_step and checkpoint:
+        source = f"resuming from {checkpoint.path}"
     outputs.begin(start_step, source, setup.advice if evals.held_out is None else "")
     return Trainer(
-        setup,
-        job,
-        evals=evals,
-        outputs=outputs,
-        recovery=recovery,
-        saver=saver,
-        stop=stop,
-        watchdog=watchdog,
+        setup, job, evals=evals, outputs=outputs, recovery=recovery, saver=saver, stop=stop, watchdog=watchdog
     )
 
 
-def _train(trainer: Trainer, found: CheckpointInfo | None) -> Outcome:
+def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> Outcome:
     """Trains and writes the results. The run's summary states how it ended, after an error too."""
     ranks = trainer.ranks
     try:
         with trainer.watchdog:
-            outcome = trainer.fit(found)
+            outcome = trainer.fit(checkpoint)
         # Writing results has no time limit.
         _end(trainer, outcome)
     except BaseException as error:

@@ -77,8 +77,8 @@ def resume_or_start(
     # Lock before any rank looks for checkpoints: another process may still write one.
     lock_run_folder(folder, ranks, new=False)
     resume = arguments.resume
-    own = ranks.rank == 0 and is_requeued_run(folder.path)
-    if resume == "never" and broadcast_from_rank_zero("own" if own else None, ranks):
+    requeued = ranks.rank == 0 and is_requeued_run(folder.path)
+    if resume == "never" and broadcast_from_rank_zero("own" if requeued else None, ranks):
         resume = "auto"
 
     def make_room() -> None:
@@ -90,13 +90,13 @@ def resume_or_start(
         run_on_rank_zero(make_room, ranks)
 
     def choose() -> CheckpointInfo | None:
-        found = find_checkpoint(folder, resume, identity, extend=arguments.extend)
-        if saves and found is None and folder.read_status() == "done":
+        checkpoint = find_checkpoint(folder, resume, identity, extend=arguments.extend)
+        if saves and checkpoint is None and folder.read_status() == "done":
             raise InputError(
                 f"{folder.path} holds a finished run that left no checkpoints to resume from: give this one another "
                 "run.name, or --resume never to move that aside"
             )
-        return found
+        return checkpoint
 
     return run_on_rank_zero(choose, ranks)
 
@@ -107,13 +107,13 @@ def check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
     Raises:
         InputError: on all ranks, with what differs: for example, one node has another copy of the data.
     """
-    told = gather_objects((socket.gethostname(), identity.values), ranks)
-    host, own = told[0]
-    for rank, (other_host, other) in enumerate(told):
-        for key in own.keys() | other.keys():
-            if own.get(key) != other.get(key):
+    by_rank = gather_objects((socket.gethostname(), identity.values), ranks)
+    host, on_rank_0 = by_rank[0]
+    for rank, (other_host, other) in enumerate(by_rank):
+        for key in on_rank_0.keys() | other.keys():
+            if on_rank_0.get(key) != other.get(key):
                 raise InputError(
-                    f"ranks are about to do different things: {key} is {own.get(key)} on rank 0 ({host}), "
+                    f"ranks are about to do different things: {key} is {on_rank_0.get(key)} on rank 0 ({host}), "
                     f"{other.get(key)} on rank {rank} ({other_host})"
                 )
 
@@ -141,26 +141,26 @@ def run_folder_locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
         folder.unlock()
 
 
-def check_length(folder: RunFolder, found: CheckpointInfo | None, plan: Plan) -> None:
+def check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan) -> None:
     """Checks that a resumed run has not done more steps than configured.
 
     Raises:
         InputError: with both lengths.
     """
-    if found is not None and found.step > plan.total_steps:
+    if checkpoint is not None and checkpoint.step > plan.total_steps:
         raise InputError(
-            f"{folder.path} is at step {found.step}, beyond the {plan.total_steps} that it is to have: "
+            f"{folder.path} is at step {checkpoint.step}, beyond the {plan.total_steps} that it is to have: "
             "a run is only extended to a greater length"
         )
 
 
-def is_finished(folder: RunFolder, found: CheckpointInfo | None, plan: Plan, ranks: Ranks) -> bool:
+def is_finished(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan, ranks: Ranks) -> bool:
     """Whether a run has done all its steps; collective.
 
     Raises:
         InputError: if it has done more steps than configured.
     """
-    check_length(folder, found, plan)
-    if found is None or found.step < plan.total_steps:
+    check_length(folder, checkpoint, plan)
+    if checkpoint is None or checkpoint.step < plan.total_steps:
         return False
     return broadcast_from_rank_zero(folder.read_status(), ranks) == "done"

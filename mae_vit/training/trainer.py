@@ -68,14 +68,14 @@ class Trainer:
         self.engine, self.plan, self.ranks = setup.engine, setup.plan, setup.engine.ranks
         self._copy = Copier(self.engine.device)
 
-    def fit(self, found: CheckpointInfo | None) -> Outcome:
-        """Trains from `found`, or the beginning, to the last step, or until all ranks agree to stop.
+    def fit(self, checkpoint: CheckpointInfo | None) -> Outcome:
+        """Trains from `checkpoint`, or the beginning, to the last step, or until all ranks agree to stop.
 
         Raises:
             TrainingFailed: on all ranks, if it cannot continue.
         """
-        step = found.step if found else 0
-        if found is None:
+        step = checkpoint.step if checkpoint else 0
+        if checkpoint is None:
             # A rollback needs it if a step before the next save is bad.
             self.save(0)
         while True:
@@ -206,18 +206,18 @@ class Trainer:
         with suppress(BadStep):  # from the current save
             self.saver.wait()
         with self.watchdog.long_phase("going back"):
-            found = self.recovery.go_back(bad)
+            checkpoint = self.recovery.go_back(bad)
             try:
-                self.evals.best = restore(self.engine, found)
+                self.evals.best = restore(self.engine, checkpoint)
             except BrokenCheckpoint as error:
                 raise TrainingFailed(f"{bad}; {error}") from None
         # The current save has finished, so the newest checkpoint is on disk.
         self.saver.restart_clock()
-        self.outputs.go_back(bad, found.step, self.recovery.history.skipped)
-        return found.step
+        self.outputs.go_back(bad, checkpoint.step, self.recovery.history.skipped)
+        return checkpoint.step
 
 
-def restore(engine: Engine, found: CheckpointInfo) -> BestWeights | None:
+def restore(engine: Engine, checkpoint: CheckpointInfo) -> BestWeights | None:
     """Restores a saved state into the engine and returns its best weights; collective.
 
     The state occupies host memory only during this call: on every rank it is two to three times
@@ -226,7 +226,7 @@ def restore(engine: Engine, found: CheckpointInfo) -> BestWeights | None:
     Raises:
         BrokenCheckpoint: on all ranks, if one cannot read it.
     """
-    state = load_together(found.path, engine.ranks)
+    state = load_together(checkpoint.path, engine.ranks)
     engine.restore(state)
     if state.best is None or engine.ranks.rank == 0:
         return state.best

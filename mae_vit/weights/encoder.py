@@ -142,8 +142,8 @@ def encoder_from_weights(
         info = replace(info, img_size=_size(img_size, info.patch_size))
     encoder = info.build()
     load_weights(start, encoder)
-    own: Pool = "mean" if "fc_norm.weight" in start.tensors else "cls"
-    return PretrainedEncoder(encoder, pool=pool or own, info=info, start=start)
+    trained_pool: Pool = "mean" if "fc_norm.weight" in start.tensors else "cls"
+    return PretrainedEncoder(encoder, pool=pool or trained_pool, info=info, start=start)
 
 
 def info_from_weights(start: Weights) -> EncoderInfo:

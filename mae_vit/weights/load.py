@@ -86,16 +86,16 @@ def load_weights(
     state = encoder.state_dict()
     _check_kind(start, set(state))
     taken: dict[str, Tensor] = {}
-    for name, own in state.items():
-        found = start.tensors.get(name)
-        if found is None:
+    for name, expected in state.items():
+        loaded = start.tensors.get(name)
+        if loaded is None:
             coverage.random.append(name)
         elif name == "pos_embed":
-            _load_positions(found, own, encoder, taken, coverage, start)
-        elif found.shape != own.shape:
-            raise InputError(f"{start.source} does not fit the model: {_difference(name, found, own)}")
+            _load_positions(loaded, expected, encoder, taken, coverage, start)
+        elif loaded.shape != expected.shape:
+            raise InputError(f"{start.source} does not fit the model: {_difference(name, loaded, expected)}")
         else:
-            taken[name] = found
+            taken[name] = loaded
             coverage.loaded.append(name)
     total = sum(value.numel() for value in state.values())
     there = sum(state[name].numel() for name in {*taken, *coverage.kept})
@@ -124,13 +124,13 @@ def warn_normalization_differs(start: Weights, mean: Sequence[float], std: Seque
         )
 
 
-def _check_kind(start: Weights, own: set[str]) -> None:
+def _check_kind(start: Weights, names: set[str]) -> None:
     """Checks that the weights have no parts that our encoder lacks.
 
     Raises:
         InputError: if they have; without these parts the rest computes something else.
     """
-    if foreign := [name for name in start.tensors if name.startswith(_FOREIGN) and name not in own]:
+    if foreign := [name for name in start.tensors if name.startswith(_FOREIGN) and name not in names]:
         if "dist_token" in foreign:
             raise InputError(
                 f"{start.source} was distilled: its blocks expect a second token; without it they compute "
@@ -162,8 +162,8 @@ def _check_blocks(start: Weights, encoder: ViTEncoder) -> None:
 
 
 def _load_positions(
-    found: Tensor,
-    own: Tensor,
+    loaded: Tensor,
+    expected: Tensor,
     encoder: ViTEncoder,
     taken: dict[str, Tensor],
     coverage: LoadReport,
@@ -174,36 +174,36 @@ def _load_positions(
     Fixed positions are only checked: the model computes its own table.
     """
     source = start.source
-    if found.ndim != 3 or found.shape[-1] != own.shape[-1]:
-        raise InputError(f"{source} does not fit the model: {_difference('pos_embed', found, own)}")
-    num_found, known = found.shape[1] - 1, start.grid_size
-    if known is not None and known[0] * known[1] != num_found:
+    if loaded.ndim != 3 or loaded.shape[-1] != expected.shape[-1]:
+        raise InputError(f"{source} does not fit the model: {_difference('pos_embed', loaded, expected)}")
+    num_loaded, known = loaded.shape[1] - 1, start.grid_size
+    if known is not None and known[0] * known[1] != num_loaded:
         raise InputError(
-            f"{source} is an encoder of another kind: its pos_embed has {num_found + 1} rows for "
+            f"{source} is an encoder of another kind: its pos_embed has {num_loaded + 1} rows for "
             f"{known[0]} x {known[1]} patches, ours one for each and one for [CLS]"
         )
-    side = round(num_found**0.5)
+    side = round(num_loaded**0.5)
     if not encoder.pos_embed.requires_grad:
-        grid = known or (encoder.grid_size if num_found == encoder.num_patches else (side, side))
-        if grid[0] * grid[1] != num_found or not torch.allclose(
-            found.float(), sincos_position_table(grid, found.shape[-1]), atol=1e-4
+        grid = known or (encoder.grid_size if num_loaded == encoder.num_patches else (side, side))
+        if grid[0] * grid[1] != num_loaded or not torch.allclose(
+            loaded.float(), sincos_position_table(grid, loaded.shape[-1]), atol=1e-4
         ):
             raise InputError(
                 f'{source} has learned positions, which model.pos_embed="sincos" would throw away: use "learnable"'
             )
         coverage.kept["pos_embed"] = "fixed sin-cos table, the same function"
         return
-    if known == encoder.grid_size or (known is None and num_found == encoder.num_patches):
-        taken["pos_embed"] = found
+    if known == encoder.grid_size or (known is None and num_loaded == encoder.num_patches):
+        taken["pos_embed"] = loaded
         coverage.loaded.append("pos_embed")
         return
     old_rows, old_columns = known or (side, side)
-    if old_rows * old_columns != num_found:
+    if old_rows * old_columns != num_loaded:
         raise InputError(
-            f"{source} does not fit the model: pos_embed of {num_found} patches is of no square image"
+            f"{source} does not fit the model: pos_embed of {num_loaded} patches is of no square image"
         )
     taken["pos_embed"] = resample_abs_pos_embed(
-        found.float(), list(encoder.grid_size), [old_rows, old_columns]
+        loaded.float(), list(encoder.grid_size), [old_rows, old_columns]
     )
     rows, columns = encoder.grid_size
     coverage.interpolated["pos_embed"] = f"{old_rows} x {old_columns} -> {rows} x {columns} patches"
@@ -215,33 +215,33 @@ def _load_parts(start: Weights, parts: nn.Module, objective: str | None, coverag
     Returns:
         The names that were loaded. Fixed tables are not among them, because the model computes its own.
     """
-    own = {
+    state = {
         name: value
         for name, value in parts.named_parameters()
         if value.requires_grad and not name.startswith(ENCODER_PREFIX)
     }
     same = start.objective == objective and all(
-        name in start.tensors and start.tensors[name].shape == value.shape for name, value in own.items()
+        name in start.tensors and start.tensors[name].shape == value.shape for name, value in state.items()
     )
     if not same:
-        coverage.random += list(own)
+        coverage.random += list(state)
         return set()
     with torch.no_grad():
-        for name, value in own.items():
+        for name, value in state.items():
             value.copy_(start.tensors[name])
-    coverage.loaded += list(own)
-    return set(own)
+    coverage.loaded += list(state)
+    return set(state)
 
 
-def _difference(name: str, found: Tensor, own: Tensor) -> str:
+def _difference(name: str, loaded: Tensor, expected: Tensor) -> str:
     """Describes a difference of shape, if possible as the config key that differs."""
-    if name == "patch_embed.proj.weight" and found.ndim == 4:
+    if name == "patch_embed.proj.weight" and loaded.ndim == 4:
         for axis, what in ((2, "patch_size"), (1, "in_chans"), (0, "embed_dim")):
-            if found.shape[axis] != own.shape[axis]:
-                return f"{what} is {found.shape[axis]} there, model.{what}={own.shape[axis]} here"
+            if loaded.shape[axis] != expected.shape[axis]:
+                return f"{what} is {loaded.shape[axis]} there, model.{what}={expected.shape[axis]} here"
     if name in ("cls_token", "norm.weight") or name.endswith("norm1.weight") or name == "pos_embed":
-        return f"embed_dim is {found.shape[-1]} there, model.embed_dim={own.shape[-1]} here"
-    return f"{name} is {list(found.shape)} there, {list(own.shape)} here"
+        return f"embed_dim is {loaded.shape[-1]} there, model.embed_dim={expected.shape[-1]} here"
+    return f"{name} is {list(loaded.shape)} there, {list(expected.shape)} here"
 
 
 def _shorten(names: list[str]) -> str:

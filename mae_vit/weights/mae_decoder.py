@@ -66,10 +66,10 @@ def read_decoder(
     if width % 4 == 0:
         # The table is fixed, so some files do not contain it.
         tensors.setdefault("decoder_pos_embed", sincos_position_table(encoder.grid_size, width))
-    told = _options_of(start, f"objective.{prefix}")
-    heads = told.get("decoder_num_heads") or (_OFFICIAL_HEADS if width == _OFFICIAL_WIDTH else None)
+    options = _options_of(start, f"objective.{prefix}")
+    heads = options.get("decoder_num_heads") or (_OFFICIAL_HEADS if width == _OFFICIAL_WIDTH else None)
     notes = []
-    if "norm_pix_loss" not in told:
+    if "norm_pix_loss" not in options:
         notes.append(
             f"the file does not say whether its decoder predicts normalized pixels: norm_pix_loss is set to "
             f"{str(norm_pix_loss).lower()}, mask_ratio to 0.75"
@@ -81,11 +81,11 @@ def read_decoder(
     blocks = {name.split(".")[1] for name in tensors if name.startswith("decoder_blocks.")}
     config = MAEConfig(
         name="mae",
-        mask_ratio=told.get("mask_ratio", 0.75),
+        mask_ratio=options.get("mask_ratio", 0.75),
         decoder_embed_dim=width,
         decoder_depth=max(1, len(blocks)),
         decoder_num_heads=heads,
-        norm_pix_loss=told.get("norm_pix_loss", norm_pix_loss),
+        norm_pix_loss=options.get("norm_pix_loss", norm_pix_loss),
     )
     return Decoder(tensors, config, _build(config, encoder, info, tensors, start.source), tuple(notes))
 
@@ -98,13 +98,13 @@ def _build(
     Raises:
         InputError: if the decoder has another geometry than the encoder.
     """
-    own = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     try:
         config.check(
             grid_size=encoder.grid_size, patch_size=info.patch_size, in_chans=info.in_chans, num_classes=0
         )
         mae = config.build(encoder, mean=info.mean, std=info.std)
-        mae.load_state_dict({**own, **tensors}, strict=True)
+        mae.load_state_dict({**state, **tensors}, strict=True)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise InputError(f"{source}: its decoder does not fit its encoder: {reason}") from None

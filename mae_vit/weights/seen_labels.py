@@ -73,9 +73,9 @@ class SeenLabels(SplitLabels):
             for split in (one, *one.elsewhere):
                 same = known.get(split.fingerprint)
                 known[split.fingerprint] = same.and_of_this_split(split) if same else split
-        own = known.pop(self.fingerprint)
+        of_this_data = known.pop(self.fingerprint)
         elsewhere = [SplitLabels(**_own_fields(known[name])) for name in sorted(known)]
-        return SeenLabels(**_own_fields(own), elsewhere=elsewhere)
+        return SeenLabels(**_own_fields(of_this_data), elsewhere=elsewhere)
 
     def overlap(self, fingerprint: str, per_class: int | None, holdout: float) -> Overlap:
         """Returns how these labels overlap with those of the held-out images of a run.
@@ -90,16 +90,16 @@ class SeenLabels(SplitLabels):
             "other data": labels of another split were seen, which may contain the same images.
             "others": labels of the same split were seen, but none of held-out images.
         """
-        found = {
+        overlaps = {
             labels.overlap_of_this_split(fingerprint, per_class, holdout)
             for labels in (self, *self.elsewhere)
         }
-        return most_flattering(found)  # type: ignore[return-value]
+        return most_flattering(overlaps)  # type: ignore[return-value]
 
 
-def most_flattering(found: Collection[Overlap]) -> Overlap | None:
+def most_flattering(overlaps: Collection[Overlap]) -> Overlap | None:
     """Returns the overlap that flatters a result most; None if `found` is empty."""
-    return next((overlap for overlap in get_args(Overlap) if overlap in found), None)
+    return next((overlap for overlap in get_args(Overlap) if overlap in overlaps), None)
 
 
 def _own_fields(labels: SplitLabels) -> dict[str, Any]:

@@ -121,14 +121,14 @@ class Run:
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that has this run's folder in its command line."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             try:
                 if self.marker in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    processes.append(process)
             except psutil.Error:
                 continue
-        return found
+        return processes
 
     def ranks(self) -> list[psutil.Process]:
         """The rank processes, lowest rank first."""

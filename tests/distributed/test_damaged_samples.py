@@ -22,7 +22,7 @@ def test_two_ranks_list_what_one_process_lists(digits, tmp_path, budget, status,
     bad = [*range(30, 1400, 90), *range(700, 716)]
     damage(digits, copy, {sample: list(WAYS)[number % 2] for number, sample in enumerate(bad)})
     arguments = [*OPTIONS, f"data.path={copy}", f"data.damage_budget={budget}"]
-    told = []
+    lists = []
     for name, launcher, ranks, engine in (
         ("alone", "python", 1, "torch"),
         ("two", "torchrun", 2, "deepspeed"),
@@ -31,9 +31,9 @@ def test_two_ranks_list_what_one_process_lists(digits, tmp_path, budget, status,
         assert run.wait() == code, run.output()
         run.wait_until_gone()
         assert run.status() == status, run.output()
-        told.append((tmp_path / name / "quarantine.jsonl").read_bytes())
+        lists.append((tmp_path / name / "quarantine.jsonl").read_bytes())
         count = summary_of(tmp_path / name)["damaged_samples"]
-        assert count == len(told[-1].splitlines()) > (0 if status == "done" else int(budget * 1497))
+        assert count == len(lists[-1].splitlines()) > (0 if status == "done" else int(budget * 1497))
         if status == "failed":
             assert f"{count} of 1,497 samples are damaged, data.damage_budget=0.012 allows 17" in run.output()
-    assert told[0] == told[1]
+    assert lists[0] == lists[1]

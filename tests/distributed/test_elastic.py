@@ -27,7 +27,7 @@ def launch(folder: Path, ranks: int, options, script="pretrain/run.py") -> Run:
     return Run(folder, "python" if ranks == 1 else "deepspeed", ranks, options, script=script)
 
 
-def told(folder: Path, name: str) -> dict[int, float]:
+def values_of(folder: Path, name: str) -> dict[int, float]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line[name] for line in lines if name in line}
 
@@ -56,9 +56,9 @@ def test_the_next_losses_are_the_same(begun, tmp_path, ranks, engine, zero_stage
     shutil.copytree(straight / name, folder / name)
     run = launch(folder, ranks, [*options, f"train.engine={engine}", f"train.zero_stage={zero_stage}"])
     assert run.wait(240) == 0, run.output()
-    expected, found = told(straight, "loss"), told(folder, "loss")
-    assert list(found) == list(range(BEGUN + 1, BEGUN + NEXT + 1))
-    for step, loss in found.items():
+    expected, losses = values_of(straight, "loss"), values_of(folder, "loss")
+    assert list(losses) == list(range(BEGUN + 1, BEGUN + NEXT + 1))
+    for step, loss in losses.items():
         assert loss == pytest.approx(expected[step], rel=1e-5), step
 
 
@@ -106,15 +106,15 @@ def test_a_run_on_changing_ranks_sees_the_same(digits, tmp_path):
     run = go(tmp_path / "elastic", 2, 3)
     assert run.wait(240) == 0, run.output()
 
-    expected, found = (seen(tmp_path / f"{name}-notes") for name in ("straight", "elastic"))
-    assert found == expected
-    assert list(found) == list(range(epochs * per_epoch))
+    expected, elastic = (seen(tmp_path / f"{name}-notes") for name in ("straight", "elastic"))
+    assert elastic == expected
+    assert list(elastic) == list(range(epochs * per_epoch))
     for epoch in range(epochs):
         samples = [
-            s for step in range(epoch * per_epoch, (epoch + 1) * per_epoch) for _, s, *_ in found[step]
+            s for step in range(epoch * per_epoch, (epoch + 1) * per_epoch) for _, s, *_ in elastic[step]
         ]
         assert len(samples) == len(set(samples)) == per_epoch * 128
-    rates = [told(tmp_path / name, "lr") for name in ("straight", "elastic")]
+    rates = [values_of(tmp_path / name, "lr") for name in ("straight", "elastic")]
     assert rates[0] == rates[1]
-    losses = [told(tmp_path / name, "loss") for name in ("straight", "elastic")]
+    losses = [values_of(tmp_path / name, "loss") for name in ("straight", "elastic")]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)

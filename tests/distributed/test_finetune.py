@@ -35,20 +35,20 @@ def test_two_ranks_do_what_one_process_does(digits, tmp_path, launcher, stage, n
     ranks = Run(tmp_path / "ranks", launcher, 2, [*arguments, f"train.zero_stage={stage}"], script=script)
     for run in (alone, ranks):
         assert run.wait() == 0, run.output()
-    told = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("alone", "ranks")]
-    assert told[0]["test_size"] == told[1]["test_size"]
-    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "ranks"))
-    assert expected.keys() == found.keys()
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("alone", "ranks")]
+    assert summaries[0]["test_size"] == summaries[1]["test_size"]
+    expected, weights = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "ranks"))
+    assert expected.keys() == weights.keys()
     if network:
         # BatchNorm sees half the batch on each rank: the same kind of run, not the same numbers.
-        assert all(value.isfinite().all() for value in found.values())
+        assert all(value.isfinite().all() for value in weights.values())
         assert (tmp_path / "ranks" / "predictions.csv").exists()
         return
-    assert told[0]["best_step"] == told[1]["best_step"]
+    assert summaries[0]["best_step"] == summaries[1]["best_step"]
     for key, value in expected.items():
-        assert (found[key] - value).abs().max() < 2e-5, key
+        assert (weights[key] - value).abs().max() < 2e-5, key
     for name in ("train_top1", "val_top1", "test_top1"):
-        assert told[0][name] == pytest.approx(told[1][name], abs=0.01), name
+        assert summaries[0][name] == pytest.approx(summaries[1][name], abs=0.01), name
 
 
 @pytest.mark.distributed
@@ -60,13 +60,13 @@ def test_two_ranks_share_the_encoding_of_a_linear_probe(digits, tmp_path):
     ranks = Run(tmp_path / "ranks", "torchrun", 2, arguments, script=script)
     for run in (alone, ranks):
         assert run.wait() == 0, run.output()
-    expected, found = (load_file(tmp_path / name / "linear.safetensors") for name in ("alone", "ranks"))
+    expected, weights = (load_file(tmp_path / name / "linear.safetensors") for name in ("alone", "ranks"))
     for key, value in expected.items():
         assert value.abs().max() > 0.01
-        assert (found[key] - value).abs().max() < 1e-4, key
-    told = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("alone", "ranks")]
-    assert told[0]["probe_rates"] == told[1]["probe_rates"]
-    assert told[0]["test_top1"] == pytest.approx(told[1]["test_top1"], abs=0.01)
+        assert (weights[key] - value).abs().max() < 1e-4, key
+    results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("alone", "ranks")]
+    assert results[0]["probe_rates"] == results[1]["probe_rates"]
+    assert results[0]["test_top1"] == pytest.approx(results[1]["test_top1"], abs=0.01)
 
 
 @pytest.mark.distributed
@@ -85,20 +85,20 @@ def test_two_ranks_share_the_queries_of_frozen_features(digits, tmp_path, mode):
     assert main([*arguments, f"run.dir={tmp_path / 'alone'}"]) == 0
     assert ranks.wait() == 0, ranks.output()
     shares = [int(number) for number in re.findall(r"scored (\d+) queries", ranks.output())]
-    told = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("alone", "ranks")]
+    results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("alone", "ranks")]
     # Few-shot scores them once for each draw, of each number of shots.
-    calls = 2 * sum(len(each["draws"]) for each in told[0].get("few_shot", {"": {"draws": [0]}}).values())
+    calls = 2 * sum(len(each["draws"]) for each in results[0].get("few_shot", {"": {"draws": [0]}}).values())
     assert len(shares) == calls
-    assert sum(shares) == calls // 2 * told[0]["test_size"]
+    assert sum(shares) == calls // 2 * results[0]["test_size"]
     assert max(shares) - min(shares) <= 1
     for name in ("test_top1", "test_top5", "few_shot"):
-        assert told[0].get(name) == told[1].get(name), name
-    expected, found = (
+        assert results[0].get(name) == results[1].get(name), name
+    expected, on_ranks = (
         np.genfromtxt(tmp_path / name / "predictions.csv", delimiter=",", skip_header=1)
         for name in ("alone", "ranks")
     )
     assert np.isfinite(expected[:, 1:]).all()
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+    np.testing.assert_allclose(on_ranks, expected, atol=2e-5)
 
 
 FAULTS = "tests/distributed/workers/finetune_with_faults.py"
@@ -112,8 +112,8 @@ FAULTS = "tests/distributed/workers/finetune_with_faults.py"
 def test_a_disk_that_is_full_at_the_end_ends_all_ranks(digits, tmp_path, mode, file):
     """One rank writes; the others must not wait for it."""
     config = {"finetune": "finetune_cifar_tiny", "linear_probe": "linear_probe_cifar_tiny"}[mode]
-    own = OPTIONS if mode == "finetune" else [*TINY, *FEW, "run.name=same"]
-    arguments = ["--config", f"configs/{config}.yaml", *own, f"data.path={digits}"]
+    options = OPTIONS if mode == "finetune" else [*TINY, *FEW, "run.name=same"]
+    arguments = ["--config", f"configs/{config}.yaml", *options, f"data.path={digits}"]
     run = Run(tmp_path / "run", "torchrun", 2, [f"full={file}", *arguments], script=FAULTS)
     assert run.wait(90) != 0
     assert "results cannot be written to" in run.output()
@@ -133,8 +133,8 @@ def test_a_node_that_sees_late_that_all_is_done_does_not_wait(digits, tmp_path):
     begun = Run(folder, "torchrun", 2, arguments, script=FAULTS)
     assert begun.wait(90) == 0, begun.output()
     shutil.copytree(folder, late)
-    told = json.loads((late / "summary.json").read_text())
-    (late / "summary.json").write_text(json.dumps({**told, "status": "running"}))
+    summary = json.loads((late / "summary.json").read_text())
+    (late / "summary.json").write_text(json.dumps({**summary, "status": "running"}))
     again = Run(folder, "torchrun", 2, [f"late={late}", *arguments], script=FAULTS)
     assert again.wait(90) == 0, again.output()
     assert "is finished" in again.output()

@@ -45,5 +45,5 @@ def test_a_node_that_sees_checkpoints_late_goes_on_from_the_same(digits, tmp_pat
     assert list((late / "checkpoints").iterdir())
     run = run_with(folder, f"late={late}", f"data.path={digits}", "train.epochs=2", "--extend")
     assert run.wait(90) == 0, run.output()
-    told = steps_told(folder)
-    assert told == list(range(1, len(told) + 1))
+    steps = steps_told(folder)
+    assert steps == list(range(1, len(steps) + 1))

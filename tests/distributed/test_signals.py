@@ -61,13 +61,13 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
             ranks[0].parent().send_signal(number)
         else:
             run.process.send_signal(number)
-        found = run.wait()
+        exit_code = run.wait()
         run.wait_until_gone()
         assert psutil.wait_procs(family, timeout=20)[1] == []
         if code is not None:
-            assert found == code
+            assert exit_code == code
         else:
-            assert found != 0
+            assert exit_code != 0
         assert run.status() == "interrupted", run.output()
         saved = list_checkpoints(run.folder / "checkpoints")
         # That of the beginning, and the one of the signal.
@@ -84,9 +84,9 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
         assert f"resuming from {saved[1]}, step {step}" in again.output()
     finally:
         again.kill()
-    told = steps_told(again.folder)
-    assert len(told) == len(set(told))
-    assert told == sorted(told)
+    steps = steps_told(again.folder)
+    assert len(steps) == len(set(steps))
+    assert steps == sorted(steps)
 
 
 def hears(pid: int) -> bool:

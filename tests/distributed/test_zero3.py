@@ -49,12 +49,12 @@ def test_zero_3_is_a_run_like_any_other(digits, tmp_path):
     expected = load_file(tmp_path / "straight" / "encoder.safetensors")
     metrics = json.loads((tmp_path / "straight" / "summary.json").read_text())["heldout"]
     for name in ("sharded", "mixed"):
-        found = load_file(tmp_path / name / "encoder.safetensors")
-        assert found.keys() == expected.keys()
+        weights = load_file(tmp_path / name / "encoder.safetensors")
+        assert weights.keys() == expected.keys()
         for key, value in expected.items():
-            assert found[key].isfinite().all()
+            assert weights[key].isfinite().all()
             # Keys' biases have no gradient but rounding, which Adam takes for one.
-            assert key.endswith("qkv.bias") or (found[key] - value).abs().max() < 2e-5, f"{name}: {key}"
+            assert key.endswith("qkv.bias") or (weights[key] - value).abs().max() < 2e-5, f"{name}: {key}"
         assert (tmp_path / name / "pictures" / "step-00000006.png").exists()
         heldout = json.loads((tmp_path / name / "summary.json").read_text())["heldout"]
         assert heldout == pytest.approx(metrics, rel=1e-4, abs=1e-4)

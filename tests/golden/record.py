@@ -76,13 +76,13 @@ def what_is_left(folder: Path) -> dict:
 
 def golden_runs(data: Path, folder: Path) -> dict[str, dict]:
     """Pretrains under both objectives and fine-tunes, on each engine."""
-    found = {}
+    runs = {}
     for engine in ENGINES:
         for name in ("mae_digits", "masked_patch_digits"):
             run = folder / f"{name}-{engine.split()[0]}"
             config = ["--config", f"configs/{name}.yaml", f"data.path={data}", f"run.dir={run}"]
             start(engine, "pretrain/run.py", [*config, *SHORT])
-            found[f"{name}, {engine}"] = what_is_left(run)
+            runs[f"{name}, {engine}"] = what_is_left(run)
         run, weights = folder / f"finetune-{engine.split()[0]}", folder / f"mae_digits-{engine.split()[0]}"
         config = ["--config", "configs/finetune_cifar_tiny.yaml", "model.img_size=8", "finetune.holdout=0"]
         few = [
@@ -92,8 +92,8 @@ def golden_runs(data: Path, folder: Path) -> dict[str, dict]:
             "data.augment.crop=pad",
         ]
         start(engine, "finetune/run.py", ["--ckpt", str(weights), *config, *few, *SHORT])
-        found[f"finetune, {engine}"] = what_is_left(run)
-    return found
+        runs[f"finetune, {engine}"] = what_is_left(run)
+    return runs
 
 
 def main() -> None:
@@ -105,8 +105,8 @@ def main() -> None:
             check=True,
             capture_output=True,
         )
-        found = {"machine": machine(), "runs": golden_runs(folder / "data", folder)}
-    text = json.dumps(found, indent=1) + "\n"
+        record = {"machine": machine(), "runs": golden_runs(folder / "data", folder)}
+    text = json.dumps(record, indent=1) + "\n"
     if "--record" in sys.argv:
         RECORD.write_text(text)
     print(text)

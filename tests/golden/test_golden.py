@@ -10,12 +10,12 @@ from golden.record import ENGINES, RECORD, golden_runs, machine
 @pytest.mark.distributed
 def test_losses_and_files_are_those_recorded(digits, tmp_path):
     recorded = json.loads(RECORD.read_text())
-    found = golden_runs(digits, tmp_path)
-    assert len(found) == 3 * len(ENGINES)
-    assert found.keys() == recorded["runs"].keys()
-    for name, run in found.items():
+    runs = golden_runs(digits, tmp_path)
+    assert len(runs) == 3 * len(ENGINES)
+    assert runs.keys() == recorded["runs"].keys()
+    for name, run in runs.items():
         assert len(run["losses"]) == 20
         # Other processors round otherwise.
         assert run["losses"] == pytest.approx(recorded["runs"][name]["losses"], rel=1e-3), name
     if machine() == recorded["machine"]:
-        assert found == recorded["runs"]
+        assert runs == recorded["runs"]

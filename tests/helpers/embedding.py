@@ -100,5 +100,5 @@ def read_parquet(path: Path) -> dict:
     table = pq.read_table(path)
     arrays = {name: np.array(table[name].to_pylist()) for name in table.column_names if name != "features"}
     facts = json.loads(table.schema.metadata[b"mae_vit"])
-    found = {**arrays, "features": np.stack(table["features"].to_numpy()), "metadata": facts}
-    return found | ({"classes": np.array(facts["classes"])} if facts["classes"] else {})
+    columns = {**arrays, "features": np.stack(table["features"].to_numpy()), "metadata": facts}
+    return columns | ({"classes": np.array(facts["classes"])} if facts["classes"] else {})

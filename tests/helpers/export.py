@@ -97,9 +97,9 @@ def classifier_file(path: Path, *, pool: str, classes=("cat", "dog"), **changes)
         tokens = encoder.forward_features(images)
         return head(tokens[:, 0] if pool == "cls" else fc_norm(tokens[:, 1:].mean(dim=1)))
 
-    told = {**asdict(info), "classes": list(classes), "pool": pool}
+    metadata = {**asdict(info), "classes": list(classes), "pool": pool}
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={"mae_vit": json.dumps(told)})
+    save_file(tensors, path, metadata={"mae_vit": json.dumps(metadata)})
     return logits
 
 

@@ -24,8 +24,8 @@ class Leftovers:
         def looking(*arguments, **options):
             gc.collect()
             kinds = (checkpoint.Checkpoint, checkpoint.TrainState)
-            found = [thing for thing in gc.get_objects() if type(thing) in kinds]
-            self.alive.append(len(found) + sum(tensor() is not None for tensor in self.read))
+            things = [thing for thing in gc.get_objects() if type(thing) in kinds]
+            self.alive.append(len(things) + sum(tensor() is not None for tensor in self.read))
             return train(*arguments, **options)
 
         monkeypatch.setattr(checkpoint, "read_part", following)

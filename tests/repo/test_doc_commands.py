@@ -33,15 +33,15 @@ ELSEWHERE = (
 
 def commands_of(text: str) -> list[str]:
     """The commands of a page's code blocks that have no language: joined over lines, without comments."""
-    found, inside = [], None
+    commands, inside = [], None
     for line in text.replace("\\\n", " ").splitlines():
         if line.startswith("```"):
             inside = None if inside is not None else line.removeprefix("```").strip()
         elif inside in ("", "console", "bash"):
             for part in re.sub(r"\s+#.*|^#.*", "", line).split("&&"):
                 if part.strip():
-                    found.append(" ".join(part.split()))
-    return found
+                    commands.append(" ".join(part.split()))
+    return commands
 
 
 ALL = sorted({(page.name, command) for page in PAGES for command in commands_of(page.read_text())})

@@ -77,10 +77,10 @@ def test_states_by_hand(plan):
     assert whole == pytest.approx(2 * costs.parameters, rel=0.01)
     assert few < 0.05 * whole
     lines = [line.split(" | ") for line in plan.states(plan.Inputs(), {}).splitlines()]
-    found = {int(line[1]): float(line[4]) for line in lines if line[0] == "| ViT-H/14"}
+    gib_by_stage = {int(line[1]): float(line[4]) for line in lines if line[0] == "| ViT-H/14"}
     # On 512 GPUs: weights, gradients and two moments; weights and two buckets of 25 million, and 1/512 of the rest.
-    assert found[0] == pytest.approx(16 * costs.parameters / 2**30, abs=0.06)
-    assert found[3] == pytest.approx(
+    assert gib_by_stage[0] == pytest.approx(16 * costs.parameters / 2**30, abs=0.06)
+    assert gib_by_stage[3] == pytest.approx(
         (4 * (costs.parameters + 50e6) + 20 * costs.parameters / 512) / 2**30, abs=0.06
     )
 

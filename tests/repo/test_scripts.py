@@ -26,8 +26,8 @@ def test_shellcheck_finds_nothing(script):
     )
     if shellcheck is None:
         pytest.skip("shellcheck is not installed (extra: dev)")
-    found = subprocess.run([shellcheck, str(script)], capture_output=True, text=True, timeout=60)
-    assert found.returncode == 0, found.stdout + found.stderr
+    ended = subprocess.run([shellcheck, str(script)], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end", "loa
 def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     # -I: neither the current folder nor PYTHONPATH.
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-I", ROOT / script, "--help"],
         capture_output=True,
         text=True,
@@ -55,9 +55,9 @@ def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):
         env=environment,
         timeout=120,
     )
-    assert found.returncode == 0, found.stderr
+    assert ended.returncode == 0, ended.stderr
     # An option without a help text is a line of its own that another option, or nothing, follows.
-    options = found.stdout.partition("options:")[2].partition("\n\n")[0]
+    options = ended.stdout.partition("options:")[2].partition("\n\n")[0]
     lines = options.splitlines()
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
         assert (
@@ -66,13 +66,13 @@ def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):
 
 
 def test_help_of_the_job_lists_sections_keys_and_shipped_files():
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, ROOT / "pretrain/run.py", "--help"], capture_output=True, text=True, timeout=120
     )
     for text in ("train        steps epochs samples ", "name=masked_patch: target ", "null unsets"):
-        assert text in found.stdout
-    assert ".data/" not in found.stdout
-    for name in re.findall(r"configs/\w+\.yaml", found.stdout):
+        assert text in ended.stdout
+    assert ".data/" not in ended.stdout
+    for name in re.findall(r"configs/\w+\.yaml", ended.stdout):
         assert (ROOT / name).exists(), name
 
 

@@ -28,7 +28,7 @@ class Cluster:
 
     def call(self, *words: str, **options) -> str:
         """Calls cluster.sh; returns what it says."""
-        found = subprocess.run(
+        ended = subprocess.run(
             [str(SCRIPT), *words],
             capture_output=True,
             text=True,
@@ -36,8 +36,8 @@ class Cluster:
             timeout=180,
             env=self._environment | options,
         )
-        assert found.returncode == 0, f"{' '.join(words)}: {found.stdout}{found.stderr}"
-        return found.stdout.strip()
+        assert ended.returncode == 0, f"{' '.join(words)}: {ended.stdout}{ended.stderr}"
+        return ended.stdout.strip()
 
     def submit(self, folder: Path, *words: str, site: str = "") -> "Job":
         """Submits a script of ours, whose output goes beside the folder of its run.
@@ -71,9 +71,9 @@ class Job:
     def shown(self, field: str) -> str:
         """A field of what Slurm knows of it: JobState, Restarts."""
         text = self._cluster.call("run", "scontrol", "show", "job", self.number)
-        found = re.search(rf"\b{field}=(\S+)", text)
-        assert found, text
-        return found[1]
+        matched = re.search(rf"\b{field}=(\S+)", text)
+        assert matched, text
+        return matched[1]
 
     def tell_of_limit(self) -> None:
         """Sends what --signal=B:USR1 sends before the time limit."""

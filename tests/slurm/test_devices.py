@@ -43,9 +43,9 @@ def test_ranks_that_see_their_own_gpu_alone_take_number_0(cluster, tmp_path):
     job = cluster.submit(tmp_path / "run", "--nodes=1", "--ntasks-per-node=4", "slurm/pretrain.sh", site=site)
     assert job.wait() == "COMPLETED", job.output()
     lines = [line for line in job.output().splitlines() if line.startswith("facts ")]
-    found = sorted((ast.literal_eval(line.removeprefix("facts ")) for line in lines), key=lambda f: f["rank"])
-    assert [rank["local"] for rank in found] == ["0", "1", "2", "3"], job.output()
-    for rank in found:
+    facts = sorted((ast.literal_eval(line.removeprefix("facts ")) for line in lines), key=lambda f: f["rank"])
+    assert [rank["local"] for rank in facts] == ["0", "1", "2", "3"], job.output()
+    for rank in facts:
         assert rank["device"] == "cuda:0"
         assert rank["taken"] == [0]
         assert rank["bound"] == [("nccl", "cuda:0")]

@@ -64,17 +64,17 @@ def test_every_example_asks_for_cores():
 @by_name(JOBS)
 def test_outside_of_slurm_it_is_one_clear_line(script):
     words = [f"slurm/{script.name}", "configs/mae_digits.yaml"]
-    found = subprocess.run(["bash", *words], capture_output=True, text=True, cwd=ROOT)
-    assert found.returncode == 2
-    assert found.stderr == f"error: not inside a Slurm job: start it by sbatch {' '.join(words)}\n"
-    assert found.stdout == ""
+    ended = subprocess.run(["bash", *words], capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: not inside a Slurm job: start it by sbatch {' '.join(words)}\n"
+    assert ended.stdout == ""
 
 
 @by_name(JOBS)
 def test_outside_of_the_repository_it_is_one_clear_line(script, tmp_path):
-    found = subprocess.run(["bash", script], capture_output=True, text=True, cwd=tmp_path)
-    assert found.returncode == 2
-    assert found.stderr == (
+    ended = subprocess.run(["bash", script], capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr == (
         f"error: no slurm/common.sh in {tmp_path}: call sbatch in the repository's root, or with --chdir\n"
     )
 
@@ -82,6 +82,6 @@ def test_outside_of_the_repository_it_is_one_clear_line(script, tmp_path):
 def test_site_settings_that_are_not_there_are_one_clear_line(tmp_path):
     environment = os.environ | {"SLURM_JOB_ID": "7", "MAE_VIT_SITE": str(tmp_path / "site.sh")}
     words = ["bash", "slurm/pretrain.sh", "configs/mae_digits.yaml"]
-    found = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert found.returncode == 2
-    assert found.stderr == f"error: no site settings {tmp_path / 'site.sh'} in {ROOT}\n"
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: no site settings {tmp_path / 'site.sh'} in {ROOT}\n"

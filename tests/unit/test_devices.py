@@ -102,8 +102,8 @@ def test_objectives(name, left_behind):
         on_cuda(task, but="encoder.blocks.1.norm1.weight" if left_behind else "")
         engine = engine_of(task)
         with noticed(left_behind):
-            found = engine.module(batch_of().to(CUDA))
-            assert on_device(found.loss, *(part for value in found.values.values() for part in value))
+            output = engine.module(batch_of().to(CUDA))
+            assert on_device(output.loss, *(part for value in output.values.values() for part in value))
         held_out = HeldOut([batch_of()], batch_of(4))
         with noticed(left_behind):
             assert all(on_device(value) for value in task.evaluation_sums(batch_of().to(CUDA)).values())
@@ -189,10 +189,10 @@ def test_classifiers(name, left_behind):
             assert all(on_device(value) for value in task.evaluation_sums(batch_of().to(CUDA)).values())
             assert on_device(*(row.images for row in task.pictures(batch_of().to(CUDA))))
         with noticed(left_behind):
-            told = Predictor(Ranks(), CUDA, engine.module.context, 8).predict(
+            predictions = Predictor(Ranks(), CUDA, engine.module.context, 8).predict(
                 task, [batch_of()], np.zeros(8, np.int64)
             )
-            assert len(told.classes) == 8
+            assert len(predictions.classes) == 8
 
 
 @behind

@@ -171,9 +171,9 @@ def main() -> None:
         engine = DeepSpeedEngine(build_objective(name), step_options(stage), ranks, cpu)
         # Optimizer states are made at the first step.
         take_steps(engine, 1, log_every=100)
-        with counted((type(get_accelerator()), "synchronize")) as found:
+        with counted((type(get_accelerator()), "synchronize")) as waits:
             lines = take_steps(engine, 4, log_every=100)
-        results.append({"found": dict(found), "lines": lines})
+        results.append({"found": dict(waits), "lines": lines})
     print("RESULT", json.dumps(results))
 
 

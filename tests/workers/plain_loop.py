@@ -182,8 +182,8 @@ def count_copies() -> None:
 
 def spread(tensors: Iterable[torch.Tensor]) -> float:
     """How far numbers of different ranks lie apart."""
-    own = torch.cat([tensor.detach().flatten() for tensor in tensors])
-    least, most = own.clone(), own.clone()
+    flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    least, most = flat.clone(), flat.clone()
     torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
     torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
     return float((most - least).max())

@@ -38,7 +38,7 @@ class Traffic(TorchDispatchMode):
 
 
 def main() -> None:
-    ranks, found = find_ranks(), {}
+    ranks, results = find_ranks(), {}
     join(ranks, find_device(ranks), timeout=give_up_after(None))
     share = plain_loop.BATCH // ranks.world_size
     for name in sys.argv[1:]:
@@ -54,9 +54,9 @@ def main() -> None:
                 whole = sum(p.numel() for p in parameters) / numbers
                 engine.backward(loss)
                 engine.step(1e-3)
-        found[name] = {"bytes": traffic.bytes / numbers, "whole_after_forward": whole}
+        results[name] = {"bytes": traffic.bytes / numbers, "whole_after_forward": whole}
     if ranks.rank == 0:
-        print("RESULT", json.dumps(found))
+        print("RESULT", json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class _Engines:
         times = take_turns(lives, rounds=self.turns.rounds, steps=self.turns.steps)
         for engine, values in times.items():
             step = summarize(values, 2)
-            over = summarize(paired(values, times[_FIRST], lambda own, first: own / first))
+            over = summarize(paired(values, times[_FIRST], lambda value, first: value / first))
             emit(
                 _key(self.model, self.size, self.how, engine),
                 {

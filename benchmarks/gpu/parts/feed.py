@@ -165,20 +165,20 @@ class _Train:
         arguments = ["--config", str(_config(self.model)), "--resume", "never", *overrides, every]
         if code := pretrain([*arguments, f"run.dir={run}"]):
             raise RuntimeError(f"the run ended with exit code {code}")
-        found = summarize_log(read_json_lines(run / "metrics.jsonl"))
+        rates = summarize_log(read_json_lines(run / "metrics.jsonl"))
         shutil.rmtree(run)
-        return {**found, "batch_size": self.model.batch_size, "steps": steps, "cores": cores_of_rank()}
+        return {**rates, "batch_size": self.model.batch_size, "steps": steps, "cores": cores_of_rank()}
 
 
 def summarize_log(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians of a run's log lines after the first two."""
     counted = lines[_WARM_LINES:]
-    found = {
+    medians = {
         name: statistics.median(line[name] for line in counted) for name in ("images_per_s", "data_wait_frac")
     }
     return {
-        "images_per_s": round(found["images_per_s"], 1),
-        "data_wait_frac": round(found["data_wait_frac"], 4),
+        "images_per_s": round(medians["images_per_s"], 1),
+        "data_wait_frac": round(medians["data_wait_frac"], 4),
         "mfu": round(statistics.median(line["mfu"] for line in counted), 4) if "mfu" in counted[0] else None,
         "peak_memory_gib": round(counted[-1]["peak_memory_gib"], 2),
     }

@@ -75,14 +75,14 @@ class _Measure:
         workload = self._workload(name, "fp32")
         if f"{name} compiled" in wanted:
             expected = take_losses(workload, device)
-            found = take_losses(workload.compile(), device)
-            emit(f"{name} compiled", compare_losses(expected, found, AT_MOST["fp32"]))
+            losses = take_losses(workload.compile(), device)
+            emit(f"{name} compiled", compare_losses(expected, losses, AT_MOST["fp32"]))
             return
         expected = take_losses(workload, _CPU)
         for precision, at_most in AT_MOST.items():
             if f"{name} {precision}" in wanted:
-                found = take_losses(self._workload(name, precision), device)
-                emit(f"{name} {precision}", compare_losses(expected, found, at_most))
+                losses = take_losses(self._workload(name, precision), device)
+                emit(f"{name} {precision}", compare_losses(expected, losses, at_most))
 
     def _workload(self, name: str, precision: Precision) -> Workload:
         model = TINY if self._tiny else COMPARED
@@ -112,16 +112,16 @@ def take_losses(workload: Workload, device: torch.device) -> list[float]:
     return _continue(_engine(workload, device), workload, 0, STEPS)
 
 
-def compare_losses(expected: Sequence[float], found: Sequence[float], at_most: float) -> dict[str, Any]:
+def compare_losses(expected: Sequence[float], losses: Sequence[float], at_most: float) -> dict[str, Any]:
     """The largest relative difference, against its bound; a loss that is no number meets none."""
-    differences = [abs(a - b) / abs(a) for a, b in zip(expected, found, strict=True)]
+    differences = [abs(a - b) / abs(a) for a, b in zip(expected, losses, strict=True)]
     met = all(difference <= at_most for difference in differences)
     largest = max(differences, key=lambda difference: (difference != difference, difference))
     return {
         "largest_difference": float(f"{largest:.2e}"),
         "at_most": at_most,
         "met": met,
-        "losses": list(found),
+        "losses": list(losses),
         "expected": list(expected),
     }
 
@@ -130,7 +130,7 @@ def move_checkpoint(workload: Workload, first: torch.device, second: torch.devic
     """Trains half of the steps on one device, and the rest from a checkpoint of it on another."""
     expected = take_losses(workload, _CPU)
     engine, half = _engine(workload, first), STEPS // 2
-    found = _continue(engine, workload, 0, half)
+    losses = _continue(engine, workload, 0, half)
     with tempfile.TemporaryDirectory(prefix="mae-vit-benchmark-") as folder:
         options = CheckpointSection(every_steps=half)
         saver = Saver(engine, Path(folder), options, identity={}, every_steps=half, say=print)
@@ -138,8 +138,8 @@ def move_checkpoint(workload: Workload, first: torch.device, second: torch.devic
             raise OSError("the checkpoint could not be written: its message says why")
         resumed = _engine(workload, second)
         resumed.restore(load_checkpoint(Path(folder) / f"step-{half:08d}").state)
-    found += _continue(resumed, workload, half, STEPS)
-    return compare_losses(expected, found, AT_MOST["fp32"])
+    losses += _continue(resumed, workload, half, STEPS)
+    return compare_losses(expected, losses, AT_MOST["fp32"])
 
 
 def _engine(workload: Workload, device: torch.device) -> Engine:

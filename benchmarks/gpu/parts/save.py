@@ -49,17 +49,17 @@ class _Save:
             del state
         folder = self.scratch / "checkpoints"
         with HostMemory() as memory:
-            found = save_rounds(engine, folder, rounds=_ROUNDS)
+            saves = save_rounds(engine, folder, rounds=_ROUNDS)
         emit(
             self.model.name,
             {
-                "checkpoint_gb": found["checkpoint_gb"],
+                "checkpoint_gb": saves["checkpoint_gb"],
                 "gather_s": round(statistics.median(gathered), 6),
                 "gather_gb_s": round(size / statistics.median(gathered) / 1e9, 2),
-                "stall_s": found["stall_s"]["median"],
-                "write_s": found["write_s"]["median"],
-                "write_gb_s": found["write_gb_s"],
-                "longest_pause_s": found["longest_pause_while_written_s"]["max"],
+                "stall_s": saves["stall_s"]["median"],
+                "write_s": saves["write_s"]["median"],
+                "write_gb_s": saves["write_gb_s"],
+                "longest_pause_s": saves["longest_pause_while_written_s"]["max"],
                 "host_memory_gib": round(memory.most / 2**30, 2),
             },
         )

@@ -33,13 +33,13 @@ def find_tests() -> list[str]:
     """
     files = sorted(path for path in ROOT.glob("tests/**/test_*.py") if _MARK in path.read_text())
     done = _pytest(["--collect-only", "-q", *(path.relative_to(ROOT).as_posix() for path in files)])
-    found = [line for line in done.stdout.splitlines() if re.match(r"tests/\S+::\S", line)]
-    if done.returncode or not found:
-        told = (done.stdout + done.stderr).strip().splitlines()
+    tests = [line for line in done.stdout.splitlines() if re.match(r"tests/\S+::\S", line)]
+    if done.returncode or not tests:
+        output = (done.stdout + done.stderr).strip().splitlines()
         raise InputError(
-            f"the tests of GPUs cannot be collected: {told[-1] if told else 'pytest says nothing'}"
+            f"the tests of GPUs cannot be collected: {output[-1] if output else 'pytest says nothing'}"
         )
-    return found
+    return tests
 
 
 def _pytest(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -56,6 +56,6 @@ class _Tests:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", file=sys.stderr)
-            if found := _OUTCOME.match(line):
-                emit(found[1], {"outcome": found[2].lower(), "met": found[2] in _PASSED})
+            if matched := _OUTCOME.match(line):
+                emit(matched[1], {"outcome": matched[2].lower(), "met": matched[2] in _PASSED})
         process.wait()

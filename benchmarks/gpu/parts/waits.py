@@ -56,8 +56,8 @@ class _OnTorch:
         for name in OBJECTIVES:
             if f"torch {name}" in wanted:
                 workload = self._model.workload(*_length(self._model), *ENGINES["torch"][1])
-                found = count_waits(with_objective(workload, name), "error")
-                emit(f"torch {name}", {**found, "met": not any(found[key] for key in _COUNTS)})
+                waits = count_waits(with_objective(workload, name), "error")
+                emit(f"torch {name}", {**waits, "met": not any(waits[key] for key in _COUNTS)})
 
 
 class _OnDeepSpeed:
@@ -122,8 +122,8 @@ def count_waits(workload: Workload, mode: str) -> dict[str, Any]:
         finally:
             window.close()
     waits = (1 if where else window.waits) if on_gpu else None
-    found = {"waits_per_step": waits and waits / STEPS, "synchronized_per_step": window.synchronized / STEPS}
-    return {"steps": STEPS, **found, **({"where": where} if where else {})}
+    counts = {"waits_per_step": waits and waits / STEPS, "synchronized_per_step": window.synchronized / STEPS}
+    return {"steps": STEPS, **counts, **({"where": where} if where else {})}
 
 
 class _Window:

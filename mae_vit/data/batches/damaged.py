@@ -50,7 +50,7 @@ class WholeSamples:
                 images = self._source.images(seed, epoch, places, self._views_of(places), out)
                 return images, self._source.labels_of(places), tuple(passed.values())
             except DamagedSample as error:
-                self._known |= {int(places[position]): damage for position, damage in error.found}
+                self._known |= {int(places[position]): damage for position, damage in error.damaged}
                 self._folder = error.folder
 
     def _skip_damaged(

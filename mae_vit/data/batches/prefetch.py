@@ -11,11 +11,9 @@ import numpy as np
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import FetchUnavailable
 from mae_vit.core.progress import progress
-from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.batches.sources import Source
 from mae_vit.data.index import ShardIndex
-from mae_vit.data.order.order import Order, RankSlice, micro_batches
-from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.order.order import Order
 from mae_vit.data.remote.folder import check_room
 from mae_vit.data.shards.shard_files import ReadError
 
@@ -71,54 +69,28 @@ def fetch_split(index: ShardIndex, source: Source, order: Order, *, say: bool) -
             bar.update(shard.bytes)
 
 
-def training_batches(
-    index: ShardIndex,
-    source: Source,
-    order: Order,
-    share: RankSlice,
-    *,
-    node_ranks: int,
-    start_step: int,
-    stop_step: int,
-    skipped: Skipped,
-    workers: int,
-    pin_memory: bool,
+def fetch_ahead(
+    batches: Iterator[Batch], index: ShardIndex, coming: Iterator[np.ndarray], *, node_ranks: int
 ) -> Iterator[Batch]:
-    """Yields a rank's micro-batches as `load_batches` does, and prefetches remote shards.
+    """Yields batches while a thread fetches the remote shards of those to come.
 
     Args:
-        index: the split's shards.
-        source: reads the split's images, or a subset of them.
-        order: which samples of `source` make up each step.
-        share: this rank's slice of each step.
+        batches: of the split; their number goes with that of `coming`.
+        index: of the split.
+        coming: sample numbers of each batch.
         node_ranks: ranks that share this node's cache.
-        start_step: first optimizer step, from 0.
-        stop_step: one past the last optimizer step.
-        skipped: data steps that are not taken.
-        workers: data processes; 0 decodes in this process.
-        pin_memory: put batches in page-locked memory, from which copies to a GPU do not block.
     """
-    batches = load_batches(
-        source,
-        order,
-        share,
-        start_step=start_step,
-        stop_step=stop_step,
-        skipped=skipped,
-        workers=workers,
-        pin_memory=pin_memory,
-    )
-    if index.remote is None or source.in_memory:
-        return batches
-    coming = micro_batches(order, share, start_step=start_step, stop_step=stop_step, skipped=skipped)
+    assert index.remote is not None
     # The prefetcher gets a third of the cache. The shards that are being read need the rest: one or
     # two blocks of each lane.
-    prefetcher = ShardPrefetcher(
-        index,
-        (source.numbers(places) for _, places in coming),
-        window_bytes=index.remote.cache_bytes // (3 * node_ranks),
-    )
-    return with_prefetch(batches, prefetcher)
+    prefetcher = ShardPrefetcher(index, coming, window_bytes=index.remote.cache_bytes // (3 * node_ranks))
+    prefetcher.start()
+    try:
+        for number, batch in enumerate(batches):
+            prefetcher.advance_to(number)
+            yield batch
+    finally:
+        prefetcher.end()
 
 
 class ShardPrefetcher:
@@ -187,14 +159,3 @@ class ShardPrefetcher:
                     return True
                 self._moved.wait()
             return False
-
-
-def with_prefetch(batches: Iterator[Batch], prefetcher: ShardPrefetcher) -> Iterator[Batch]:
-    """Yields batches and tells the prefetcher which batch is reached."""
-    prefetcher.start()
-    try:
-        for number, batch in enumerate(batches):
-            prefetcher.advance_to(number)
-            yield batch
-    finally:
-        prefetcher.end()

@@ -78,10 +78,10 @@ def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
     return image
 
 
-def _check_size(found: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
+def _check_size(size: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
     """Checks an image's size in a split of equal-size images: `crop="pad"` and `MemorySource` rely on it."""
-    if expected is not None and found != expected:
-        raise DecodeError(f"{found[1]}x{found[0]} px, where all images are {expected[1]}x{expected[0]}")
+    if expected is not None and size != expected:
+        raise DecodeError(f"{size[1]}x{size[0]} px, where all images are {expected[1]}x{expected[0]}")
 
 
 class _IndexedSource:
@@ -162,10 +162,12 @@ class TarSource(_IndexedSource):
                     pixels, view.boxes[position], view.flips[position]
                 )
         if damaged:
-            found = [(place, self._index.damage(int(once[place]), why)) for place, why in damaged.items()]
+            damages = [(place, self._index.damage(int(once[place]), why)) for place, why in damaged.items()]
             raise DamagedSample(
                 sorted(
-                    (int(begins[place] + k), damage) for place, damage in found for k in range(counts[place])
+                    (int(begins[place] + k), damage)
+                    for place, damage in damages
+                    for k in range(counts[place])
                 ),
                 self._index.folder,
             )

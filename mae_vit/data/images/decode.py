@@ -158,10 +158,10 @@ def _orientation(image: Image.Image) -> int:
     if image.format == "TIFF":
         return 1  # Pillow applies it when it loads a TIFF
     try:
-        found = image.getexif().get(ExifTags.Base.Orientation, 1)
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # the parser of damaged EXIF raises many types
         return 1
-    return found if found in range(1, 9) else 1
+    return orientation if orientation in range(1, 9) else 1
 
 
 def _notes(image: Image.Image, data: bytes) -> tuple[str, ...]:
@@ -224,8 +224,8 @@ def _check_png(data: bytes) -> None:
         length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         end = at + 12 + length
         if kind == b"IDAT" and end <= len(data):
-            told = int.from_bytes(data[end - 4 : end], "big")
-            if zlib.crc32(memoryview(data)[at + 4 : end - 4]) != told:
+            checksum = int.from_bytes(data[end - 4 : end], "big")
+            if zlib.crc32(memoryview(data)[at + 4 : end - 4]) != checksum:
                 raise DecodeError("the checksum of its pixels differs")
         if kind == b"IEND":
             return

@@ -109,14 +109,11 @@ def prepare(
     with ConverterPool(conversion, workers) as pool:
         for split in written:
             part, statistics, failed = _write_split(
-                split,
+                ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples),
                 by_split[split],
                 names[split],
                 classes,
-                out,
                 pool,
-                shard_bytes=shard_bytes,
-                shard_samples=shard_samples,
                 processing=_note(
                     selection.note(split, whole=len(by_split[split]) == len(found.get(split, ()))), conversion
                 ),
@@ -190,20 +187,17 @@ def _note(processing: Processing, conversion: Conversion) -> Processing:
 
 
 def _write_split(
-    split: str,
+    writer: ShardWriter,
     entries: list[Entry],
     source_name: str,
     classes: list[str],
-    out: Path,
     pool: ConverterPool,
     *,
-    shard_bytes: int,
-    shard_samples: int,
     processing: Processing,
     exclusion: Exclusion | None = None,
 ) -> tuple[Split, Statistics, list[str]]:
-    """Writes the shards of a split under temporary names."""
-    partial = partial_folder(out, split)
+    """Writes the shards of a split into the writer's folder, which is begun anew."""
+    partial, split = writer.folder, writer.split
     shutil.rmtree(partial, ignore_errors=True)
     number_of = {name: number for number, name in enumerate(classes)}
     statistics, failed = Statistics(), list[str]()
@@ -215,7 +209,7 @@ def _write_split(
     try:
         partial.mkdir(parents=True)
         bar = progress(total=len(entries), desc=f"writing {split}", unit=" images")
-        with bar, ShardWriter(partial, split, shard_bytes, shard_samples) as writer:
+        with bar, writer:
             readable = _read_all((entries[number] for number in order), failed)
             for entry, data, image in pool.run(readable, len(entries)):
                 bar.update()

@@ -16,7 +16,7 @@ class ShardWriter:
 
     def __init__(self, folder: Path, split: str, shard_bytes: int, shard_samples: int) -> None:
         """Writes into `folder`."""
-        self._folder, self._split = folder, split
+        self.folder, self.split = folder, split
         self._shard_bytes, self._shard_samples = shard_bytes, shard_samples
         self._writer: Any = None
         self._file: Any = None
@@ -36,7 +36,7 @@ class ShardWriter:
         ):
             self._close_shard()
         if self._file is None:
-            self._file = (self._folder / f"{self._split}-{len(self.shards):06d}.tar").open("wb")
+            self._file = (self.folder / f"{self.split}-{len(self.shards):06d}.tar").open("wb")
             # No time and no user: equal sources give equal bytes.
             self._writer = wds.TarWriter(self._file, encoder=False, mtime=0, user="", group="", mode=0o644)
         sample: dict[str, Any] = {"__key__": key, extension: data}

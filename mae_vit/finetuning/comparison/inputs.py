@@ -56,15 +56,15 @@ def _weights_among(arguments: Sequence[str], config: Path) -> Iterator[tuple[str
             yield option, value
 
 
-def difference(told: object, now: Mapping[str, Any]) -> str | None:
+def difference(recorded: object, now: Mapping[str, Any]) -> str | None:
     """Returns the first input that differs between two descriptions; None if no known value differs.
 
     New splits in the data do not count as a difference.
     """
-    if not isinstance(told, dict):  # an older version recorded only the settings
+    if not isinstance(recorded, dict):  # an older version recorded only the settings
         return "settings"
     for name, value in now.items():
-        before = told.get(name)
+        before = recorded.get(name)
         if name == "data" and before and value:
             value = {split: value.get(split) for split in before}
         if value != before and (name == "settings" or None not in (value, before)):
@@ -72,11 +72,11 @@ def difference(told: object, now: Mapping[str, Any]) -> str | None:
     return None
 
 
-def changed_settings(told: object, now: Mapping[str, Any]) -> str:
+def changed_settings(recorded: object, now: Mapping[str, Any]) -> str:
     """Returns a parenthesis that lists the settings that differ between two descriptions; empty if unknown."""
-    if not isinstance(told, dict):
+    if not isinstance(recorded, dict):
         return ""
-    before, after = _named(told["settings"]), _named(now["settings"])
+    before, after = _named(recorded["settings"]), _named(now["settings"])
     gone = [one for one in before if one not in after]
     new = [one for one in after if one not in before]
     parts = [f"{when} {' '.join(which)}" for when, which in (("then", gone), ("now", new)) if which]

@@ -64,10 +64,10 @@ class Job:
     def summary(self) -> dict[str, Any]:
         """The run's `summary.json` so far; empty before the run begins."""
         try:
-            told: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+            summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         except (OSError, ValueError):
             return {}
-        return told
+        return summary
 
     @property
     def log(self) -> Path:
@@ -75,7 +75,7 @@ class Job:
         return self._beside(".log")
 
     @property
-    def _told(self) -> Path:
+    def _record(self) -> Path:
         return self._beside(".job.json")
 
     def is_done(self) -> bool:
@@ -84,11 +84,11 @@ class Job:
         Raises:
             InputError: if the folder holds a run of other inputs.
         """
-        if self.notes is not None or not self._told.exists():
+        if self.notes is not None or not self._record.exists():
             return False
-        told, now = json.loads(self._told.read_text()), self._inputs()
-        if what := difference(told, now):
-            which = changed_settings(told, now) if what == "settings" else ""
+        recorded, now = json.loads(self._record.read_text()), self._inputs()
+        if what := difference(recorded, now):
+            which = changed_settings(recorded, now) if what == "settings" else ""
             raise InputError(
                 f"{self.folder} was run with another {_WHAT[what]} than {self.name} has now{which}: give the "
                 f"comparison another run.name, or delete {self.folder} to run it again"
@@ -111,7 +111,7 @@ class Job:
 
     def remember(self) -> None:
         """Records its inputs; call it before the run begins."""
-        write_json(self._told, self._inputs())
+        write_json(self._record, self._inputs())
 
     def _inputs(self) -> dict[str, Any]:
         return describe_inputs(self.arguments, self.config, self.start, self.data)
@@ -134,14 +134,14 @@ class Job:
 
     def work(self) -> tuple[float, float] | None:
         """Returns FLOPs done and in total; None before the run reports them."""
-        told = self.summary
-        total, flops = told.get("total_steps"), told.get("flops_per_step")
-        if told.get("status") == "done" and not total:
+        summary = self.summary
+        total, flops = summary.get("total_steps"), summary.get("flops_per_step")
+        if summary.get("status") == "done" and not total:
             # Scoring costs almost nothing, but the progress bar must move after such a job.
             return 1.0, 1.0
         if not total or not flops:
             return None
-        if told["status"] == "done":
+        if summary["status"] == "done":
             return total * flops, total * flops
         return _last_step(self.folder / "metrics.jsonl") * flops, total * flops
 

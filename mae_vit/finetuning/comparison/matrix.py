@@ -120,8 +120,8 @@ class Matrix:
             try:
                 load_config(FinetuneConfig, path, lines, amend=amend, overrides_from="set")
             except InputError as error:
-                own = mode != "finetune" and entry.modes is None
-                hint = " (or give this entry modes of its own: modes: [finetune])" if own else ""
+                by_default = mode != "finetune" and entry.modes is None
+                hint = " (or give this entry modes of its own: modes: [finetune])" if by_default else ""
                 raise InputError(f"{error}{hint}") from None
 
     def modes_of(self, entry: EntrySection) -> list[Mode]:
@@ -160,12 +160,12 @@ class Matrix:
             return (points[0] if points else {}), []
         scores = []
         for number in range(len(points)):
-            found = [
+            run_scores = [
                 self._tune_job(entry, labels, number, seed).summary.get(_TUNED_BY)
                 for seed in self.config.tune_seeds
             ]
-            known = [float(score) for score in found if score is not None]
-            scores.append(sum(known) / len(known) if len(known) == len(found) else -1.0)
+            known = [float(score) for score in run_scores if score is not None]
+            scores.append(sum(known) / len(known) if len(known) == len(run_scores) else -1.0)
         return points[scores.index(max(scores))], scores
 
     def count_cells(self) -> int:
@@ -193,7 +193,7 @@ class Matrix:
         Raises:
             InputError: if the cost of the other entry is not known yet.
         """
-        found = []
+        cells = []
         for entry, labels, mode in self.rows():
             if (entry.compute_of is not None) != compute_of:
                 continue
@@ -202,8 +202,8 @@ class Matrix:
                 more = self._steps_for(entry, labels, mode) if compute_of else {}
                 job = self._cell_job(entry, labels, mode, seed, point | more)
                 fixed = self.seed_independent(entry, labels, mode)
-                found.append(Cell(entry, labels, mode, seed, point | more, job, fixed))
-        return found
+                cells.append(Cell(entry, labels, mode, seed, point | more, job, fixed))
+        return cells
 
     def distinguishing_settings(self, entry: EntrySection, point: Overrides) -> Overrides:
         """Returns an entry's config, its own overrides and the settings chosen for it."""
@@ -224,11 +224,11 @@ class Matrix:
         like = self._like(entry)
         seed = (other.seeds or self.config.seeds)[0]
         theirs = self._cell_job(other, labels, mode, seed, self.chosen(other, labels)[0]).summary
-        own = self._cell_job(like, labels, mode, seed, self.chosen(like, labels)[0]).summary
+        summary = self._cell_job(like, labels, mode, seed, self.chosen(like, labels)[0]).summary
         costs = [cost_of_run(theirs).flops, self.cost_before(other).flops]
-        if None in costs or not own.get("flops_per_step"):
+        if None in costs or not summary.get("flops_per_step"):
             raise InputError(f'"{entry.name}": the cost of "{other.name}" or "{like.name}" is not known')
-        return {"train.steps": math.ceil(sum(filter(None, costs)) / own["flops_per_step"])}
+        return {"train.steps": math.ceil(sum(filter(None, costs)) / summary["flops_per_step"])}
 
     def _check_twins(self, entry: EntrySection) -> None:
         """Checks that the cells exist from which a `compute_of` entry takes its cost and its settings.
@@ -242,12 +242,12 @@ class Matrix:
             )
         other = next(one for one in self.config.entries if one.name == entry.compute_of)
         for twin in (other, self._like(entry)):
-            for what, own, theirs in (
+            for what, of_entry, of_twin in (
                 ("labels_per_class", entry.labels_per_class, twin.labels_per_class),
                 ("modes", entry.modes, twin.modes),
             ):
                 default = getattr(self.config, what)
-                if missing := set(own or default) - set(theirs or default):
+                if missing := set(of_entry or default) - set(of_twin or default):
                     raise InputError(
                         f'compute_of: "{twin.name}" has no {what} {", ".join(map(str, missing))}'
                     )
@@ -264,16 +264,16 @@ class Matrix:
     def _pretrain_job(self, name: str) -> Job:
         section = self.config.pretrain[name]
         settings = {"data.path": self.config.data.path, **section.set}
-        own = self._folder / "pretrain" / slug(name)
+        folder = self._folder / "pretrain" / slug(name)
         elsewhere = Path(section.dir) if section.dir else None
         return Job(
             f"pretrain {name}",
-            elsewhere or own,
+            elsewhere or folder,
             "pretrain/run.py",
             self._file(section.config),
             tuple(_lines(settings)),
             settings["data.path"],
-            notes=own if elsewhere else None,
+            notes=folder if elsewhere else None,
         )
 
     def _tune_job(self, entry: EntrySection, labels: Labels, number: int, seed: int) -> Job:

@@ -62,14 +62,14 @@ class Runner:
         """
         waiting = unfinished(jobs)
         running: list[_Running] = []
-        told, look_at = False, 0.0
+        announced, look_at = False, 0.0
         try:
             while (waiting or running) and not (self.stopped and not running):
                 if time.monotonic() >= look_at and not self.stopped:
                     self._fill(waiting, running)
                     look_at = time.monotonic() + _LOOK_AGAIN_S
-                if self.stopped and not told:
-                    told = True
+                if self.stopped and not announced:
+                    announced = True
                     for one in running:
                         one.process.terminate()
                 for one in [one for one in running if one.process.poll() is not None]:
@@ -170,10 +170,10 @@ def _settle_in(parent: int, slot: int, slots: int) -> Callable[[], None] | None:
         return None
     libc = ctypes.CDLL(None)
     cores = sorted(os.sched_getaffinity(0))
-    own = cores[slot::slots] or [cores[slot % len(cores)]]
+    slot_cores = cores[slot::slots] or [cores[slot % len(cores)]]
 
     def prepare() -> None:
-        os.sched_setaffinity(0, own)
+        os.sched_setaffinity(0, slot_cores)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)

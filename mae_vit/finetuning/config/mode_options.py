@@ -37,16 +37,16 @@ _NEUTRAL = {"data.augment.flip": False}
 
 def unused_options(config: BaseModel, mode: str) -> list[str]:
     """Lists, as `key=value`, the options of a config that have no effect in a mode on frozen features."""
-    found = []
+    unused = []
     for path, obeyed in _OBEYED_BY_ALL.items():
         section: BaseModel = config
         for part in path.split("."):
             section = getattr(section, part)
-        own = _OBEYED.get(mode, {}).get(path, set())
+        obeyed_in_mode = _OBEYED.get(mode, {}).get(path, set())
         for name, field in type(section).model_fields.items():
             key, value = f"{path}.{name}", getattr(section, name)
-            if name not in obeyed | own and value != _NEUTRAL.get(
+            if name not in obeyed | obeyed_in_mode and value != _NEUTRAL.get(
                 key, field.get_default(call_default_factory=True)
             ):
-                found.append(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
-    return found
+                unused.append(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
+    return unused

@@ -243,7 +243,7 @@ class FinetuneConfig(Config):
 
     def _check_network(self) -> None:
         """A network begins from scratch, and has its own read-out and head."""
-        name, own = self.model.name, FinetuneSection()
+        name, defaults = self.model.name, FinetuneSection()
         if self.finetune.start is not None:
             raise ValueError(
                 f'model.name="{name}" begins from scratch, --ckpt {self.finetune.start} does not fit it'
@@ -251,7 +251,7 @@ class FinetuneConfig(Config):
         if self.finetune.mode != "finetune":
             raise ValueError(f'finetune.mode="{self.finetune.mode}" needs a Vision Transformer, not "{name}"')
         for key in ("pool", "head_init", "freeze_patch_embed", "teacher"):
-            if getattr(self.finetune, key) != getattr(own, key):
+            if getattr(self.finetune, key) != getattr(defaults, key):
                 raise ValueError(f'finetune.{key} has no effect with model.name="{name}"')
         if self.optim.layer_decay is not None:
             raise ValueError(f'optim.layer_decay has no effect with model.name="{name}"')

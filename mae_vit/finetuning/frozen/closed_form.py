@@ -49,19 +49,19 @@ def score_in_closed_form(
         )
         guesses = predictions_of(asked, scores / scores.sum(dim=1, keepdim=True))
         return {"test_top1": guesses.top1, "test_top5": guesses.top5, **options}, guesses
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for shots in sorted(set(config.finetune.shots)):
-        found = []
+        top1_by_draw = []
         for draw in range(config.finetune.draws):
             chosen, _ = draw_shots(known, shots=shots, queries=0, draw=draw, seed=config.run.seed)
             drawn = torch.from_numpy(chosen).to(predictor.device)
             fit = partial(least_squares_scores, support[drawn], labels[drawn], num_classes=classes)
             scores = shared_scores(fit, query, predictor.ranks)
             guesses = predictions_of(asked, scores.softmax(dim=1))
-            found.append(guesses.top1)
-        spread = float(np.std(found, ddof=1)) if len(found) > 1 else None
-        told[str(shots)] = {"mean": float(np.mean(found)), "std": spread, "draws": found}
-    return {"test_top1": told[str(max(config.finetune.shots))]["mean"], "few_shot": told}, guesses
+            top1_by_draw.append(guesses.top1)
+        spread = float(np.std(top1_by_draw, ddof=1)) if len(top1_by_draw) > 1 else None
+        results[str(shots)] = {"mean": float(np.mean(top1_by_draw)), "std": spread, "draws": top1_by_draw}
+    return {"test_top1": results[str(max(config.finetune.shots))]["mean"], "few_shot": results}, guesses
 
 
 def shared_scores(score: Callable[[Tensor], Tensor], query: Tensor, ranks: Ranks) -> Tensor:
@@ -77,7 +77,7 @@ def shared_scores(score: Callable[[Tensor], Tensor], query: Tensor, ranks: Ranks
     """
     if ranks.world_size == 1:
         return score(query)
-    own = score(query[ranks.rank :: ranks.world_size])
-    scores = own.new_zeros(len(query), own.shape[1])
-    scores[ranks.rank :: ranks.world_size] = own
+    rank_scores = score(query[ranks.rank :: ranks.world_size])
+    scores = rank_scores.new_zeros(len(query), rank_scores.shape[1])
+    scores[ranks.rank :: ranks.world_size] = rank_scores
     return sum_over_ranks(scores, ranks)

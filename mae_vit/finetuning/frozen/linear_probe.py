@@ -232,7 +232,7 @@ def _bytes_of(probe: LinearProbe, config: FinetuneConfig, data: FinetuneData, ou
     The norm before the layer is folded into it.
     """
     weight, bias = (tensor.cpu().contiguous() for tensor in probe.folded())
-    told: dict[str, Any] = {"classes": data.classes, "mean": data.mean, "std": data.std}
-    told |= {**(asdict(outputs.info) if outputs.info else {}), "pool": config.finetune.pool}
-    told |= {"objective": "linear_probe", "start": config.finetune.start}
-    return save_tensors({"head.weight": weight, "head.bias": bias}, metadata=to_metadata(told))
+    metadata: dict[str, Any] = {"classes": data.classes, "mean": data.mean, "std": data.std}
+    metadata |= {**(asdict(outputs.info) if outputs.info else {}), "pool": config.finetune.pool}
+    metadata |= {"objective": "linear_probe", "start": config.finetune.start}
+    return save_tensors({"head.weight": weight, "head.bias": bias}, metadata=to_metadata(metadata))

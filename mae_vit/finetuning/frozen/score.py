@@ -24,6 +24,7 @@ from mae_vit.finetuning.config.mode_options import unused_options
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
+from mae_vit.finetuning.frozen.initial_model import open_frozen
 from mae_vit.finetuning.frozen.linear_probe import (
     WEIGHTS,
     describe_probe,
@@ -31,7 +32,7 @@ from mae_vit.finetuning.frozen.linear_probe import (
     plan_probe,
     score_by_probe,
 )
-from mae_vit.finetuning.label_overlap import labels_after_training, start_label_overlap, warn_of_seen_labels
+from mae_vit.finetuning.label_overlap import labels_after_training
 from mae_vit.finetuning.models.build import describe_encoder
 from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier
 from mae_vit.finetuning.results.predict import Predictor
@@ -47,7 +48,6 @@ from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import resume_or_start, run_folder_locked
-from mae_vit.weights.load import LoadReport, load_weights, warn_normalization_differs
 from mae_vit.weights.start import Weights
 
 
@@ -69,74 +69,43 @@ def score_frozen(
     mode = config.finetune.mode
     if isinstance(arguments.resume, Path):
         raise InputError(
-            f'--resume PATH has no effect with finetune.mode="{mode}": there are no steps to resume from'
+            f'--resume PATH has no effect with finetune.mode="{mode}": it has no steps to resume from'
         )
-    if mode == "few_shot":
-        config = _fitting_shots(config, data, say=ranks.rank == 0)
+    config = _fitting_shots(config, data, say=ranks.rank == 0) if mode == "few_shot" else config
     plan = plan_probe(config, data) if mode == "linear_probe" else None
-    if plan is not None and ranks.rank == 0:
+    if plan and ranks.rank == 0:
         print_notes(plan)
     derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
     identity = run_identity(config, derived=derived)
-    results = folder.path / "results.json" if config.finetune.test else folder.summary
-    # One process asks now. Several ranks ask together, after the process group exists.
-    alone = ranks.world_size == 1 or arguments.dry_run
+    alone = ranks.world_size == 1 or arguments.dry_run  # several ranks ask together, once they are joined
     if alone and arguments.resume != "never" and _is_done(folder, identity):
-        if ranks.rank == 0:
-            print(f"{folder.path} is finished; results: {results}")
-        return 0
-    model = build()
-    assert isinstance(model, ViTClassifier)
-    coverage = load_frozen(model, start)
-    if coverage is not None and start is not None and ranks.rank == 0:
-        print(coverage.describe(start.source))
-        warn_normalization_differs(start, data.mean, data.std)
-        if "fc_norm.weight" in start.tensors and model.pool == "cls":
-            print(
-                "note: these weights were fine-tuned on the mean of the patch tokens; finetune.pool=mean uses it"
-            )
-    seen = start_label_overlap(start, None, config, data)
-    if seen == "held-out" and start is not None and ranks.rank == 0:
-        warn_of_seen_labels(start.source)
-    if start is None and ranks.rank == 0:
-        print("note: no pretrained weights (--ckpt): these are the features of random weights")
+        return _say_finished(config, folder, ranks)
+    model, labels_seen = open_frozen(config, data, build, start, say=ranks.rank == 0)
     if arguments.dry_run:
         if ranks.rank == 0:
-            if plan is not None:
-                image_shape = (config.model.in_chans, *config.model.image_hw)
-                forward = estimate(build, image_shape=image_shape, batch_size_per_device=_batch_size(config))
-                print(describe_probe(config, data, plan, forward.flops_per_image / 3))
-            else:
-                print(
-                    f"{mode} of {config.finetune.start or 'random weights'}: {len(data.train):,} labeled images, "
-                    f'{len(data.test):,} of split "{data.test_index.split}"'
-                )
-            print("all checks passed; nothing was scored")
+            print(_describe_plan(config, data, build, plan))
         return 0
     resume_or_start(config, arguments, folder, identity, ranks, device, saves=False)
-    told = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": seen}
-    text = dump_config(config)
+    facts = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": labels_seen}
 
     def create() -> None:
-        folder.create(text, describe_environment(sys.argv, ranks.world_size))
-        folder.write_summary("running", told)
+        folder.create(dump_config(config), describe_environment(sys.argv, ranks.world_size))
+        folder.write_summary("running", facts)
         if plan is None and (note := _note_unused(config, arguments)):
             print(note)
 
     with run_folder_locked(folder, ranks):
         # Another process may have finished the run while this one waited for the lock.
         if run_on_rank_zero(lambda: _is_done(folder, identity), ranks):
-            if ranks.rank == 0:
-                print(f"{folder.path} is finished; results: {results}")
-            return 0
+            return _say_finished(config, folder, ranks)
         run_on_rank_zero(create, ranks)
         try:
             with exit_on_signal():
-                lines = _score_and_write(config, data, model, plan, told, folder, ranks, device)
+                lines = _score_and_write(config, data, model, plan, facts, folder, ranks, device)
         except Exception:
             if ranks.rank == 0:
                 with suppress(OSError):
-                    folder.write_summary("failed", told)
+                    folder.write_summary("failed", facts)
             raise
     if ranks.rank == 0:
         mark_slurm_progress()
@@ -145,12 +114,34 @@ def score_frozen(
     return 0
 
 
+def _say_finished(config: FinetuneConfig, folder: RunFolder, ranks: Ranks) -> int:
+    if ranks.rank == 0:
+        results = folder.path / "results.json" if config.finetune.test else folder.summary
+        print(f"{folder.path} is finished; results: {results}")
+    return 0
+
+
+def _describe_plan(
+    config: FinetuneConfig, data: FinetuneData, build: Callable[[], Classifier], plan: Plan | None
+) -> str:
+    if plan is not None:
+        image_shape = (config.model.in_chans, *config.model.image_hw)
+        forward = estimate(build, image_shape=image_shape, batch_size_per_device=_batch_size(config))
+        facts = describe_probe(config, data, plan, forward.flops_per_image / 3)
+    else:
+        facts = (
+            f"{config.finetune.mode} of {config.finetune.start or 'random weights'}: {len(data.train):,} labeled "
+            f'images, {len(data.test):,} of split "{data.test_index.split}"'
+        )
+    return f"{facts}\nall checks passed; nothing was scored"
+
+
 def _score_and_write(
     config: FinetuneConfig,
     data: FinetuneData,
     model: ViTClassifier,
     plan: Plan | None,
-    told: dict[str, Any],
+    facts: dict[str, Any],
     folder: RunFolder,
     ranks: Ranks,
     device: torch.device,
@@ -164,12 +155,12 @@ def _score_and_write(
     model.to(device)
     guesses: Predictions | None
     if plan is not None:
-        found, guesses, weights = score_by_probe(config, data, model, plan, outputs)
+        scores, guesses, weights = score_by_probe(config, data, model, plan, outputs)
     else:
-        found, guesses = score_in_closed_form(config, data, model, predictor)
-        found["test_most_frequent"] = guesses.most_frequent
+        scores, guesses = score_in_closed_form(config, data, model, predictor)
+        scores["test_most_frequent"] = guesses.most_frequent
         weights = None
-    summary = {**told, "train_top1": None, "val_top1": None, **found}
+    summary = {**facts, "train_top1": None, "val_top1": None, **scores}
 
     def write() -> None:
         try:
@@ -186,35 +177,6 @@ def _score_and_write(
 
     run_on_rank_zero(write, ranks)
     return _results(config, data, summary, outputs)
-
-
-def load_frozen(model: ViTClassifier, start: Weights | None) -> LoadReport | None:
-    """Loads pretrained weights into the encoder, and applies the norm that they were trained with.
-
-    Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were
-    fine-tuned on the mean of the patch tokens have `fc_norm` after the mean instead (official MAE code).
-
-    Returns:
-        How each tensor was loaded; None without pretrained weights.
-
-    Raises:
-        InputError: if the weights do not fit; names the difference.
-    """
-    norm = torch.nn.LayerNorm(model.encoder.embed_dim, eps=1e-6)
-    model.encoder.norm, model.fc_norm = norm, torch.nn.Identity()
-    if start is None:
-        return None
-    own = [name for name in ("fc_norm.weight", "fc_norm.bias") if name in start.tensors]
-    if own:
-        model.encoder.norm, model.fc_norm = model.fc_norm, norm
-    coverage = load_weights(start, model.encoder)
-    if own:
-        if len(own) == 1:
-            raise InputError(f"{start.source} has only {own[0]} of the norm after the mean")
-        norm.load_state_dict({name.removeprefix("fc_norm."): start.tensors[name] for name in own})
-        coverage.skipped = [name for name in coverage.skipped if name not in own]
-        coverage.loaded += own
-    return coverage
 
 
 def _batch_size(config: FinetuneConfig) -> int:
@@ -238,9 +200,11 @@ def _results(
         ]
     if mode == "linear_probe":
         lines += describe_results(summary, outputs)
-    for shots, told in summary.get("few_shot", {}).items():
-        spread = "" if told["std"] is None else f" +- {told['std']:.2%} over {config.finetune.draws} draws"
-        lines.append(f"  {shots:>3} shots  {told['mean']:.2%}{spread}")
+    for shots, few_shot in summary.get("few_shot", {}).items():
+        spread = (
+            "" if few_shot["std"] is None else f" +- {few_shot['std']:.2%} over {config.finetune.draws} draws"
+        )
+        lines.append(f"  {shots:>3} shots  {few_shot['mean']:.2%}{spread}")
     if config.finetune.test:
         lines.append(f"  details   {path / 'results.json'}, {path / 'predictions.csv'}")
     return lines
@@ -254,10 +218,10 @@ def _note_unused(config: FinetuneConfig, arguments: Arguments) -> str:
     of_file = [option for option in unused if option not in asked] if arguments.config else []
     if not asked and not of_file:
         return ""
-    told = [", ".join(asked)] if asked else []
+    groups = [", ".join(asked)] if asked else []
     if of_file:
-        told.append(f"of {arguments.config} {', '.join(of_file)}")
-    return f"note: {mode} trains nothing, so these have no effect: {'; '.join(told)}"
+        groups.append(f"of {arguments.config} {', '.join(of_file)}")
+    return f"note: {mode} trains nothing, so these have no effect: {'; '.join(groups)}"
 
 
 def _fitting_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> FinetuneConfig:

@@ -59,12 +59,12 @@ class Teacher:
 
     Attributes:
         model: the classifier; it normalizes images as in its own training.
-        told: the metadata of its file.
+        description: the metadata of its file.
         digest: the first 16 hexadecimal digits of its file's SHA-256.
     """
 
     model: Classifier
-    told: Description
+    description: Description
     digest: str
 
     @torch.no_grad()
@@ -90,7 +90,7 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
     """
     file, named = path / FILE if path.is_dir() else path, f"finetune.teacher={path}"
     try:
-        told, tensors = Description.model_validate(read_metadata(file)), load_file(file)
+        description, tensors = Description.model_validate(read_metadata(file)), load_file(file)
     except OSError as error:
         raise InputError(
             f"{named}: cannot read {file.name}: {error_reason(error)} "
@@ -99,56 +99,62 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
     except (SafetensorError, KeyError, TypeError, ValueError, ValidationError, RecursionError):
         raise InputError(f"{named} is not the {FILE} of a fine-tuning run") from None
     if "dist_token" in tensors:
-        raise InputError(f"{named} was distilled itself and cannot teach: give its own teacher")
-    if told.classes != list(classes):
+        raise InputError(f"{named} was distilled itself, which does not teach: give its own teacher")
+    if description.classes != list(classes):
         raise InputError(
-            f"{named} has {len(told.classes)} classes ({', '.join(told.classes[:3])}, ...), "
+            f"{named} tells apart {len(description.classes)} classes ({', '.join(description.classes[:3])}, ...), "
             f"the data has {len(classes)} ({', '.join(classes[:3])}, ...)"
         )
-    if len(told.mean) != in_chans:
-        raise InputError(f"{named} takes {len(told.mean)} channels, model.in_chans={in_chans}")
-    if tuple(told.img_size) != img_size:
-        raise InputError(f"{named} takes images of {told.img_size}, the student's are {list(img_size)}")
+    if len(description.mean) != in_chans:
+        raise InputError(f"{named} takes {len(description.mean)} channels, model.in_chans={in_chans}")
+    if tuple(description.img_size) != img_size:
+        raise InputError(
+            f"{named} takes images of {description.img_size}, the student's are {list(img_size)}"
+        )
     try:
-        model = _rebuild(told, tensors)
+        model = _rebuild(description, tensors)
     except Exception as error:  # any malformed content of an untrusted file
         raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
     model.eval().requires_grad_(False)
-    return Teacher(model, told, hashlib.sha256(file.read_bytes()).hexdigest()[:16])
+    return Teacher(model, description, hashlib.sha256(file.read_bytes()).hexdigest()[:16])
 
 
-def _rebuild(told: Description, tensors: dict[str, Tensor]) -> Classifier:
+def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier:
     """Builds the described network and loads the tensors; raises on any mismatch."""
-    if len(told.std) != len(told.mean) or min(told.std) <= 0:
-        raise ValueError(f"std={told.std} does not fit mean={told.mean}")
-    common: dict[str, Any] = {"mean": told.mean, "std": told.std, "labels": LabelLoss(len(told.classes))}
+    if len(description.std) != len(description.mean) or min(description.std) <= 0:
+        raise ValueError(f"std={description.std} does not fit mean={description.mean}")
+    common: dict[str, Any] = {
+        "mean": description.mean,
+        "std": description.std,
+        "labels": LabelLoss(len(description.classes)),
+    }
     build: Callable[[], Classifier]
-    if told.network is not None:
-        name, prefix = told.network, "network."
+    if description.network is not None:
+        name, prefix = description.network, "network."
 
         def build() -> Classifier:
             network = build_network(
                 name,
-                num_classes=len(told.classes),
-                in_chans=len(told.mean),
-                img_size=(told.img_size[0], told.img_size[1]),
+                num_classes=len(description.classes),
+                in_chans=len(description.mean),
+                img_size=(description.img_size[0], description.img_size[1]),
             )
             return NetworkClassifier(network, **common)
 
     else:
         prefix = "encoder."
-        geometry = geometry_from(told.model_dump())
+        geometry = geometry_from(description.model_dump())
         assert geometry is not None
 
         def build() -> Classifier:
-            return ViTClassifier(geometry.build(), pool=told.pool, head_init="zero", **common)
+            return ViTClassifier(geometry.build(), pool=description.pool, head_init="zero", **common)
 
     # Check the shapes on the meta device first: a small file may describe a network too large for memory.
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in build().state_dict().items()}
-    own = {name if name in shapes else prefix + name: value for name, value in tensors.items()}
-    if {name: value.shape for name, value in own.items()} != shapes:
+    state = {name if name in shapes else prefix + name: value for name, value in tensors.items()}
+    if {name: value.shape for name, value in state.items()} != shapes:
         raise ValueError("its tensors are not those of the network that it names")
     model = build()
-    model.load_state_dict(own, strict=True)
+    model.load_state_dict(state, strict=True)
     return model

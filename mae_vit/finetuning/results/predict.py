@@ -52,27 +52,27 @@ class Predictor:
         with self.autocast():
             for batch in batches:
                 moved = batch.to(self.device)
-                first, confidence, found = _best(model.classify(moved).softmax(dim=-1), moved.labels)
+                first, confidence, in_top5 = _best(model.classify(moved).softmax(dim=-1), moved.labels)
                 damaged = torch.tensor([one.sample for one in batch.damaged], dtype=torch.int64)
                 whole = ~torch.isin(batch.keys.index, damaged).to(self.device)
-                columns = [first, confidence, found, whole]
+                columns = [first, confidence, in_top5, whole]
                 rows.append(torch.stack(columns, dim=1).double())
         table = torch.zeros(len(labels), 4, dtype=torch.float64, device=self.device)
         if rows:
             table[self.ranks.rank :: self.ranks.world_size] = torch.cat(rows)
-        told = sum_over_ranks(table, self.ranks).cpu().numpy()
-        whole_ones = told[:, 3] > 0
-        labels, told = labels[whole_ones], told[whole_ones]
+        summed = sum_over_ranks(table, self.ranks).cpu().numpy()
+        whole_ones = summed[:, 3] > 0
+        labels, summed = labels[whole_ones], summed[whole_ones]
         return Predictions(
-            labels.astype(np.int64), told[:, 0].astype(np.int64), told[:, 1], told[:, 2].astype(bool)
+            labels.astype(np.int64), summed[:, 0].astype(np.int64), summed[:, 1], summed[:, 2].astype(bool)
         )
 
 
 def predictions_of(labels: np.ndarray, chances: Tensor) -> Predictions:
     """Turns labels int64 (n,) and probabilities (n, K) into predictions."""
     best = _best(chances, torch.from_numpy(labels).to(chances.device))
-    first, confidence, found = (column.cpu() for column in best)
-    return Predictions(labels, first.numpy(), confidence.double().numpy(), found.numpy())
+    first, confidence, in_top5 = (column.cpu() for column in best)
+    return Predictions(labels, first.numpy(), confidence.double().numpy(), in_top5.numpy())
 
 
 def _best(chances: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -121,17 +121,17 @@ class Outputs:
             name.removeprefix(prefix): value.detach().cpu().contiguous()
             for name, value in model.state_dict().items()
         }
-        told: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "classes": self.data.classes,
             "mean": self.data.mean,
             "std": self.data.std,
         }
         if self.info is not None:
-            told |= {**asdict(self.info), "step": best.step, "pool": self.config.finetune.pool}
+            metadata |= {**asdict(self.info), "step": best.step, "pool": self.config.finetune.pool}
         else:
-            told |= {"network": self.config.model.name, "img_size": list(self.config.model.image_hw)}
-        told["labels"] = self.labels.model_dump()
-        return save_tensors(tensors, metadata=to_metadata(told))
+            metadata |= {"network": self.config.model.name, "img_size": list(self.config.model.image_hw)}
+        metadata["labels"] = self.labels.model_dump()
+        return save_tensors(tensors, metadata=to_metadata(metadata))
 
 
 def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:

@@ -166,15 +166,15 @@ def examine(config: PretrainConfig, ranks: Ranks, resume: ResumeMode, *, extend:
         setup = set_up(config, ranks)
         folder = open_run_folder(config)
         identity = run_identity(config, derived=setup.data.identity)
-        found = find_checkpoint(folder, resume, identity, extend=extend, warn=ranks.rank == 0)
-        check_length(folder, found, setup.plan)
-        if found is None and config.model.init is not None:
+        checkpoint = find_checkpoint(folder, resume, identity, extend=extend, warn=ranks.rank == 0)
+        check_length(folder, checkpoint, setup.plan)
+        if checkpoint is None and config.model.init is not None:
             initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
         checks += check_devices(ranks, setup.device, precision=config.train.precision)
         checks += check_run(setup, folder.path)
     except (InputError, FetchUnavailable) as error:
         return Examined([*checks, Check("FAIL", "plan", str(error))], None, error=error)
-    return Examined(checks, setup.device, setup, describe_plan(setup, folder, found) + "\n\n")
+    return Examined(checks, setup.device, setup, describe_plan(setup, folder, checkpoint) + "\n\n")
 
 
 def check_run(setup: Setup, folder: Path) -> list[Check]:
@@ -208,11 +208,11 @@ def check_shards(data: Data, ranks: Ranks) -> list[Check]:
 
 def check_cores(data: Data) -> list[Check]:
     """Checks the data workers of a rank."""
-    told = data.core_warnings()
+    warnings = data.core_warnings()
     if data.workers > data.cores:
         few = f"{count_of(data.workers, 'worker')} of a rank on its {count_of(data.cores, 'core')}"
-        told.append(f"{few}: data.workers=auto, or more cores (sbatch --cpus-per-task)")
-    return [Check("warn", "cores", warning) for warning in told]
+        warnings.append(f"{few}: data.workers=auto, or more cores (sbatch --cpus-per-task)")
+    return [Check("warn", "cores", warning) for warning in warnings]
 
 
 def check_samples(data: Data, channels: int, budget: float) -> Check:

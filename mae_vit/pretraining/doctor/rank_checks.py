@@ -69,8 +69,8 @@ def check_exchange(ranks: Ranks, device: torch.device) -> Check:
         return Check("ok", "network", "one rank: nothing to exchange")
     kinds: list[tuple[str, str]] = gather_objects((device.type, socket.gethostname()), ranks)
     if len(dict(kinds)) > 1:
-        told = ", ".join(f"{kind} (on {host})" for kind, host in dict(kinds).items())
-        return Check("FAIL", "network", f"ranks have different devices: {told}")
+        devices = ", ".join(f"{kind} (on {host})" for kind, host in dict(kinds).items())
+        return Check("FAIL", "network", f"ranks have different devices: {devices}")
     try:
         torch.distributed.all_reduce(torch.ones(1, device=device))
         values = torch.ones(_EXCHANGED_BYTES // 4, device=device)
@@ -89,32 +89,32 @@ def check_exchange(ranks: Ranks, device: torch.device) -> Check:
 
 def check_versions(ranks: Ranks) -> Check:
     """Compares the versions of all ranks, which must have joined; collective."""
-    own = {"python": platform.python_version(), **versions_of(_COMPARED)}
-    told: list[tuple[str, dict[str, str]]] = gather_objects((socket.gethostname(), own), ranks)
+    versions = {"python": platform.python_version(), **versions_of(_COMPARED)}
+    by_rank: list[tuple[str, dict[str, str]]] = gather_objects((socket.gethostname(), versions), ranks)
     differing = []
-    for name in told[0][1]:
+    for name in by_rank[0][1]:
         by_version: dict[str, list[str]] = {}
-        for rank, (host, found) in enumerate(told):
-            by_version.setdefault(found[name], []).append(f"rank {rank} on {host}")
+        for rank, (host, its_versions) in enumerate(by_rank):
+            by_version.setdefault(its_versions[name], []).append(f"rank {rank} on {host}")
         if len(by_version) > 1:
             parts = [f"{version} ({_some(who)})" for version, who in by_version.items()]
             differing.append(f"{name} {', '.join(parts)}")
     if differing:
         return Check("FAIL", "versions", f"differ: {'; '.join(differing)}: install the same on all nodes")
-    return Check("ok", "versions", ", ".join(f"{name} {version}" for name, version in told[0][1].items()))
+    return Check("ok", "versions", ", ".join(f"{name} {version}" for name, version in by_rank[0][1].items()))
 
 
 def _some(who: Sequence[str]) -> str:
     return who[0] if len(who) == 1 else f"{who[0]} and {len(who) - 1} more"
 
 
-def merge_checks(own: Sequence[Check], ranks: Ranks) -> list[Check]:
+def merge_checks(checks_here: Sequence[Check], ranks: Ranks) -> list[Check]:
     """Returns rank 0's findings, and those of other ranks that are not well; collective."""
-    all_told: list[list[Check]] = gather_objects(list(own), ranks)
-    checks = list(all_told[0])
+    by_rank: list[list[Check]] = gather_objects(list(checks_here), ranks)
+    checks = list(by_rank[0])
     said = {(check.name, check.text) for check in checks}
-    for rank, told in enumerate(all_told):
-        for check in told:
+    for rank, rank_checks in enumerate(by_rank):
+        for check in rank_checks:
             if check.status != "ok" and (check.name, check.text) not in said:
                 said.add((check.name, check.text))
                 checks.append(Check(check.status, check.name, f"rank {rank}: {check.text}"))

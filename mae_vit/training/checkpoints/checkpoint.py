@@ -150,8 +150,8 @@ def verify_checkpoint(path: Path) -> CheckpointInfo:
     Raises:
         BrokenCheckpoint: if a part is missing, damaged or of another format.
     """
-    found = _read(path, check_part)
-    return CheckpointInfo(found.path, found.step, found.identity, found.course)
+    checkpoint = _read(path, check_part)
+    return CheckpointInfo(checkpoint.path, checkpoint.step, checkpoint.identity, checkpoint.course)
 
 
 def _read(path: Path, part_of: Callable[[Path, str, dict[str, Any]], dict[str, Tensor]]) -> Checkpoint:
@@ -185,27 +185,27 @@ def load_together(path: Path, ranks: Ranks) -> TrainState:
     Raises:
         BrokenCheckpoint: on all ranks, if one rank still cannot read it; the message names the rank.
     """
-    found, problem, until = None, None, time.monotonic() + LATE_S
-    while found is None:
+    checkpoint, problem, until = None, None, time.monotonic() + LATE_S
+    while checkpoint is None:
         try:
-            found = load_checkpoint(path)
+            checkpoint = load_checkpoint(path)
         except BrokenCheckpoint as error:
             problem = f"rank {ranks.rank} ({socket.gethostname()}) cannot read what rank 0 can: {error}"
             if time.monotonic() > until:
                 break
             time.sleep(1)
-    problems = filter(None, gather_objects(None if found else problem, ranks))
+    problems = filter(None, gather_objects(None if checkpoint else problem, ranks))
     if (first := next(problems, None)) is not None:
         raise BrokenCheckpoint(first)
-    assert found is not None
-    return found.state
+    assert checkpoint is not None
+    return checkpoint.state
 
 
-def _read_course(told: dict[str, Any]) -> LossHistory:
+def _read_course(values: dict[str, Any]) -> LossHistory:
     return LossHistory(
-        skipped=tuple((int(first), int(stop)) for first, stop in told.get("skipped", ())),
-        losses=tuple(float(loss) for loss in told.get("losses", ())),
-        streak=int(told.get("streak", 0)),
+        skipped=tuple((int(first), int(stop)) for first, stop in values.get("skipped", ())),
+        losses=tuple(float(loss) for loss in values.get("losses", ())),
+        streak=int(values.get("streak", 0)),
     )
 
 
@@ -217,12 +217,12 @@ def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | No
             discard the run.
     """
     try:
-        found, broken = read_newest(folder, verify_checkpoint)
+        newest, broken = read_newest(folder, verify_checkpoint)
     except BrokenCheckpoint as error:
         raise InputError(f"{error}; `--resume never` begins again, and sets this run aside") from None
     for problem in broken if warn else ():
         print(f"warning: skipping broken checkpoint: {problem}", file=sys.stderr)
-    return found
+    return newest
 
 
 def prune_checkpoints(

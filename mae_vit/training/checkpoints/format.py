@@ -39,8 +39,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Returns complete-looking checkpoints, oldest first."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
-    return sorted(found, key=step_of)
+    folders = [path for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
+    return sorted(folders, key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -113,8 +113,8 @@ def check_part(path: Path, part: str, described: dict[str, Any]) -> dict[str, Te
     return {}
 
 
-def _compare(path: Path, part: str, found: str, described: dict[str, Any]) -> None:
-    if found != described["sha256"][part]:
+def _compare(path: Path, part: str, digest: str, described: dict[str, Any]) -> None:
+    if digest != described["sha256"][part]:
         raise BrokenCheckpoint(f"{path}: {part}.safetensors is damaged (checksum differs)")
 
 

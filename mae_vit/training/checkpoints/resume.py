@@ -167,18 +167,18 @@ def find_checkpoint(
     """
     if resume == "never":
         return None
-    own = newest_checkpoint(folder.checkpoints, warn=warn)
-    found = own or (find_explicit(resume, warn=warn) if isinstance(resume, Path) else None)
-    if found is None:
+    of_this_run = newest_checkpoint(folder.checkpoints, warn=warn)
+    checkpoint = of_this_run or (find_explicit(resume, warn=warn) if isinstance(resume, Path) else None)
+    if checkpoint is None:
         return None
     try:
-        check_identity(found.identity, identity, found.path, extend=extend)
+        check_identity(checkpoint.identity, identity, checkpoint.path, extend=extend)
     except InputError:
         # The run's own checkpoint of step 0 holds no training yet: start again with the new config.
-        if own is None or own.step:
+        if of_this_run is None or of_this_run.step:
             raise
         return None
-    return found
+    return checkpoint
 
 
 def find_explicit(path: Path, *, warn: bool = True) -> CheckpointInfo:
@@ -194,9 +194,9 @@ def find_explicit(path: Path, *, warn: bool = True) -> CheckpointInfo:
             raise InputError(f"--resume {error}") from None
     for folder in (path / "checkpoints", path):
         if list_checkpoints(folder):
-            found = newest_checkpoint(folder, warn=warn)
-            assert found is not None
-            return found
+            newest = newest_checkpoint(folder, warn=warn)
+            assert newest is not None
+            return newest
     what = "is no folder" if not path.is_dir() else "holds no checkpoint (step-NNNNNNNN with state.json)"
     raise InputError(f"--resume {path}: {what}")
 

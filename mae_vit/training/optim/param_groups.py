@@ -49,8 +49,8 @@ def decay_groups(
             scale = lr_scales[name] if lr_scales is not None else 1.0
             members.setdefault((scale, kept), []).append((name, parameter))
     groups = []
-    for (scale, kept), found in sorted(members.items(), key=lambda item: item[0]):
-        names, parameters = zip(*found, strict=True)
+    for (scale, kept), named in sorted(members.items(), key=lambda item: item[0]):
+        names, parameters = zip(*named, strict=True)
         group = {
             "params": list(parameters),
             "names": list(names),
@@ -69,9 +69,9 @@ def layer_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
     Raises:
         ValueError: for a parameter that belongs to no layer.
     """
-    found = {name: _layer_of(name) for name, _ in model.named_parameters()}
-    top = 1 + max((layer for layer in found.values() if layer is not None), default=0)
-    return {name: 1.0 if layer is None else layer_decay ** (top - layer) for name, layer in found.items()}
+    layers = {name: _layer_of(name) for name, _ in model.named_parameters()}
+    top = 1 + max((layer for layer in layers.values() if layer is not None), default=0)
+    return {name: 1.0 if layer is None else layer_decay ** (top - layer) for name, layer in layers.items()}
 
 
 def _layer_of(name: str) -> int | None:

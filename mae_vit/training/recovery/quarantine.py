@@ -53,28 +53,30 @@ class Quarantine:
         self.path, self.share, self.total, self._ranks = path, share, samples, ranks
         self.allowed = damage_allowed(share, samples)
         kept = [entry for entry in _read(path) if entry.step <= start_step]
-        self._told = {entry.damage.sample: entry for entry in kept}
+        self._shared = {entry.damage.sample: entry for entry in kept}
         self._waiting: dict[int, Entry] = {}
         if ranks.rank == 0 and path.exists():
-            if self._told:
-                write_atomically(path, _lines(self._told.values()))
+            if self._shared:
+                write_atomically(path, _lines(self._shared.values()))
             else:
                 path.unlink()
 
     @property
     def samples(self) -> Collection[int]:
         """The numbers of all shared damaged samples."""
-        return self._told.keys()
+        return self._shared.keys()
 
     @property
     def exceeded(self) -> bool:
         """Whether there are more damaged samples than allowed."""
-        return len(self._told) > self.allowed
+        return len(self._shared) > self.allowed
 
-    def note(self, step: int, found: Iterable[Damage]) -> int:
+    def note(self, step: int, damages: Iterable[Damage]) -> int:
         """Records this rank's damaged samples of a step; returns how many are new to this rank."""
-        waiting, told = self._waiting, self._told
-        new = {d.sample: Entry(step, d) for d in found if d.sample not in waiting and d.sample not in told}
+        waiting, shared = self._waiting, self._shared
+        new = {
+            d.sample: Entry(step, d) for d in damages if d.sample not in waiting and d.sample not in shared
+        }
         self._waiting |= new
         return len(new)
 
@@ -88,8 +90,8 @@ class Quarantine:
         gathered = [e for entries in gather_objects([*self._waiting.values()], self._ranks) for e in entries]
         self._waiting, new = {}, []
         for entry in sorted(gathered, key=lambda entry: (entry.step, entry.damage.sample)):
-            if entry.damage.sample not in self._told:
-                self._told[entry.damage.sample] = entry
+            if entry.damage.sample not in self._shared:
+                self._shared[entry.damage.sample] = entry
                 new.append(entry)
         if new and self._ranks.rank == 0:
             self._append(_lines(new))
@@ -106,8 +108,8 @@ class Quarantine:
 
 
 def _lines(entries: Iterable[Entry]) -> bytes:
-    told = (to_json({"step": entry.step, **asdict(entry.damage)}) for entry in entries)
-    return "".join(f"{line}\n" for line in told).encode()
+    lines = (to_json({"step": entry.step, **asdict(entry.damage)}) for entry in entries)
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _read(path: Path) -> list[Entry]:
@@ -119,8 +121,8 @@ def _read(path: Path) -> list[Entry]:
     entries = []
     for line in lines:
         try:
-            told: dict[str, Any] = json.loads(line)
-            entries.append(Entry(int(told.pop("step")), Damage(**told)))
+            values: dict[str, Any] = json.loads(line)
+            entries.append(Entry(int(values.pop("step")), Damage(**values)))
         except (ValueError, TypeError, AttributeError, KeyError):
             continue
     return entries

@@ -86,9 +86,9 @@ class Recovery:
         Raises:
             TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
         """
-        found, history = self._rollback.choose_checkpoint(bad, self.history)
+        checkpoint, history = self._rollback.choose_checkpoint(bad, self.history)
         self._guard = Guard(self._options, history)
-        return found
+        return checkpoint
 
     def _sync_damage(self) -> None:
         """Shares new damaged samples with all ranks, and lists and prints them.

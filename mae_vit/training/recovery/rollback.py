@@ -55,21 +55,20 @@ class Rollback:
             TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
         """
         # Rank 0 looks for all: on a network file system another node may see the folder with a delay.
-        found = run_on_rank_zero(lambda: self._newest_before(bad.step), self.ranks)
-        if found is None:
+        checkpoint = run_on_rank_zero(lambda: self._newest_before(bad.step), self.ranks)
+        if checkpoint is None:
             raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
-        tried = self._tries[found.step] = self._tries.get(found.step, 0) + 1
-        # Steps count from 1, data steps from 0. Skip a window of data steps that ends with the bad one.
+        tried = self._tries[checkpoint.step] = self._tries.get(checkpoint.step, 0) + 1
         culprit = data_step(bad.step - 1, course.skipped)
         width = self.options.skip_steps * 2 ** (tried - 1)
-        first = max(data_step(found.step, course.skipped), culprit - width + 1)
+        first = max(data_step(checkpoint.step, course.skipped), culprit - width + 1)
         incident = {
             "step": bad.step,
             "reason": bad.reason,
             "loss": bad.loss,
             "grad_norm": bad.grad_norm,
             "losses_before": list(bad.losses[-_TOLD_LOSSES:]),
-            "back_to_step": found.step,
+            "back_to_step": checkpoint.step,
             "try": tried,
             "of_tries": self.options.max_rollbacks,
             "data_step": culprit,
@@ -78,14 +77,14 @@ class Rollback:
         given_up = tried > self.options.max_rollbacks
         if self.ranks.rank == 0:
             self._report(incident, culprit, tried)
-            self._drop_after(found.step)
+            self._drop_after(checkpoint.step)
         if given_up:
             raise TrainingFailed(
-                f"{bad}; tries from the checkpoint of step {found.step}: {tried - 1} of "
+                f"{bad}; tries from the checkpoint of step {checkpoint.step}: {tried - 1} of "
                 f"guard.max_rollbacks={self.options.max_rollbacks}; see {self._path(bad.step, tried)}"
             )
         skipped = skip(course.skipped, first, culprit + 1)
-        return found, LossHistory(skipped, found.course.losses)
+        return checkpoint, LossHistory(skipped, checkpoint.course.losses)
 
     def _newest_before(self, step: int) -> CheckpointInfo | None:
         for path in reversed(list_checkpoints(self.folder.checkpoints)):

@@ -22,18 +22,12 @@ from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.encoder import PretrainedEncoder
 
+Batch = tuple[int, np.ndarray, list[tuple[int, str]]]
+
 
 @dataclass(frozen=True)
 class Settings:
-    """How features are computed.
-
-    Attributes:
-        device: that the encoder runs on.
-        batch_size: images at a time.
-        workers: threads that decode; 0 decodes in the caller's.
-        precision: of the forward pass; bf16 is autocast over float32 weights.
-        dtype: of the saved features.
-    """
+    """How features are computed: `workers` threads decode (0: the caller's does), bf16 is autocast."""
 
     device: torch.device
     batch_size: int = 64
@@ -42,28 +36,17 @@ class Settings:
     dtype: Literal["float32", "float16"] = "float32"
 
 
-@dataclass(frozen=True)
-class Features:
-    """The features of a batch.
-
-    Attributes:
-        stop: one past the number of its last image.
-        features: (K, D) of the settings' dtype.
-        broken: number and reason of each image that cannot be decoded.
-    """
-
-    stop: int
-    features: np.ndarray
-    broken: list[tuple[int, str]]
-
-
 def compute_features(
     encoder: PretrainedEncoder, images: Images, settings: Settings, *, first: int = 0
-) -> Generator[Features, None, None]:
+) -> Generator[Batch, None, None]:
     """Yields the features of all images from `first` on, a batch each.
 
     A batch holds the images of `batch_size` numbers in a row: where runs begin at its borders, they give the
     same numbers to the last bit.
+
+    Yields:
+        One past the number of the batch's last image; features (K, D) of the settings' dtype; number and reason
+        of each image that cannot be decoded.
 
     Raises:
         InputError: if features are not finite.
@@ -84,13 +67,13 @@ def compute_features(
             raise InputError(
                 f"the features of {worst} are not finite: look at the weights, or try --precision fp32{or_wider}"
             )
-        yield Features(stop, rows, [(image, crop) for image, crop in batch.items() if isinstance(crop, str)])
+        yield stop, rows, [(image, crop) for image, crop in batch.items() if isinstance(crop, str)]
 
 
 def _crops(
     encoder: PretrainedEncoder, entries: Sequence[Entry], settings: Settings
 ) -> Iterator[np.ndarray | str]:
-    """Crops images as `PretrainedEncoder.crop` does, in order: uint8 (C, H, W), or why an image cannot be."""
+    """Crops images as `PretrainedEncoder.crop` does, in order: uint8 (C, H, W), or why an image is broken."""
     channels, img_size, reading = encoder.info.in_chans, encoder.info.img_size, Lock()
 
     def crop(entry: Entry) -> np.ndarray | str:

@@ -1,4 +1,4 @@
-"""Features in a file that others read, NumPy's .npz or Apache Parquet, and the list of broken images beside it."""
+"""The output: NumPy's .npz or Apache Parquet, metadata in it, and the list of broken images beside it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from mae_vit.core import __version__
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
-from mae_vit.core.messages import plain_text
+from mae_vit.core.messages import count_of, plain_text
+from mae_vit.weights.embed.features import Settings
 from mae_vit.weights.embed.images import Images
+from mae_vit.weights.encoder import PretrainedEncoder
 
-SUFFIXES = (".npz", ".parquet")
 _METADATA = b"mae_vit"
 _ROW_GROUP_BYTES = 32 << 20
 
@@ -27,46 +29,91 @@ def check_out(out: Path) -> None:
     Raises:
         InputError: if its format is not known, or takes a package that is missing.
     """
-    if out.suffix not in SUFFIXES:
-        raise InputError(f"--out {out}: the name ends in {' or '.join(SUFFIXES)}, which says the format")
+    if out.suffix not in (".npz", ".parquet"):
+        raise InputError(f"--out {out}: the name ends in .npz or .parquet, which says the format")
     if out.is_dir():
-        raise InputError(
-            f"--out {out} is a folder: give a file in it, such as {out / f'features{SUFFIXES[0]}'}"
-        )
+        raise InputError(f"--out {out} is a folder: give a file in it, such as {out / 'features.npz'}")
     if out.suffix == ".parquet":
         try:
             import pyarrow.parquet  # noqa: F401 - optional
         except ImportError:
-            raise InputError(
-                'Parquet needs pyarrow: pip install "mae-vit[parquet]", or give --out FILE.npz'
-            ) from None
+            needed = 'Parquet needs pyarrow: pip install "mae-vit[parquet]"'
+            raise InputError(f"{needed}, or give --out FILE.npz") from None
+
+
+def make_metadata(encoder: PretrainedEncoder, images: Images, settings: Settings) -> dict[str, Any]:
+    """Describes an encoder, the images and the settings, as JSON."""
+    info = encoder.info
+    return {
+        "tool": f"mae-vit {__version__}",
+        "start": encoder.start.source,
+        "digest": encoder.start.digest,
+        "objective": info.objective,
+        "step": info.step,
+        "pool": encoder.pool,
+        "img_size": list(info.img_size),
+        "patch_size": info.patch_size,
+        "embed_dim": encoder.embed_dim,
+        "mean": list(info.mean),
+        "std": list(info.std),
+        "precision": settings.precision,
+        "dtype": settings.dtype,
+        "data": images.name,
+        "data_images": len(images),
+        "data_fingerprint": images.fingerprint,
+        "labels": bool((images.labels >= 0).any()),
+    }
+
+
+def check_same_features(saved: dict[str, Any], asked: dict[str, Any], *, where: Path) -> None:
+    """Compares what features were made of with what is asked for.
+
+    Raises:
+        InputError: naming what differs.
+    """
+    differing = {key for key in asked if saved.get(key) != asked[key]}
+    reasons = []
+    if differing & {"digest", "mean", "std"}:
+        same_name = "" if "start" in differing else " with other weights"
+        reasons.append(f"START was {saved.get('start')}{same_name}")
+    if differing & {"data_fingerprint", "data_images"}:
+        count = count_of(saved.get("data_images", 0), "image")
+        reasons.append(f"DATA was {saved.get('data')} as it was, {count}")
+    elif "labels" in differing:
+        reasons.append(f"DATA was taken {'with' if saved.get('labels') else 'without'} labels")
+    for option in ("--img-size", "--pool", "--precision", "--dtype"):
+        key = option.removeprefix("--").replace("-", "_")
+        if key in differing:
+            reasons.append(f"{option} was {_format(saved.get(key))}, not {_format(asked[key])}")
+    if reasons:
+        raise InputError(
+            f"{where} was made otherwise: {'; '.join(reasons)}: --restart begins again, another --out keeps it"
+        )
+
+
+def _format(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def columns_of(
-    features: np.ndarray, broken: list[tuple[int, str]], images: Images, facts: dict[str, Any]
+    features: np.ndarray, broken: list[tuple[int, str]], images: Images, metadata: dict[str, Any]
 ) -> dict[str, np.ndarray]:
     """The columns of an output, by name.
 
-    Args:
-        features: (K, D), of the images that are not broken, in order.
-        broken: number and reason of the others.
-        images: their source.
-        facts: what the features are of (`mae_vit.weights.embed.identity`).
-
     Returns:
-        features, keys (K,), and where there are any: labels int32 (K,), -1 for none, with the names of
-        `classes`, and splits (K,). `metadata` is JSON.
+        features (K, D), keys (K,), and where there are any: labels int32 (K,), -1 for none, with the names of
+        `classes`, and splits (K,), all of the K images that are not broken. `metadata` is JSON.
     """
     whole = np.delete(np.arange(len(images)), [image for image, _ in broken])
     entries = [images.entries[image] for image in whole.tolist()]
     columns = {"features": features, "keys": np.array([entry.key for entry in entries], np.str_)}
-    if facts["labels"]:
+    if metadata["labels"]:
         columns |= {"labels": images.labels[whole], "classes": np.array(images.classes, np.str_)}
     if images.splits:
-        columns["splits"] = np.array([entry.split for entry in entries], f"U{max(map(len, images.splits))}")
-    classes = list(images.classes) if facts["labels"] else []
+        columns["splits"] = np.array([entry.split for entry in entries], np.str_)
+    classes = list(images.classes) if metadata["labels"] else []
     counts = {"rows": len(whole), "broken": len(broken), "classes": classes}
-    return {**columns, "metadata": np.array(json.dumps({**facts, **counts}))}
+    return {**columns, "metadata": np.array(json.dumps({**metadata, **counts}))}
 
 
 def write_output(path: Path, columns: dict[str, np.ndarray]) -> None:
@@ -96,7 +143,7 @@ def _write_parquet(path: Path, columns: dict[str, np.ndarray]) -> None:
     pq.write_table(table, path, use_dictionary=["splits"], row_group_size=size)
 
 
-def read_facts(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> dict[str, Any]:
     """Reads the metadata of an output.
 
     Raises:

@@ -62,10 +62,10 @@ def test_what_hangs_is_ended_with_all_that_it_started(tmp_path):
     lines = Lines(tmp_path, "rates", HERE)
     job = Job("hanging", ("a", "b"), partial(tell, then="hang"), limit_s=8)
     assert run_jobs([job], lines, limit_s=120).failed == {"b": "not measured within 8 s"}
-    told = {line["key"]: line for line in read_lines(lines.path)}
-    assert list(told) == ["a", "started", "b"]
-    assert told["b"]["after_s"] < 60
-    process = Path(f"/proc/{told['started']['pid']}/stat")
+    by_key = {line["key"]: line for line in read_lines(lines.path)}
+    assert list(by_key) == ["a", "started", "b"]
+    assert by_key["b"]["after_s"] < 60
+    process = Path(f"/proc/{by_key['started']['pid']}/stat")
     assert not process.exists() or process.read_text().split()[2] == "Z"
 
 
@@ -124,12 +124,12 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch):
 def test_needs_of_needs_are_looked_up(monkeypatch):
     from importlib import metadata
 
-    told = {"deepspeed": ["hjson", "gone>=1", 'elsewhere; extra == "dev"'], "hjson": None}
+    needs = {"deepspeed": ["hjson", "gone>=1", 'elsewhere; extra == "dev"'], "hjson": None}
 
     def requires(name):
-        if name not in told:
+        if name not in needs:
             raise metadata.PackageNotFoundError(name)
-        return told[name]
+        return needs[name]
 
     monkeypatch.setattr(metadata, "requires", requires)
     assert find_missing(["deepspeed"]) == ["gone"]
@@ -175,7 +175,7 @@ def test_the_command_teaches(capsys, tmp_path):
     assert main([]) == 0
     listed = capsys.readouterr().out
     assert all(f"  {name}" in listed for name in PARTS)
-    for words, told in (
+    for words, text in (
         (["rate", "--out", "x"], 'no part "rate": parity, waits'),
         (["rates"], "--out FOLDER says where"),
         (["report"], "report takes one folder"),
@@ -184,7 +184,7 @@ def test_the_command_teaches(capsys, tmp_path):
     ):
         assert main(words) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"error: {told}") or told in error
+        assert error.startswith(f"error: {text}") or text in error
         assert error.count("\n") == 1
     assert json.dumps(list(PARTS)) == json.dumps(
         ["parity", "waits", "rates", "engines", "feed", "save", "tests"]

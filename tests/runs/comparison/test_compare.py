@@ -107,23 +107,27 @@ def test_the_table_tells_what_the_runs_found(compared):
     for line in lines[:2]:
         entry = line["entry"].lower().replace(" ", "-")
         (summary,) = (folder / "cells" / entry).glob("finetune-*/summary.json")
-        told = json.loads(summary.read_text())
-        assert float(line["test_top1"]) == told["test_top1"]
-        assert (told["train_size"], told["val_size"], told["test_size"]) == (220, 30, 300)
+        run_summary = json.loads(summary.read_text())
+        assert float(line["test_top1"]) == run_summary["test_top1"]
+        assert (run_summary["train_size"], run_summary["val_size"], run_summary["test_size"]) == (
+            220,
+            30,
+            300,
+        )
 
 
 def test_settings_are_chosen_on_held_out_images_alone(compared):
     _, folder, _ = compared
     for entry, rates in {"vit-from-scratch": (1e-3, 3e-3), "simplecnn": (2e-3, 4e-3)}.items():
-        told = [
+        summaries = [
             json.loads(
                 (folder / "tune" / entry / f"labels-25-setting-{n}-seed-1000/summary.json").read_text()
             )
             for n in range(2)
         ]
-        assert all("test_top1" not in one for one in told)
+        assert all("test_top1" not in one for one in summaries)
         assert not list((folder / "tune").rglob("predictions.csv"))
-        best = max(range(2), key=lambda number: told[number]["val_top1"])
+        best = max(range(2), key=lambda number: summaries[number]["val_top1"])
         (cell,) = (folder / "cells" / entry).glob("finetune-*/config.yaml")
         assert f"lr: {rates[best]}" in cell.read_text()
 
@@ -155,12 +159,12 @@ def test_equal_compute_is_counted_in_steps(digits, tmp_path):
     path.write_text(json.dumps(content))
     matrix = Matrix(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
     cells = {cell.entry.name: cell.job.folder for cell in matrix.cells(compute_of=False)}
-    told = {
+    summaries = {
         matrix.pretraining["MAE"].folder: {"steps": 20, "flops_per_step": 5.0},
         cells["ViT from MAE"]: {"steps": 6, "flops_per_step": 7.0},
         cells["ViT from scratch"]: {"steps": 6, "flops_per_step": 10.0},
     }
-    for folder, summary in told.items():
+    for folder, summary in summaries.items():
         folder.mkdir(parents=True)
         (folder / "summary.json").write_text(json.dumps(summary))
     (longer,) = matrix.cells(compute_of=True)
@@ -272,9 +276,9 @@ def test_one_option_of_a_comparison_is_changed_by_its_dotted_name(digits, tmp_pa
     expected = {**before.set, **more}
     del expected["train.steps"]  # another way of giving the same
     assert changed.set == expected
-    told = {**before.pretrain["MAE"].set, "train.steps": 5}
-    del told["train.engine"]
-    assert changed.pretrain["MAE"].set == told
+    settings = {**before.pretrain["MAE"].set, "train.steps": 5}
+    del settings["train.engine"]
+    assert changed.pretrain["MAE"].set == settings
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -96,15 +96,15 @@ def test_what_makes_no_difference(job):
     described["splits"]["val"] = described["splits"]["test"]
     path.write_text(json.dumps(described))
     assert "val" in read_dataset(Path(job.data)).splits
-    told = json.loads((job.folder.with_name("run.job.json")).read_text())
+    recorded = json.loads((job.folder.with_name("run.job.json")).read_text())
     now = describe_inputs(job.arguments, moved, job.start, job.data)
-    assert difference(told, now) is None
+    assert difference(recorded, now) is None
     gone = describe_inputs(job.arguments, moved, str(job.folder / "none"), str(job.folder / "none"))
     assert (gone["start"], gone["data"]) == (None, None)
-    assert difference(told, gone) is None
+    assert difference(recorded, gone) is None
     assert difference(["a=1"], now) == "settings"
     assert changed_settings(["a=1"], now) == ""
-    assert difference(told, {**now, "settings": ["a=2"]}) == "settings"
+    assert difference(recorded, {**now, "settings": ["a=2"]}) == "settings"
 
 
 def test_changed_settings_are_told_without_secrets():

@@ -30,8 +30,8 @@ def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):
     matrix = matrix_on(data, tmp_path)
     assert "Left out of" not in write_text(matrix, [], []) + write_page(matrix, [], [])
     described = json.loads((data / "dataset.json").read_text())
-    told = {"source": "cifar10:test", "hash": "pHash of 64 bits", "distance": 4, "samples": 1234}
-    described["splits"]["train"]["processing"] = {"excluded": [told]}
+    excluded = {"source": "cifar10:test", "hash": "pHash of 64 bits", "distance": 4, "samples": 1234}
+    described["splits"]["train"]["processing"] = {"excluded": [excluded]}
     (data / "dataset.json").write_text(json.dumps(described))
     assert read_dataset(data).splits["train"].processing.excluded
     for text in (write_text(matrix, [], []), write_page(matrix, [], [])):
@@ -83,11 +83,11 @@ def test_what_no_seed_changes_is_measured_once(tmp_path, mode, labels, seeds):
         {**raw, "modes": [mode], "labels_per_class": [labels], "seeds": [3, 4, 5]}
     )
     matrix = Matrix(config, tmp_path, tmp_path / "out")
-    found = {name: [] for name in ("scratch", "start")}
+    seeds_of = {name: [] for name in ("scratch", "start")}
     for cell in matrix.cells(compute_of=False):
-        found[cell.entry.name].append(cell.seed)
+        seeds_of[cell.entry.name].append(cell.seed)
     # Weights from scratch are drawn.
-    assert found == {"scratch": [3, 4, 5], "start": [3, 4, 5][:seeds]}
+    assert seeds_of == {"scratch": [3, 4, 5], "start": [3, 4, 5][:seeds]}
     assert matrix.count_cells() == 3 + seeds
 
 
@@ -95,7 +95,7 @@ def lines_crossing(spread: float) -> list[Line]:
     """A reference, and an entry that is below it on 100 labels and above it on 1,000."""
     lines = []
     for labels, ahead in ((100, -0.1), (1000, 0.1)):
-        found = {}
+        scores = {}
         for name, plus in (("scratch", 0.0), ("other", ahead)):
             rows = []
             for seed in range(3):
@@ -103,10 +103,10 @@ def lines_crossing(spread: float) -> list[Line]:
                 one = row(name, seed, np.arange(2000) < 2000 * share)
                 values = one.values | {"train_size": labels, "val_size": 0}
                 rows.append(replace(one, values=values))
-            found[name] = tuple(rows)
-        gap = gap_between(found["other"], found["scratch"])
-        lines.append(Line("scratch", "", labels, "finetune", found["scratch"], None))
-        lines.append(Line("other", "", labels, "finetune", found["other"], gap))
+            scores[name] = tuple(rows)
+        gap = gap_between(scores["other"], scores["scratch"])
+        lines.append(Line("scratch", "", labels, "finetune", scores["scratch"], None))
+        lines.append(Line("other", "", labels, "finetune", scores["other"], gap))
     return lines
 
 

@@ -186,10 +186,10 @@ def test_starts_have_names_of_their_own(tmp_path):
 
 def test_a_dry_run_says_what_is_measured_on(call, capsys):
     assert call("--dry-run") == 0
-    told = capsys.readouterr().out
-    assert "300 images, once, at the end" in told
-    assert re.search(r"^cores       \d+, 0 workers for each of 1 rank$", told, re.MULTILINE)
+    output = capsys.readouterr().out
+    assert "300 images, once, at the end" in output
+    assert re.search(r"^cores       \d+, 0 workers for each of 1 rank$", output, re.MULTILINE)
     assert call("--dry-run", "finetune.test=false") == 0
-    told = capsys.readouterr().out
-    assert "nothing (finetune.test=false)" in told
-    assert "free: " in told
+    output = capsys.readouterr().out
+    assert "nothing (finetune.test=false)" in output
+    assert "free: " in output

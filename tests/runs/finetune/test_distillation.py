@@ -52,16 +52,16 @@ def test_soft_loss(temperature):
     p, q = softmax(taught / temperature), softmax(logits / temperature)
     # DeiT Eq. 2: tau^2 KL(student, teacher), a mean over images.
     expected = temperature**2 * (p * (np.log(p) - np.log(q))).sum(-1).mean()
-    found = Distillation(teacher, "soft", 0.1, temperature).loss(torch.tensor(logits), torch.tensor(taught))
-    assert found.item() == pytest.approx(expected)
+    loss = Distillation(teacher, "soft", 0.1, temperature).loss(torch.tensor(logits), torch.tensor(taught))
+    assert loss.item() == pytest.approx(expected)
 
 
 def test_hard_loss():
     rng = np.random.default_rng(0)
     logits, taught = rng.normal(size=(2, 4, CLASSES))
     expected = -np.log(softmax(logits))[np.arange(4), taught.argmax(-1)].mean()
-    found = Distillation(teacher, "hard", 0.5).loss(torch.tensor(logits), torch.tensor(taught))
-    assert found.item() == pytest.approx(expected)
+    loss = Distillation(teacher, "hard", 0.5).loss(torch.tensor(logits), torch.tensor(taught))
+    assert loss.item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("kind", "weight", "temperature"), [("hard", 0.5, 1.0), ("soft", 0.1, 3.0)])
@@ -82,9 +82,9 @@ def test_measured_is_the_mean_of_both_heads():
     model, batch = student(Distillation(teacher, "hard", 0.5)), batch_of()
     with torch.no_grad():
         first, second = (softmax(x.numpy()) for x in model.both(model.normalize(batch.images)))
-        found = model.classify(batch).softmax(-1).numpy()
+        chances = model.classify(batch).softmax(-1).numpy()
     assert not np.allclose(first, second, atol=1e-3)
-    np.testing.assert_allclose(found, (first + second) / 2, rtol=1e-5)
+    np.testing.assert_allclose(chances, (first + second) / 2, rtol=1e-5)
 
 
 def test_the_teacher_sees_what_the_student_sees():

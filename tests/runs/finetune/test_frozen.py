@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mae_vit.finetuning.frozen import score as frozen
-from mae_vit.finetuning.frozen.score import load_frozen
+from mae_vit.finetuning.frozen.initial_model import load_frozen
 from mae_vit.finetuning.job import main
 from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.models.vit import ViTEncoder, pooled
@@ -43,8 +43,8 @@ def test_features_are_those_that_the_encoder_gives_elsewhere(call, pretrained, t
         assert not coverage.random
         assert not any(name.startswith(("norm", "fc_norm")) for name in coverage.skipped)
         expected = load_encoder(path, pool=pool)(images)
-        found = model.fc_norm(pooled(model.encoder.forward_features(images), pool))
-        torch.testing.assert_close(found, expected)
+        features = model.fc_norm(pooled(model.encoder.forward_features(images), pool))
+        torch.testing.assert_close(features, expected)
 
 
 def test_options_that_do_nothing_are_named(call, pretrained, capsys):

@@ -141,13 +141,13 @@ def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, 
         nn.functional.cross_entropy(layer(features[places]), labels[places]).backward()
         optimizer.step()
     layer.eval()
-    found = load_file(tmp_path / "run" / "linear.safetensors")
+    saved = load_file(tmp_path / "run" / "linear.safetensors")
     with torch.no_grad():
-        expected, logits = layer(features), features @ found["head.weight"].T + found["head.bias"]
+        expected, logits = layer(features), features @ saved["head.weight"].T + saved["head.bias"]
     assert expected.abs().max() > 1
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
-    told = (expected.argmax(-1) == labels)[torch.from_numpy(choices["held"])].double().mean().item()
-    assert summary_of(tmp_path / "run")["val_top1"] == pytest.approx(told, abs=0.01)
+    top1 = (expected.argmax(-1) == labels)[torch.from_numpy(choices["held"])].double().mean().item()
+    assert summary_of(tmp_path / "run")["val_top1"] == pytest.approx(top1, abs=0.01)
 
 
 opened = FinetuneData.open_test
@@ -247,12 +247,12 @@ SEEN: list[bytes] = []
 def test_every_option_changes_the_layer_and_an_equal_run_does_not(probe, tmp_path, change):
     fixed = ["finetune.lr_factors=[1.0]", "train.epochs=2", "finetune.test=false"]
     assert probe(*fixed, *change.split()) == 0
-    found = (tmp_path / "run" / "linear.safetensors").read_bytes()
-    assert found not in SEEN
-    SEEN.append(found)
+    content = (tmp_path / "run" / "linear.safetensors").read_bytes()
+    assert content not in SEEN
+    SEEN.append(content)
     if not change:
         assert probe(*fixed, "data.source=tar", "finetune.train_images=40", name="again") == 0
-        assert (tmp_path / "again" / "linear.safetensors").read_bytes() == found
+        assert (tmp_path / "again" / "linear.safetensors").read_bytes() == content
         one, other = summary_of(tmp_path / "run"), summary_of(tmp_path / "again")
         assert one["val_top1"] == other["val_top1"]
         assert other["train_images_measured"] == 40

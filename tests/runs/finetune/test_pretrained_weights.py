@@ -82,12 +82,12 @@ def test_another_image_size_interpolates_positions(run, tmp_path, capsys, sincos
     (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(encoder, info))
     assert run(tmp_path, "model.img_size=48", "data.augment.crop=random_resized") == 0
     assert "8 x 8 -> 12 x 12 patches" in capsys.readouterr().out
-    found = load_file(tmp_path / "run" / "model.safetensors")["pos_embed"]
+    positions = load_file(tmp_path / "run" / "model.safetensors")["pos_embed"]
     expected = timm.layers.resample_abs_pos_embed(encoder.pos_embed.detach(), [12, 12])
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(positions, expected, atol=1e-6, rtol=0)
     assert run(tmp_path, name="same") == 0
-    found = load_file(tmp_path / "same" / "model.safetensors")["pos_embed"]
-    torch.testing.assert_close(found, encoder.pos_embed.detach(), atol=1e-6, rtol=0)
+    positions = load_file(tmp_path / "same" / "model.safetensors")["pos_embed"]
+    torch.testing.assert_close(positions, encoder.pos_embed.detach(), atol=1e-6, rtol=0)
 
 
 def test_geometry_and_normalization_are_the_starts(run, tmp_path, capsys):
@@ -99,11 +99,16 @@ def test_geometry_and_normalization_are_the_starts(run, tmp_path, capsys):
     (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(info.build(), info))
     assert run(tmp_path) == 0
     state = load_checkpoint(sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1])
-    found = {
+    section = {
         name.removeprefix("model."): v for name, v in state.identity.items() if name.startswith("model.")
     }
-    assert (found["patch_size"], found["embed_dim"], found["depth"], found["num_heads"]) == (8, 48, 2, 3)
-    assert (found["mlp_ratio"], found["img_size"]) == (2.0, 32)
+    assert (section["patch_size"], section["embed_dim"], section["depth"], section["num_heads"]) == (
+        8,
+        48,
+        2,
+        3,
+    )
+    assert (section["mlp_ratio"], section["img_size"]) == (2.0, 32)
     assert (state.identity["data.mean"], state.identity["data.std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
     assert "warning" not in capsys.readouterr().err
     assert run(tmp_path, "data.normalize=half", name="other") == 0
@@ -198,12 +203,12 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     # What holds no weights is said before how to use some.
     pictures = encoder.parent / "cats"
     pictures.mkdir()
-    for start, told in (
+    for start, message in (
         (ROOT / "README.md", "is no file of weights"),
         (pictures, "has neither checkpoints nor"),
     ):
         assert main(["--ckpt", str(start)]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main(["--ckpt", str(encoder)]) == 2
     assert "is no run folder, which would say how to fine-tune" in capsys.readouterr().err
     assert main([]) == 2

@@ -175,8 +175,8 @@ def test_another_teacher_is_another_run(call, teacher, tmp_path, capsys):
 
 def with_metadata(teacher, **changes) -> bytes:
     with safe_open(teacher / "model.safetensors", framework="pt") as file:
-        told = {**json.loads(file.metadata()["mae_vit"]), **changes}
-    return save(load_file(teacher / "model.safetensors"), {"mae_vit": json.dumps(told)})
+        metadata = {**json.loads(file.metadata()["mae_vit"]), **changes}
+    return save(load_file(teacher / "model.safetensors"), {"mae_vit": json.dumps(metadata)})
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,12 @@ def test_a_run_leaves_what_it_promises(call, digits, pretrained, tmp_path, capsy
 
 def test_the_best_epoch_on_held_out_images_is_tested(call, tmp_path):
     assert call("optim.lr=3e-2", "train.steps=12") == 0
-    told = {line["step"]: line["heldout"]["top1"] for line in lines_of(tmp_path / "run") if "heldout" in line}
-    best = max(told, key=lambda step: (told[step], -step))
+    top1_of = {
+        line["step"]: line["heldout"]["top1"] for line in lines_of(tmp_path / "run") if "heldout" in line
+    }
+    best = max(top1_of, key=lambda step: (top1_of[step], -step))
     summary = summary_of(tmp_path / "run")
-    assert (summary["best_step"], summary["val_top1"]) == (best, told[best])
+    assert (summary["best_step"], summary["val_top1"]) == (best, top1_of[best])
     state = load_checkpoint(tmp_path / "run" / "checkpoints" / f"step-{best:08d}").state
     model = load_file(tmp_path / "run" / "model.safetensors")
     for name, value in model.items():
@@ -320,12 +322,12 @@ def test_frozen_features_are_scored(call, pretrained, tmp_path, capsys, mode):
     assert 0.2 < summary["test_top1"] <= 1
     if mode == "few_shot":
         assert list(summary["few_shot"]) == ["1", "5", "10", "25"]
-        means = [told["mean"] for told in summary["few_shot"].values()]
+        means = [scores["mean"] for scores in summary["few_shot"].values()]
         assert means[0] < means[-1]
-        for told in summary["few_shot"].values():
-            assert told["mean"] == pytest.approx(np.mean(told["draws"]))
-            assert told["std"] == pytest.approx(np.std(told["draws"], ddof=1))
-            assert len(set(told["draws"])) > 1
+        for scores in summary["few_shot"].values():
+            assert scores["mean"] == pytest.approx(np.mean(scores["draws"]))
+            assert scores["std"] == pytest.approx(np.std(scores["draws"], ddof=1))
+            assert len(set(scores["draws"])) > 1
     capsys.readouterr()
     assert call(f"finetune.mode={mode}", ckpt=pretrained) == 0
     assert "is finished" in capsys.readouterr().out

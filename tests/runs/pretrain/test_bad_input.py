@@ -298,8 +298,8 @@ def test_the_plan_tells_what_the_probe_does(digits, tmp_path, capsys):
 def test_a_config_of_another_command(capsys, config, key, command):
     path = str(ROOT / "configs" / f"{config}.yaml")
     assert main(["--config", path]) == EXIT_INPUT
-    told = f'{path}: a config of another command (it has "{key}"): give it to {command}'
-    assert one_line(capsys).endswith(told)
+    message = f'{path}: a config of another command (it has "{key}"): give it to {command}'
+    assert one_line(capsys).endswith(message)
     # What was typed is not taken for the file's.
     assert main(["--config", str(ROOT / "configs/mae_digits.yaml"), f"{key}.mode=knn"]) == EXIT_INPUT
     assert f'unknown key "{key}"' in one_line(capsys)

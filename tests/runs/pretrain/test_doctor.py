@@ -28,17 +28,17 @@ def doctor(digits, tmp_path, capsys, monkeypatch):
     def call(*words):
         capsys.readouterr()
         code = cli.main([*CONFIG, f"data.path={digits}", f"run.dir={tmp_path / 'run'}", *SMALL_MAE, *words])
-        told = capsys.readouterr()
-        return code, read(told.out), told.out + told.err
+        captured = capsys.readouterr()
+        return code, read(captured.out), captured.out + captured.err
 
     return call
 
 
 def read(output):
-    found = {}
+    checks = {}
     for status, name, text in re.findall(r"^(ok|warn|FAIL) +(\S+) +(.*)$", output, re.MULTILINE):
-        found.setdefault(name, []).append((status, text))
-    return found
+        checks.setdefault(name, []).append((status, text))
+    return checks
 
 
 def test_all_is_well(doctor, tmp_path):
@@ -56,7 +56,7 @@ def test_all_is_well(doctor, tmp_path):
         "ranks",
     }
     assert expected <= set(checks)
-    assert {status for told in checks.values() for status, _ in told} == {"ok"}
+    assert {status for results in checks.values() for status, _ in results} == {"ok"}
     assert output.rstrip().endswith("all checks passed; nothing was trained")
     # The plan too, as --dry-run prints it.
     assert re.search(r"^parameters .* encoder", output, re.MULTILINE)
@@ -66,9 +66,9 @@ def test_all_is_well(doctor, tmp_path):
 def test_without_a_config_it_checks_what_all_runs_need(monkeypatch, capsys):
     monkeypatch.setattr(health, "_check_deepspeed", lambda: health.Check("FAIL", "deepspeed", "not there"))
     assert cli.main(["doctor"]) == 1
-    told = capsys.readouterr().out
-    assert {"python", "torch", "deepspeed", "device", "ranks"} <= set(read(told))
-    assert "depend on the run: --config FILE" in told
+    output = capsys.readouterr().out
+    assert {"python", "torch", "deepspeed", "device", "ranks"} <= set(read(output))
+    assert "depend on the run: --config FILE" in output
     assert cli.main(["doctor", "--find-batch"]) == 2
     assert "--find-batch needs --config FILE" in capsys.readouterr().err
 
@@ -143,10 +143,10 @@ def test_a_container_or_job_has_less_memory_than_its_machine(tmp_path, line, gro
     (folder / most).write_text(f"{4 << 30}\n")
     (folder / used).write_text(f"{3 << 30}\n")
     (folder / "memory.stat").write_text(f"anon 7\ninactive_file {1 << 30}\n")
-    assert health._container_limit(root=tmp_path / "root", own=tmp_path / "own") == 2 << 30
+    assert health._container_limit(root=tmp_path / "root", process_cgroups=tmp_path / "own") == 2 << 30
     (folder / most).write_text("max\n")
     if "max" in most:
-        assert health._container_limit(root=tmp_path / "root", own=tmp_path / "own") is None
+        assert health._container_limit(root=tmp_path / "root", process_cgroups=tmp_path / "own") is None
 
 
 def test_a_disk_that_is_too_small(doctor, tmp_path):
@@ -221,14 +221,14 @@ def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
         "from mae_vit.cli.main import main\nsys.exit(main())\n"
     )
     words = [*CONFIG, f"data.path={digits}", f"run.dir={tmp_path / 'run'}", "train.effective_batch_size=64"]
-    told = torchrun(2, [str(script), *words])
-    checks = read(told.stdout)
-    assert checks["ranks"][0][0] == "ok", told.stdout + told.stderr
+    ended = torchrun(2, [str(script), *words])
+    checks = read(ended.stdout)
+    assert checks["ranks"][0][0] == "ok", ended.stdout + ended.stderr
     assert re.search(r"2 ranks met at \S+:\d+", checks["ranks"][0][1])
     assert re.search(r"ranks add [\d.]+ GB/s on cpu", checks["network"][0][1])
     assert checks["versions"][0][0] == "FAIL"
     assert re.search(r"timm \S+ \(rank 0 on \S+\), 1\.0\.99 \(rank 1 on", checks["versions"][0][1])
-    assert told.returncode != 0
+    assert ended.returncode != 0
     assert len(checks["versions"]) == 1, "all ranks print"
 
 
@@ -242,7 +242,7 @@ def test_a_rank_that_does_not_come(digits, tmp_path):
     environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29877", "OMP_NUM_THREADS": "1"}
     words = [*CONFIG, f"data.path={digits}", f"run.dir={tmp_path / 'run'}", "train.effective_batch_size=64"]
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", code, *words],
         capture_output=True,
         text=True,
@@ -250,11 +250,11 @@ def test_a_rank_that_does_not_come(digits, tmp_path):
         timeout=120,
         env=os.environ | environment,
     )
-    status, text = read(told.stdout)["ranks"][0]
-    assert status == "FAIL", told.stdout + told.stderr
+    status, text = read(ended.stdout)["ranks"][0]
+    assert status == "FAIL", ended.stdout + ended.stderr
     assert "did not meet the 1 others at 127.0.0.1:29877 within 3 s" in text
-    assert told.returncode == 1
-    assert "Traceback" not in told.stderr
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
 
 
 def test_sizes_that_are_tried():

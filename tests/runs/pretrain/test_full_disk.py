@@ -26,13 +26,13 @@ def disk(tmp_path):
 
     def mount(options: str) -> Path:
         again = ",remount" if os.path.ismount(place) else ""
-        found = subprocess.run(
+        mounted = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", options + again, "tmpfs", str(place)],
             capture_output=True,
             text=True,
         )
-        if found.returncode:
-            pytest.skip(f"needs the right to mount: {found.stderr.strip()}")
+        if mounted.returncode:
+            pytest.skip(f"needs the right to mount: {mounted.stderr.strip()}")
         return place
 
     yield mount

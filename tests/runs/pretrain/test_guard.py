@@ -61,9 +61,9 @@ def test_a_bad_batch_is_passed_by(call, digits, tmp_path, poison, batch_of, late
     folder = tmp_path / "run"
     expected = [*range(7 + late), 4, *range(7, 14)]
     assert [samples.tolist() for samples in seen] == [batch_of(step).tolist() for step in expected]
-    told, straight = lines_of(folder), lines_of(tmp_path / "straight")
-    assert [line["step"] for line in told] == [line["step"] for line in straight]
-    assert [line["loss"] for line in told if line["step"] <= 5] == [
+    guarded, straight = lines_of(folder), lines_of(tmp_path / "straight")
+    assert [line["step"] for line in guarded] == [line["step"] for line in straight]
+    assert [line["loss"] for line in guarded if line["step"] <= 5] == [
         line["loss"] for line in straight if line["step"] <= 5
     ]
     assert summary_of(folder)["status"] == "done"

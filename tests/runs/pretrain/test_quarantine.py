@@ -86,8 +86,10 @@ def test_within_the_budget_the_run_ends_and_lists_exactly_what_is_damaged(
             assert (line["offset"] is None) == (BAD[line["sample"]] == "missing member")
             assert line["sample"] in healthy[line["step"] - 1]
         assert summary_of(tmp_path / source)["damaged_samples"] == len(BAD)
-        told = [line for line in capsys.readouterr().err.splitlines() if "takes the place of shard" in line]
-        assert len(told) == 10
+        warnings = [
+            line for line in capsys.readouterr().err.splitlines() if "takes the place of shard" in line
+        ]
+        assert len(warnings) == 10
 
 
 def test_over_the_budget_the_run_stops_and_says_why(call, damaged, tmp_path, capsys):

@@ -30,17 +30,17 @@ def test_images_crops_and_masks_are_those_of_the_step(call, tmp_path, seen, sour
     options = ["data.augment.crop=random_resized", "train.batch_size_per_device=64", f"data.source={source}"]
     assert call(*options) == 0
     for step in (1, 5):
-        told = replay(tmp_path / "run", step=step)
+        replayed = replay(tmp_path / "run", step=step)
         parts = seen[2 * step - 2 : 2 * step]
-        assert torch.equal(told.batch.images, torch.cat([part.images for part in parts]))
-        assert [sample["sample"] for sample in told.samples] == torch.cat(
+        assert torch.equal(replayed.batch.images, torch.cat([part.images for part in parts]))
+        assert [sample["sample"] for sample in replayed.samples] == torch.cat(
             [part.keys.index for part in parts]
         ).tolist()
-    masked = {row.label: row.images for row in told.pictures}["masked"]
+    masked = {row.label: row.images for row in replayed.pictures}["masked"]
     # A quarter of the patches is visible, and as it was.
-    same = (masked == told.batch.images / 255).flatten(1).float().mean(dim=1)
+    same = (masked == replayed.batch.images / 255).flatten(1).float().mean(dim=1)
     assert 0.2 < same.mean() < 0.5
-    assert told.weights_step == 4
+    assert replayed.weights_step == 4
 
 
 def test_the_command_writes_a_picture_and_names(call, digits, tmp_path, capsys):

@@ -174,10 +174,10 @@ def test_another_choice_takes_the_place_of_the_files_options(write_config, overr
         optim={"betas": [0.9, 0.95], "schedule": "wsd", "decay_share": 0.5},
         data={"order": "blocks", "lanes": 4, "block_shards": 2, "augment": augment},
     )
-    found = load_config(PretrainConfig, path, [override])
+    chosen = load_config(PretrainConfig, path, [override])
     for part in section.split("."):
-        found = getattr(found, part)
-    assert [getattr(found, name) for name in gone] == [None] * len(gone)
+        chosen = getattr(chosen, part)
+    assert [getattr(chosen, name) for name in gone] == [None] * len(gone)
     # What the command line itself gives is not dropped.
     with pytest.raises(InputError, match="command line"):
         load_config(PretrainConfig, path, [override, f"{section}.{gone[0]}=3"])

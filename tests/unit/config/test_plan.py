@@ -79,8 +79,8 @@ def test_the_sizes_that_a_message_asks_for_work(batch, per_device, world_size):
     sizes += [f"train.batch_size_per_device={per_device}"] if per_device else []
     for _ in range(3):
         try:
-            found = plan(*sizes, world_size=world_size, num_samples=5000)
-            check_grouping(found, world_size=world_size, repeats=2, **grouping)
+            planned = plan(*sizes, world_size=world_size, num_samples=5000)
+            check_grouping(planned, world_size=world_size, repeats=2, **grouping)
             return
         except InputError as error:
             asked = re.search(r"nearest: ([^),]*)", str(error))[1]
@@ -96,8 +96,8 @@ def test_base_rate_is_per_256_samples():
 
 
 def test_batches_are_split_over_ranks_and_micro_batches():
-    found = plan("train.batch_size_per_device=16", world_size=2)
-    assert (found.batch_size_per_device, found.accumulation) == (16, 4)
+    planned = plan("train.batch_size_per_device=16", world_size=2)
+    assert (planned.batch_size_per_device, planned.accumulation) == (16, 4)
     assert plan(world_size=4).batch_size_per_device == 32
 
 

@@ -23,10 +23,10 @@ def test_least_squares_is_ridge_regression(images, width, l2, at_a_time, monkeyp
     scaler = StandardScaler().fit(support)
     targets = np.where(labels[:, None] == np.arange(4), 1.0, -1.0)
     expected = Ridge(alpha=l2).fit(scaler.transform(support), targets).predict(scaler.transform(query))
-    found = least_squares_scores(
+    scores = least_squares_scores(
         torch.tensor(support), torch.tensor(labels), torch.tensor(query), num_classes=4, l2=l2
     )
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-8)
+    np.testing.assert_allclose(scores.numpy(), expected, atol=1e-8)
 
 
 def test_a_constant_feature_does_no_harm():
@@ -41,7 +41,7 @@ def test_nearest_neighbors_by_brute_force(at_a_time, monkeypatch):
     monkeypatch.setattr(knn, "_MAX_SIMILARITIES", at_a_time)
     torch.manual_seed(0)
     support, query, labels = torch.randn(40, 8), torch.randn(10, 8), torch.randint(0, 3, (40,))
-    found = knn_scores(support, labels, query, num_classes=3, neighbors=7, temperature=0.1)
+    scores = knn_scores(support, labels, query, num_classes=3, neighbors=7, temperature=0.1)
     for number in range(10):
         near = sorted(
             (
@@ -53,7 +53,7 @@ def test_nearest_neighbors_by_brute_force(at_a_time, monkeypatch):
         expected = [0.0, 0.0, 0.0]
         for similarity, place in near:
             expected[int(labels[place])] += np.exp(similarity / 0.1)
-        assert found[number].tolist() == pytest.approx(expected, rel=1e-4)
+        assert scores[number].tolist() == pytest.approx(expected, rel=1e-4)
     assert knn_scores(support, labels, query, num_classes=3, neighbors=99).shape == (10, 3)
 
 

@@ -48,13 +48,13 @@ def test_training_is_that_by_hand(problem, momentum, smoothing):
     train_probe(probe, *given, steps, optimizer, label_smoothing=smoothing)
     weight, bias, mean, var = by_hand(features, labels, steps, momentum, smoothing)
     assert np.abs(weight).max() > 0.1
-    for found, expected in (
+    for trained, expected in (
         (probe.head.weight, weight),
         (probe.head.bias, bias),
         (probe.norm.running_mean, mean),
         (probe.norm.running_var, var),
     ):
-        np.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-10)
+        np.testing.assert_allclose(trained.detach().numpy(), expected, atol=1e-10)
     logits = (features - mean) / np.sqrt(var + 1e-6) @ weight.T + bias
     assert not probe.training
     assert probe_top1(probe, *given) == pytest.approx((logits.argmax(1) == labels).mean())

@@ -20,32 +20,38 @@ def chances():
 
 
 def test_against_scikit_learn(chances):
-    labels, table, found = chances
-    assert found.top1 == pytest.approx(accuracy_score(labels, found.classes))
-    assert found.top5 == pytest.approx(top_k_accuracy_score(labels, table, k=5))
-    assert np.array_equal(found.confusion(7), confusion_matrix(labels, found.classes, labels=range(7)))
-    np.testing.assert_allclose(found.per_class(7), recall_score(labels, found.classes, average=None))
+    labels, table, predictions = chances
+    assert predictions.top1 == pytest.approx(accuracy_score(labels, predictions.classes))
+    assert predictions.top5 == pytest.approx(top_k_accuracy_score(labels, table, k=5))
+    assert np.array_equal(
+        predictions.confusion(7), confusion_matrix(labels, predictions.classes, labels=range(7))
+    )
+    np.testing.assert_allclose(
+        predictions.per_class(7), recall_score(labels, predictions.classes, average=None)
+    )
 
 
 def test_calibration_against_scikit_learn(chances):
-    _, _, found = chances
-    right = found.labels == found.classes
-    accuracy, confidence = calibration_curve(right, found.confidences, n_bins=15)
-    counts = np.histogram(found.confidences, np.linspace(0, 1, 16))[0]
+    _, _, predictions = chances
+    right = predictions.labels == predictions.classes
+    accuracy, confidence = calibration_curve(right, predictions.confidences, n_bins=15)
+    counts = np.histogram(predictions.confidences, np.linspace(0, 1, 16))[0]
     expected = (counts[counts > 0] / len(right) * np.abs(accuracy - confidence)).sum()
-    assert found.calibration_error == pytest.approx(expected)
+    assert predictions.calibration_error == pytest.approx(expected)
     assert 0.01 < expected < 0.5
 
 
 def test_calibration_by_hand():
     # Half of the sure ones are wrong; the unsure one is right.
-    found = Predictions(np.array([0, 1, 0]), np.array([0, 0, 0]), np.array([1.0, 1.0, 0.4]), np.ones(3, bool))
-    assert found.calibration_error == pytest.approx((2 * 0.5 + 0.6) / 3)
+    predictions = Predictions(
+        np.array([0, 1, 0]), np.array([0, 0, 0]), np.array([1.0, 1.0, 0.4]), np.ones(3, bool)
+    )
+    assert predictions.calibration_error == pytest.approx((2 * 0.5 + 0.6) / 3)
 
 
 def test_a_class_without_images_has_no_accuracy():
-    found = Predictions(np.array([0, 2]), np.array([0, 1]), np.array([0.9, 0.8]), np.ones(2, bool))
-    assert found.per_class(4) == [1.0, None, 0.0, None]
+    predictions = Predictions(np.array([0, 2]), np.array([0, 1]), np.array([0.9, 0.8]), np.ones(2, bool))
+    assert predictions.per_class(4) == [1.0, None, 0.0, None]
 
 
 def test_the_gap_is_read():

@@ -27,14 +27,14 @@ def test_rollout_of_two_blocks_by_hand():
 
 def test_rollout_against_plain_loops():
     weights = random_weights(0)
-    found = rollout(weights)
+    rolled = rollout(weights)
     for image in range(2):
         joint = np.eye(7)
         for block in weights:
             mixed = 0.5 * block[image].numpy().astype(np.float64).mean(axis=0) + 0.5 * np.eye(7)
             joint = (mixed / mixed.sum(axis=1, keepdims=True)) @ joint
-        np.testing.assert_allclose(found[image].numpy(), joint, atol=1e-6)
-    torch.testing.assert_close(found.sum(dim=-1), torch.ones(2, 7))
+        np.testing.assert_allclose(rolled[image].numpy(), joint, atol=1e-6)
+    torch.testing.assert_close(rolled.sum(dim=-1), torch.ones(2, 7))
     with pytest.raises(ValueError, match="at least one block"):
         rollout([])
 
@@ -47,8 +47,8 @@ def test_distance_by_hand():
     weights[0, 2, 1:, 0] = 0.5  # half of it at [CLS], which has no place; the rest at the right neighbor
     for patch in range(4):
         weights[0, 2, 1 + patch, 1 + (patch ^ 1)] = 0.5
-    found = mean_attention_distance(weights, (2, 2), 4)
-    torch.testing.assert_close(found, torch.tensor([0.0, 4 * math.sqrt(2), 4.0]))
+    distances = mean_attention_distance(weights, (2, 2), 4)
+    torch.testing.assert_close(distances, torch.tensor([0.0, 4 * math.sqrt(2), 4.0]))
 
 
 def test_distance_against_plain_loops():

@@ -44,9 +44,9 @@ def test_views_are_written_and_change_nothing(digits, tmp_path):
     scalars = set(events.Tags()["scalars"])
     assert {"train/loss", "optimizer/lr", "speed/images_per_s", "speed/data_wait_frac"} <= scalars
     assert not any(name.startswith("train/lr") for name in scalars)
-    told = EventAccumulator(str(tmp_path / "without" / "tensorboard"))
-    told.Reload()
-    assert not any(name.startswith("inspect/") for name in told.Tags()["images"])
+    events_without = EventAccumulator(str(tmp_path / "without" / "tensorboard"))
+    events_without.Reload()
+    assert not any(name.startswith("inspect/") for name in events_without.Tags()["images"])
 
 
 @pytest.mark.parametrize(

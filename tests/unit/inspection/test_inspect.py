@@ -45,12 +45,12 @@ def runs(digits, tmp_path_factory):
     """A trained MAE and a trained mean-color run on the digits."""
     folder = tmp_path_factory.mktemp("runs")
     for name in ("mae", "masked_patch"):
-        own = SMALL if name == "mae" else [one for one in SMALL if not one.startswith("objective.")]
+        options = SMALL if name == "mae" else [one for one in SMALL if not one.startswith("objective.")]
         assert not pretrain_main(
             [
                 "--config",
                 str(ROOT / "configs" / f"{name}_digits.yaml"),
-                *own,
+                *options,
                 f"data.path={digits}",
                 f"run.dir={folder / name}",
             ]
@@ -99,7 +99,7 @@ def test_random_masks_as_trained_say_what_training_says(runs, digits):
     subject = open_subject(str(runs / "mae"))
     assert isinstance(subject.objective, MAE)
     batch = draw_samples(str(digits), count=64, channels=1, img_size=(8, 8)).batch(64)
-    (found,) = [
+    (reconstruction,) = [
         one
         for one in reconstruct(subject.objective, batch, shown=2)
         if (one.kind, one.ratio) == ("random", 0.75)
@@ -107,9 +107,9 @@ def test_random_masks_as_trained_say_what_training_says(runs, digits):
     with torch.no_grad():
         sums = {name: float(value) for name, value in subject.objective.evaluation_sums(batch).items()}
     expected = subject.objective.evaluation_metrics(sums)
-    assert found.metrics["psnr_db"] == pytest.approx(expected["psnr_db"], abs=1e-5)
-    assert found.metrics["psnr_gain_db"] == pytest.approx(expected["psnr_gain_db"], abs=1e-5)
-    assert all(len(row.images) == 2 for row in found.rows)
+    assert reconstruction.metrics["psnr_db"] == pytest.approx(expected["psnr_db"], abs=1e-5)
+    assert reconstruction.metrics["psnr_gain_db"] == pytest.approx(expected["psnr_gain_db"], abs=1e-5)
+    assert all(len(row.images) == 2 for row in reconstruction.rows)
 
 
 def test_mean_color_shows_predicted_colors(runs, tmp_path):

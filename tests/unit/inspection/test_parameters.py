@@ -28,12 +28,12 @@ def test_sincos_positions_are_most_like_their_own_row_and_column():
 
 def test_components_are_those_of_scikit_learn():
     weight = torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    found, shares = filter_components(weight, 5)
+    components, shares = filter_components(weight, 5)
     expected = PCA(5, svd_solver="full").fit(weight.flatten(1).numpy())
-    assert found.shape == (5, 3, 4, 4)
+    assert components.shape == (5, 3, 4, 4)
     np.testing.assert_allclose(shares.numpy(), expected.explained_variance_ratio_, rtol=1e-4)
-    for own, theirs in zip(found.flatten(1).numpy(), expected.components_, strict=True):
-        np.testing.assert_allclose(abs(own @ theirs), 1, atol=1e-4)
+    for ours, theirs in zip(components.flatten(1).numpy(), expected.components_, strict=True):
+        np.testing.assert_allclose(abs(ours @ theirs), 1, atol=1e-4)
 
 
 def test_fewer_filters_than_components_are_all_there_are():

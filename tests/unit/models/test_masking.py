@@ -61,9 +61,9 @@ def test_corruption_counts_and_shares():
     assert (drawn.mask.sum(dim=1) == 32).all()
     assert (drawn.mask.gather(1, drawn.ids) == 1).all()
     for kind, share in ((KIND_MASK, 0.8), (KIND_RANDOM, 0.1), (KIND_UNCHANGED, 0.1)):
-        found = (drawn.kind == kind).float().mean().item()
+        drawn_share = (drawn.kind == kind).float().mean().item()
         # 160,000 draws: standard deviation at most 0.001.
-        assert found == pytest.approx(share, abs=0.005)
+        assert drawn_share == pytest.approx(share, abs=0.005)
 
 
 def test_a_random_source_is_another_patch_and_any_other():
@@ -88,7 +88,7 @@ def test_corruption_options_have_an_effect(changes):
 
 def test_nearest_visible_against_brute_force():
     mask = corruption(20).mask
-    found = nearest_visible(mask, (8, 8))
+    nearest = nearest_visible(mask, (8, 8))
     for sample in range(20):
         for patch in range(64):
             candidates = [
@@ -96,4 +96,4 @@ def test_nearest_visible_against_brute_force():
                 for other in range(64)
                 if mask[sample, other] == 0
             ]
-            assert found[sample, patch] == min(candidates)[1]
+            assert nearest[sample, patch] == min(candidates)[1]

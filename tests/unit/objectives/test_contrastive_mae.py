@@ -17,26 +17,26 @@ def unit_rows(rows: int, width: int = 6) -> torch.Tensor:
 
 def test_infonce_is_that_of_each_group_by_hand():
     z = unit_rows(12)
-    found = contrast(z, group_size=3, temperature=0.2)
+    contrasts = contrast(z, group_size=3, temperature=0.2)
     for row in range(12):
         group = range(row // 6 * 6, row // 6 * 6 + 6)
         cosines = {other: float(z[row].double() @ z[other].double()) for other in group if other != row}
         partner = row + 1 if row % 2 == 0 else row - 1
         total = sum(math.exp(cosine / 0.2) for cosine in cosines.values())
-        assert found.losses[row].item() == pytest.approx(
+        assert contrasts.losses[row].item() == pytest.approx(
             -math.log(math.exp(cosines[partner] / 0.2) / total), abs=1e-5
         )
-        assert bool(found.found[row]) == (max(cosines, key=cosines.__getitem__) == partner)
-        assert found.positive[row].item() == pytest.approx(cosines[partner], abs=1e-6)
+        assert bool(contrasts.retrieved[row]) == (max(cosines, key=cosines.__getitem__) == partner)
+        assert contrasts.positive[row].item() == pytest.approx(cosines[partner], abs=1e-6)
         others = [cosine for other, cosine in cosines.items() if other != partner]
-        assert found.negative[row].item() == pytest.approx(sum(others) / 4, abs=1e-6)
+        assert contrasts.negative[row].item() == pytest.approx(sum(others) / 4, abs=1e-6)
 
 
 def test_partners_that_are_equal_find_each_other():
     z = unit_rows(4).repeat_interleave(2, dim=0)
-    found = contrast(z, group_size=4, temperature=0.1)
-    assert found.found.all()
-    assert not contrast(unit_rows(8), group_size=4, temperature=0.1).found.all()
+    contrasts = contrast(z, group_size=4, temperature=0.1)
+    assert contrasts.retrieved.all()
+    assert not contrast(unit_rows(8), group_size=4, temperature=0.1).retrieved.all()
 
 
 def test_the_loss_is_maes_and_the_weighted_contrast():

@@ -72,12 +72,12 @@ def test_supervised_is_measured_on_images_with_a_label_alone():
     objective = build("supervised", "tiny")
     whole, some = batch_of(objective), batch_of(objective, 0, 5)
     whole.labels[5:] = -1
-    expected, found = (
+    expected, metrics = (
         objective.evaluation_metrics({k: v.item() for k, v in objective.evaluation_sums(batch).items()})
         for batch in (some, whole)
     )
-    assert math.isfinite(found["loss"])
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert math.isfinite(metrics["loss"])
+    assert metrics == pytest.approx(expected, rel=1e-5)
     objective.pictures(whole)
     whole.labels[:] = -1
     assert objective.evaluation_metrics(objective.evaluation_sums(whole)) == {}

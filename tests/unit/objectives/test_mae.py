@@ -198,9 +198,9 @@ def test_raw_baseline_is_a_local_average_of_visible_colors():
     images[:, :, :, :4] = 1.0  # the first column of patches
     mask = torch.ones(1, 16)
     mask[0, 4] = mask[0, 7] = 0  # row 1, columns 0 and 3 are visible
-    found = local_average(images, mask, objective.encoder)[0, 5]  # row 1, column 1
+    average = local_average(images, mask, objective.encoder)[0, 5]  # row 1, column 1
     expected = math.exp(-0.5) / (math.exp(-0.5) + math.exp(-2))
-    torch.testing.assert_close(found, torch.full_like(found, expected))
+    torch.testing.assert_close(average, torch.full_like(average, expected))
 
 
 def test_a_patch_far_from_all_visible_ones_has_the_nearest_color():
@@ -209,11 +209,11 @@ def test_a_patch_far_from_all_visible_ones_has_the_nearest_color():
     images[:, :, :4, :4] = 1.0
     mask = torch.ones(1, 400)
     mask[0, 0] = mask[0, 1] = 0
-    found = local_average(images, mask, encoder)
-    assert torch.isfinite(found).all()
+    average = local_average(images, mask, encoder)
+    assert torch.isfinite(average).all()
     # 19 rows down and 19 columns on: exp(-361) is 0 in float32, the ratio of two such is not.
     expected = math.exp(-(19**2) / 2 + 18**2 / 2) / (1 + math.exp(-(19**2) / 2 + 18**2 / 2))
-    torch.testing.assert_close(found[0, 399], torch.full((48,), expected), rtol=1e-3, atol=0)
+    torch.testing.assert_close(average[0, 399], torch.full((48,), expected), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(

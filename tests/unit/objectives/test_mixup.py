@@ -65,13 +65,13 @@ def test_cutmix_pastes_a_box_and_labels_by_its_area():
     shares, places = shares_of(targets, batch.labels)
     areas = []
     for share, j in zip(shares, places, strict=True):
-        own, other, mixed = batch.images[2 * j], batch.images[2 * j + 1], images[2 * j]
-        pasted = (mixed != own).any(0)
+        first, other, mixed = batch.images[2 * j], batch.images[2 * j + 1], images[2 * j]
+        pasted = (mixed != first).any(0)
         rows, columns = pasted.any(1).nonzero().flatten(), pasted.any(0).nonzero().flatten()
         if len(rows):
             box = (slice(None), slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1))
             assert torch.equal(mixed[box], other[box].float())
-            assert torch.equal(images[2 * j + 1][box], own[box].float())
+            assert torch.equal(images[2 * j + 1][box], first[box].float())
             area = (rows[-1] + 1 - rows[0]) * (columns[-1] + 1 - columns[0])
         else:
             area = torch.tensor(0)
@@ -110,8 +110,8 @@ def test_any_split_mixes_alike(options):
     images, targets = mixing(batch, CLASSES)
     for size in (2, 8, 32):
         parts = [mixing(part(batch, start, start + size), CLASSES) for start in range(0, 64, size)]
-        assert torch.equal(torch.cat([found[0] for found in parts]), images)
-        assert torch.equal(torch.cat([found[1] for found in parts]), targets)
+        assert torch.equal(torch.cat([mixed[0] for mixed in parts]), images)
+        assert torch.equal(torch.cat([mixed[1] for mixed in parts]), targets)
 
 
 def test_draws_depend_on_sample_and_epoch_alone():

@@ -74,8 +74,8 @@ def test_seeds_of_the_reference_are_normal(folder):
     assert (reference.name, reference.seeds, reference.total_steps) == ("small", (0, 1), 12)
     assert {"loss", "heldout.psnr_db"} <= set(reference.bands)
     for seed in (0, 1):
-        found, compared = deviations(reference, lines_of(folder / f"seed{seed}"))
-        assert found == []
+        outliers, compared = deviations(reference, lines_of(folder / f"seed{seed}"))
+        assert outliers == []
         assert compared > 12  # all parts of the loss, and the held-out metrics
 
 
@@ -85,11 +85,11 @@ def test_a_run_that_leaves_the_band_is_named(folder):
     for line in lines:
         if line["step"] >= 5:
             line["loss"] *= 3
-    (found,), _ = deviations(reference, lines)
-    assert (found.curve, found.step) == ("loss", 5)
-    assert found.value > found.high
-    assert "loss" in str(found)
-    assert f"{found.value - found.high:+.3g}" in str(found)
+    (outlier,), _ = deviations(reference, lines)
+    assert (outlier.curve, outlier.step) == ("loss", 5)
+    assert outlier.value > outlier.high
+    assert "loss" in str(outlier)
+    assert f"{outlier.value - outlier.high:+.3g}" in str(outlier)
     watch = ReferenceWatch(reference)
     said = [watch.check(line) for line in lines]
     assert [place + 1 for place, text in enumerate(said) if text] == [5]
@@ -105,9 +105,9 @@ def test_parts_that_are_not_all_there_are_passed_over(folder):
 
 
 def test_options_that_are_newer_than_the_reference_are_no_difference(folder, tmp_path):
-    told = json.loads((folder / "curves" / "small.json").read_text())
-    del told["recipe"]["objective.decode_ratio"]
-    (tmp_path / "old.json").write_text(json.dumps(told))
+    record = json.loads((folder / "curves" / "small.json").read_text())
+    del record["recipe"]["objective.decode_ratio"]
+    (tmp_path / "old.json").write_text(json.dumps(record))
     (old,), (new,) = read_references(tmp_path), read_references(folder / "curves")
     assert old.recipe == new.recipe
     assert old.recipe["objective.decode_ratio"] == 1.0
@@ -157,10 +157,10 @@ def test_training_says_it_once(folder, monkeypatch, digits, tmp_path, capsys):
     assert train(digits, tmp_path / "normal", "run.seed=1") == 0
     assert "warning" not in capsys.readouterr().err
     # The same run where others had half its loss.
-    told = json.loads((folder / "curves" / "small.json").read_text())
-    told["curves"]["loss"]["values"] = [[v / 2 for v in one] for one in told["curves"]["loss"]["values"]]
+    record = json.loads((folder / "curves" / "small.json").read_text())
+    record["curves"]["loss"]["values"] = [[v / 2 for v in one] for one in record["curves"]["loss"]["values"]]
     (tmp_path / "curves").mkdir()
-    (tmp_path / "curves" / "small.json").write_text(json.dumps(told))
+    (tmp_path / "curves" / "small.json").write_text(json.dumps(record))
     refer_to(monkeypatch, tmp_path / "curves")
     assert train(digits, tmp_path / "odd", "run.seed=1") == 0
     said = capsys.readouterr().err

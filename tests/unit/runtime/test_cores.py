@@ -122,8 +122,8 @@ VERSION_1 = "4:cpu,cpuacct:/pod/box"
     ],
 )
 def test_the_quota_of_a_container(tmp_path, line, files, expected):
-    own = tmp_path / "own"
-    own.write_text(f"1:name=systemd:/elsewhere\n{line}\n")
+    process_cgroups = tmp_path / "own"
+    process_cgroups.write_text(f"1:name=systemd:/elsewhere\n{line}\n")
     root = tmp_path / "at" / "root"
     root.mkdir(parents=True)
     for name, text in files.items():
@@ -132,7 +132,7 @@ def test_the_quota_of_a_container(tmp_path, line, files, expected):
         path.write_text(f"{text}\n")
         if "cfs_quota" in name:
             path.with_name("cpu.cfs_period_us").write_text("100000\n")
-    assert cpu_quota(root, own) == expected
+    assert cpu_quota(root, process_cgroups) == expected
 
 
 def test_without_control_groups_there_is_no_quota(tmp_path):

@@ -61,8 +61,10 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_number_0_everywhere(own_gpu, g
 
     from mae_vit.training.engines import deepspeed_engine
 
-    told = []
-    monkeypatch.setattr(deepspeed, "init_distributed", lambda **how: told.append(os.environ["LOCAL_RANK"]))
+    local_ranks = []
+    monkeypatch.setattr(
+        deepspeed, "init_distributed", lambda **how: local_ranks.append(os.environ["LOCAL_RANK"])
+    )
     ranks = find_ranks()
     device = find_device(ranks)
     assert ranks.local_rank == 3
@@ -80,7 +82,7 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_number_0_everywhere(own_gpu, g
         # ZeRO 3 reads it again, later.
         assert os.environ["LOCAL_RANK"] == "0"
         assert not is_local_rank_zero()
-    assert told == ["0", "0"]
+    assert local_ranks == ["0", "0"]
 
 
 def test_the_first_of_a_node_stays_first(own_gpu, monkeypatch):
@@ -153,15 +155,15 @@ def test_the_doctor_joins_as_a_run_does(own_gpu, groups, monkeypatch):
     # A rank without a GPU: all join by the CPU, to say so.
     assert join_ranks(ranks, torch.device("cpu")).status == "ok"
     assert join_ranks(ranks, None).status == "ok"
-    told = [(backend, how.get("device_id")) for (backend,), how in groups]
-    assert told == [("nccl", torch.device("cuda", 0)), ("gloo", None), ("gloo", None)]
+    joined = [(backend, how.get("device_id")) for (backend,), how in groups]
+    assert joined == [("nccl", torch.device("cuda", 0)), ("gloo", None), ("gloo", None)]
     monkeypatch.setattr(
         "mae_vit.pretraining.doctor.rank_checks.gather_objects",
         lambda value, ranks: [value, ("cpu", "node7")],
     )
-    found = check_exchange(ranks, torch.device("cuda", 0))
-    assert found.status == "FAIL"
-    assert "cpu (on node7)" in found.text
+    check = check_exchange(ranks, torch.device("cuda", 0))
+    assert check.status == "FAIL"
+    assert "cpu (on node7)" in check.text
 
 
 def test_jobs_that_end_well_leave_the_group(monkeypatch):

@@ -26,10 +26,10 @@ class OnHost(SimpleNamespace):
 @pytest.fixture
 def calls(monkeypatch):
     """Calls of `torch.cuda`'s streams, in order."""
-    found, current = [], ["computing"]
+    made, current = [], ["computing"]
 
     def stream_of(name: str) -> SimpleNamespace:
-        waits = lambda other: found.append(("wait", name, other.name))  # noqa: E731
+        waits = lambda other: made.append(("wait", name, other.name))  # noqa: E731
         return SimpleNamespace(name=name, wait_stream=waits)
 
     @contextmanager
@@ -41,7 +41,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream_of("copying"))
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream_of(current[-1]))
-    return SimpleNamespace(found=found, current=current)
+    return SimpleNamespace(found=made, current=current)
 
 
 def test_a_batch_is_copied_beside_the_gpus_work_which_waits_for_it_alone(calls):

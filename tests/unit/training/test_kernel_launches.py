@@ -89,9 +89,9 @@ def count(name: str) -> dict[str, Counter[str]]:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_step_stays_within_its_budget_of_launches(name):
     step = count(name)
-    for (part, found), budget in zip(step.items(), BUDGETS[name], strict=True):
-        assert found.total() <= budget, (part, found.most_common())
-        assert not found.keys() & set(BY_IMAGE), part
+    for (part, launches), budget in zip(step.items(), BUDGETS[name], strict=True):
+        assert launches.total() <= budget, (part, launches.most_common())
+        assert not launches.keys() & set(BY_IMAGE), part
 
 
 def test_launches_are_counted():

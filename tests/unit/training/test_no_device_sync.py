@@ -32,10 +32,10 @@ def deepspeed():
 @pytest.mark.parametrize("name", OPTIONS)
 def test_nothing_waits_for_the_device_between_log_steps(name):
     engine = torch_engine(name)
-    with counted() as found:
+    with counted() as waits:
         lines = take_steps(engine, 4, log_every=100)
     assert not lines
-    assert found == {}
+    assert waits == {}
 
 
 @pytest.mark.distributed
@@ -51,13 +51,13 @@ def test_waits_of_other_stages_do_not_grow(deepspeed, stage):
 
 
 def test_what_waits_is_found():
-    with counted() as found:
+    with counted() as waits:
         values = torch.tensor([1.0, 2.0])
         values.sum().item()
         bool(values.isfinite().all())
         values[values > 1]
         torch.cuda.synchronize()
-    assert found == {"lift_fresh": 1, "_local_scalar_dense": 2, "index": 1, "synchronize": 1}
+    assert waits == {"lift_fresh": 1, "_local_scalar_dense": 2, "index": 1, "synchronize": 1}
 
 
 def test_log_steps_are_logged():

@@ -51,11 +51,11 @@ def test_an_image_is_the_same_as_path_bytes_pil_and_array(path, tmp_path):
     file = tmp_path / "image.png"
     file.write_bytes(stream.getvalue())
     kinds = [file, str(file), stream.getvalue(), Image.fromarray(pixels), pixels]
-    found = [encoder.transform(kind) for kind in kinds]
-    assert found[0].shape == (3, 32, 32)
-    assert all(torch.equal(one, found[0]) for one in found)
+    transformed = [encoder.transform(kind) for kind in kinds]
+    assert transformed[0].shape == (3, 32, 32)
+    assert all(torch.equal(one, transformed[0]) for one in transformed)
     # Centered: the middle 40 x 40 of 40 x 60 pixels.
-    assert torch.equal(encoder.transform(pixels[:, 10:50]), found[0])
+    assert torch.equal(encoder.transform(pixels[:, 10:50]), transformed[0])
     gray = encoder.crop(np.full((32, 32), 51, np.uint8))
     mean, std = torch.tensor(INFO.mean), torch.tensor(INFO.std)
     expected = (0.2 - mean) / std

@@ -43,8 +43,8 @@ def test_a_file_cannot_say_anything():
 
 def pretrain_some(digits, folder, *arguments: str) -> None:
     small = ["model.embed_dim=16", "model.depth=1", "model.num_heads=2", "monitor.tensorboard=false"]
-    own = [f"data.path={digits}", f"run.dir={folder}", "train.engine=torch", "train.warmup_steps=0"]
-    assert main(["--config", str(ROOT / "configs" / "mae_digits.yaml"), *small, *own, *arguments]) == 0
+    settings = [f"data.path={digits}", f"run.dir={folder}", "train.engine=torch", "train.warmup_steps=0"]
+    assert main(["--config", str(ROOT / "configs" / "mae_digits.yaml"), *small, *settings, *arguments]) == 0
 
 
 def test_labels_are_known_through_what_a_run_began_from(digits, tmp_path):
@@ -77,7 +77,7 @@ def test_a_checkpoint_that_does_not_say_is_known_by_its_options(digits, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("own", "before", "together"),
+    ("later", "before", "together"),
     [
         (REST, None, REST),
         (REST, ALL, ALL),
@@ -93,8 +93,8 @@ def test_a_checkpoint_that_does_not_say_is_known_by_its_options(digits, tmp_path
         (REST, OTHER, SeenLabels(fingerprint="a", left_out=500, elsewhere=[SplitLabels(fingerprint="b")])),
     ],
 )
-def test_labels_of_two_stages(own, before, together):
-    assert own.joined(before) == together
+def test_labels_of_two_stages(later, before, together):
+    assert later.joined(before) == together
 
 
 def test_labels_of_three_stages_on_two_splits():

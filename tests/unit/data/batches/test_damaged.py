@@ -95,14 +95,14 @@ def assert_replaced(batches: list[Batch], healthy: list[Batch], whole) -> None:
 def test_whole_samples_take_the_places_of_damaged_ones(damaged, many_shards, mode):
     whole, order = source_of(many_shards, "memory"), order_of(many_shards, mode)
     healthy = global_batches(whole, order, 1, 0)
-    found = [
+    loaded = [
         global_batches(source_of(damaged[0], name), order_of(damaged[0], mode), 1, 0)
         for name in ("tar", "memory")
     ]
-    for batches in found:
+    for batches in loaded:
         assert_replaced(batches, healthy, whole)
     # One loads what is damaged as the other does.
-    assert [b.damaged for b in found[0]] == [b.damaged for b in found[1]]
+    assert [b.damaged for b in loaded[0]] == [b.damaged for b in loaded[1]]
 
 
 @pytest.mark.parametrize("name", ["tar", "memory"])
@@ -112,8 +112,8 @@ def test_replacements_do_not_depend_on_ranks_or_workers(damaged, mode, name):
     source, order = source_of(damaged[0], name), order_of(damaged[0], mode)
     expected = global_batches(source, order, 1, 0)
     for world_size, workers, accumulation in ((2, 0, 3), (4, 0, 1), (2, 2, 1)):
-        found = global_batches(source, order, world_size, workers, accumulation)
-        for batch, other in zip(expected, found, strict=True):
+        batches = global_batches(source, order, world_size, workers, accumulation)
+        for batch, other in zip(expected, batches, strict=True):
             assert torch.equal(batch.images, other.images)
             assert torch.equal(batch.labels, other.labels)
             assert torch.equal(batch.keys.index, other.keys.index)
@@ -126,14 +126,14 @@ def test_what_is_damaged_is_told_with_shard_key_offset_and_reason(damaged, many_
     keys = open_index(many_shards, "train").keys()
     with pytest.raises(DamagedSample) as raised:
         source_of(folder, name).images(0, 0, np.array([3, *BAD, 5]))
-    found = raised.value.found
-    assert [position for position, _ in found] == list(range(1, len(BAD) + 1))
-    for (_, told), sample in zip(found, BAD, strict=True):
-        assert (told.sample, told.key) == (sample, keys[sample])
-        assert WAYS[ways[sample]] in told.reason
-        assert (folder / told.shard).read_bytes()
-        assert (told.offset is None) == (ways[sample] == "missing member")
-    assert str(raised.value).startswith(f"cannot read shard {found[0][1].shard}, key {keys[40]}, offset ")
+    damages = raised.value.damaged
+    assert [position for position, _ in damages] == list(range(1, len(BAD) + 1))
+    for (_, described), sample in zip(damages, BAD, strict=True):
+        assert (described.sample, described.key) == (sample, keys[sample])
+        assert WAYS[ways[sample]] in described.reason
+        assert (folder / described.shard).read_bytes()
+        assert (described.offset is None) == (ways[sample] == "missing member")
+    assert str(raised.value).startswith(f"cannot read shard {damages[0][1].shard}, key {keys[40]}, offset ")
     assert f"(and {len(BAD) - 1} more of its batch): `mae-vit check {folder}` lists" in str(raised.value)
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
@@ -266,7 +266,7 @@ def test_damaged_samples_of_a_decoded_array_are_decoded_again(digits, tmp_path, 
         assert source.images(0, 0, np.array([8])).any()
         with pytest.raises(DamagedSample, match="not an image") as raised:
             source.images(0, 0, np.array([9, 8, 7]))
-        assert [(position, one.sample) for position, one in raised.value.found] == [(0, 9), (2, 7)]
+        assert [(position, one.sample) for position, one in raised.value.damaged] == [(0, 9), (2, 7)]
 
 
 def test_black_images_are_whole_in_a_decoded_array(tmp_path):

@@ -69,9 +69,9 @@ def test_memory_grows_with_shards_alone():
     """A billion samples in 1000 shards, anywhere in the epoch."""
     order = BlockOrder([10**6] * 1000, effective_batch_size=4096, seed=0, lanes=8, block_shards=4)
     end = order.steps_per_epoch * 4096
-    found = [order.samples(0, start, start + 4096) for start in (0, end // 2 // 4096 * 4096, end - 4096)]
-    assert len(set(np.concatenate(found).tolist())) == 3 * 4096
-    assert max(batch.max() for batch in found) < 10**9
+    parts = [order.samples(0, start, start + 4096) for start in (0, end // 2 // 4096 * 4096, end - 4096)]
+    assert len(set(np.concatenate(parts).tolist())) == 3 * 4096
+    assert max(batch.max() for batch in parts) < 10**9
     kept = [*vars(order).values(), *vars(order._layout(0)).values(), *order._layout(0).block_keys]
     assert max(len(array) for array in kept if isinstance(array, np.ndarray)) <= 1001
 
@@ -124,11 +124,11 @@ def test_global_batches_do_not_depend_on_ranks_or_workers(many_shards, workers):
     expected = digest_of_global_batches(many_shards, order, "tar", 1, 0, steps)
     assert len(set(expected)) == len(expected)
     for world_size in (1, 2, 4, 8, 16):  # of 16, two share each lane
-        found = digest_of_global_batches(many_shards, order, "tar", world_size, workers, steps)
-        assert found == expected, world_size
+        digest = digest_of_global_batches(many_shards, order, "tar", world_size, workers, steps)
+        assert digest == expected, world_size
     if workers == 0:
-        found = digest_of_global_batches(many_shards, order, "tar", 2, 0, steps, accumulation=3)
-        assert found == expected
+        digest = digest_of_global_batches(many_shards, order, "tar", 2, 0, steps, accumulation=3)
+        assert digest == expected
         assert digest_of_global_batches(many_shards, order, "memory", 2, 0, steps) == expected
 
 

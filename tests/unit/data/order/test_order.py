@@ -111,17 +111,17 @@ def test_each_step_is_its_slice_of_the_order_wherever_one_begins(batch, skipped)
     order = GlobalOrder(10_000, batch, seed=3)
     stop = 2 * order.steps_per_epoch
     for share in (RankSlice(), RankSlice(1, 4, 2)):
-        found = list(micro_batches(order, share, start_step=0, stop_step=stop, skipped=skipped))
+        batches = list(micro_batches(order, share, start_step=0, stop_step=stop, skipped=skipped))
         for step in range(stop):
             epoch, place = divmod(data_step(step, skipped), order.steps_per_epoch)
             whole = order.samples(epoch, place * batch, (place + 1) * batch)
             mine = whole.reshape(share.world_size, -1)[share.rank].reshape(share.accumulation, -1)
-            parts = found[step * share.accumulation : (step + 1) * share.accumulation]
+            parts = batches[step * share.accumulation : (step + 1) * share.accumulation]
             assert {number for number, _ in parts} == {epoch}
             np.testing.assert_array_equal(np.stack([part for _, part in parts]), mine)
         for start in (1, stop // 2):
             later = micro_batches(order, share, start_step=start, stop_step=stop, skipped=skipped)
-            for one, other in zip(later, found[start * share.accumulation :], strict=True):
+            for one, other in zip(later, batches[start * share.accumulation :], strict=True):
                 np.testing.assert_array_equal(one[1], other[1])
 
 
@@ -133,10 +133,10 @@ def test_global_batches_do_not_depend_on_ranks_or_workers(digits, source_name):
     expected = digest_of_global_batches(digits, order, source_name, 1, 0, steps)
     assert len(set(expected)) == len(expected)
     for world_size, workers in ((2, 0), (4, 0), (1, 2), (4, 2)):
-        found = digest_of_global_batches(digits, order, source_name, world_size, workers, steps)
-        assert found == expected
-    found = digest_of_global_batches(digits, order, source_name, 2, 0, steps, accumulation=3)
-    assert found == expected
+        digest = digest_of_global_batches(digits, order, source_name, world_size, workers, steps)
+        assert digest == expected
+    digest = digest_of_global_batches(digits, order, source_name, 2, 0, steps, accumulation=3)
+    assert digest == expected
     # From the middle of an epoch on: no state to restore.
     assert digest_of_global_batches(digits, order, source_name, 2, 2, range(5, 9)) == expected[5:9]
 

@@ -17,7 +17,8 @@ from helpers.remote_shards import STEPS, blocks, first_shard, open_cache, wanted
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import file_url
-from mae_vit.data.batches.prefetch import check_cache, training_batches
+from mae_vit.data.batches.loader import load_batches
+from mae_vit.data.batches.prefetch import check_cache, fetch_ahead
 from mae_vit.data.order.order import GlobalOrder, RankSlice, micro_batches
 from mae_vit.data.remote.cache import Cache, RemoteFile
 from mae_vit.data.remote.folder import resolve_data_path
@@ -127,14 +128,18 @@ def test_the_least_recently_used_goes_first(source, server, tmp_path):
     assert sum(path.stat().st_size for path in cache.folder.iterdir()) <= limit
 
 
+def fetched_batches(index):
+    """An epoch of one rank."""
+    order, share, source = blocks(index), RankSlice(), open_digits(index, "tar")
+    steps = {"start_step": 0, "stop_step": order.steps_per_epoch}
+    coming = (source.numbers(places) for _, places in micro_batches(order, share, **steps))
+    return fetch_ahead(load_batches(source, order, share, **steps), index, coming, node_ranks=1)
+
+
 def test_shards_come_before_they_are_read(source, server, tmp_path):
     folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
     index = open_located(folder)
-    order, share = blocks(index), RankSlice()
-    options = {"start_step": 0, "stop_step": order.steps_per_epoch, "skipped": ()}
-    batches = training_batches(
-        index, open_digits(index, "tar"), order, share, node_ranks=1, workers=0, pin_memory=False, **options
-    )
+    batches = fetched_batches(index)
     next(batches)
     until = time.monotonic() + 30
     while (
@@ -160,17 +165,7 @@ def test_prefetching_stays_within_its_window(source, server, tmp_path):
     folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
     index = open_located(folder)
     order = blocks(index)
-    options = {"start_step": 0, "stop_step": order.steps_per_epoch, "skipped": ()}
-    batches = training_batches(
-        index,
-        open_digits(index, "tar"),
-        order,
-        RankSlice(),
-        node_ranks=1,
-        workers=0,
-        pin_memory=False,
-        **options,
-    )
+    batches = fetched_batches(index)
     next(batches)
     time.sleep(1)
     fetched = {name for name, _ in server.requests if name.endswith(".tar")}

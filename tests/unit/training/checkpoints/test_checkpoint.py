@@ -31,13 +31,13 @@ def state_of(*slots: str) -> TrainState:
 def test_all_of_the_state_comes_back(tmp_path, slots, scale):
     state = replace(state_of(*slots), loss_scale=scale)
     path = save_checkpoint(tmp_path, step=9, state=state, identity={"run.seed": 1})
-    found = load_checkpoint(path)
-    assert (found.step, found.identity) == (9, {"run.seed": 1})
-    assert (found.state.optimizer_step, found.state.loss_scale) == (7, scale)
-    assert list(found.state.optimizer_states) == list(slots)
+    loaded = load_checkpoint(path)
+    assert (loaded.step, loaded.identity) == (9, {"run.seed": 1})
+    assert (loaded.state.optimizer_step, loaded.state.loss_scale) == (7, scale)
+    assert list(loaded.state.optimizer_states) == list(slots)
     for mine, other in zip(
         [state.parameters, *state.optimizer_states.values()],
-        [found.state.parameters, *found.state.optimizer_states.values()],
+        [loaded.state.parameters, *loaded.state.optimizer_states.values()],
         strict=True,
     ):
         assert mine.keys() == other.keys()
@@ -53,9 +53,9 @@ def rewrite(path, **changes) -> None:
 def test_checkpoints_from_before_there_were_other_optimizers(tmp_path):
     path = save_checkpoint(tmp_path, step=9, state=state_of("exp_avg", "exp_avg_sq"), identity={})
     rewrite(path, slots="absent", loss_scale="absent")
-    found = load_checkpoint(path).state
-    assert list(found.optimizer_states) == ["exp_avg", "exp_avg_sq"]
-    assert found.loss_scale is None
+    state = load_checkpoint(path).state
+    assert list(state.optimizer_states) == ["exp_avg", "exp_avg_sq"]
+    assert state.loss_scale is None
 
 
 def test_slots_are_names_and_no_paths(tmp_path):

@@ -40,11 +40,11 @@ def tensors():
 
 def test_the_library_reads_what_was_written(tensors, tmp_path):
     digest = write_tensors(tmp_path / "t.safetensors", tensors)
-    found = load_file(tmp_path / "t.safetensors")
-    assert found.keys() == tensors.keys()
+    loaded = load_file(tmp_path / "t.safetensors")
+    assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
     assert digest == hashlib.sha256((tmp_path / "t.safetensors").read_bytes()).hexdigest()
     assert [path.name for path in tmp_path.iterdir()] == ["t.safetensors"]
 

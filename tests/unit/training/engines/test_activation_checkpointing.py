@@ -40,14 +40,14 @@ def gradients_of(name: str, *, recomputed: bool) -> tuple[float, dict[str, torch
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_loss_and_gradients_are_the_same(name):
     loss, gradients, kept, runs = gradients_of(name, recomputed=False)
-    found_loss, found, found_kept, found_runs = gradients_of(name, recomputed=True)
-    assert found_loss == loss
-    assert gradients.keys() == found.keys()
+    recomputed_loss, recomputed, recomputed_kept, recomputed_runs = gradients_of(name, recomputed=True)
+    assert recomputed_loss == loss
+    assert gradients.keys() == recomputed.keys()
     for key, gradient in gradients.items():
         assert torch.isfinite(gradient).all()
-        assert torch.equal(found[key], gradient), key
-    assert found_kept < kept
-    assert found_runs > runs
+        assert torch.equal(recomputed[key], gradient), key
+    assert recomputed_kept < kept
+    assert recomputed_runs > runs
 
 
 def test_the_estimate_says_so():
@@ -82,9 +82,9 @@ def test_the_estimate_of_a_long_stack_is_its_inputs_and_one_block():
 
 def test_memory_falls_with_the_stage():
     costs = estimate(build_objective, image_shape=(3, 16, 16), batch_size_per_device=1)
-    found = [costs.memory_gib(world_size=8, zero_stage=stage) for stage in range(3)]
-    assert found == sorted(found, reverse=True)
-    assert len(set(found)) == 3
+    gib_by_stage = [costs.memory_gib(world_size=8, zero_stage=stage) for stage in range(3)]
+    assert gib_by_stage == sorted(gib_by_stage, reverse=True)
+    assert len(set(gib_by_stage)) == 3
     one_slot = estimate(build_objective, image_shape=(3, 16, 16), batch_size_per_device=1, optimizer_slots=1)
-    assert one_slot.memory_gib(world_size=8, zero_stage=0) < found[0]
+    assert one_slot.memory_gib(world_size=8, zero_stage=0) < gib_by_stage[0]
     assert one_slot.checkpoint_bytes == costs.checkpoint_bytes - 4 * costs.trainable

@@ -249,17 +249,17 @@ def without_engines(case: dict) -> dict:
     return {key: value for key, value in case.items() if key not in no_matter}
 
 
-def assert_agrees(found: dict, case: dict) -> None:
+def assert_agrees(run: dict, case: dict) -> None:
     expected = plain_loop(**without_engines(case))
     # In half precision, another order of sums in float32 rounds some number the other way.
     tolerance = {"fp32": 1e-6, "fp16": 2e-3, "bf16": 1e-2}[case.get("precision", "fp32")]
-    assert found["losses"] == pytest.approx(expected["losses"], rel=tolerance)
+    assert run["losses"] == pytest.approx(expected["losses"], rel=tolerance)
     if tolerance == 1e-6:
-        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4)
-        assert found["evaluation"] == pytest.approx(expected["evaluation"], rel=1e-4, abs=1e-5)
+        assert run["norms"] == pytest.approx(expected["norms"], rel=1e-4)
+        assert run["evaluation"] == pytest.approx(expected["evaluation"], rel=1e-4, abs=1e-5)
     if case.get("precision") == "fp16":
-        assert found["skips"] == [not math.isfinite(norm) for norm in expected["norms"]]
-        assert found["scale"] == expected["scale"]
+        assert run["skips"] == [not math.isfinite(norm) for norm in expected["norms"]]
+        assert run["scale"] == expected["scale"]
 
 
 def test_the_oracle_learns_and_its_options_matter():
@@ -269,9 +269,9 @@ def test_the_oracle_learns_and_its_options_matter():
     assert min(plain["norms"]) > 0
     assert BATCH == 16
     ends = {
-        repr(case): (found["losses"][-1], found["evaluation"]["loss"])
+        repr(case): (run["losses"][-1], run["evaluation"]["loss"])
         for case in BIT_EQUAL.values()
-        for found in [plain_loop(**without_engines(case))]
+        for run in [plain_loop(**without_engines(case))]
     }
     expected = {repr(without_engines(case)) for case in BIT_EQUAL.values()}
     # Nothing but the engine, the split and recomputation leaves the oracle as it is.
@@ -283,14 +283,14 @@ def test_the_oracle_learns_and_its_options_matter():
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", BIT_EQUAL)
 def test_one_rank_zero_0_is_bit_equal(bit_equal, name):
-    case, found = BIT_EQUAL[name], bit_equal[name]
+    case, run = BIT_EQUAL[name], bit_equal[name]
     expected = plain_loop(**without_engines(case))
-    assert found["losses"] == expected["losses"]
+    assert run["losses"] == expected["losses"]
     good = [norm for norm in expected["norms"] if math.isfinite(norm)]
-    assert [norm for norm in found["norms"] if math.isfinite(norm)] == good
-    assert found["skips"] == [not math.isfinite(norm) for norm in expected["norms"]]
+    assert [norm for norm in run["norms"] if math.isfinite(norm)] == good
+    assert run["skips"] == [not math.isfinite(norm) for norm in expected["norms"]]
     if case.get("precision") == "fp16":
-        assert found["scale"] == expected["scale"]
+        assert run["scale"] == expected["scale"]
     if case.get("clip"):
         assert min(good) > case["clip"]  # so that clipping was at work
 
@@ -319,12 +319,12 @@ def test_rank_0_alone_holds_the_gathered_state(two_ranks, name):
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", DATA_PARALLEL)
 def test_data_parallel_ranks_agree_to_rounding(two_ranks, name):
-    case, found = DATA_PARALLEL[name], two_ranks[name]
-    assert_agrees(found, case)
-    assert found["apart"] == 0.0
+    case, run = DATA_PARALLEL[name], two_ranks[name]
+    assert_agrees(run, case)
+    assert run["apart"] == 0.0
     if case["engines"][0] == "torch":
         # Nothing is sent before the last micro-batch.
-        assert found["shared"] == [False] * (case.get("accumulation", 1) - 1) + [True]
+        assert run["shared"] == [False] * (case.get("accumulation", 1) - 1) + [True]
 
 
 @pytest.mark.distributed
@@ -336,21 +336,21 @@ def test_statistics_and_overflows_are_those_of_deepspeed(two_ranks, name):
     else:
         assert expected["evaluation"]["loss"] != pytest.approx(expected["losses"][0], rel=1e-3)
     for engine in ("torch", "torch, 0"):
-        found = two_ranks[f"{engine}: {name}"]
-        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-6)
-        assert found["evaluation"] == pytest.approx(expected["evaluation"], rel=1e-5)
-        assert (found["skips"], found["scale"]) == (expected["skips"], expected["scale"])
-        assert found["apart"] == 0.0
+        run = two_ranks[f"{engine}: {name}"]
+        assert run["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+        assert run["evaluation"] == pytest.approx(expected["evaluation"], rel=1e-5)
+        assert (run["skips"], run["scale"]) == (expected["skips"], expected["scale"])
+        assert run["apart"] == 0.0
 
 
 @pytest.mark.distributed
 def test_gradients_are_rounded_where_asked(two_ranks):
-    plain, found = two_ranks["torch: plain"], two_ranks["compressed"]
-    assert found["losses"][0] == plain["losses"][0]
-    assert found["norms"][0] != plain["norms"][0]
-    assert found["norms"][0] == pytest.approx(plain["norms"][0], rel=1e-2)
-    assert found["losses"] == pytest.approx(plain["losses"], rel=0.05)
-    assert found["apart"] == 0.0
+    plain, compressed = two_ranks["torch: plain"], two_ranks["compressed"]
+    assert compressed["losses"][0] == plain["losses"][0]
+    assert compressed["norms"][0] != plain["norms"][0]
+    assert compressed["norms"][0] == pytest.approx(plain["norms"][0], rel=1e-2)
+    assert compressed["losses"] == pytest.approx(plain["losses"], rel=0.05)
+    assert compressed["apart"] == 0.0
 
 
 @pytest.mark.distributed

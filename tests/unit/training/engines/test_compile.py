@@ -49,8 +49,8 @@ def build(name: str) -> Task:
     if name == "distilled":
         network = build_network("SimpleCNN", num_classes=2, in_chans=3, img_size=(8, 8))
         model = NetworkClassifier(network, labels=LabelLoss(2), **common).eval().requires_grad_(False)
-        told = Description(classes=["a", "b"], mean=[0.5] * 3, std=[0.25] * 3, img_size=[8, 8])
-        distillation = Distillation(Teacher(model, told, ""), "soft", 0.1, 3.0)
+        description = Description(classes=["a", "b"], mean=[0.5] * 3, std=[0.25] * 3, img_size=[8, 8])
+        distillation = Distillation(Teacher(model, description, ""), "soft", 0.1, 3.0)
         objective = DistilledViTClassifier(
             encoder, head_init="small", labels=LabelLoss(2), distillation=distillation, **common
         )
@@ -75,13 +75,13 @@ def losses(name: str, *, compile: bool) -> list[float]:
     adamw = OptimizerOptions("adamw", 0.05, betas=(0.9, 0.95), eps=1e-8)
     how = StepOptions(adamw, None, "fp32", 4, 1, compile=compile)
     engine = TorchEngine(build(name), how, Ranks(), torch.device("cpu"))
-    found = []
+    values = []
     for step in range(5):
         output = engine.forward(batch_of(step))
         engine.backward(output.loss)
         engine.step(1e-2)
-        found.append(output.loss.item())
-    return found
+        values.append(output.loss.item())
+    return values
 
 
 # Alone they are traced as they are together.

@@ -35,11 +35,11 @@ def kept_of(
 def test_what_is_kept_is_what_autograd_keeps(precision, fused, name):
     model, storages = build_objective(name), {}
     set_fused_attention(model, fused)
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def keep(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in parameters:
             # Held, so that no other storage takes its place.
             storages[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
@@ -51,9 +51,9 @@ def test_what_is_kept_is_what_autograd_keeps(precision, fused, name):
     ):
         loss = model(batch_of(0)).loss
     assert torch.isfinite(loss)
-    found = kept_of(16, precision, fused=fused, name=name)
+    estimated = kept_of(16, precision, fused=fused, name=name)
     # Real storages of some bytes more or less: small tables that are made in passing.
-    assert found == pytest.approx(sum(size for size, _ in storages.values()), rel=0.02)
+    assert estimated == pytest.approx(sum(size for size, _ in storages.values()), rel=0.02)
 
 
 def weights_of(model: nn.Module) -> int:
@@ -98,11 +98,11 @@ def test_zero_shares_what_it_can():
         estimate(build_objective, image_shape=(3, 16, 16), batch_size_per_device=1), activation_bytes=0
     )
     huge = replace(costs, parameters=3_000_000_000, trainable=3_000_000_000)
-    found = [huge.memory_gib(world_size=8, zero_stage=stage) for stage in range(4)]
-    assert found == sorted(found, reverse=True)
+    gib_by_stage = [huge.memory_gib(world_size=8, zero_stage=stage) for stage in range(4)]
+    assert gib_by_stage == sorted(gib_by_stage, reverse=True)
     # By hand: a share of weights, slots, their float32 copy and gradients; a billion gathered weights; two buckets.
     by_hand = 4 * (3e9 * (1 + 2 + 1 + 1) / 8 + 1e9 + 2 * 25e6)
-    assert found[3] == pytest.approx(by_hand / 2**30)
+    assert gib_by_stage[3] == pytest.approx(by_hand / 2**30)
     # Of a small model ZeRO 3 keeps all weights gathered, beside its share.
     assert costs.memory_gib(world_size=8, zero_stage=3) > costs.memory_gib(world_size=8, zero_stage=2)
 

@@ -27,7 +27,7 @@ def config_of(*overrides: str, kind: type[Config] = PretrainConfig) -> Config:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize(
-    ("overrides", "world_size", "engine", "told"),
+    ("overrides", "world_size", "engine", "text"),
     [
         ([], 1, "torch", "torch (auto: one process)"),
         ([], 2, "deepspeed", "deepspeed, ZeRO 0 (auto: several processes)"),
@@ -43,10 +43,10 @@ def config_of(*overrides: str, kind: type[Config] = PretrainConfig) -> Config:
         ),
     ],
 )
-def test_the_engine_follows_from_the_processes(kind, overrides, world_size, engine, told):
+def test_the_engine_follows_from_the_processes(kind, overrides, world_size, engine, text):
     config = config_of(*overrides, kind=kind)
     assert config.train.engine_on(world_size) == engine
-    assert describe_engine(config, Ranks(world_size=world_size)) == told
+    assert describe_engine(config, Ranks(world_size=world_size)) == text
 
 
 def test_one_process_is_on_torch():

@@ -39,9 +39,9 @@ def test_bytes_of_each_stage():
         timeout=300,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    found = json.loads(ended.stdout.partition("RESULT ")[2].splitlines()[0])
+    traffic = json.loads(ended.stdout.partition("RESULT ")[2].splitlines()[0])
     for stage, each in expected.items():
         # Norms and flags are sent besides, and small parts are padded.
-        assert found[stage]["bytes"] == pytest.approx(each, rel=0.02), stage
+        assert traffic[stage]["bytes"] == pytest.approx(each, rel=0.02), stage
         # At ZeRO 3 too: what the forward pass gathers stays until the backward pass.
-        assert found[stage]["whole_after_forward"] == 1, stage
+        assert traffic[stage]["whole_after_forward"] == 1, stage

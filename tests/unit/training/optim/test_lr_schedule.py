@@ -21,8 +21,8 @@ from mae_vit.training.optim.param_groups import decay_groups
     ],
 )
 def test_warmup_and_cosine(step, expected):
-    found = lr_at(step, schedule="cosine", peak_lr=1.0, warmup_steps=10, total_steps=110, min_lr=0.1)
-    assert found == pytest.approx(expected, rel=1e-12)
+    lr = lr_at(step, schedule="cosine", peak_lr=1.0, warmup_steps=10, total_steps=110, min_lr=0.1)
+    assert lr == pytest.approx(expected, rel=1e-12)
 
 
 def test_no_warmup_starts_at_the_peak():
@@ -59,7 +59,7 @@ def test_every_trainable_parameter_is_in_one_group():
     ],
 )
 def test_other_ways_down(schedule, step, expected):
-    found = lr_at(
+    lr = lr_at(
         step,
         schedule=schedule,
         peak_lr=1.0,
@@ -68,4 +68,4 @@ def test_other_ways_down(schedule, step, expected):
         min_lr=0.1,
         decay_steps=20 if schedule == "wsd" else 0,
     )
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert lr == pytest.approx(expected, rel=1e-12)

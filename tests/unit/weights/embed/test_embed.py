@@ -49,14 +49,14 @@ def test_features_are_those_of_the_encoder_in_the_order_of_the_source(start, pho
     top, files = photos
     out = tmp_path / "new" / "features.npz"
     assert call(start, top / data, "--out", out, "--batch-size", "5") == 0
-    found = read_npz(out)
-    np.testing.assert_allclose(found["features"], one_by_one(start, list(files.values())), atol=2e-5)
-    assert found["features"].dtype == np.float32
+    columns = read_npz(out)
+    np.testing.assert_allclose(columns["features"], one_by_one(start, list(files.values())), atol=2e-5)
+    assert columns["features"].dtype == np.float32
     expected = [name.split("/") for name in files]
-    assert found["keys"].tolist() == [f"{parts[1]}/{parts[2][:4]}" for parts in expected]
-    assert found["splits"].tolist() == [parts[0] for parts in expected]
-    assert found["classes"][found["labels"]].tolist() == [parts[1] for parts in expected]
-    facts = found["metadata"]
+    assert columns["keys"].tolist() == [f"{parts[1]}/{parts[2][:4]}" for parts in expected]
+    assert columns["splits"].tolist() == [parts[0] for parts in expected]
+    assert columns["classes"][columns["labels"]].tolist() == [parts[1] for parts in expected]
+    facts = columns["metadata"]
     assert (facts["start"], facts["pool"], facts["img_size"]) == (str(start), "cls", [16, 16])
     assert facts["digest"] == mae_vit.load_encoder(start).start.digest
     assert (facts["mean"], facts["std"]) == (list(INFO.mean), list(INFO.std))
@@ -68,16 +68,16 @@ def test_features_of_shards_are_in_their_order(start, photos, tmp_path):
     top, files = photos
     out = tmp_path / "features.npz"
     assert call(start, top / "shards", "--out", out, "--batch-size", "4") == 0
-    found = read_npz(out)
+    columns = read_npz(out)
     # As dataset.json lists them.
     indexes = [open_index(top / "shards", split) for split in ("test", "train")]
     images = [index.read(sample) for index in indexes for sample in range(len(index))]
-    np.testing.assert_allclose(found["features"], one_by_one(start, images), atol=2e-5)
-    assert found["keys"].tolist() == indexes[0].keys() + indexes[1].keys()
-    assert found["splits"].tolist() == ["test"] * 6 + ["train"] * 12
+    np.testing.assert_allclose(columns["features"], one_by_one(start, images), atol=2e-5)
+    assert columns["keys"].tolist() == indexes[0].keys() + indexes[1].keys()
+    assert columns["splits"].tolist() == ["test"] * 6 + ["train"] * 12
     by_key = {f"{name.split('/')[1]}/{name[-8:-4]}": data for name, data in files.items()}
-    assert [by_key[key] for key in found["keys"]] == images
-    assert found["classes"][found["labels"]].tolist() == [key.split("/")[0] for key in found["keys"]]
+    assert [by_key[key] for key in columns["keys"]] == images
+    assert columns["classes"][columns["labels"]].tolist() == [key.split("/")[0] for key in columns["keys"]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -123,9 +123,9 @@ def test_a_flat_folder_has_neither_labels_nor_splits(start, tmp_path):
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "a.b.png").write_bytes(encoded(1, "png"))
     assert call(start, tmp_path / "flat", "--out", tmp_path / "f.npz") == 0
-    found = read_npz(tmp_path / "f.npz")
-    assert set(found) == {"features", "keys", "metadata"}
-    assert found["keys"].tolist() == ["a_b"]
+    columns = read_npz(tmp_path / "f.npz")
+    assert set(columns) == {"features", "keys", "metadata"}
+    assert columns["keys"].tolist() == ["a_b"]
 
 
 def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys):
@@ -147,12 +147,12 @@ def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys)
         assert row["split"] == row["path"].split("/")[0]
         assert f"  {row['path']}: {row['reason']}\n" in said
     whole = [name for name in names if name not in broken]
-    found = read_npz(out)
+    columns = read_npz(out)
     np.testing.assert_allclose(
-        found["features"], one_by_one(start, [files[name] for name in whole]), atol=2e-5
+        columns["features"], one_by_one(start, [files[name] for name in whole]), atol=2e-5
     )
-    assert found["keys"].tolist() == [f"{name.split('/')[1]}/{name[-8:-4]}" for name in whole]
-    assert len(found["labels"]) == len(found["splits"]) == len(whole) == found["metadata"]["rows"]
+    assert columns["keys"].tolist() == [f"{name.split('/')[1]}/{name[-8:-4]}" for name in whole]
+    assert len(columns["labels"]) == len(columns["splits"]) == len(whole) == columns["metadata"]["rows"]
     # Mended, and made anew: the list goes.
     for name in broken:
         (folder / name).write_bytes(files[name])
@@ -183,9 +183,9 @@ def test_damaged_and_missing_shards_are_passed_over(start, photos, tmp_path, cap
     said = capsys.readouterr().out
     assert "passed over 2 broken images" in said
     assert f"train-000000.tar, key {index.find_key(2)}: not an image" in said
-    found = read_npz(out)
-    assert found["splits"].tolist() == ["test"] * 5 + ["train"] * 11
-    assert "" not in found["keys"]
+    columns = read_npz(out)
+    assert columns["splits"].tolist() == ["test"] * 5 + ["train"] * 11
+    assert "" not in columns["keys"]
 
 
 def test_where_nothing_can_be_read_nothing_is_left(start, tmp_path, capsys):

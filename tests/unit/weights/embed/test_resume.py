@@ -11,10 +11,9 @@ import pytest
 import torch
 from helpers.embedding import call, done_of, encoded, read_npz, stop_by, write_encoder, write_folder
 
-from mae_vit.weights.embed.embed import embed
+from mae_vit.weights.embed.embed import embed, locked_parts
 from mae_vit.weights.embed.features import Settings
 from mae_vit.weights.embed.images import open_images
-from mae_vit.weights.embed.unfinished import Unfinished
 from mae_vit.weights.encoder import load_encoder
 
 
@@ -213,6 +212,8 @@ def test_a_finished_output_is_left_as_it_is(start, folder, begun, capsys):
     assert call(start, folder, "--out", begun) == 0
     said = capsys.readouterr().out
     assert "all images were done already" in said
+    assert "passed over 1 broken image" in said
+    assert "test/owl/0011.png: not an image" in said
     assert f"{begun}: features of 17 images, 24 numbers each" in said
     assert begun.stat().st_mtime_ns == before
     assert not begun.with_name("f.npz.parts").exists()
@@ -229,10 +230,9 @@ def test_a_file_of_others_is_not_touched(start, folder, tmp_path, capsys):
 
 
 def test_two_processes_do_not_write_one_output(start, folder, begun, capsys):
-    held = Unfinished(begun)
-    assert call(start, folder, "--out", begun) == 2
-    assert f"{begun} is being written by process {os.getpid()} on " in capsys.readouterr().err
-    held.release()
+    with locked_parts(begun):
+        assert call(start, folder, "--out", begun) == 2
+        assert f"{begun} is being written by process {os.getpid()} on " in capsys.readouterr().err
     assert call(start, folder, "--out", begun) == 0
 
 

@@ -1,0 +1,72 @@
+"""The classifier whose frozen features are scored, with pretrained weights in its encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from mae_vit.core.errors import InputError
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.label_overlap import start_label_overlap, warn_of_seen_labels
+from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier
+from mae_vit.weights.load import LoadReport, load_weights, warn_normalization_differs
+from mae_vit.weights.seen_labels import Overlap
+from mae_vit.weights.start import Weights
+
+
+def open_frozen(
+    config: FinetuneConfig,
+    data: FinetuneData,
+    build: Callable[[], Classifier],
+    start: Weights | None,
+    *,
+    say: bool,
+) -> tuple[ViTClassifier, Overlap | None]:
+    """Builds the classifier around the pretrained encoder; also returns which of the labels that one has seen."""
+    model = build()
+    assert isinstance(model, ViTClassifier)
+    loaded = load_frozen(model, start)
+    labels_seen = start_label_overlap(start, None, config, data)
+    if not say:
+        return model, labels_seen
+    if loaded is None or start is None:
+        print("note: no start (--ckpt): these are the features of random weights")
+        return model, labels_seen
+    print(loaded.describe(start.source))
+    warn_normalization_differs(start, data.mean, data.std)
+    if "fc_norm.weight" in start.tensors and model.pool == "cls":
+        print("note: the start was fine-tuned on the mean of the patch tokens: finetune.pool=mean reads that")
+    if labels_seen == "held-out":
+        warn_of_seen_labels(start.source)
+    return model, labels_seen
+
+
+def load_frozen(model: ViTClassifier, start: Weights | None) -> LoadReport | None:
+    """Puts a start into the encoder, with the norm in front of the features that is its own.
+
+    Behind the last block that is the final norm, whatever is read; a start that was fine-tuned on
+    the mean of the patch tokens has `fc_norm` behind the mean instead (official MAE code).
+
+    Returns:
+        How each tensor was loaded; None without pretrained weights.
+
+    Raises:
+        InputError: if it does not fit, naming the difference.
+    """
+    norm = torch.nn.LayerNorm(model.encoder.embed_dim, eps=1e-6)
+    model.encoder.norm, model.fc_norm = norm, torch.nn.Identity()
+    if start is None:
+        return None
+    norm_names = [name for name in ("fc_norm.weight", "fc_norm.bias") if name in start.tensors]
+    if norm_names:
+        model.encoder.norm, model.fc_norm = model.fc_norm, norm
+    report = load_weights(start, model.encoder)
+    if norm_names:
+        if len(norm_names) == 1:
+            raise InputError(f"{start.source} has half of its norm behind the mean: {norm_names[0]} alone")
+        norm.load_state_dict({name.removeprefix("fc_norm."): start.tensors[name] for name in norm_names})
+        report.skipped = [name for name in report.skipped if name not in norm_names]
+        report.loaded += norm_names
+    return report
