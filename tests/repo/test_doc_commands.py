@@ -27,7 +27,7 @@ NOT_OURS = ("source", "tensorboard", "pip", "git", "cd")
 # These need a network, or a second machine's file.
 ELSEWHERE = (
     "prepare cifar10 ", "prepare cifar100 ", "https://", "s3://", "pipe:", "timm:", "mae_visualize", "mae_pretrain",
-    "laion/", "aws ",
+    "laion/", "aws ", "--push", "hf:",
 )  # fmt: skip
 
 

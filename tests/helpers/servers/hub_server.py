@@ -128,6 +128,9 @@ def _handler(hub: Hub):
                 return self.fail(int(self.fault), "", "of the test")
             if token and not self.allowed:
                 return self.fail(401, "", "Invalid credentials in Authorization header")
+            if self.fault == "drop" and self.command == "PUT":
+                self.close_connection = True
+                return None
             if path.startswith("/lfs/"):
                 hub.stored[path.removeprefix("/lfs/")] = self.body
                 return self.answer(b"")
@@ -268,9 +271,9 @@ def _handler(hub: Hub):
                     for file in json.loads(self.body)["files"]
                 ]
                 return self.json({"files": files})
-            return self.take_commit(repo, rest, commit)
+            return self.take_commit(name, repo, rest, commit)
 
-        def take_commit(self, repo, branch, commit):
+        def take_commit(self, name, repo, branch, commit):
             if self.fault == "drop":
                 self.close_connection = True
                 return None
@@ -285,6 +288,6 @@ def _handler(hub: Hub):
                 elif operation["key"] == "deletedFile":
                     del files[value["path"]]
             sha = repo.commit(files, branch)
-            return self.json({"commitUrl": f"{hub.url}/commit/{sha}", "commitOid": sha})
+            return self.json({"commitUrl": f"{hub.url}/{name}/commit/{sha}", "commitOid": sha})
 
     return Handler
