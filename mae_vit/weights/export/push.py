@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +71,9 @@ def parse_push_name(asked: str) -> HubName:
     return parse_hub_name(asked)
 
 
-def push(files: Sequence[Path], folder: Path, name: HubName, *, public: bool, ours: frozenset[str]) -> Pushed:
+def push(
+    files: Sequence[Path], folder: Path, name: HubName, *, public: bool, ours: Collection[str]
+) -> Pushed:
     """Uploads files as one commit, into a repository that is created where there is none.
 
     Args:
