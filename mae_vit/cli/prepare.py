@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mae_vit.cli.prepare_sources import add_parquet_options, check_sources, open_sources
+from mae_vit.cli.prepare_sources import add_parquet_options, check_sources, opened_sources
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
@@ -206,28 +206,29 @@ def _prepare(arguments: argparse.Namespace) -> Report:
     from mae_vit.data.prepare.selection import Selection
 
     distance = arguments.exclude_distance
-    return prepare(
-        open_sources(arguments),
-        Path(arguments.paths[-1]),
-        overwrite=arguments.overwrite,
-        shard_bytes=(arguments.shard_mib or DEFAULT_SHARD_MIB) << 20,
-        shard_samples=arguments.shard_samples or DEFAULT_SHARD_SAMPLES,
-        selection=Selection(
-            subset=arguments.subset,
-            holdout=arguments.holdout,
-            fraction=arguments.fraction,
-            limit_per_class=arguments.limit_per_class,
-        ),
-        conversion=Conversion(
-            resize=arguments.resize,
-            quality=arguments.quality or DEFAULT_QUALITY,
-            upright=arguments.exif_orientation == "apply",
-            max_pixels=arguments.max_pixels or MAX_PIXELS,
-        ),
-        exclude=arguments.exclude or (),
-        exclude_distance=DEFAULT_DISTANCE if distance is None else distance,
-        workers=_workers(arguments),
-    )
+    with opened_sources(arguments) as sources:
+        return prepare(
+            sources,
+            Path(arguments.paths[-1]),
+            overwrite=arguments.overwrite,
+            shard_bytes=(arguments.shard_mib or DEFAULT_SHARD_MIB) << 20,
+            shard_samples=arguments.shard_samples or DEFAULT_SHARD_SAMPLES,
+            selection=Selection(
+                subset=arguments.subset,
+                holdout=arguments.holdout,
+                fraction=arguments.fraction,
+                limit_per_class=arguments.limit_per_class,
+            ),
+            conversion=Conversion(
+                resize=arguments.resize,
+                quality=arguments.quality or DEFAULT_QUALITY,
+                upright=arguments.exif_orientation == "apply",
+                max_pixels=arguments.max_pixels or MAX_PIXELS,
+            ),
+            exclude=arguments.exclude or (),
+            exclude_distance=DEFAULT_DISTANCE if distance is None else distance,
+            workers=_workers(arguments),
+        )
 
 
 def _index_in_place(arguments: argparse.Namespace) -> Report:

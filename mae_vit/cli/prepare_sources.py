@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,8 +55,9 @@ def check_sources(arguments: argparse.Namespace) -> None:
         raise InputError("--label-column changes nothing with --no-labels")
 
 
-def open_sources(arguments: argparse.Namespace) -> list[ImageSource]:
-    """Opens what the command line names.
+@contextmanager
+def opened_sources(arguments: argparse.Namespace) -> Iterator[list[ImageSource]]:
+    """Opens what the command line names; if the command is refused, nothing that reading needed stays.
 
     Raises:
         InputError: if there is none, or holds no images.
@@ -64,11 +67,19 @@ def open_sources(arguments: argparse.Namespace) -> list[ImageSource]:
     from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
 
     *specs, out = arguments.paths
-    return find_sources(
+    sources = find_sources(
         specs,
         out=Path(out),
         split=arguments.split,
         root=arguments.root,
         labels=not arguments.no_labels,
-        parquet=ParquetOptions(arguments.image_column, arguments.label_column, arguments.config_name),
+        parquet=ParquetOptions(
+            arguments.image_column, arguments.label_column, arguments.config_name, arguments.overwrite
+        ),
     )
+    try:
+        yield sources
+    except InputError:
+        for source in sources:
+            source.discard()
+        raise

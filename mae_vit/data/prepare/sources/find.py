@@ -52,7 +52,7 @@ def find_sources(
         FetchUnavailable: if one cannot be fetched now.
     """
     files = [Path(spec) for spec in specs if _is_parquet(Path(spec))]
-    sources = [_parquet(files, out, split, parquet, labels)] if files else []
+    sources = [_not_empty(_parquet(files, out, split, parquet, labels), str(files[0]))] if files else []
     return sources + [
         find_images(spec, out=out, split=split, root=root, labels=labels, parquet=parquet)
         for spec in specs
@@ -95,15 +95,7 @@ def find_images(
     elif _is_parquet(path):
         source = _parquet([path], out, split, parquet, labels)
     elif path.is_dir():
-        files = open_folder(path)
-        if not files.images and (shards := find_shards(path)):
-            if out.exists() and out.samefile(path):
-                raise InputError(f"{out} is the source itself: --in-place {path} uses its shards as they are")
-            source = open_shards(path, shards, split=split, name=path.resolve().name)
-        elif not files.images and (tables := find_parquet(path)):
-            source = _parquet(tables, out, split, parquet, labels, folder=path)
-        else:
-            source = entries_from_paths(files, split, where=spec, name=path.name, labels=labels)
+        source = _from_folder(path, out, split, parquet, labels)
     elif path.is_file() and lower.endswith(_TARS):
         if lower.endswith(".tar") and holds_labels(path):
             source = open_shards(path.parent, [path], split=split, name=path.name)
@@ -120,9 +112,26 @@ def find_images(
     else:
         meant = closest(spec, _NAMES, cutoff=0.6) or closest_path(path) or nearest(spec, _NAMES)
         raise InputError(f"source {spec} does not exist; {meant}")
+    return _not_empty(source.without_labels() if not labels else source, spec)
+
+
+def _not_empty(source: ImageSource, spec: str) -> ImageSource:
     if not source.entries:
+        source.discard()
         raise InputError(f"source {spec} holds no images ({', '.join(IMAGE_EXTENSIONS)})")
-    return source.without_labels() if not labels else source
+    return source
+
+
+def _from_folder(path: Path, out: Path, split: str, parquet: ParquetOptions, labels: bool) -> ImageSource:
+    """Opens a folder of images; of shards where there are none; of Parquet files where there are neither."""
+    files = open_folder(path)
+    if not files.images and (shards := find_shards(path)):
+        if out.exists() and out.samefile(path):
+            raise InputError(f"{out} is the source itself: --in-place {path} uses its shards as they are")
+        return open_shards(path, shards, split=split, name=path.resolve().name)
+    if not files.images and (tables := find_parquet(path)):
+        return _parquet(tables, out, split, parquet, labels, folder=path)
+    return entries_from_paths(files, split, where=str(path), name=path.name, labels=labels)
 
 
 def _is_parquet(path: Path) -> bool:

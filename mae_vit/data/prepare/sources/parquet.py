@@ -30,6 +30,7 @@ from mae_vit.data.prepare.sources.parquet_columns import (
     parquet_library,
 )
 from mae_vit.data.prepare.sources.parquet_rows import Row, opened_parquet, read_rows, write_row
+from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 
 SPOOL = ".parquet"
 # As of shards of others: a stranger's number must not make us write a list of billions of classes.
@@ -101,6 +102,8 @@ def open_parquet(
         FetchUnavailable: if one cannot be fetched now.
     """
     parquet_library()
+    if options.overwrite is False:
+        _check_new({file.split for file in files}, out)
     folder, was_there = out / SPOOL, out.exists()
     places = [folder / _digest(file, options, labels) for file in files]
 
@@ -127,6 +130,13 @@ def open_parquet(
         _remove_empty(folder, out, was_there=was_there)
         raise
     return replace(source, discard=remove)
+
+
+def _check_new(splits: set[str], out: Path) -> None:
+    """Refuses what `prepare` would refuse when all is read."""
+    existing = read_dataset(out).splits if (out / FILE_NAME).exists() else {}
+    if taken := sorted(splits & existing.keys()):
+        raise InputError(f'{out} already has split "{taken[0]}": --overwrite replaces it')
 
 
 def _digest(file: ParquetFile, options: ParquetOptions, labels: bool) -> str:

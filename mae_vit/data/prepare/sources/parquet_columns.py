@@ -24,11 +24,14 @@ class ParquetOptions:
         image_column: name; None for the one that is there.
         label_column: name; None for the one that is there, if any.
         config_name: of several configurations of a data set of the Hub.
+        overwrite: whether splits that exist are replaced, which is else refused before anything is read; None leaves
+            that to `prepare`.
     """
 
     image_column: str | None = None
     label_column: str | None = None
     config_name: str | None = None
+    overwrite: bool | None = None
 
 
 @dataclass(frozen=True)

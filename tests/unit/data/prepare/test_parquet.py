@@ -197,6 +197,24 @@ def test_tables_beside_shards_are_not_read(tmp_path):
     assert read_dataset(tmp_path / "out").splits["train"].samples == 12
 
 
+def test_a_split_that_exists_is_refused_before_anything_is_read(tmp_path, monkeypatch, capsys):
+    path, out = written(table(JPEGS), tmp_path / "a.parquet"), tmp_path / "out"
+    assert prepare(path, out) == 0
+    before = sorted(out.iterdir())
+    monkeypatch.setattr(parquet, "read_rows", None)
+    assert prepare(path, out) == 2
+    assert "--overwrite replaces it" in capsys.readouterr().err
+    assert sorted(out.iterdir()) == before
+
+
+def test_what_prepare_refuses_leaves_no_copy(tmp_path):
+    path, out = written(table(JPEGS), tmp_path / "a.parquet"), tmp_path / "out"
+    assert prepare(path, out, "--exclude", tmp_path / "nowhere") == 2
+    assert not out.exists()
+    assert prepare(written(table([]), tmp_path / "empty.parquet"), out) == 2
+    assert not out.exists()
+
+
 def test_files_read_whole_are_not_read_again_after_a_kill(tmp_path, monkeypatch):
     paths = [written(table(JPEGS[6 * n : 6 * n + 6]), tmp_path / "src" / f"{n}.parquet") for n in range(2)]
     out, real, read = tmp_path / "out", parquet.read_rows, []
