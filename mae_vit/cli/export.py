@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
+from mae_vit.core.files import nearest_existing
 
 if TYPE_CHECKING:
     from mae_vit.weights.export.export import Export
+    from mae_vit.weights.export.push import Pushed
 
 _DESCRIPTION = """Hand an encoder on in a form that others load, with a model card beside it. Each export is loaded by
 the other library before it takes its name, and must compute the same; nothing half-written is left."""
@@ -26,6 +29,7 @@ examples:
   mae-vit export runs/mae_base --to hf
   mae-vit export runs/mae_base/encoder.safetensors --to onnx --out mae_base-onnx --pool mean
   mae-vit export runs/finetuned --to timm --force
+  mae-vit export runs/mae_base --to hf --push USER/NAME --dry-run      (pip install "mae-vit[hf,hub]")
 """
 # Formats that store no pooling.
 _WITHOUT_POOL = {
@@ -68,6 +72,16 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         action="store_true",
         help="an official file's decoder predicts normalized pixels, which such files do not say (our runs do)",
     )
+    parser.add_argument(
+        "--push",
+        metavar="USER/NAME[@BRANCH]",
+        help="upload the export to the Hugging Face Hub as one commit, with the encoder.safetensors that "
+        'load_encoder("hf:USER/NAME") reads; the token is that of HF_TOKEN or of `hf auth login`',
+    )
+    parser.add_argument("--public", action="store_true", help="everyone may see the push (private)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list the files and their sizes; leave and push none"
+    )
     parser.add_argument("--force", action="store_true", help="replace an earlier export in that folder")
     parser.set_defaults(run=run_export, parser=parser)
 
@@ -80,20 +94,52 @@ def run_export(arguments: argparse.Namespace) -> int:
     """
     if arguments.pool and (why := _WITHOUT_POOL.get(arguments.to)):
         raise InputError(f"--pool {arguments.pool} changes nothing with --to {arguments.to}: {why}")
+    if arguments.public and not arguments.push:
+        raise InputError("--public changes nothing without --push")
     # Slow to import, so that --help is not.
-    from mae_vit.weights.export.export import check_place, default_folder, write_export
+    from mae_vit.weights.export.export import EXPORTED, check_place, default_folder, write_export
     from mae_vit.weights.export.model_card import describe
     from mae_vit.weights.export.network import load_for_export
+    from mae_vit.weights.export.push import check_push, parse_push_name, push
 
     out = arguments.out or default_folder(arguments.start, arguments.to)
-    check_place(out, force=arguments.force)
+    hub = parse_push_name(arguments.push) if arguments.push else None
+    if not arguments.dry_run:
+        check_place(out, force=arguments.force)
+        hub = check_push(arguments.push, public=arguments.public) if hub else None
     handed = load_for_export(arguments.start, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
     for problem in handed.start.passed_over:
         print(f"passed over: {problem}")
-    export = write_export(handed, arguments.to, out, force=arguments.force)
+    if arguments.dry_run:
+        with TemporaryDirectory(prefix=".mae-vit-", dir=nearest_existing(out.absolute().parent)) as folder:
+            _list_files(
+                write_export(handed, arguments.to, Path(folder) / "export", force=False, hub=hub), out
+            )
+        if hub:
+            seen = "public" if arguments.public else "private"
+            print(f"  to        {hub.repo} ({seen}), branch {hub.revision or 'main'}; nothing was sent")
+        return 0
+    export = write_export(handed, arguments.to, out, force=arguments.force, hub=hub)
     print(f"{out}: {describe(handed)}")
     _say(export)
+    if hub:
+        _say_pushed(push(export.files, out, hub, public=arguments.public, ours=EXPORTED), arguments.public)
     return 0
+
+
+def _list_files(export: Export, out: Path) -> None:
+    print(f"{out} would hold:")
+    for path in export.files:
+        print(f"  {path.stat().st_size:>13,} B  {path.relative_to(export.folder)}")
+
+
+def _say_pushed(pushed: Pushed, public: bool) -> None:
+    for file in pushed.removed:
+        print(f"  removed   {file} of an earlier export")
+    print(f"  pushed    {pushed.url} ({'private' if pushed.private else 'public'})")
+    if public and pushed.private:
+        print("  note      it was private before and stays so: its settings on the Hub change that")
+    print(f'  load      mae_vit.load_encoder("{pushed.name}")')
 
 
 def _say(export: Export) -> None:

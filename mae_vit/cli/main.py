@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   mae-vit prepare photos/ data/photos                    photos/CLASS/*.jpg, photos/train/CLASS/*.jpg or photos/*.jpg
   mae-vit prepare train.tar.gz test.zip data/mine        archives of such folders
   mae-vit prepare photos/ data/small --resize 384 --holdout 1/10
+  mae-vit prepare hf:USER/NAME data/cats                 a data set of the Hugging Face Hub; also files of Parquet
   mae-vit prepare --in-place laion/                      others' webdataset shards, used where they are
   mae-vit check data/mine                                verify every shard
   mae-vit doctor --config configs/mae_base.yaml          will it run here? config, data, memory, disk, ranks

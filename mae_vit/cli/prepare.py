@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mae_vit.cli.prepare_sources import add_parquet_options, check_sources, opened_sources
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
@@ -21,7 +22,7 @@ _DESCRIPTION = """Write images as webdataset shards with dataset.json. A later c
 Image bytes are stored unchanged, but for --resize and --exif-orientation apply."""
 _NOT_IN_PLACE = (
     "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels", "exclude",
-    "shard_mib", "shard_samples",
+    "shard_mib", "shard_samples", "image_column", "label_column", "config_name",
 )  # fmt: skip
 
 
@@ -38,7 +39,8 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         nargs="+",
         metavar="SRC... OUT",
         help="sources (digits, cifar10, cifar100, a folder with or without class folders, a .tar, .tar.gz or "
-        ".zip of one, a folder of others' webdataset .tar shards), then the output",
+        ".zip of one, a folder of others' webdataset .tar shards, .parquet files or a folder of them, "
+        "hf:USER/NAME[@REVISION] of the Hugging Face Hub), then the output",
     )
     parser.add_argument(
         "--in-place",
@@ -56,6 +58,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     parser.add_argument("--no-labels", action="store_true", help="folders are no classes")
     parser.add_argument("--overwrite", action="store_true", help="replace splits that exist")
+    add_parquet_options(parser.add_argument_group("of Parquet files and of the Hub"))
     _add_choice(parser.add_argument_group("which images (of train; val and test stay whole)"))
     _add_form(parser.add_argument_group("in which form"))
     parser.set_defaults(run=run_prepare, parser=parser)
@@ -182,18 +185,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError("--holdout 1: below 1, or no training images would be left")
     if not arguments.split.replace("_", "").isalnum():
         raise InputError(f'--split "{arguments.split}": letters, digits and _ only')
-    _check_sources(arguments)
-
-
-def _check_sources(arguments: argparse.Namespace) -> None:
-    from mae_vit.data.prepare.sources.find import DOWNLOADS
-
-    sources = arguments.paths[:-1]
-    if arguments.root and not any(source in DOWNLOADS for source in sources):
-        raise InputError(f"--root changes nothing: no source is {' or '.join(DOWNLOADS)}")
-    own = {*DOWNLOADS, "digits"}
-    if sources and arguments.split != "train" and own.issuperset(sources):
-        raise InputError(f"--split changes nothing: {', '.join(sources)} has splits of its own")
+    check_sources(arguments)
 
 
 def _check_exclusion(arguments: argparse.Namespace) -> None:
@@ -212,37 +204,31 @@ def _prepare(arguments: argparse.Namespace) -> Report:
     from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE
     from mae_vit.data.prepare.prepare import DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES, prepare
     from mae_vit.data.prepare.selection import Selection
-    from mae_vit.data.prepare.sources.find import find_images
 
-    *specs, out_text = arguments.paths
-    out = Path(out_text)
-    sources = [
-        find_images(spec, out=out, split=arguments.split, root=arguments.root, labels=not arguments.no_labels)
-        for spec in specs
-    ]
     distance = arguments.exclude_distance
-    return prepare(
-        sources,
-        out,
-        overwrite=arguments.overwrite,
-        shard_bytes=(arguments.shard_mib or DEFAULT_SHARD_MIB) << 20,
-        shard_samples=arguments.shard_samples or DEFAULT_SHARD_SAMPLES,
-        selection=Selection(
-            subset=arguments.subset,
-            holdout=arguments.holdout,
-            fraction=arguments.fraction,
-            limit_per_class=arguments.limit_per_class,
-        ),
-        conversion=Conversion(
-            resize=arguments.resize,
-            quality=arguments.quality or DEFAULT_QUALITY,
-            upright=arguments.exif_orientation == "apply",
-            max_pixels=arguments.max_pixels or MAX_PIXELS,
-        ),
-        exclude=arguments.exclude or (),
-        exclude_distance=DEFAULT_DISTANCE if distance is None else distance,
-        workers=_workers(arguments),
-    )
+    with opened_sources(arguments) as sources:
+        return prepare(
+            sources,
+            Path(arguments.paths[-1]),
+            overwrite=arguments.overwrite,
+            shard_bytes=(arguments.shard_mib or DEFAULT_SHARD_MIB) << 20,
+            shard_samples=arguments.shard_samples or DEFAULT_SHARD_SAMPLES,
+            selection=Selection(
+                subset=arguments.subset,
+                holdout=arguments.holdout,
+                fraction=arguments.fraction,
+                limit_per_class=arguments.limit_per_class,
+            ),
+            conversion=Conversion(
+                resize=arguments.resize,
+                quality=arguments.quality or DEFAULT_QUALITY,
+                upright=arguments.exif_orientation == "apply",
+                max_pixels=arguments.max_pixels or MAX_PIXELS,
+            ),
+            exclude=arguments.exclude or (),
+            exclude_distance=DEFAULT_DISTANCE if distance is None else distance,
+            workers=_workers(arguments),
+        )
 
 
 def _index_in_place(arguments: argparse.Namespace) -> Report:

@@ -6,7 +6,7 @@ obeys HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE. No token is printed or written he
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -70,11 +70,13 @@ def hub_library() -> ModuleType:
         InputError: if it is not installed.
     """
     try:
-        importlib.import_module("huggingface_hub.errors")
-        return importlib.import_module("huggingface_hub")
+        import huggingface_hub  # optional
+        import huggingface_hub.errors
+        import huggingface_hub.utils
     except ImportError as error:
         missing = error.name or "huggingface_hub"
         raise InputError(f'{missing} is not installed: pip install "mae-vit[hub]"') from None
+    return huggingface_hub
 
 
 def is_offline() -> bool:
@@ -126,17 +128,30 @@ def hub_errors(name: HubName, *, task: str = "read") -> Iterator[None]:
         FetchUnavailable: for what another try may fix.
     """
     hub = hub_library()
-    log = importlib.import_module("huggingface_hub.utils.logging")
-    level = log.get_verbosity()
-    log.set_verbosity_error()
+    with _quiet():
+        try:
+            yield
+        except (InputError, FetchUnavailable):
+            raise
+        except Exception as error:
+            raise _translated(error, name, task, hub) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences warnings of huggingface_hub, and its progress bars where no terminal shows them."""
+    utils = hub_library().utils
+    level = utils.logging.get_verbosity()
+    without_bars = not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
+    utils.logging.set_verbosity_error()
+    if without_bars:
+        utils.disable_progress_bars()
     try:
         yield
-    except (InputError, FetchUnavailable):
-        raise
-    except Exception as error:
-        raise _translated(error, name, task, hub) from None
     finally:
-        log.set_verbosity(level)
+        utils.logging.set_verbosity(level)
+        if without_bars:
+            utils.enable_progress_bars()
 
 
 def _translated(error: Exception, name: HubName, task: str, hub: ModuleType) -> Exception:

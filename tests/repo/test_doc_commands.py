@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers.commands import ROOT, SMALL_MAE
 from PIL import Image
@@ -27,7 +29,7 @@ NOT_OURS = ("source", "tensorboard", "pip", "git", "cd")
 # These need a network, or a second machine's file.
 ELSEWHERE = (
     "prepare cifar10 ", "prepare cifar100 ", "https://", "s3://", "pipe:", "timm:", "mae_visualize", "mae_pretrain",
-    "laion/", "aws ",
+    "laion/", "aws ", "--push", "hf:",
 )  # fmt: skip
 
 
@@ -56,6 +58,11 @@ def sandbox(colored, digits, tmp_path_factory):
         path = box / "photos" / ("cats", "dogs")[number % 2] / f"{number // 2}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(path)
+    rows = [
+        {"bytes": path.read_bytes(), "path": path.name} for path in sorted((box / "photos").rglob("*.jpg"))
+    ]
+    (box / "tables").mkdir()
+    pq.write_table(pa.table({"image": rows}), box / "tables" / "train-00000.parquet")
     (box / "data").mkdir()
     for name in ("mine", "cifar10", "photos", "cifar100", "imagenet"):
         (box / "data" / name).symlink_to(colored)

@@ -52,7 +52,7 @@ EXCEPT = {"mae_vit/__init__.py"}
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/engines/deepspeed_engine.py"},
     "huggingface_hub": {"mae_vit/core/hub.py"},
-    "pyarrow": {"mae_vit/weights/embed/output.py"},
+    "pyarrow": {"mae_vit/data/prepare/sources/parquet_columns.py", "mae_vit/weights/embed/output.py"},
     "torch.utils.tensorboard": {"mae_vit/training/outputs/monitor.py"},
     "webdataset": {"mae_vit/data/prepare/shard_writer.py"},
 }

@@ -47,6 +47,7 @@ class ImageSource:
         ignored: files that are no images.
         classes: all class names, where the source gives them an order.
         notes: remarks on other skipped files.
+        discard: removes what reading needed; called when all is prepared.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ImageSource:
     ignored: int = 0
     classes: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    discard: Callable[[], None] = lambda: None
 
     def without_labels(self) -> ImageSource:
         """The same images with no class."""

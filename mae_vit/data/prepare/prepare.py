@@ -123,6 +123,8 @@ def prepare(
             unreadable += failed
             conversions += statistics.notes
     assert dataset is not None
+    for source in sources:
+        source.discard()
     ignored = sum(source.ignored for source in sources)
     notes = [note for source in sources for note in source.notes]
     return Report(dataset, written, unreadable, ignored, notes, conversions)

@@ -24,7 +24,7 @@ def open_frozen(
     *,
     say: bool,
 ) -> tuple[ViTClassifier, Overlap | None]:
-    """Builds the classifier around the pretrained encoder; also returns which of the labels that one has seen."""
+    """Builds the classifier around the pretrained encoder. Also returns how the labels that it has seen overlap with those of this run."""
     model = build()
     assert isinstance(model, ViTClassifier)
     loaded = load_frozen(model, start)
@@ -32,28 +32,28 @@ def open_frozen(
     if not say:
         return model, labels_seen
     if loaded is None or start is None:
-        print("note: no start (--ckpt): these are the features of random weights")
+        print("note: no pretrained weights (--ckpt): these are the features of random weights")
         return model, labels_seen
     print(loaded.describe(start.source))
     warn_normalization_differs(start, data.mean, data.std)
     if "fc_norm.weight" in start.tensors and model.pool == "cls":
-        print("note: the start was fine-tuned on the mean of the patch tokens: finetune.pool=mean reads that")
+        print("note: these weights were fine-tuned on the mean of the patch tokens; finetune.pool=mean uses it")
     if labels_seen == "held-out":
         warn_of_seen_labels(start.source)
     return model, labels_seen
 
 
 def load_frozen(model: ViTClassifier, start: Weights | None) -> LoadReport | None:
-    """Puts a start into the encoder, with the norm in front of the features that is its own.
+    """Loads pretrained weights into the encoder, and applies the norm that they were trained with.
 
-    Behind the last block that is the final norm, whatever is read; a start that was fine-tuned on
-    the mean of the patch tokens has `fc_norm` behind the mean instead (official MAE code).
+    Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were
+    fine-tuned on the mean of the patch tokens have `fc_norm` after the mean instead (official MAE code).
 
     Returns:
         How each tensor was loaded; None without pretrained weights.
 
     Raises:
-        InputError: if it does not fit, naming the difference.
+        InputError: if the weights do not fit; names the difference.
     """
     norm = torch.nn.LayerNorm(model.encoder.embed_dim, eps=1e-6)
     model.encoder.norm, model.fc_norm = norm, torch.nn.Identity()
@@ -65,7 +65,7 @@ def load_frozen(model: ViTClassifier, start: Weights | None) -> LoadReport | Non
     report = load_weights(start, model.encoder)
     if norm_names:
         if len(norm_names) == 1:
-            raise InputError(f"{start.source} has half of its norm behind the mean: {norm_names[0]} alone")
+            raise InputError(f"{start.source} has only {norm_names[0]} of the norm after the mean")
         norm.load_state_dict({name.removeprefix("fc_norm."): start.tensors[name] for name in norm_names})
         report.skipped = [name for name in report.skipped if name not in norm_names]
         report.loaded += norm_names

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import fsync_path, replace_folder, temporary_name
+from mae_vit.core.hub import HubName
 from mae_vit.core.messages import error_reason
 from mae_vit.weights.export import to_hf, to_official, to_onnx, to_timm, to_torch
 from mae_vit.weights.export.history import collect_history
@@ -25,9 +26,9 @@ TARGETS: dict[str, Callable[[ExportSource, Path], Verification]] = {
     "torch": to_torch.write,
 }
 # All that exports consist of. --force replaces folders that hold nothing else, and a card of ours.
-_OURS = {
+EXPORTED = {
     CARD, "model.safetensors", "config.json", "preprocessor_config.json", "mae", "model.pth", "model.onnx",
-    "model.onnx.data", "model.pt2",
+    "model.onnx.data", "model.pt2", "encoder.safetensors",
 }  # fmt: skip
 _FILES = (".safetensors", ".pth", ".pt", ".onnx", ".pt2")
 
@@ -68,7 +69,7 @@ def check_place(out: Path, *, force: bool) -> None:
         return
     if not out.is_dir() or out.is_symlink():
         raise InputError(f"--out {out} exists and is no folder: give another name")
-    strangers = sorted(path.name for path in out.iterdir() if path.name not in _OURS)
+    strangers = sorted(path.name for path in out.iterdir() if path.name not in EXPORTED)
     if strangers:
         raise InputError(f"--out {out} holds {strangers[0]}, which is of no export: give another folder")
     if any(out.iterdir()) and not _is_export(out):
@@ -77,7 +78,9 @@ def check_place(out: Path, *, force: bool) -> None:
         raise InputError(f"--out {out} exists: --force replaces it, or give another folder")
 
 
-def write_export(handed: ExportSource, target: str, out: Path, *, force: bool) -> Export:
+def write_export(
+    handed: ExportSource, target: str, out: Path, *, force: bool, hub: HubName | None = None
+) -> Export:
     """Writes, verifies, and puts in place; whatever goes wrong, nothing half-written is left.
 
     Args:
@@ -85,6 +88,7 @@ def write_export(handed: ExportSource, target: str, out: Path, *, force: bool) -
         target: a key of `TARGETS`.
         out: the folder to be.
         force: replace an earlier export.
+        hub: the repository that it is for: the card names it, and what `load_encoder` reads goes along.
 
     Raises:
         InputError: if the other library has no such network, computes something else, or is
@@ -95,7 +99,9 @@ def write_export(handed: ExportSource, target: str, out: Path, *, force: bool) -
     try:
         partial.mkdir(parents=True)
         verified = TARGETS[target](handed, partial)
-        (partial / CARD).write_text(card(handed, target, verified, collect_history(handed)))
+        if hub is not None and target != "timm":  # which is what `load_encoder` reads
+            to_timm.write_native(handed, partial / to_timm.NATIVE)
+        (partial / CARD).write_text(card(handed, target, verified, collect_history(handed), hub))
         for path in partial.rglob("*"):
             if path.is_file():
                 fsync_path(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mae_vit.core import __version__
+from mae_vit.core.hub import HubName
 from mae_vit.weights.export.history import Facts
 from mae_vit.weights.export.network import ExportSource
 from mae_vit.weights.export.verify import TOLERANCE, Verification
@@ -15,7 +16,9 @@ SIGNATURE = "Exported by mae-vit"
 _HUB_LIBRARIES = {"timm": "timm", "hf": "transformers", "onnx": "onnx"}
 
 
-def card(handed: ExportSource, target: str, verified: Verification, facts: Facts) -> str:
+def card(
+    handed: ExportSource, target: str, verified: Verification, facts: Facts, hub: HubName | None = None
+) -> str:
     """Writes what the model is, how it was made, how it is used, and what it cannot do.
 
     Args:
@@ -23,6 +26,7 @@ def card(handed: ExportSource, target: str, verified: Verification, facts: Facts
         target: name of the form.
         verified: what it was found to be.
         facts: what is known of its history.
+        hub: the repository that it is pushed to.
 
     Returns:
         Markdown, with the front matter of model hubs.
@@ -31,6 +35,7 @@ def card(handed: ExportSource, target: str, verified: Verification, facts: Facts
         _front_matter(target),
         f"# {facts.name}\n\n{_introduction(handed, facts)}",
         f"## Use\n\nIn this folder:\n\n```python\n{images_code(handed)}\n{verified.code}```",
+        _load_line(handed, hub) if hub else "",
         _notes(verified),
         f"## History\n\n{_table(facts.history)}",
         f"## Results\n\n{_table(facts.results) if facts.results else 'None are recorded beside the weights.'}",
@@ -98,6 +103,11 @@ def _introduction(handed: ExportSource, facts: Facts) -> str:
 def _front_matter(target: str) -> str:
     library = f"library_name: {_HUB_LIBRARIES[target]}\n" if target in _HUB_LIBRARIES else ""
     return f"---\n# license: to be stated\n{library}tags: [vision-transformer, image-feature-extraction]\n---"
+
+
+def _load_line(handed: ExportSource, hub: HubName) -> str:
+    pool = ', pool="mean"' if handed.encoder.pool == "mean" and not handed.network.has_fc_norm else ""
+    return f'With mae-vit: `mae_vit.load_encoder("{hub}"{pool})`.'
 
 
 def _notes(verified: Verification) -> str:

@@ -11,10 +11,16 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
+from mae_vit.core.errors import InputError
+from mae_vit.models.attention import set_fused_attention
+from mae_vit.weights.encoder import encoder_from_weights
 from mae_vit.weights.export.network import ExportSource
 from mae_vit.weights.export.verify import Verification, expected, largest_difference, random_images
+from mae_vit.weights.read import read_weights
 
 WEIGHTS = "model.safetensors"
+# The same for `load_encoder`, beside files of other names: what it looks for first in a repository of the Hub.
+NATIVE = "encoder.safetensors"
 # timm's model nearest to each of `mae_vit.models.vit.SIZES`; all are one class, and the geometry is given in full.
 _NAMES = {
     "S": "vit_small_patch16_224",
@@ -54,11 +60,28 @@ def create_model_line(handed: ExportSource) -> str:
     return f'timm.create_model("{name}", {", ".join(listed)})'
 
 
+def write_native(handed: ExportSource, path: Path) -> None:
+    """Writes the weights by timm's names with all that `load_encoder` needs, and loads them with it.
+
+    Raises:
+        InputError: if the features are not the same to the bit.
+    """
+    metadata = {"format": "pt", **handed.metadata()}
+    path.write_bytes(save_tensors(handed.network.timm_state(), metadata=metadata))
+    again = encoder_from_weights(read_weights(str(path)), pool=handed.encoder.pool)
+    set_fused_attention(again, True)
+    images = random_images(handed)
+    with torch.no_grad():
+        # As integers: what is not a number equals itself here, and is refused where exports are compared.
+        ours, theirs = (encoder(images).view(torch.int32) for encoder in (handed.encoder, again))
+        if not torch.equal(ours, theirs):
+            raise InputError(f"{path.name} read again is not the same to the bit: nothing was written")
+
+
 def write(handed: ExportSource, folder: Path) -> Verification:
     """Writes the weights, and loads them with timm."""
     name, arguments = create_model_arguments(handed)
-    metadata = {"format": "pt", **handed.metadata()}
-    (folder / WEIGHTS).write_bytes(save_tensors(handed.network.timm_state(), metadata=metadata))
+    write_native(handed, folder / WEIGHTS)
     model = timm.create_model(name, **arguments).eval()
     model.load_state_dict(load_file(folder / WEIGHTS), strict=True)
     what = handed.network.output_name

@@ -54,17 +54,22 @@ class Hub:
         requests: (method, path) of each.
         tokens: that were sent.
         faults: by a part of "METHOD PATH", a list; each request takes its next one: "drop" closes the
-            connection in the middle of the answer, a number is an HTTP status. A fault "always X" stays.
+            connection in the middle of the answer, "stall" never answers,
+            "echo" refuses and repeats the token, a number is an HTTP status.
+            A fault "always X" stays.
+        wrong_digests: files have other SHA-256 than it tells.
     """
 
     def __init__(self) -> None:
         self.repos, self.requests, self.tokens, self.faults, self.stored = {}, [], set(), {}, {}
+        self.wrong_digests, self.ended = False, threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
+        self.ended.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -109,6 +114,11 @@ def use_hub(hub: Hub, monkeypatch, cache, *, token: str | None = None) -> None:
 
 
 def _handler(hub: Hub):
+    def described(file: str, data: bytes):
+        digest = hashlib.sha256(data[1:] if hub.wrong_digests else data).hexdigest()
+        lfs = {"sha256": digest, "size": len(data), "pointerSize": 100}
+        return {"rfilename": file, "size": len(data), **({"lfs": lfs} if file.endswith(".parquet") else {})}
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -124,15 +134,20 @@ def _handler(hub: Hub):
             hub.tokens |= {token} - {""}
             self.allowed = token == TOKEN
             self.fault = hub.next_fault(f"{self.command} {path}")
+            if self.fault == "stall":
+                return hub.ended.wait(60)
+            if self.fault == "echo":
+                return self.fail(422, "", f"cannot take {token}")
             if self.fault.isdigit():
                 return self.fail(int(self.fault), "", "of the test")
             if token and not self.allowed:
                 return self.fail(401, "", "Invalid credentials in Authorization header")
+            if self.fault == "drop" and self.command == "PUT":
+                self.close_connection = True
+                return None
             if path.startswith("/lfs/"):
                 hub.stored[path.removeprefix("/lfs/")] = self.body
                 return self.answer(b"")
-            if path == "/api/whoami-v2":
-                return self.json({"name": "USER"}) if self.allowed else self.fail(401, "", "Invalid username")
             if path == "/api/validate-yaml":
                 return self.json({"errors": [], "warnings": []})
             if path == "/api/repos/create":
@@ -232,12 +247,16 @@ def _handler(hub: Hub):
             if what == "revision":
                 if found := self.find(kind, name, rest):
                     repo, commit = found
-                    files = [
-                        {"rfilename": file, "size": len(data)}
-                        for file, data in sorted(repo.commits[commit].items())
-                    ]
+                    files = [described(*item) for item in sorted(repo.commits[commit].items())]
                     told = {"id": name, "sha": commit, "private": repo.private, "siblings": files, "tags": []}
                     self.json({**told, "gated": "auto" if repo.gated else False, "downloads": 0, "likes": 0})
+                return None
+            if what == "tree":
+                if found := self.find(kind, name, rest):
+                    files = sorted(found[0].commits[found[1]].items())
+                    self.json(
+                        [{"type": "file", "path": f, "size": len(d), "oid": "0" * 40} for f, d in files]
+                    )
                 return None
             if what == "refs":
                 if found := self.find(kind, name, "main"):
@@ -268,9 +287,9 @@ def _handler(hub: Hub):
                     for file in json.loads(self.body)["files"]
                 ]
                 return self.json({"files": files})
-            return self.take_commit(repo, rest, commit)
+            return self.take_commit(name, repo, rest, commit)
 
-        def take_commit(self, repo, branch, commit):
+        def take_commit(self, name, repo, branch, commit):
             if self.fault == "drop":
                 self.close_connection = True
                 return None
@@ -285,6 +304,6 @@ def _handler(hub: Hub):
                 elif operation["key"] == "deletedFile":
                     del files[value["path"]]
             sha = repo.commit(files, branch)
-            return self.json({"commitUrl": f"{hub.url}/commit/{sha}", "commitOid": sha})
+            return self.json({"commitUrl": f"{hub.url}/{name}/commit/{sha}", "commitOid": sha})
 
     return Handler

@@ -11,6 +11,7 @@ from safetensors.torch import save
 import mae_vit
 from mae_vit.cli.main import main
 from mae_vit.core.errors import FetchUnavailable, InputError
+from mae_vit.core.hub import HubName, hub_errors
 from mae_vit.finetuning.config.from_start import WeightsOverrides, start_name
 
 
@@ -116,6 +117,26 @@ def test_a_download_that_breaks_resumes_and_one_that_never_ends_leaves_nothing(h
         if path.is_file()
     ]
     assert not left
+
+
+def test_an_encoder_that_does_not_come_is_not_replaced_by_another_file(hub, file):
+    """`model.safetensors` may be of another library."""
+    hub.add("anna/mae", {"encoder.safetensors": file.read_bytes(), "model.safetensors": file.read_bytes()})
+    hub.faults["/encoder.safetensors"] = ["always 500"]
+    with pytest.raises(FetchUnavailable, match="status 500"):
+        mae_vit.load_encoder("hf:anna/mae")
+
+
+def test_the_librarys_log_of_retries_is_silent_meanwhile_and_as_before_afterwards(monkeypatch):
+    from huggingface_hub.utils import are_progress_bars_disabled, logging
+
+    logging.set_verbosity_info()
+    with hub_errors(HubName("anna/mae")):
+        assert logging.get_verbosity() == logging.ERROR
+        assert are_progress_bars_disabled()  # no terminal shows them
+    assert logging.get_verbosity() == logging.INFO
+    assert not are_progress_bars_disabled()
+    logging.set_verbosity_warning()
 
 
 WRONG = {

@@ -2,41 +2,87 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest, closest_path, nearest
+from mae_vit.core.hub import is_hub_name
+from mae_vit.core.messages import closest, closest_path, count_of, nearest
 from mae_vit.data.images.formats import IMAGE_EXTENSIONS
 from mae_vit.data.prepare.entries import ImageSource, entries_from_paths
 from mae_vit.data.prepare.sources.archives import open_archive, open_zip
 from mae_vit.data.prepare.sources.downloads import cifar10, cifar100, digits
 from mae_vit.data.prepare.sources.folders import open_folder
 from mae_vit.data.prepare.sources.foreign_shards import find_shards, holds_labels, open_shards
+from mae_vit.data.prepare.sources.hub_dataset import open_hub_dataset
+from mae_vit.data.prepare.sources.parquet import find_parquet, local_files, open_parquet
+from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
 
 _TARS = (".tar", ".tar.gz", ".tgz")
 _ARCHIVES = (*_TARS, ".zip")
 DOWNLOADS: dict[str, Callable[[Path], ImageSource]] = {"cifar10": cifar10, "cifar100": cifar100}
 _NAMES = ["digits", *DOWNLOADS]
+_AS_IT_IS = ParquetOptions()
 
 
-def find_images(
-    spec: str, *, out: Path, split: str = "train", root: Path | None = None, labels: bool = True
-) -> ImageSource:
-    """Opens a source of images.
+def find_sources(
+    specs: Sequence[str],
+    *,
+    out: Path,
+    split: str = "train",
+    root: Path | None = None,
+    labels: bool = True,
+    parquet: ParquetOptions = _AS_IT_IS,
+) -> list[ImageSource]:
+    """Opens sources of images; Parquet files, which a shell may list one by one, are one source.
 
     Args:
-        spec: "digits", "cifar10", "cifar100", a folder of images or of shards, or an
-            archive of images.
+        specs: each as `find_images` takes it.
         out: the output folder, where temporary files go.
         split: of images outside of split folders.
         root: where torchvision keeps, or puts, its download.
         labels: class folders are labels; False ignores them.
+        parquet: columns of Parquet files.
+
+    Raises:
+        InputError: if one is no source, or holds no images.
+        FetchUnavailable: if one cannot be fetched now.
+    """
+    files = [Path(spec) for spec in specs if _is_parquet(Path(spec))]
+    sources = [_not_empty(_parquet(files, out, split, parquet, labels), str(files[0]))] if files else []
+    return sources + [
+        find_images(spec, out=out, split=split, root=root, labels=labels, parquet=parquet)
+        for spec in specs
+        if Path(spec) not in files
+    ]
+
+
+def find_images(
+    spec: str,
+    *,
+    out: Path,
+    split: str = "train",
+    root: Path | None = None,
+    labels: bool = True,
+    parquet: ParquetOptions = _AS_IT_IS,
+) -> ImageSource:
+    """Opens a source of images.
+
+    Args:
+        spec: "digits", "cifar10", "cifar100", a folder of images, of shards or of Parquet files,
+            an archive of images, a Parquet file, or "hf:USER/NAME[@REVISION]" of the Hub.
+        out: the output folder, where temporary files go.
+        split: of images outside of split folders.
+        root: where torchvision keeps, or puts, its download.
+        labels: class folders are labels; False ignores them.
+        parquet: columns of Parquet files.
 
     Raises:
         InputError: if it is none of these, or holds no images.
+        FetchUnavailable: if it cannot be fetched now.
     """
     path = Path(spec)
     lower = path.name.lower()
@@ -44,14 +90,12 @@ def find_images(
         source = digits()
     elif spec in DOWNLOADS:
         source = DOWNLOADS[spec](root) if root else _downloaded(spec, out)
+    elif is_hub_name(spec):
+        source = open_hub_dataset(spec, out, split=split, options=parquet, labels=labels)
+    elif _is_parquet(path):
+        source = _parquet([path], out, split, parquet, labels)
     elif path.is_dir():
-        files = open_folder(path)
-        if not files.images and (shards := find_shards(path)):
-            if out.exists() and out.samefile(path):
-                raise InputError(f"{out} is the source itself: --in-place {path} uses its shards as they are")
-            source = open_shards(path, shards, split=split, name=path.resolve().name)
-        else:
-            source = entries_from_paths(files, split, where=spec, name=path.name, labels=labels)
+        source = _from_folder(path, out, split, parquet, labels)
     elif path.is_file() and lower.endswith(_TARS):
         if lower.endswith(".tar") and holds_labels(path):
             source = open_shards(path.parent, [path], split=split, name=path.name)
@@ -68,9 +112,48 @@ def find_images(
     else:
         meant = closest(spec, _NAMES, cutoff=0.6) or closest_path(path) or nearest(spec, _NAMES)
         raise InputError(f"source {spec} does not exist; {meant}")
+    return _not_empty(source.without_labels() if not labels else source, spec)
+
+
+def _not_empty(source: ImageSource, spec: str) -> ImageSource:
     if not source.entries:
+        source.discard()
         raise InputError(f"source {spec} holds no images ({', '.join(IMAGE_EXTENSIONS)})")
-    return source.without_labels() if not labels else source
+    return source
+
+
+def _from_folder(path: Path, out: Path, split: str, parquet: ParquetOptions, labels: bool) -> ImageSource:
+    """Opens a folder of images; of shards where there are none; of Parquet files where there are neither."""
+    files = open_folder(path)
+    if not files.images and (shards := find_shards(path)):
+        if out.exists() and out.samefile(path):
+            raise InputError(f"{out} is the source itself: --in-place {path} uses its shards as they are")
+        return open_shards(path, shards, split=split, name=path.resolve().name)
+    if not files.images and (tables := find_parquet(path)):
+        return _parquet(tables, out, split, parquet, labels, folder=path)
+    return entries_from_paths(files, split, where=str(path), name=path.name, labels=labels)
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.name.lower().endswith(".parquet") and path.is_file()
+
+
+def _parquet(
+    paths: list[Path],
+    out: Path,
+    split: str,
+    options: ParquetOptions,
+    labels: bool,
+    *,
+    folder: Path | None = None,
+) -> ImageSource:
+    """Opens Parquet files: those of a folder, or those that are named."""
+    name = folder.resolve().name if folder else paths[0].name
+    if folder is None:
+        folder = Path(os.path.commonpath([path.parent for path in paths]))
+        name = f"{count_of(len(paths), 'file')} of {folder.resolve().name}" if len(paths) > 1 else name
+    files = local_files(paths, folder, split)
+    return open_parquet(files, out, name=name, options=options, labels=labels)
 
 
 def _downloaded(spec: str, out: Path) -> ImageSource:

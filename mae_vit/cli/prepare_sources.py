@@ -1,0 +1,85 @@
+"""The sources of `mae-vit prepare`: their options, and how they are opened."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.hub import is_hub_name
+
+if TYPE_CHECKING:
+    from mae_vit.data.prepare.entries import ImageSource
+
+_COLUMNS = ("image_column", "label_column")
+
+
+def add_parquet_options(group: argparse._ArgumentGroup) -> None:
+    """Adds the options of Parquet files and of data sets of the Hub."""
+    group.add_argument(
+        "--image-column", metavar="NAME", help="holds {bytes, path} or bytes (the only such column)"
+    )
+    group.add_argument(
+        "--label-column",
+        metavar="NAME",
+        help="integers, numbers of named classes, or strings (the ClassLabel of the file, or a column named label)",
+    )
+    group.add_argument(
+        "--config-name", metavar="NAME", help="of a data set of the Hub that has several (default)"
+    )
+
+
+def check_sources(arguments: argparse.Namespace) -> None:
+    """Refuses options that change nothing for the sources that are given.
+
+    Raises:
+        InputError: for each.
+    """
+    from mae_vit.data.prepare.sources.find import DOWNLOADS
+
+    sources = arguments.paths[:-1]
+    if arguments.root and not any(source in DOWNLOADS for source in sources):
+        raise InputError(f"--root changes nothing: no source is {' or '.join(DOWNLOADS)}")
+    own = {*DOWNLOADS, "digits"}
+    if sources and arguments.split != "train" and own.issuperset(sources):
+        raise InputError(f"--split changes nothing: {', '.join(sources)} has splits of its own")
+    if arguments.config_name and not any(map(is_hub_name, sources)):
+        raise InputError("--config-name changes nothing: no source is hf:USER/NAME")
+    for name in _COLUMNS:
+        if getattr(arguments, name) and sources and own.issuperset(sources):
+            raise InputError(f"--{name.replace('_', '-')} changes nothing: no source is of Parquet files")
+    if arguments.label_column and arguments.no_labels:
+        raise InputError("--label-column changes nothing with --no-labels")
+
+
+@contextmanager
+def opened_sources(arguments: argparse.Namespace) -> Iterator[list[ImageSource]]:
+    """Opens what the command line names; if the command is refused, nothing that reading needed stays.
+
+    Raises:
+        InputError: if there is none, or holds no images.
+        FetchUnavailable: if one cannot be fetched now.
+    """
+    from mae_vit.data.prepare.sources.find import find_sources
+    from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
+
+    *specs, out = arguments.paths
+    sources = find_sources(
+        specs,
+        out=Path(out),
+        split=arguments.split,
+        root=arguments.root,
+        labels=not arguments.no_labels,
+        parquet=ParquetOptions(
+            arguments.image_column, arguments.label_column, arguments.config_name, arguments.overwrite
+        ),
+    )
+    try:
+        yield sources
+    except InputError:
+        for source in sources:
+            source.discard()
+        raise

@@ -1,0 +1,174 @@
+"""Which columns of a Parquet file hold images and labels, by the schema's types and the Hub's note on features."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import closest
+
+_IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
+_LABEL_NAMES = ("label", "labels", "class", "class_name", "cls", "target", "category")
+
+
+@dataclass(frozen=True)
+class ParquetOptions:
+    """What the user says of Parquet files and of data sets of the Hub.
+
+    Attributes:
+        image_column: name; None for the one that is there.
+        label_column: name; None for the one that is there, if any.
+        config_name: of several configurations of a data set of the Hub.
+        overwrite: whether splits that exist are replaced, which is else refused before anything is read; None leaves
+            that to `prepare`.
+    """
+
+    image_column: str | None = None
+    label_column: str | None = None
+    config_name: str | None = None
+    overwrite: bool | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that are read.
+
+    Attributes:
+        image: holds {bytes, path}, or bytes.
+        label: None without labels.
+        names: of the classes that integer labels number, where the file tells them.
+        note: what was chosen among several; empty if there was no choice.
+    """
+
+    image: str
+    label: str | None = None
+    names: tuple[str, ...] | None = None
+    note: str = ""
+
+
+def parquet_library() -> tuple[ModuleType, ModuleType]:
+    """Imports pyarrow and its reader of Parquet.
+
+    Raises:
+        InputError: if it is not installed.
+    """
+    try:
+        import pyarrow  # optional
+        import pyarrow.parquet
+    except ImportError as error:
+        missing = error.name or "pyarrow"
+        raise InputError(f'{missing} is not installed: pip install "mae-vit[parquet]"') from None
+    return pyarrow, pyarrow.parquet
+
+
+def choose_columns(schema: Any, where: str, options: ParquetOptions, *, labels: bool) -> Columns:
+    """Chooses the columns of images and labels.
+
+    Args:
+        schema: pyarrow's.
+        where: names the file in errors.
+        options: the user's choice.
+        labels: whether labels are wanted.
+
+    Raises:
+        InputError: if there is no such column, or several could be meant.
+    """
+    features = _features(schema)
+    image, note = _image_column(schema, features, where, options.image_column)
+    label = _label_column(schema, features, where, options.label_column) if labels else None
+    names = features.get(label, {}).get("names") if label else None
+    listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return Columns(image, label, None, note)
+
+
+def _features(schema: Any) -> dict[str, dict[str, Any]]:
+    """What the Hub's libraries note of each column, such as {"_type": "ClassLabel", "names": [...]}."""
+    with suppress(KeyError, ValueError, TypeError, AttributeError):
+        found = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        return {name: told for name, told in found.items() if isinstance(told, dict)}
+    return {}
+
+
+def _image_column(schema: Any, features: dict[str, Any], where: str, asked: str | None) -> tuple[str, str]:
+    usable = {field.name: _image_kind(field.type) for field in schema}
+    if asked is not None:
+        _check_there(schema, asked, where, "--image-column")
+        if not usable[asked]:
+            raise InputError(
+                f"{where}: column {asked} is of {schema.field(asked).type}; images are {{bytes, path}} or binary"
+            )
+        return asked, ""
+    marked = [
+        name for name, kind in usable.items() if kind and features.get(name, {}).get("_type") == "Image"
+    ]
+    structs, binaries = (
+        [name for name, kind in usable.items() if kind == form] for form in ("struct", "binary")
+    )
+    candidates = marked or structs or binaries
+    if not candidates:
+        raise InputError(
+            f"{where} has no column of images, which are {{bytes, path}} or binary: it has {_listed(schema.names)}"
+        )
+    named = [name for name in candidates if name.lower() in _IMAGE_NAMES]
+    if len(candidates) == 1 or len(named) == 1:
+        chosen = candidates[0] if len(candidates) == 1 else named[0]
+        others = [name for name in candidates if name != chosen]
+        return (
+            chosen,
+            f"images are of column {chosen}, not of {_listed(others)} (--image-column)" if others else "",
+        )
+    raise InputError(
+        f"{where} has several columns of images, {_listed(candidates)}: choose by --image-column"
+    )
+
+
+def _label_column(schema: Any, features: dict[str, Any], where: str, asked: str | None) -> str | None:
+    usable = [field.name for field in schema if _is_label(field.type)]
+    if asked is not None:
+        _check_there(schema, asked, where, "--label-column")
+        if asked not in usable:
+            raise InputError(
+                f"{where}: column {asked} is of {schema.field(asked).type}; labels are integers or strings"
+            )
+        return asked
+    marked = [name for name in usable if features.get(name, {}).get("_type") == "ClassLabel"]
+    named = [name for name in marked or usable if name.lower() in _LABEL_NAMES]
+    candidates = named or marked
+    if len(candidates) > 1:
+        raise InputError(
+            f"{where} has several columns of labels, {_listed(candidates)}: choose by --label-column, or --no-labels"
+        )
+    return candidates[0] if candidates else None
+
+
+def _image_kind(kind: Any) -> str:
+    types = parquet_library()[0].types
+
+    def is_binary(inner: Any) -> bool:
+        return bool(types.is_binary(inner) or types.is_large_binary(inner))
+
+    if types.is_struct(kind):
+        place = kind.get_field_index("bytes")
+        return "struct" if place >= 0 and is_binary(kind.field(place).type) else ""
+    return "binary" if is_binary(kind) else ""
+
+
+def _is_label(kind: Any) -> bool:
+    types = parquet_library()[0].types
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_integer(inner) or types.is_string(inner) or types.is_large_string(inner))
+
+
+def _check_there(schema: Any, asked: str, where: str, option: str) -> None:
+    if asked not in schema.names:
+        hint = closest(asked, schema.names) or f"it has {_listed(schema.names)}"
+        raise InputError(f"{option} {asked}: {where} has no such column: {hint}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,97 @@
+"""The rows of a Parquet file: read a few at a time, their images written one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import error_reason
+from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, read_header
+from mae_vit.data.prepare.sources.parquet_columns import Columns, parquet_library
+
+# Rows that are in memory at a time.
+_BATCH_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row, whose image lies in the spooled file.
+
+    Attributes:
+        label: as the file has it.
+        path: of the image, where it tells one.
+        extension: of its format.
+        offset: in the spooled file, in bytes.
+        length: in bytes.
+        damage: why there is no image; empty if there is one.
+    """
+
+    label: int | str | None
+    path: str
+    extension: str = ""
+    offset: int = 0
+    length: int = 0
+    damage: str = ""
+
+
+@contextmanager
+def opened_parquet(path: Path, name: str) -> Iterator[Any]:
+    """Opens a file.
+
+    Raises:
+        InputError: if it is damaged, or none.
+    """
+    pyarrow, parquet = parquet_library()
+    try:
+        opened = parquet.ParquetFile(path, pre_buffer=False)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{name} is no whole Parquet file: {error_reason(error)[:160]}") from None
+    with opened:
+        yield opened
+
+
+def read_rows(opened: Any, columns: Columns) -> Iterator[dict[str, Any]]:
+    """Yields path, label, and data or damage of each row; of a damaged row group, the rows that are left too."""
+    pyarrow, _ = parquet_library()
+    wanted = [columns.image, *([columns.label] if columns.label else [])]
+    for group in range(opened.num_row_groups):
+        left = opened.metadata.row_group(group).num_rows
+        batches = opened.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False)
+        while left > 0:
+            try:
+                rows = next(batches).to_pylist()
+            except (pyarrow.ArrowException, OSError, ValueError, StopIteration) as error:
+                damage = f"row group {group} is damaged: {error_reason(error)[:80]}"
+                yield from ({"path": "", "label": None, "damage": damage} for _ in range(left))
+                break
+            left -= len(rows)
+            for row in rows:
+                image = row[columns.image]
+                data, path = (
+                    (image.get("bytes"), image.get("path")) if isinstance(image, dict) else (image, None)
+                )
+                missing = "it holds a path and no bytes" if path else "it holds no image"
+                label = row[columns.label] if columns.label else None
+                yield {
+                    "path": str(path or ""),
+                    "label": label,
+                    **({"data": data} if data is not None else {"damage": missing}),
+                }
+
+
+def write_row(row: dict[str, Any], spool: Any) -> Row:
+    """Appends an image; what is too large to be one is told, not written."""
+    if "damage" in row:
+        return Row(row["label"], row["path"], damage=row["damage"])
+    data, offset = row["data"], spool.tell()
+    if len(data) <= MAX_IMAGE_BYTES:
+        spool.write(data)
+    try:
+        extension = read_header(data).extension
+    except DecodeError:
+        extension = "jpg"  # it will be left out, for the reason that decoding gives
+    return Row(row["label"], row["path"], extension, offset, len(data))

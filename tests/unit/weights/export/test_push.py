@@ -1,0 +1,159 @@
+"""`mae-vit export --push`: one private commit that `load_encoder` reads to the bit, or one line and no commit."""
+
+import pytest
+import torch
+from helpers.export import classifier_file, export, mae_run
+from helpers.servers.hub_server import TOKEN, Hub, use_hub
+
+import mae_vit
+
+FILES = {"README.md", "config.json", "preprocessor_config.json", "model.safetensors", "encoder.safetensors"}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    server = Hub()
+    use_hub(server, monkeypatch, tmp_path / "hub_cache", token=TOKEN)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def run(tmp_path):
+    mae_run(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("{}")  # a run folder: exports go into it
+    return tmp_path / "run"
+
+
+def same(loaded, ours):
+    info = ours.info
+    images = torch.randn(3, info.in_chans, *info.img_size, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        assert torch.equal(loaded(images), ours(images))
+
+
+def test_a_push_is_private_and_loads_to_the_bit(hub, run, tmp_path, capfd, monkeypatch):
+    assert export(run, "--to", "hf", "--push", "anna/mae") == 0
+    repo = hub.repos["model", "anna/mae"]
+    assert repo.private
+    commit = repo.refs["main"]
+    assert {file for file in repo.files if not file.startswith("mae/")} == FILES | {".gitattributes"}
+    assert repo.files["mae/model.safetensors"]
+    assert 'mae_vit.load_encoder("hf:anna/mae")' in repo.files["README.md"].decode()
+    for file, content in repo.files.items():
+        if file != ".gitattributes":
+            assert (run / "hf" / file).read_bytes() == content
+    said = "".join(capfd.readouterr())
+    assert f'load_encoder("hf:anna/mae@{commit}")' in said
+    loaded = mae_vit.load_encoder(f"hf:anna/mae@{commit}")
+    same(loaded, mae_vit.load_encoder(run))
+    assert loaded.info.step == 7
+    # The token was sent, and is nowhere else.
+    assert hub.tokens == {TOKEN}
+    assert TOKEN not in said
+    assert not [
+        path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()
+    ]
+
+
+def test_a_classifier_pushed_to_timm_loads_to_the_bit_and_is_sent_once(hub, tmp_path):
+    file = tmp_path / "run" / "model.safetensors"
+    classifier_file(file, pool="mean")
+    assert (
+        export(file, "--to", "timm", "--out", tmp_path / "out", "--push", "hf:anna/mae@tries", "--public")
+        == 0
+    )
+    repo = hub.repos["model", "anna/mae"]
+    assert not repo.private
+    assert set(repo.commits[repo.refs["tries"]]) == {".gitattributes", "README.md", "model.safetensors"}
+    assert set(repo.files) == {".gitattributes"}  # the branch alone
+    same(mae_vit.load_encoder("hf:anna/mae@tries"), mae_vit.load_encoder(file))
+
+
+def test_a_second_push_in_another_form_leaves_no_encoder_of_the_first(hub, run, tmp_path, capsys):
+    assert export(run, "--to", "official", "--push", "anna/mae", "--out", tmp_path / "a") == 0
+    mae_run(tmp_path / "other", mlp_ratio=2.0)
+    hub.repos["model", "anna/mae"].commit({**hub.repos["model", "anna/mae"].files, "notes.md": b"mine"})
+    assert export(tmp_path / "other", "--to", "timm", "--push", "anna/mae", "--out", tmp_path / "b") == 0
+    files = hub.repos["model", "anna/mae"].files
+    assert set(files) == {".gitattributes", "README.md", "model.safetensors", "notes.md"}
+    assert "removed   encoder.safetensors" in capsys.readouterr().out
+    same(mae_vit.load_encoder("hf:anna/mae"), mae_vit.load_encoder(tmp_path / "other"))
+
+
+def test_a_dry_run_lists_files_and_sizes_and_leaves_nothing(hub, run, capsys):
+    before = sorted(run.rglob("*"))
+    assert export(run, "--to", "timm", "--push", "anna/mae", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert sorted(run.rglob("*")) == before
+    assert not hub.requests
+    assert "anna/mae (private), branch main; nothing was sent" in said
+    listed = {
+        line.split()[-1]: int(line.split()[0].replace(",", ""))
+        for line in said.splitlines()
+        if " B  " in line
+    }
+    assert export(run, "--to", "timm") == 0
+    written = {path.name: path.stat().st_size for path in (run / "timm").iterdir()}
+    # The card of a push has a line more.
+    assert listed.keys() == written.keys()
+    assert listed["model.safetensors"] == written["model.safetensors"]
+
+
+def refused(capfd, code: int, *lines: str) -> None:
+    error = capfd.readouterr().err
+    assert len(error.splitlines()) == 1, error
+    for line in lines:
+        assert line in error
+    assert TOKEN not in error
+    assert code in (2, 75)
+
+
+BEFORE = {
+    "a wrong token": (["--push", "anna/mae"], {"HF_TOKEN": "hf_wrong"}, "refuses the token"),
+    "no token": (["--push", "anna/mae"], {"HF_TOKEN": ""}, "--push needs a token: set HF_TOKEN, or run"),
+    "no user": (["--push", "mae"], {}, "--push mae: give USER/NAME"),
+    "a public repo": (["--push", "anna/public"], {}, "anna/public is public: --public pushes to it"),
+    "no push": (["--public"], {}, "--public changes nothing without --push"),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE)
+def test_what_is_refused_is_refused_before_the_export(hub, run, capfd, monkeypatch, case):
+    options, environment, line = BEFORE[case]
+    hub.add("anna/public", {"notes.md": b"mine"})
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert export(run, "--to", "timm", *options) == 2
+    refused(capfd, 2, line)
+    assert not (run / "timm").exists()
+    assert hub.repos.keys() == {("model", "anna/public")}
+    assert set(hub.repos["model", "anna/public"].files) == {"notes.md"}
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "code", "line"),
+    [
+        ("others/mae", {}, 2, "the token may not write others/mae"),
+        ("anna/mae", {"/commit/": ["always drop"]}, 75, "cannot be reached, or the connection broke"),
+        ("anna/mae", {"PUT /lfs": ["always drop"]}, 75, "cannot be reached, or the connection broke"),
+        ("anna/mae", {"/commit/": ["always 503"]}, 75, "status 503"),
+        (
+            "anna/mae",
+            {"/commit/": ["always echo"]},
+            2,
+            "the Hub refuses to write anna/mae: cannot take TOKEN",
+        ),
+    ],
+)
+def test_a_push_that_fails_commits_nothing_and_says_how_to_repeat_it(
+    hub, run, capfd, name, fault, code, line
+):
+    hub.faults = fault
+    assert export(run, "--to", "timm", "--push", name) == code
+    refused(capfd, code, line, f"the export is whole in {run / 'timm'}, --force pushes it again")
+    assert all(set(repo.files) == {".gitattributes"} for repo in hub.repos.values())
+    if code == 75:
+        hub.faults = {}
+        assert export(run, "--to", "timm", "--push", name, "--force") == 0
+        assert "model.safetensors" in hub.repos["model", name].files
