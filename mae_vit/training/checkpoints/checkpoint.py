@@ -3,7 +3,8 @@
 `checkpoints/step-NNNNNNNN/` holds `parameters.safetensors`, a file for each of the
 optimizer's slots (`exp_avg.safetensors`, `exp_avg_sq.safetensors`), `buffers`, `average` and
 `best.safetensors` if the run has them, and `state.json` (step, optimizer step, loss
-scale, step and score of the best, identity of the run, checksums). It is written under
+scale, step and score of the best, identity of the run, its ids in experiment trackers,
+checksums). It is written under
 a temporary name and renamed when complete; the file `latest` moves last. Nothing in it
 can execute code.
 """
@@ -17,9 +18,10 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -43,6 +45,7 @@ from mae_vit.training.checkpoints.format import (
 )
 from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 from mae_vit.training.optim.loss_scale import LossScale
+from mae_vit.training.outputs.trackers.open import valid_ids
 
 # Values for keys that older state.json files lack.
 _SLOTS_BEFORE = ("exp_avg", "exp_avg_sq")
@@ -60,12 +63,14 @@ class CheckpointInfo:
         step: optimizer steps done. With the config it fixes the run's position.
         identity: what must not change when the run resumes.
         course: what the run had met until then.
+        trackers: the ids by which experiment trackers resume the run, by tracker.
     """
 
     path: Path
     step: int
     identity: dict[str, Any]
     course: LossHistory
+    trackers: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,14 @@ class Checkpoint(CheckpointInfo):
     state: TrainState
 
 
-def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dict[str, Any]) -> Path:
+def save_checkpoint(
+    folder: Path,
+    *,
+    step: int,
+    state: TrainState,
+    identity: dict[str, Any],
+    trackers: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
     """Writes a checkpoint under `folder`, on rank 0 only.
 
     Returns:
@@ -93,7 +105,7 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        _write_parts(partial, step=step, state=state, identity=identity)
+        _write_parts(partial, state, step=step, identity=identity, trackers=dict(trackers))
         if final.exists():
             # A restart reached this step again: replace the earlier checkpoint as a whole.
             shutil.rmtree(final)
@@ -106,7 +118,9 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
     return final
 
 
-def _write_parts(folder: Path, *, step: int, state: TrainState, identity: dict[str, Any]) -> None:
+def _write_parts(
+    folder: Path, state: TrainState, *, step: int, identity: dict[str, Any], trackers: dict[str, str]
+) -> None:
     checksums = {}
     parts = {"parameters": state.parameters, **state.optimizer_states}
     if state.buffers:
@@ -127,6 +141,7 @@ def _write_parts(folder: Path, *, step: int, state: TrainState, identity: dict[s
         "course": asdict(state.course),
         "sha256": checksums,
         "identity": identity,
+        "trackers": trackers,
     }
     write_atomically(folder / STATE, (json.dumps(described, indent=2) + "\n").encode())
 
@@ -147,7 +162,7 @@ def verify_checkpoint(path: Path) -> CheckpointInfo:
         BrokenCheckpoint: if a part is missing, damaged or of another format.
     """
     found = _read(path, check_part)
-    return CheckpointInfo(found.path, found.step, found.identity, found.course)
+    return CheckpointInfo(found.path, found.step, found.identity, found.course, found.trackers)
 
 
 def _read(path: Path, part_of: Callable[[Path, str, dict[str, Any]], dict[str, Tensor]]) -> Checkpoint:
@@ -170,7 +185,8 @@ def _read(path: Path, part_of: Callable[[Path, str, dict[str, Any]], dict[str, T
             best=BestWeights(int(best["step"]), float(best["score"]), tensors["best"]) if best else None,
             course=course,
         )
-        return Checkpoint(path, int(described["step"]), dict(described["identity"]), course, state)
+        identity, trackers = dict(described["identity"]), valid_ids(described.get("trackers"))
+        return Checkpoint(path, int(described["step"]), identity, course, trackers, state)
 
 
 def load_together(path: Path, ranks: Ranks) -> TrainState:
