@@ -117,6 +117,8 @@ def _type(annotation: Any) -> str:
         return " or ".join(f"`{_text(one)}`" for one in arguments)
     if arguments and getattr(annotation, "__metadata__", None):
         return _type(arguments[0])
+    if origin is list and getattr(get_origin(arguments[0]), "__name__", "") == "Literal":
+        return f"list of {_type(arguments[0])}"
     if origin in (list, tuple, dict):
         return {list: "list", tuple: "list", dict: "keys and values"}[origin]
     if arguments:

@@ -202,7 +202,11 @@ class GuardSection(Section):
 
 
 class MonitorSection(Section):
-    """What is logged, and how often."""
+    """What is logged, how often, and to which experiment trackers.
+
+    `trackers` get what TensorBoard gets, and the summary; a run resumes in the tracked run that it began.
+    A tracker that fails is one warning. Comparisons set `tracker_group`.
+    """
 
     log_every_steps: int = Field(default=20, gt=0)
     evaluate_every_steps: int | None = Field(default=None, gt=0)
@@ -214,18 +218,24 @@ class MonitorSection(Section):
     probe_every_epochs: float | None = Field(default=None, gt=0)
     probe_shots: int | None = Field(default=None, gt=0)
     probe_queries: int = Field(default=500, ge=0)
-    # How often views of the encoder are written to TensorBoard; null for never.
+    # How often views of the encoder are written to TensorBoard and trackers; null for never.
     inspect_every_epochs: float | None = Field(default=None, gt=0)
     tensorboard: bool = True
+    trackers: list[Literal["wandb", "mlflow"]] = Field(default_factory=list)
+    tracker_group: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _check(self) -> MonitorSection:
         exactly_one(self, ("evaluate_every_steps", "evaluate_every_epochs"), required=False)
         exactly_one(self, ("probe_every_steps", "probe_every_epochs"), required=False)
-        if self.inspect_every_epochs is not None and not self.tensorboard:
+        if self.inspect_every_epochs is not None and not (self.tensorboard or self.trackers):
             raise ValueError(
                 f"inspect_every_epochs={self.inspect_every_epochs:g} has no effect with tensorboard=false"
             )
+        if len(set(self.trackers)) < len(self.trackers):
+            raise ValueError(f"trackers={list(self.trackers)} names one twice")
+        if self.tracker_group is not None and not self.trackers:
+            raise ValueError(f'tracker_group="{self.tracker_group}" has no effect without trackers')
         return self
 
 

@@ -159,14 +159,14 @@ class Evals:
                 results["probe"] = self._probe.evaluate(self._engine)
         return results
 
-    def inspect(self, step: int, outputs: RunOutputs) -> None:
-        """Draws views of the encoder for TensorBoard; collective."""
+    def inspect(self, outputs: RunOutputs) -> None:
+        """Draws views of the encoder for trackers; collective."""
         if self.held_out is None or self._views is None:
             return
         with self._watchdog.long_phase("drawing views"), self._engine.full_weights():
             if outputs.writes:
                 images = self.held_out.shown.images.to(self._engine.device)
-                outputs.show_views(self._views(self._engine.objective, images), step)
+                outputs.show_views(self._views(self._engine.objective, images))
 
     def _evaluate(self, held_out: HeldOut, step: int, outputs: RunOutputs) -> dict[str, float]:
         with self._watchdog.long_phase("measuring held-out images"), self._engine.full_weights():

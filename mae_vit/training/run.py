@@ -22,6 +22,7 @@ from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.evals import Evals
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_outputs import RunOutputs
+from mae_vit.training.outputs.trackers.open import adopt_ids
 from mae_vit.training.recovery.quarantine import Quarantine
 from mae_vit.training.recovery.recovery import Recovery
 from mae_vit.training.recovery.rollback import Rollback
@@ -54,7 +55,7 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> int:
             if outcome.finished:
                 here = f", {outcome.step - start_step} of them here" if checkpoint else ""
                 print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
-                files = trainer.outputs.files(tensorboard=setup.config.monitor.tensorboard)
+                files = trainer.outputs.files()
                 print("\n".join([*job.results(), *files]))
             else:
                 print(
@@ -73,9 +74,7 @@ def build_trainer(
     """
     config, plan, engine, folder = setup.config, setup.plan, setup.engine, setup.folder
     ranks, start_step = engine.ranks, checkpoint.step if checkpoint else 0
-    run_on_rank_zero(
-        lambda: folder.create(dump_config(config), describe_environment(sys.argv, ranks.world_size)), ranks
-    )
+    run_on_rank_zero(lambda: _prepare_folder(setup, checkpoint), ranks)
     try:
         best = restore(engine, checkpoint) if checkpoint else None
     except BrokenCheckpoint as error:
@@ -107,6 +106,7 @@ def build_trainer(
         identity=setup.identity.values,
         every_steps=plan.checkpoint_every_steps,
         say=outputs.say,
+        tracked=lambda: outputs.tracker_ids,
     )
     recovery = Recovery(
         config.guard,
@@ -124,6 +124,12 @@ def build_trainer(
     return Trainer(
         setup, job, evals=evals, outputs=outputs, recovery=recovery, saver=saver, stop=stop, watchdog=watchdog
     )
+
+
+def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
+    environment = describe_environment(sys.argv, setup.engine.ranks.world_size)
+    setup.folder.create(dump_config(setup.config), environment)
+    adopt_ids(setup.folder, checkpoint.trackers if checkpoint else None)
 
 
 def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> Outcome:

@@ -20,6 +20,7 @@ from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.checkpoints.resume import Identity, find_checkpoint, set_aside
 from mae_vit.training.engines.build import enable_determinism, init_process_group
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.outputs.trackers.open import check_installed
 
 
 def check_engine(config: Config, ranks: Ranks) -> None:
@@ -36,11 +37,12 @@ def check_engine(config: Config, ranks: Ranks) -> None:
 
 
 def open_run_folder(config: Config) -> RunFolder:
-    """Returns the run's folder after a check that it can be written; called on every rank.
+    """Returns the run's folder after checks that it can be written and its trackers are installed; on every rank.
 
     Raises:
-        InputError: on all ranks, with the folder.
+        InputError: on all ranks, with the folder or the tracker.
     """
+    check_installed(config.monitor.trackers)
     folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
     folder.check_writable()
     return folder

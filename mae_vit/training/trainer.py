@@ -116,9 +116,10 @@ class Trainer:
                 line |= self.evals.run(due, done, self.outputs)
                 line["wall_s"] = time.monotonic() - begun
                 line |= self.saver.take_stall()
-                self.outputs.log(line)
+                # Before its line: a tracker takes a step once.
                 if due.inspect:
-                    self.evals.inspect(done, self.outputs)
+                    self.evals.inspect(self.outputs)
+                self.outputs.log(line)
                 timer = StepTimer()
             # Do not save a state whose steps may turn out bad; the next save follows soon.
             if due.last or stopping or (saving and self.recovery.no_suspects):

@@ -30,7 +30,7 @@ from mae_vit.finetuning.comparison.runner import Runner, slots_of
 from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_REQUEUE
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.signals import STOP_SIGNALS, early_signal, handling
-from mae_vit.training.outputs.monitor import write_hparams
+from mae_vit.training.outputs.trackers.tensorboard import write_hparams
 
 # Of nothing else: it is written anew.
 _HPARAMS = "hparams"

@@ -15,10 +15,11 @@ _OBEYED_BY_ALL: dict[str, set[str]] = {
     "data.augment": set(),
     "optim": set(),
     "train": {"effective_batch_size", "batch_size_per_device", "precision"},
-    # Nothing is saved on the way, gone back to or logged: `tensorboard`, on by default, has nothing to write.
+    # Nothing is saved on the way, gone back to or logged: `tensorboard`, on by default, has nothing to write,
+    # nor have the trackers of a comparison's other cells.
     "checkpoint": set(),
     "guard": set(),
-    "monitor": {"tensorboard"},
+    "monitor": {"tensorboard", "trackers", "tracker_group"},
     "finetune": {"mode", "start", "pool", "test", "test_split"},
 }
 _OBEYED = {

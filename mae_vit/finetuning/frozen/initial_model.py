@@ -24,7 +24,11 @@ def open_frozen(
     *,
     say: bool,
 ) -> tuple[ViTClassifier, Overlap | None]:
-    """Builds the classifier around the pretrained encoder. Also returns how the labels that it has seen overlap with those of this run."""
+    """Builds the classifier around the pretrained encoder.
+
+    Returns:
+        The classifier, and how the labels that the weights have seen overlap with those of this run.
+    """
     model = build()
     assert isinstance(model, ViTClassifier)
     loaded = load_frozen(model, start)
@@ -37,7 +41,9 @@ def open_frozen(
     print(loaded.describe(start.source))
     warn_normalization_differs(start, data.mean, data.std)
     if "fc_norm.weight" in start.tensors and model.pool == "cls":
-        print("note: these weights were fine-tuned on the mean of the patch tokens; finetune.pool=mean uses it")
+        print(
+            "note: these weights were fine-tuned on the mean of the patch tokens; finetune.pool=mean uses it"
+        )
     if labels_seen == "held-out":
         warn_of_seen_labels(start.source)
     return model, labels_seen

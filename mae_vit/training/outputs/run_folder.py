@@ -1,7 +1,8 @@
 """The run folder: what a run leaves behind, readable by scripts and people.
 
 `config.yaml`, `environment.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
-`pictures/`, `encoder.safetensors`, `summary.json`; `quarantine.jsonl` where samples were damaged.
+`pictures/`, `encoder.safetensors`, `summary.json`; `quarantine.jsonl` where samples were damaged,
+`trackers.json` where experiment trackers follow the run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from filelock import FileLock
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import nearest_existing, to_json, write_atomically, write_json
+from mae_vit.core.files import nearest_existing, read_json_lines, to_json, write_atomically, write_json
 from mae_vit.core.messages import error_reason
 from mae_vit.training.outputs.run_lock import lock_run
 
@@ -32,6 +33,7 @@ class RunFolder:
         self.pictures = path / "pictures"
         self.metrics = path / "metrics.jsonl"
         self.quarantine = path / "quarantine.jsonl"
+        self.trackers = path / "trackers.json"
         self.encoder = path / "encoder.safetensors"
         self.summary = path / "summary.json"
         self._lock: FileLock | None = None
@@ -91,6 +93,11 @@ class RunFolder:
             # A line that a full disk cut short ends here.
             torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
             file.write((b"\n" if torn else b"") + (to_json(line) + "\n").encode())
+
+    def last_logged_step(self) -> int:
+        """Returns the step of the last line of `metrics.jsonl`; 0 without one."""
+        lines = read_json_lines(self.metrics) if self.metrics.exists() else []
+        return int(lines[-1]["step"]) if lines else 0
 
     def cut_metrics(self, step: int) -> dict[str, Any] | None:
         """Drops lines after `step` (and a torn last one), so that no step is told twice.

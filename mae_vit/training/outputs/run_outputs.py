@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mae_vit.config.load import dump_config
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.image_rows import Picture
@@ -17,8 +16,9 @@ from mae_vit.core.messages import error_reason
 from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.failures import BadStep
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.outputs.monitor import Monitor
+from mae_vit.training.outputs.monitor import Monitor, say
 from mae_vit.training.outputs.run_folder import RunFolder, Status
+from mae_vit.training.outputs.trackers.open import open_trackers, read_ids
 
 
 class RunOutputs:
@@ -53,20 +53,18 @@ class RunOutputs:
         self._last_line: dict[str, Any] = {}
         self._wall_s_before = 0.0
         self._monitor: Monitor | None = None
+        self._tracker_ids: dict[str, str] = {}
 
         def open_outputs() -> None:
+            logged_step = folder.last_logged_step() if start_step and config.monitor.trackers else 0
             if start_step:
                 self._last_line = folder.cut_metrics(start_step) or {}
                 self._wall_s_before = self._last_line.get("wall_s", 0.0)
             else:
                 folder.metrics.unlink(missing_ok=True)
-            self._monitor = Monitor(
-                folder,
-                start_step=start_step,
-                total_steps=plan.total_steps,
-                tensorboard=config.monitor.tensorboard,
-                config_yaml=dump_config(config),
-            )
+            trackers = open_trackers(config, folder, start_step=start_step, logged_step=logged_step, say=say)
+            self._tracker_ids = read_ids(folder)
+            self._monitor = Monitor(folder, trackers, start_step=start_step, total_steps=plan.total_steps)
 
         run_on_rank_zero(open_outputs, ranks)
 
@@ -74,6 +72,11 @@ class RunOutputs:
     def writes(self) -> bool:
         """Whether this rank writes; others need not make what is shown."""
         return self._monitor is not None
+
+    @property
+    def tracker_ids(self) -> dict[str, str]:
+        """The ids by which experiment trackers resume the run; empty on other ranks than 0."""
+        return self._tracker_ids
 
     def begin(self, step: int, source: str, advice: str) -> None:
         """Says where the run begins, and leaves its first summary."""
@@ -94,10 +97,10 @@ class RunOutputs:
         if self._monitor is not None:
             self._monitor.show(rows, step)
 
-    def show_views(self, views: Mapping[str, np.ndarray], step: int) -> None:
+    def show_views(self, views: Mapping[str, np.ndarray]) -> None:
         """Writes views of the encoder, uint8 (H, W, 3) by name."""
         if self._monitor is not None:
-            self._monitor.show_views(views, step)
+            self._monitor.show_views(views)
 
     def log(self, line: dict[str, Any]) -> None:
         """Writes a line of metrics; its wall time counts all sittings of the run."""
@@ -130,14 +133,24 @@ class RunOutputs:
         """Leaves the last summary, with what came of the run, and closes; without a step, that of the last line."""
         if self._monitor is None:
             return
-        self.summarize(status, self._last_line.get("step", 0) if step is None else step, results or {})
-        self._monitor.close()
+        last = self._last_line.get("step", 0) if step is None else step
+        self.summarize(status, last, results)
+        self._monitor.close(status, self._summary_of(last, results))
 
     def summarize(self, status: Status, step: int, results: dict[str, Any] | None = None) -> None:
         """Writes `summary.json`, on rank 0."""
         if not self.writes:
             return
-        values: dict[str, Any] = {
+        try:
+            self._folder.write_summary(status, self._summary_of(step, results))
+        except OSError as error:
+            # Others read from it whether the run is done: that must not fail in silence.
+            if status == "done":
+                raise
+            self.say(f"warning: {self._folder.summary} cannot be written: {error_reason(error)}")
+
+    def _summary_of(self, step: int, results: dict[str, Any] | None) -> dict[str, Any]:
+        return {
             "steps": step,
             "total_steps": self._plan.total_steps,
             **self._facts,
@@ -147,23 +160,14 @@ class RunOutputs:
             **({"damaged_samples": len(self._damaged)} if self._damaged else {}),
             **(results or {}),
         }
-        try:
-            self._folder.write_summary(status, values)
-        except OSError as error:
-            # Others read from it whether the run is done: that must not fail in silence.
-            if status == "done":
-                raise
-            self.say(f"warning: {self._folder.summary} cannot be written: {error_reason(error)}")
 
-    def files(self, *, tensorboard: bool) -> list[str]:
-        """Names what lies in the folder, for people."""
+    def files(self) -> list[str]:
+        """Names what lies in the folder, and where trackers show the run."""
         lines = []
         if pictures := sorted(self._folder.pictures.glob("step-*.png")):
             lines.append(f"  pictures  {pictures[-1]}")
         lines.append(f"  metrics   {self._folder.metrics}")
-        if tensorboard:
-            lines.append(f"  watch     tensorboard --logdir {self._folder.path.parent}")
-        return lines
+        return lines + (self._monitor.look() if self._monitor is not None else [])
 
 
 def peak_memory_gib(device: torch.device) -> float:

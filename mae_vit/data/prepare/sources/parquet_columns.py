@@ -83,7 +83,7 @@ def choose_columns(schema: Any, where: str, options: ParquetOptions, *, labels: 
     label = _label_column(schema, features, where, options.label_column) if labels else None
     names = features.get(label, {}).get("names") if label else None
     listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return Columns(image, label, None, note)
+    return Columns(image, label, tuple(names) if listed and names else None, note)
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from mae_vit.training.outputs.run_folder import RunFolder
 
 
 def test_the_time_left_is_that_of_the_steps_since_the_first_line(tmp_path, capsys, monkeypatch):
-    monitor = Monitor(RunFolder(tmp_path), start_step=0, total_steps=100, tensorboard=False, config_yaml="")
+    monitor = Monitor(RunFolder(tmp_path), [], start_step=0, total_steps=100)
     clock = iter((1000.0, 1010.0, 1080.0, 1090.0, 1100.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     said = []

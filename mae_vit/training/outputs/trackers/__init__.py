@@ -1,0 +1,1 @@
+"""mae_vit/training/outputs/trackers/__init__.py."""
