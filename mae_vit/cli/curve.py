@@ -11,7 +11,7 @@ from mae_vit.config.command_line import OneLineParser
 from mae_vit.config.load import read_run_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
-from mae_vit.core.messages import count_of, error_reason, nearest
+from mae_vit.core.messages import count_of, error_reason
 from mae_vit.runtime.exit_codes import EXIT_FAILED
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from mae_vit.pretraining.reference_curves import Reference
 
 _SHOWN_DIFFERENCES = 6
-# What is learned, by which network and from which views.
-_TASK = ("model.", "objective.", "data.")
 
 
 def add_curve(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -47,10 +45,11 @@ def run_curve(arguments: argparse.Namespace) -> int:
         InputError: if there is no run, or nothing to compare it with.
     """
     from mae_vit.pretraining.reference_curves import deviations
+    from mae_vit.pretraining.report.verdict import choose_reference
 
     run: Path = arguments.path
     lines = _lines_of(run)
-    reference, differing = _choose(run, arguments.preset)
+    reference, differing = choose_reference(read_run_config(run), run, arguments.preset)
     departures, compared = deviations(reference, lines)
     if not compared:
         raise InputError(
@@ -86,36 +85,13 @@ def _lines_of(run: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _choose(run: Path, preset: str | None) -> tuple[Reference, list[str]]:
-    from mae_vit.pretraining.reference_curves import FOLDER, nearest_reference, read_references, recipe_of
-
-    references = read_references()
-    if not references:
-        raise InputError(f"there are no reference curves at {FOLDER}: this command needs the repository")
-    if preset is not None:
-        names = [reference.name for reference in references]
-        references = [reference for reference in references if reference.name == preset]
-        if not references:
-            raise InputError(f"--preset {preset}: {nearest(preset, names)}")
-    closest = nearest_reference(recipe_of(read_run_config(run)), references)
-    assert closest is not None
-    # Another rate shows in the curve what it does; another task has another curve.
-    others = [text for text in closest[1] if text.startswith(_TASK)]
-    if preset is None and others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise InputError(
-            f"{run}: there are no measured curves of such a run: {closest[0].name} comes nearest, and differs in "
-            f"{others[0]}{more}; --preset NAME compares a run of its length, {closest[0].total_steps:,} steps, all "
-            "the same"
-        )
-    return closest
-
-
 def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, name: str) -> None:
     """Draws a panel for each curve that both have."""
     from matplotlib.figure import Figure
 
+    from mae_vit.inspection import svg
     from mae_vit.pretraining.reference_curves import curves_of
+    from mae_vit.pretraining.report.curves import draw_band, draw_curve
 
     curves = {
         key: value for key, value in curves_of(lines, reference.total_steps).items() if key in reference.bands
@@ -123,17 +99,8 @@ def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, n
     figure = Figure(figsize=(5.2 * max(1, len(curves)), 3.4), layout="constrained")
     panels: Sequence[Axes] = figure.subplots(1, max(1, len(curves)), squeeze=False)[0]
     for axes, (key, curve) in zip(panels, curves.items(), strict=False):
-        band = reference.bands[key]
-        axes.fill_between(
-            band.steps,
-            band.mean - band.half_width,
-            band.mean + band.half_width,
-            color="#0072b2",
-            alpha=0.2,
-            label=f"{reference.name}, {count_of(len(reference.seeds), 'seed')}",
-        )
-        axes.plot(band.steps, band.mean, color="#0072b2", linewidth=1)
-        axes.plot(curve.steps, curve.values, color="#d55e00", label=name)
+        draw_band(axes, reference.bands[key], f"{reference.name}, {count_of(len(reference.seeds), 'seed')}")
+        draw_curve(axes, curve, svg.plain(name))
         axes.set(xlabel="step", title=key)
         axes.grid(alpha=0.2)
         axes.legend(fontsize=8)

@@ -14,6 +14,7 @@ from mae_vit.cli.export import add_export
 from mae_vit.cli.inspect import add_inspect
 from mae_vit.cli.prepare import add_prepare
 from mae_vit.cli.replay import add_replay
+from mae_vit.cli.report import add_report
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core import __version__
 from mae_vit.runtime.failures import EXIT_CODES, exit_code_of, print_error
@@ -31,6 +32,7 @@ EXAMPLES = """examples:
   mae-vit doctor --config configs/mae_base.yaml          will it run here? config, data, memory, disk, ranks
   mae-vit replay runs/mae_base --step 1200               the images, crops and masks of that step, with their keys
   mae-vit inspect --ckpt runs/mae_base                   what it has learned: a page of pictures
+  mae-vit report runs/mae_base                           one page: verdict, curves, pictures, plan
   mae-vit curve runs/mae_cifar_tiny                      is it normal? against the preset's curves
   mae-vit embed runs/mae_base photos/ --out photos.npz   features of images, with their keys; resumes if killed
   mae-vit export runs/mae_base --to hf                   hand on: timm, hf (transformers), official, onnx, torch
@@ -69,6 +71,7 @@ def _parser() -> OneLineParser:
     add_replay(commands)
     add_doctor(commands)
     add_inspect(commands)
+    add_report(commands)
     add_curve(commands)
     add_embed(commands)
     add_export(commands)

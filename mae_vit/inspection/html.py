@@ -20,6 +20,7 @@ tr.reference { background: var(--soft); }
 figure { margin: 0; } svg { width: 100%; max-width: 46rem; height: auto; } img { max-width: 100%; height: auto; }
 img.squares { image-rendering: pixelated; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); gap: 1.2rem; }
+.charts.large { grid-template-columns: repeat(auto-fill, minmax(min(100%, 34rem), 1fr)); }
 .charts figure { min-width: 0; } .charts h3 { font-size: .95rem; margin: 0 0 .2rem; overflow-wrap: anywhere; }
 .facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; vertical-align: top; }
 pre { font-size: .85rem; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -36,7 +37,7 @@ code { font-size: .9em; overflow-wrap: anywhere; }
   td { display: flex; justify-content: space-between; gap: 1rem; white-space: normal; overflow-wrap: anywhere; }
   td { border: 0; padding: .15rem .6rem; }
   td:first-child { font-weight: 600; }
-  .facts td { display: block; text-align: left; }
+  .facts tr { display: grid; grid-template-columns: 2fr 3fr; } .facts td { display: block; text-align: left; }
   td:not(:first-child)::before { content: attr(data-head); text-align: left; opacity: .75; overflow-wrap: normal; }
 }
 """
@@ -64,11 +65,11 @@ def figure(drawn: str, caption: str) -> str:
     return f'<figure>{drawn}<figcaption class="note">{escape(caption)}</figcaption></figure>'
 
 
-def charts(drawn: Sequence[tuple[str, str]]) -> str:
-    """Returns charts (title as text, SVG) side by side where there is room."""
+def charts(drawn: Sequence[tuple[str, str]], *, large: bool = False) -> str:
+    """Returns charts or pictures (title as text, HTML) side by side where there is room; `large` ones take more."""
     return (
-        '<div class="charts">'
-        + "\n".join(f"<figure><h3>{escape(title)}</h3>{svg}</figure>" for title, svg in drawn)
+        f'<div class="charts{" large" if large else ""}">'
+        + "\n".join(f"<figure><h3>{escape(title)}</h3>{inner}</figure>" for title, inner in drawn)
         + "</div>"
     )
 

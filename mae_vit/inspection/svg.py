@@ -64,9 +64,15 @@ def plain(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def legend_below(axes: Axes) -> None:
-    """Puts the legend below the axes, so that it hides no line."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncol=2, fontsize=10)
+def legend_below(axes: Axes, *, columns: int = 2, gap: float = 0.18) -> None:
+    """Puts the legend below the axes, so that it hides no line.
+
+    Args:
+        axes: that it belongs to.
+        columns: of the legend.
+        gap: between axes and legend, as a share of the axes' height.
+    """
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -gap), ncol=columns, fontsize=10)
 
 
 def to_svg(figure: Figure) -> str:

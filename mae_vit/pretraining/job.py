@@ -19,6 +19,7 @@ from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.objectives import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data
+from mae_vit.pretraining.plan_text import describe_plan
 from mae_vit.pretraining.reference_curves import reference_watch
 from mae_vit.pretraining.setup import initialize, seen_labels, set_up
 from mae_vit.runtime.failures import run_to_exit_code
@@ -117,6 +118,7 @@ def pretrain(arguments: Arguments) -> int:
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT.format(why=setup.data.why_none),
         judge=watch.check if watch else None,
+        plan_text=describe_plan(setup, folder, found, timed=False) if ranks.rank == 0 else "",
     )
     job = Job(config, setup.plan, setup.data, info, engine, folder, setup.costs.flops_per_image)
     return run(run_setup, job, found)

@@ -14,8 +14,10 @@ from mae_vit.training.outputs.plan_text import describe_augment, describe_traini
 from mae_vit.training.outputs.run_folder import RunFolder
 
 
-def describe_plan(setup: Setup, folder: RunFolder, checkpoint: CheckpointInfo | None) -> str:
-    """Returns the resolved plan, a line for each fact."""
+def describe_plan(
+    setup: Setup, folder: RunFolder, checkpoint: CheckpointInfo | None, *, timed: bool = True
+) -> str:
+    """Returns the resolved plan, a line for each fact; `timed`: with the time that a measurement here predicts."""
     config, plan, ranks, data, costs = setup.config, setup.plan, setup.ranks, setup.data, setup.costs
     model = config.model
     height, width = model.image_hw
@@ -44,7 +46,7 @@ def describe_plan(setup: Setup, folder: RunFolder, checkpoint: CheckpointInfo | 
         "views": describe_augment(config),
         "held out": held_out,
         "probe": describe_probe(data, plan),
-        **describe_training(config, plan, costs, ranks, setup.device, folder.path),
+        **describe_training(config, plan, costs, ranks, setup.device, folder.path, timed=timed),
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"note: {text}" for text in plan.notes]

@@ -128,7 +128,7 @@ def build_trainer(
 
 def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
     environment = describe_environment(sys.argv, setup.engine.ranks.world_size)
-    setup.folder.create(dump_config(setup.config), environment)
+    setup.folder.create(dump_config(setup.config), environment, setup.plan_text)
     adopt_ids(setup.folder, checkpoint.trackers if checkpoint else None)
 
 

@@ -35,6 +35,7 @@ class RunSetup:
         begins_from: describes the initial weights, for the log.
         advice: printed if no images are held out.
         judge: returns a remark on a line of metrics, or None.
+        plan_text: goes into `plan.txt`; empty for none.
     """
 
     config: Config
@@ -48,6 +49,7 @@ class RunSetup:
     begins_from: str = "scratch"
     advice: str = ""
     judge: Callable[[Mapping[str, Any]], str | None] | None = None
+    plan_text: str = ""
 
     def summary_facts(self) -> dict[str, Any]:
         """Returns the facts that a comparison needs of each run."""

@@ -38,7 +38,7 @@ ORDERS = {
     ),
     "mae_vit/weights": ("seen_labels", "start", "load mae_decoder read", "encoder", "embed export"),
     "mae_vit/pretraining": (
-        *("probe_split reference_curves", "data", "setup", "plan_text replay", "doctor", "job"),
+        *("probe_split reference_curves", "data", "setup", "plan_text replay report", "doctor", "job"),
     ),
     "mae_vit/finetuning": (
         *("config", "comparison data", "models", "label_overlap plan_text results", "frozen", "job"),

@@ -36,9 +36,26 @@ def print_notes(plan: Plan) -> None:
 
 
 def describe_training(
-    config: Config, plan: Plan, costs: Estimate, ranks: Ranks, device: torch.device, folder: Path
+    config: Config,
+    plan: Plan,
+    costs: Estimate,
+    ranks: Ranks,
+    device: torch.device,
+    folder: Path,
+    *,
+    timed: bool = True,
 ) -> dict[str, str]:
-    """Says how long, how large and how fast a run trains, and what it takes: a line for each name."""
+    """Says how long, how large and how fast a run trains, and what it takes: a line for each name.
+
+    Args:
+        config: of the run.
+        plan: its numbers.
+        costs: of a step.
+        ranks: of the run.
+        device: of this rank.
+        folder: of the run.
+        timed: whether to measure how fast the device is, and to tell the time that follows from it.
+    """
     optim, train = config.optim, config.train
     schedule = optim.schedule + (f" over the last {plan.decay_steps:,}" if plan.decay_steps else "")
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
@@ -52,7 +69,9 @@ def describe_training(
         "of each)",
         "rate": f"{plan.lr:.3e} peak after {count_of(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
         f"{optim.min_lr:g}; {optim.name}",
-        "time": describe_time(plan, costs, ranks, matrix_rate(device, train.precision)),
+        **(
+            {"time": describe_time(plan, costs, ranks, matrix_rate(device, train.precision))} if timed else {}
+        ),
         "engine": f"{describe_engine(config, ranks)}, {train.precision}, {device}",
         "compiled": str(choose_compiling(config, plan, device)),
         "memory": f"{memory:.2f} GiB for each rank at most, about (states and float32 activations)",

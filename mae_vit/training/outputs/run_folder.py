@@ -1,8 +1,8 @@
 """The run folder: what a run leaves behind, readable by scripts and people.
 
 `config.yaml`, `environment.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
-`pictures/`, `encoder.safetensors`, `summary.json`; `quarantine.jsonl` where samples were damaged,
-`trackers.json` where experiment trackers follow the run.
+`pictures/`, `encoder.safetensors`, `summary.json`; `plan.txt` of a pretraining run; `quarantine.jsonl` where
+samples were damaged, `trackers.json` where experiment trackers follow the run.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class RunFolder:
         self.trackers = path / "trackers.json"
         self.encoder = path / "encoder.safetensors"
         self.summary = path / "summary.json"
+        self.plan = path / "plan.txt"
         self._lock: FileLock | None = None
 
     def check_writable(self) -> None:
@@ -69,11 +70,13 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
-    def create(self, config_yaml: str, environment: dict[str, Any]) -> None:
-        """Makes the folder and describes the run in it."""
+    def create(self, config_yaml: str, environment: dict[str, Any], plan: str = "") -> None:
+        """Makes the folder and describes the run in it; `plan`: what `--dry-run` prints, for `plan.txt`."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.yaml", config_yaml.encode())
         write_json(self.path / "environment.json", environment)
+        if plan:
+            write_atomically(self.plan, (plan + "\n").encode())
 
     def read_status(self) -> Status | None:
         """Returns the status in `summary.json`, None where there is no run."""

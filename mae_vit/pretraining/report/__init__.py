@@ -1,0 +1,1 @@
+"""mae_vit/pretraining/report/__init__.py."""

@@ -1,0 +1,313 @@
+"""The page of a run: what it shows is what the run's files hold, whatever state they are in."""
+
+import base64
+import json
+import re
+import shutil
+from html import escape
+
+import numpy as np
+import pytest
+from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, summary_of
+
+from mae_vit.cli.main import main
+from mae_vit.pretraining import reference_curves
+from mae_vit.pretraining.job import main as pretrain
+from mae_vit.pretraining.report.curves import thinned
+from mae_vit.pretraining.report.page import write_page
+from mae_vit.pretraining.report.run_record import read_run, redacted
+from mae_vit.pretraining.report.verdict import compare, verdict
+
+
+def train(digits, folder, *options):
+    config = str(ROOT / "configs" / "mae_digits.yaml")
+    return pretrain(
+        ["--config", config, *SMALL_PRETRAIN, f"data.path={digits}", f"run.dir={folder}", *options]
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    assert train(digits, folder, "monitor.evaluate_every_steps=1") == 0
+    return folder
+
+
+@pytest.fixture
+def run_folder(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "small")
+
+
+@pytest.fixture(autouse=True)
+def no_reference(monkeypatch, tmp_path):
+    refer_to(monkeypatch, tmp_path / "none")
+
+
+def refer_to(monkeypatch, curves):
+    monkeypatch.setattr(reference_curves.read_references, "__defaults__", (curves,))
+
+
+def page_of(folder) -> str:
+    record = read_run(folder)
+    return write_page(record, compare(record))
+
+
+def change(path, **values):
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, **values}))
+
+
+def test_the_page_shows_what_the_files_hold(run_folder, capsys):
+    assert main(["report", str(run_folder)]) == 0
+    page, summary, lines = (
+        (run_folder / "report.html").read_text(),
+        summary_of(run_folder),
+        lines_of(run_folder),
+    )
+    for name, value in summary["heldout"].items():
+        assert f"<td>heldout: {name}</td><td>{value:.5g}</td>" in page
+    assert f"<td>loss</td><td>{summary['loss']:.5g}</td>" in page
+    assert f"<td>samples</td><td>{summary['samples']:,}</td>" in page
+    first, last = lines[0]["loss"], lines[-1]["loss"]
+    told = f"the training loss {'fell' if last < first else 'rose'} from {first:.4g} to {last:.4g}; psnr_gain_db of"
+    assert f"Finished, 6 steps: {told}" in page
+    assert told in capsys.readouterr().out
+    plan = (run_folder / "plan.txt").read_text()
+    assert "parameters  " in plan
+    for line in plan.splitlines():
+        assert escape(line[12:].strip()) in page, line
+    environment = json.loads((run_folder / "environment.json").read_text())
+    assert environment["packages"]["torch"] in page
+    assert environment["git_commit"] in page
+    for title in (
+        "training loss",
+        "held-out images: psnr_db",
+        "learning rate",
+        "gradient norm",
+        "images per second",
+    ):
+        assert re.search(rf"<h3>{title}[^<]*</h3><svg", page), title
+
+
+def test_pictures_are_the_first_the_middle_and_the_last(run_folder):
+    page, pictures = page_of(run_folder), sorted((run_folder / "pictures").iterdir())
+    assert len(pictures) >= 2
+    for path in (pictures[0], pictures[len(pictures) // 2], pictures[-1]):
+        assert base64.b64encode(path.read_bytes()).decode() in page
+    assert page.count("<img") == len({0, len(pictures) // 2, len(pictures) - 1})
+
+
+def test_the_page_needs_nothing_beside_it_and_is_the_same_again(run_folder):
+    page = page_of(run_folder)
+    assert page == page_of(run_folder)
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert not re.search(r"url\((?!#)", page)
+    assert "$" not in re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+
+
+def test_what_files_say_is_text_and_no_markup(run_folder):
+    hostile = '"><script>alert(1)</script><img src=x onerror=y> $a$ \udcff'
+    shown = hostile.encode("utf-8", "replace").decode()
+    config = run_folder / "config.yaml"
+    text = re.sub(r"(?m)^  name: mae_digits$", f"  name: {json.dumps(shown)}", config.read_text(), count=1)
+    config.write_text(text)
+    assert read_run(run_folder).name == shown
+    change(run_folder / "summary.json", status=hostile, heldout={hostile: hostile})
+    change(run_folder / "environment.json", processor=hostile, command=[hostile, f"x={hostile}"])
+    (run_folder / "plan.txt").write_text(f"run         {shown}\nwarning: {shown}\n")
+    (run_folder / "incidents").mkdir()
+    for path in (run_folder / "incidents" / "step-00000003-1.json", run_folder / "quarantine.jsonl"):
+        path.write_text(json.dumps({"reason": hostile, "key": hostile, "skipped_data_steps": hostile}))
+    lines = [
+        {**line, "heldout": {hostile: line["loss"]}, "probe": {f"{hostile}_top1": line["loss"]}}
+        for line in lines_of(run_folder)
+    ]
+    (run_folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert main(["report", str(run_folder)]) == 0
+    page = (run_folder / "report.html").read_text()
+    assert "<script" not in page
+    assert "<img src=x" not in page
+    assert page.count("&lt;script&gt;alert(1)") > 10
+
+
+def test_no_url_shows_a_password(run_folder):
+    url = "https://me:pass-word@host/data?token=to-ken"
+    config = run_folder / "config.yaml"
+    config.write_text(re.sub(r"(?m)^  path: .*$", f"  path: {url}", config.read_text(), count=1))
+    change(run_folder / "environment.json", command=["run.py", f"data.path={url}"])
+    page = page_of(run_folder)
+    assert "https://host/data" in page
+    assert "pass-word" not in page
+    assert "to-ken" not in page
+    assert redacted({"a": [url, 3, f"k={url}", "x=1"]}) == {
+        "a": ["https://host/data", 3, "k=https://host/data", "x=1"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "torn", "expected"),
+    [
+        (["config.yaml", "plan.txt"], False, ["there is no config.yaml", "This run has no plan.txt"]),
+        (["environment.json", "pictures"], False, ["there is no environment.json"]),
+        (
+            ["summary.json"],
+            False,
+            ["there is no summary.json", "In an unknown state, step 6: the training loss"],
+        ),
+        (
+            ["metrics.jsonl"],
+            False,
+            ["there is no metrics.jsonl", "Finished, 6 steps: nothing was logged yet."],
+        ),
+        (["config.yaml", "metrics.jsonl", "plan.txt"], True, ["Finished, 6 steps: the training loss"]),
+        (
+            ["environment.json", "summary.json"],
+            True,
+            ["environment.json cannot", "summary.json cannot be read"],
+        ),
+    ],
+    ids=str,
+)
+def test_a_page_of_what_is_there(run_folder, names, torn, expected):
+    for name in names:
+        path = run_folder / name
+        if torn:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        elif path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    page = page_of(run_folder)
+    for text in expected:
+        assert text in page
+    assert not any(path.name == "report.html" for path in run_folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("status", "begin"),
+    [
+        ("running", "Running, step 4 of 6 when this page was written: "),
+        ("interrupted", "Interrupted after saving at step 4 of 6 (the same command resumes): "),
+        ("failed", "Failed at step 4 of 6: "),
+    ],
+)
+def test_each_state_is_told(run_folder, status, begin):
+    lines = lines_of(run_folder)[:4]
+    (run_folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 5, "lo')
+    change(run_folder / "summary.json", status=status, steps=4)
+    assert begin + "the training loss" in page_of(run_folder)
+
+
+def test_a_run_without_held_out_images(run_folder):
+    lines = [
+        {name: value for name, value in line.items() if name not in ("heldout", "probe")}
+        for line in lines_of(run_folder)
+    ]
+    lines[2]["loss"] = None  # fp16 has skipped it
+    (run_folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    page = page_of(run_folder)
+    assert "; no images were held out." in page
+    assert "held-out images:" not in page
+
+
+def test_incidents_and_damaged_samples_are_listed(run_folder):
+    (run_folder / "incidents").mkdir()
+    incident = {"step": 1234, "reason": "loss is nan", "loss": None, "grad_norm": 3.5, "back_to_step": 1200}
+    (run_folder / "incidents" / "step-00001234-1.json").write_text(
+        json.dumps({**incident, "try": 1, "skipped_data_steps": [1230, 1235]})
+    )
+    (run_folder / "incidents" / "step-00001300-1.json").write_text("{")
+    damaged = [
+        {"step": 2, "sample": n, "shard": "train-000001.tar", "key": f"k{n}", "offset": 512, "reason": "torn"}
+        for n in range(60)
+    ]
+    (run_folder / "quarantine.jsonl").write_text("\n".join(map(json.dumps, damaged)))
+    page = page_of(run_folder)
+    assert "<h2>Incidents: 1</h2>" in page
+    for cell in ("1,234", "loss is nan", "none", "3.5", "1,200", "1230 to 1234"):
+        assert f">{cell}</td>" in page
+    assert "step-00001300-1.json cannot be read" in page
+    assert "<h2>Damaged samples: 60</h2>" in page
+    assert ">k49</td>" in page
+    assert ">k50</td>" not in page
+    assert "10 more are in quarantine.jsonl" in page
+
+
+def reference_of(folder, curves, *, factor=1.0):
+    """Reference curves of one seed: this run's, its loss times `factor`."""
+    record = read_run(folder)
+    measured = reference_curves.curves_of(record.lines, 6)
+    told = {
+        name: {
+            "steps": curve.steps.tolist(),
+            "values": [(curve.values * (factor if name == "loss" else 1)).tolist()],
+            "lines": curve.lines.tolist(),
+        }
+        for name, curve in measured.items()
+    }
+    recipe = reference_curves.recipe_of(record.config)
+    curves.mkdir()
+    (curves / "tiny.json").write_text(
+        json.dumps({"seeds": [0], "total_steps": 6, "recipe": recipe, "curves": told})
+    )
+
+
+def test_the_verdict_is_against_the_reference(run_folder, tmp_path, monkeypatch):
+    reference_of(run_folder, tmp_path / "normal")
+    refer_to(monkeypatch, tmp_path / "normal")
+    record = read_run(run_folder)
+    comparison = compare(record)
+    said = verdict(record, comparison)
+    assert said.startswith("Finished, 6 steps: normal, within the band of tiny (1 seed) at all ")
+    assert said.endswith(f" {comparison.compared} places up to step 6.")
+    assert "band of tiny</text>" in write_page(record, comparison)
+    reference_of(run_folder, tmp_path / "odd", factor=0.5)
+    refer_to(monkeypatch, tmp_path / "odd")
+    said = verdict(record, compare(record))
+    first = lines_of(run_folder)[0]["loss"]
+    assert f"not normal, loss {first:.4g} at step 1 is outside of " in said
+    assert said in page_of(run_folder)
+    # A recipe that differs says so; another task is compared with nothing.
+    config = run_folder / "config.yaml"
+    whole = config.read_text()
+    config.write_text(whole.replace("weight_decay: 0.05", "weight_decay: 0.5"))
+    assert ", though its recipe differs in optim.weight_decay=0.5." in verdict(
+        read_run(run_folder), compare(read_run(run_folder))
+    )
+    config.write_text(whole.replace("mask_ratio: 0.75", "mask_ratio: 0.5"))
+    assert config.read_text() != whole
+    assert compare(read_run(run_folder)) is None
+
+
+def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
+    (tmp_path / "compared").mkdir()
+    (tmp_path / "compared" / "results.csv").touch()
+    tuned = shutil.copytree(run_folder, tmp_path / "tuned")
+    with (tuned / "config.yaml").open("a") as file:
+        file.write("finetune: {mode: finetune}\n")
+    for arguments, expected in (
+        ([tmp_path / "smal"], 'did you mean "'),
+        ([tmp_path], "runs in it: small"),
+        ([tmp_path / "compared"], "is a comparison, which has its own page"),
+        ([tuned], "is a run of fine-tuning"),
+        ([run_folder, "--out", tmp_path], "is a folder: give a file"),
+        ([run_folder, "--out", run_folder / "config.yaml" / "x.html"], "cannot be written"),
+    ):
+        assert main(["report", *map(str, arguments)]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert expected in line
+    assert not list(tmp_path.rglob("*.html"))
+
+
+def test_a_chart_of_a_long_run_is_small(run_folder):
+    points = np.stack([np.arange(1, 5001), np.tile([0.0, 2.0], 2500)], axis=1)
+    steps, middle, low, high = thinned(points)
+    assert len(steps) <= 400
+    assert steps[-1] == 5000
+    assert (low.min(), high.max()) == (0.0, 2.0)
+    assert np.allclose(middle, 1.0, atol=0.1)
+    line = lines_of(run_folder)[-1]
+    lines = [{**line, "step": step, "loss": 1 / step} for step in range(1, 3001)]
+    (run_folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    shutil.rmtree(run_folder / "pictures")
+    assert len(page_of(run_folder)) < 400_000
