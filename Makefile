@@ -50,7 +50,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck demo.sh slurm/*.sh tests/slurm/cluster.sh .ci/run
+	$(BIN)/shellcheck demo.sh slurm/*.sh slurm/containers/*.sh tests/slurm/cluster.sh .ci/run
+	$(BIN)/hadolint slurm/containers/Dockerfile
 
 bench: setup
 	$(BIN)/python benchmarks/step.py

@@ -130,6 +130,13 @@ def of_make(words):
     assert set(words[1:]) <= targets, words
 
 
+def of_container(words):
+    """`docker run ... IMAGE WORDS`: the words that `mae-vit` gets there; test_containers.py has the builds."""
+    if words[1] == "run":
+        place = next(n for n, word in enumerate(words) if re.fullmatch(r"mae-vit(:cuda|\.sif)?", word))
+        of_mae_vit(["mae-vit", *words[place + 1 :]])
+
+
 def of_mae_vit(words):
     """Ours: as it stands, its outputs put where nothing is."""
     if words[1] == "doctor":
@@ -163,13 +170,15 @@ def test_it_runs(page, command, sandbox, tmp_path, monkeypatch):
     monkeypatch.chdir(box)
     monkeypatch.syspath_prepend(str(ROOT))
     # Data come from outside of the box, in another number than the papers' batches.
-    if words[0] == "mae-vit" and words[1] == "prepare":
+    if "mae-vit" in words and "prepare" in words:
         shutil.rmtree(box / "data")
         (box / "data").mkdir()
         if "data/mine" in words and "--exclude" in words:
             (box / "data" / "mine").symlink_to((sandbox / "data" / "mine").resolve())
     rules = {
         "mae-vit": of_mae_vit,
+        "docker": of_container,
+        "apptainer": of_container,
         "make": of_make,
         "python": of_python,
         "deepspeed": of_python,

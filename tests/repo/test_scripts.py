@@ -11,7 +11,7 @@ import pytest
 from helpers.commands import ROOT
 
 SCRIPTS = [
-    *sorted((ROOT / "slurm").glob("*.sh")),
+    *sorted((ROOT / "slurm").rglob("*.sh")),
     ROOT / "tests" / "slurm" / "cluster.sh",
     ROOT / "demo.sh",
     ROOT / ".ci" / "run",
