@@ -90,11 +90,10 @@ def _about(record: RunRecord) -> str:
 
 
 def _reference(comparison: Comparison) -> list[str]:
-    """What the band is, each place outside of it, and how the recipes differ."""
+    """What the band is, and where each curve first leaves it."""
     seeds = count_of(len(comparison.reference.seeds), "seed")
     lines = [f"Band: {comparison.reference.name}, {seeds}, {comparison.compared} places compared. {_BAND}"]
     lines += [f"Outside: {departure}." for departure in comparison.departures]
-    lines += [f"Differs: {text}." for text in comparison.differing]
     return [f'<p class="note">{escape(line)}</p>' for line in lines]
 
 

@@ -24,22 +24,19 @@ from mae_vit.pretraining.report.run_record import RunRecord
 _TASK = ("model.", "objective.", "data.")
 # The metric of held-out images that a sentence has room for: the first of these, else the first there is.
 _PREFERRED = ("psnr_gain_db", "top1", "loss")
-_LISTED_DIFFERENCES = 3
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run against the reference curves of a preset.
+    """A run against the reference curves of its recipe.
 
     Attributes:
         reference: the curves.
-        differing: values in which the recipes differ, as texts; none of them of the task.
         departures: where the run leaves the band.
         compared: number of compared places, at least 1.
     """
 
     reference: Reference
-    differing: Sequence[str]
     departures: Sequence[Departure]
     compared: int
 
@@ -80,13 +77,20 @@ def choose_reference(
 
 
 def compare(record: RunRecord) -> Comparison | None:
-    """Compares a run with the curves of its recipe; None where none are measured, or nothing is in common."""
+    """Compares a run with the curves of exactly its recipe and length.
+
+    Returns:
+        None where none are measured, or nothing is in common: of another recipe a curve may leave the band and
+        be normal, and `mae-vit curve` shows it.
+    """
     try:
         reference, differing = choose_reference(record.config, record.path)
+        if differing or record.total_steps not in (None, reference.total_steps):
+            return None
         departures, compared = deviations(reference, record.lines)
     except (InputError, KeyError, TypeError, AttributeError, ValueError):  # the config or a line is torn
         return None
-    return Comparison(reference, differing, departures, compared) if compared else None
+    return Comparison(reference, departures, compared) if compared else None
 
 
 def verdict(record: RunRecord, comparison: Comparison | None) -> str:
@@ -123,10 +127,6 @@ def _judgement(record: RunRecord, comparison: Comparison | None) -> str:
         last = record.lines[-1]["step"]
         places = "the one compared place" if comparison.compared == 1 else f"all {comparison.compared} places"
         told = f"normal, within {band} at {places} up to step {last:,}"
-    if comparison.differing:
-        listed = [text.partition(" ")[0] for text in comparison.differing[:_LISTED_DIFFERENCES]]
-        more = len(comparison.differing) - len(listed)
-        told += f", though its recipe differs in {', '.join(listed)}" + (f" and {more} more" if more else "")
     return told
 
 

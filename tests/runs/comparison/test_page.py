@@ -13,7 +13,8 @@ from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.jobs import Job
 from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
-from mae_vit.finetuning.comparison.report.page import crossings_told, write_page, write_text
+from mae_vit.finetuning.comparison.report.answer import crossings_told
+from mae_vit.finetuning.comparison.report.page import write_page, write_text
 from mae_vit.finetuning.comparison.report.significance import gap_between
 from mae_vit.finetuning.comparison.report.summary import Line, notes_of, terminal_table
 

@@ -119,7 +119,11 @@ def test_what_files_say_is_text_and_no_markup(run_folder):
     for path in (run_folder / "incidents" / "step-00000003-1.json", run_folder / "quarantine.jsonl"):
         path.write_text(json.dumps({"reason": hostile, "key": hostile, "skipped_data_steps": hostile}))
     lines = [
-        {**line, "heldout": {hostile: line["loss"]}, "probe": {f"{hostile}_top1": line["loss"]}}
+        {
+            **line,
+            "heldout": {hostile: line["loss"]},
+            "probe": {f"{hostile}_top1": line["loss"], "b_top1": 1.0},
+        }
         for line in lines_of(run_folder)
     ]
     (run_folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -128,6 +132,8 @@ def test_what_files_say_is_text_and_no_markup(run_folder):
     assert "<script" not in page
     assert "<img src=x" not in page
     assert page.count("&lt;script&gt;alert(1)") > 10
+    # Nor is it a formula.
+    assert re.search(r"<text[^>]*>[^<]*\$a\$[^<]*</text>", page)
 
 
 def test_no_url_shows_a_password(run_folder):
@@ -267,15 +273,17 @@ def test_the_verdict_is_against_the_reference(run_folder, tmp_path, monkeypatch)
     first = lines_of(run_folder)[0]["loss"]
     assert f"not normal, loss {first:.4g} at step 1 is outside of " in said
     assert said in page_of(run_folder)
-    # A recipe that differs says so; another task is compared with nothing.
+    # Another recipe is compared with nothing, and so is another length.
     config = run_folder / "config.yaml"
     whole = config.read_text()
-    config.write_text(whole.replace("weight_decay: 0.05", "weight_decay: 0.5"))
-    assert ", though its recipe differs in optim.weight_decay=0.5." in verdict(
-        read_run(run_folder), compare(read_run(run_folder))
-    )
-    config.write_text(whole.replace("mask_ratio: 0.75", "mask_ratio: 0.5"))
-    assert config.read_text() != whole
+    for key, other in (("weight_decay: 0.05", "weight_decay: 0.5"), ("mask_ratio: 0.75", "mask_ratio: 0.5")):
+        assert key in whole
+        config.write_text(whole.replace(key, other))
+        assert compare(read_run(run_folder)) is None
+    assert "Finished, 6 steps: the training loss" in page_of(run_folder)
+    config.write_text(whole)
+    assert compare(read_run(run_folder)) is not None
+    change(run_folder / "summary.json", total_steps=7)
     assert compare(read_run(run_folder)) is None
 
 

@@ -50,6 +50,28 @@ def curves(rows: Sequence[Row], palette: Palette, labels: object) -> str | None:
         return svg.to_svg(figure)
 
 
+def bars(entries: Sequence[tuple[str, Sequence[Row]]], palette: Palette) -> str | None:
+    """Draws the test accuracy of entries as bars, with a dot for each seed; None without entries.
+
+    Names stand over the bars: beside them, long ones would leave the bars no room on a narrow screen.
+    """
+    if not entries:
+        return None
+    with svg.chart("test top-1, %", "", width=5.4, height=0.62 * len(entries) + 0.6) as (figure, axes):
+        for place, (entry, several) in enumerate(entries):
+            scores, color = _scores(several), palette.of(entry)["color"]
+            axes.barh(place, scores.mean(), height=0.34, color=color, alpha=0.75)
+            if len(scores) > 1:
+                axes.plot(scores, np.full(len(scores), place), "o", color=color, markersize=4)
+            told = f"{svg.plain(entry)}: {scores.mean():.1f} %"
+            axes.text(0.5, place - 0.24, told, va="bottom", fontsize=11)
+        axes.set_xlim(0, 100)
+        axes.set_ylim(len(entries) - 0.5, -0.75)
+        axes.set_yticks([])
+        axes.grid(visible=False, axis="y")
+        return svg.to_svg(figure)
+
+
 def against_labels(rows: Sequence[Row], palette: Palette) -> str | None:
     """Draws test accuracy against labels for each class; None with one number of labels."""
     found = group(rows)

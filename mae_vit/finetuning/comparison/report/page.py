@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 from mae_vit.core.errors import InputError
@@ -13,6 +13,7 @@ from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.report import charts
+from mae_vit.finetuning.comparison.report.answer import answer, first_chart
 from mae_vit.finetuning.comparison.report.encoder_views import INSPECTION, best_attention
 from mae_vit.finetuning.comparison.report.rows import Row
 from mae_vit.finetuning.comparison.report.summary import (
@@ -43,7 +44,8 @@ def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     config = matrix.config
     lines = lines_of(config, rows)
     head, body = _table(matrix, lines)
-    text = [f"# {config.run.name}", "", headline(config, lines), ""]
+    text = [f"# {config.run.name}", ""]
+    text += [line for told in (answer(config, lines), headline(config, lines)) if told for line in (told, "")]
     text += [*_markdown_table(head, body), ""]
     if notes := notes_of(lines):
         text += [*(f"- {note}" for note in notes), ""]
@@ -66,8 +68,10 @@ def write_page(
     palette = charts.Palette([entry.name for entry in config.entries])
     parts = [
         f"<h1>{escape(config.run.name)}</h1>",
-        f'<p class="headline">{escape(headline(config, lines))}</p>',
+        f'<p class="headline">{escape(answer(config, lines) or headline(config, lines))}</p>',
     ]
+    if chart := first_chart(config, rows, lines, palette):
+        parts += [html.figure(*chart), f'<p class="note">{escape(headline(config, lines))}</p>']
     if missing:
         parts.append(f"<p><strong>Not finished:</strong> {escape('; '.join(missing))}.</p>")
     parts += [
@@ -90,11 +94,6 @@ def write_page(
                 f"<h2>Learning curves, {_labels(count)}</h2>",
                 html.figure(drawn, "Held-out images; mean and range over seeds."),
             ]
-    if drawn := charts.against_labels(rows, palette):
-        parts += [
-            "<h2>Accuracy against labels</h2>",
-            html.figure(drawn, crossings_told(config.reference, lines)),
-        ]
     if drawn := charts.against_compute(rows, palette):
         caption = "Pretraining counts whole for each entry that begins from it, though one run serves all."
         parts += [
@@ -301,28 +300,6 @@ def _pictures(matrix: Matrix) -> list[str]:
             caption = "held-out images; the original is the last row"
             parts.append(f"<h2>Pretraining: {escape(name)}</h2>" + html.figure(image, caption))
     return parts
-
-
-def crossings_told(reference: str, lines: Sequence[Line]) -> str:
-    """Says where an entry overtakes the reference, or falls behind it: as far as the gaps around it are clear."""
-    by_entry: dict[str, list[Line]] = {}
-    for line in sorted(lines, key=lambda line: line.size):
-        if line.mode == "finetune":
-            by_entry.setdefault(line.entry, []).append(line)
-    base = {line.size: line.mean("test_top1") or 0.0 for line in by_entry.pop(reference, [])}
-    found = []
-    for entry, several in by_entry.items():
-        for one, other in pairwise(line for line in several if line.gap is not None):
-            assert one.gap is not None
-            assert other.gap is not None
-            own = [(float(line.size), line.mean("test_top1") or 0.0) for line in (one, other)]
-            for at in charts.crossings(own, [(size, base[int(size)]) for size, _ in own]):
-                found.append(
-                    f"{entry} crosses {reference} at about {at:,.0f} labels"
-                    if one.gap.is_clear and other.gap.is_clear
-                    else f"{entry} may cross {reference} between {one.size:,} and {other.size:,} labels"
-                )
-    return "; ".join(found) + "." if found else f"No entry crosses {reference} within these labels."
 
 
 def _markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,124 @@
+"""The first screen of a comparison's report: its question answered in one sentence, and one chart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from mae_vit.core.messages import count_of
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.report import charts
+from mae_vit.finetuning.comparison.report.rows import Row
+from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
+from mae_vit.finetuning.comparison.report.summary import Line, at_most_labels
+
+# Two entries are level if the whole interval of their difference is within so many points of zero.
+LEVEL_POINTS = 3.0
+
+
+def answer(config: CompareConfig, lines: Sequence[Line]) -> str | None:
+    """Says in one sentence what pretraining without labels is worth here; None before there is something to compare.
+
+    The sentence is on the best entry whose start has seen no labels (without one, the best with a start, then
+    any): against the reference, against the best entry without a start, and against whatever is clearly better.
+    """
+    told = [line for line in at_most_labels(config, lines) if line.mean("test_top1") is not None]
+    reference = next((line for line in told if line.entry == config.reference), None)
+    others = [line for line in told if line is not reference]
+    subject = _best(others, _unlabeled_start) or _best(others, _has_start) or _best(others, lambda line: True)
+    if reference is None or subject is None:
+        return None
+    gap = gap_between(subject.rows, reference.rows)
+    parts = [_against(gap, reference)]
+    rest = [line for line in others if line is not subject]
+    rival = _best(rest, lambda line: not _has_start(line)) if _has_start(subject) else None
+    if rival is not None:
+        parts.append(_against(gap_between(subject.rows, rival.rows), rival, ", the best without pretraining"))
+    text = f"With {count_of(subject.size, 'label')}, {subject.entry} reaches {_percent(subject)}, "
+    text += " and ".join(parts)
+    better = _best([line for line in rest if line is not rival], lambda line: _clearly_above(line, subject))
+    if better is not None:
+        text += f"; {better.entry} is better still, at {_percent(better)}"
+        text += (
+            ", from a start that has seen labels"
+            if _has_start(better) and not _unlabeled_start(better)
+            else ""
+        )
+    return f"{text} ({_seeds(gap, subject)})."
+
+
+def first_chart(
+    config: CompareConfig, rows: Sequence[Row], lines: Sequence[Line], palette: charts.Palette
+) -> tuple[str, str] | None:
+    """Draws the chart that answers: accuracy against labels, or bars of the entries where there is one number.
+
+    Returns:
+        An SVG and its caption; None without results.
+    """
+    if drawn := charts.against_labels(rows, palette):
+        return drawn, crossings_told(config.reference, lines)
+    told = [line for line in at_most_labels(config, lines) if line.mean("test_top1") is not None]
+    drawn = charts.bars([(line.entry, line.rows) for line in told], palette)
+    return (drawn, "Accuracy on test images: mean over seeds, a dot for each.") if drawn else None
+
+
+def crossings_told(reference: str, lines: Sequence[Line]) -> str:
+    """Says where an entry overtakes the reference, or falls behind it: as far as the gaps around it are clear."""
+    by_entry: dict[str, list[Line]] = {}
+    for line in sorted(lines, key=lambda line: line.size):
+        if line.mode == "finetune":
+            by_entry.setdefault(line.entry, []).append(line)
+    base = {line.size: line.mean("test_top1") or 0.0 for line in by_entry.pop(reference, [])}
+    found = []
+    for entry, several in by_entry.items():
+        for one, other in pairwise(line for line in several if line.gap is not None):
+            assert one.gap is not None
+            assert other.gap is not None
+            own = [(float(line.size), line.mean("test_top1") or 0.0) for line in (one, other)]
+            for at in charts.crossings(own, [(size, base[int(size)]) for size, _ in own]):
+                found.append(
+                    f"{entry} crosses {reference} at about {at:,.0f} labels"
+                    if one.gap.is_clear and other.gap.is_clear
+                    else f"{entry} may cross {reference} between {one.size:,} and {other.size:,} labels"
+                )
+    return "; ".join(found) + "." if found else f"No entry crosses {reference} within these labels."
+
+
+def _best(lines: Sequence[Line], wanted: Callable[[Line], bool]) -> Line | None:
+    return max(
+        (line for line in lines if wanted(line)), key=lambda line: line.mean("test_top1") or 0, default=None
+    )
+
+
+def _has_start(line: Line) -> bool:
+    return line.rows[0].cell.entry.start is not None
+
+
+def _unlabeled_start(line: Line) -> bool:
+    return _has_start(line) and not any(row.values.get("labels_seen_by_start") for row in line.rows)
+
+
+def _clearly_above(line: Line, other: Line) -> bool:
+    gap = gap_between(line.rows, other.rows)
+    return gap is not None and gap.is_clear and gap.points > 0
+
+
+def _against(gap: Gap | None, other: Line, what: str = "") -> str:
+    """Says how far the subject is from another entry, and `what` that is, no more surely than the interval allows."""
+    name = f"{other.entry} ({_percent(other)}{what})"
+    if gap is None:
+        return f"beside {name}, of other seeds or test images"
+    if not gap.is_clear and abs(gap.points) + gap.half_width <= LEVEL_POINTS:
+        return f"level with {name}"
+    side = "above" if gap.points > 0 else "below"
+    told = f"{abs(gap.points):.1f} points {side} {name}"
+    return told if gap.is_clear else f"{told}, which chance may explain"
+
+
+def _percent(line: Line) -> str:
+    return f"{100 * (line.mean('test_top1') or 0):.1f} %"
+
+
+def _seeds(gap: Gap | None, subject: Line) -> str:
+    seeds = gap.seeds if gap is not None else len(subject.rows)
+    return "one seed: intervals cover test images alone" if seeds == 1 else f"{seeds} seeds"

@@ -1,0 +1,145 @@
+"""The first screen of a comparison's report: one sentence, no surer than the intervals, and one chart."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.comparison import row
+
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.report.answer import answer, first_chart
+from mae_vit.finetuning.comparison.report.charts import Palette
+from mae_vit.finetuning.comparison.report.page import write_page, write_text
+from mae_vit.finetuning.comparison.report.summary import lines_of
+
+TESTED = 1000
+VALUES = {
+    "val_size": 0, "test_size": TESTED, "test_split": "test", "parameters": 1, "finetune_flops": 1.0,
+    "pretrain_flops": 0.0,
+}  # fmt: skip
+
+
+def rows_of(name, shares, *, start=None, seen=None, labels=200):
+    """A row for each seed; `shares` of the test images are classified correctly, the easy ones."""
+    found = []
+    for seed, share in enumerate(shares):
+        one = row(name, seed, np.arange(TESTED) < round(TESTED * share))
+        cell = replace(one.cell, entry=one.cell.entry.model_copy(update={"start": start}), labels=labels)
+        more = {"train_size": labels, "labels_seen_by_start": seen}
+        found.append(replace(one, cell=cell, values=one.values | VALUES | more))
+    return found
+
+
+def config_of(rows) -> CompareConfig:
+    names = list(dict.fromkeys(row.cell.entry.name for row in rows))
+    entries = [{"name": name, "config": "x.yaml"} for name in names]
+    return CompareConfig.model_validate(
+        {"run": {"name": "x"}, "data": {"path": "data"}, "entries": entries, "reference": names[0]}
+    )
+
+
+def answer_of(*groups):
+    rows = [row for group in groups for row in group]
+    config = config_of(rows)
+    return answer(config, lines_of(config, rows))
+
+
+SCRATCH = rows_of("scratch", [0.29, 0.30, 0.28])
+MAE = rows_of("MAE", [0.973, 0.972, 0.974], start="MAE")
+
+
+def test_the_question_is_answered():
+    cnn = rows_of("SmallResNet", [0.963, 0.962, 0.964])
+    told = answer_of(SCRATCH, rows_of("SimpleCNN", [0.9, 0.9, 0.9]), MAE, cnn)
+    assert told == (
+        "With 200 labels, MAE reaches 97.3 %, 68.3 points above scratch (29.0 %) and 1.0 points above SmallResNet "
+        "(96.3 %, the best without pretraining) (3 seeds)."
+    )
+
+
+def test_a_small_difference_that_is_not_clear_is_level():
+    told = answer_of(SCRATCH, MAE, rows_of("CNN", [0.974, 0.970, 0.976]))
+    assert "and level with CNN (97.3 %, the best without pretraining) (3 seeds)." in told
+
+
+def test_what_chance_may_explain_says_so():
+    wide = rows_of("CNN", [0.99, 0.85, 0.93])
+    told = answer_of(SCRATCH, MAE, wide)
+    assert "and 5.0 points above CNN (92.3 %, the best without pretraining), which chance may explain" in told
+    told = answer_of(rows_of("scratch", [0.9, 0.99, 0.8]), MAE)
+    assert "points above scratch (89.7 %), which chance may explain (3 seeds)." in told
+
+
+def test_few_seeds_are_named():
+    told = answer_of(SCRATCH[:1], MAE[:1])
+    assert told.endswith("68.3 points above scratch (29.0 %) (one seed: intervals cover test images alone).")
+    assert answer_of(SCRATCH[:2], MAE[:2]).endswith(" (2 seeds).")
+
+
+def test_labels_that_a_start_has_seen_are_told():
+    seen = rows_of("supervised", [0.99, 0.99, 0.99], start="s", seen="others")
+    told = answer_of(SCRATCH, MAE, seen)
+    assert told.startswith("With 200 labels, MAE reaches 97.3 %")
+    assert "; supervised is better still, at 99.0 %, from a start that has seen labels (3 seeds)." in told
+    # It is the subject where there is nothing else.
+    assert answer_of(SCRATCH, seen).startswith(
+        "With 200 labels, supervised reaches 99.0 %, 70.0 points above"
+    )
+
+
+def test_a_worse_start_is_below():
+    told = answer_of(rows_of("scratch", [0.9, 0.9, 0.9]), rows_of("MAE", [0.8, 0.8, 0.8], start="MAE"))
+    assert "MAE reaches 80.0 %, 10.0 points below scratch (90.0 %)" in told
+
+
+def test_without_networks_of_pretraining_the_best_is_told():
+    told = answer_of(SCRATCH, rows_of("A", [0.5] * 3), rows_of("B", [0.6] * 3))
+    assert told == "With 200 labels, B reaches 60.0 %, 31.0 points above scratch (29.0 %) (3 seeds)."
+
+
+def test_nothing_to_compare_is_no_answer():
+    assert answer_of(SCRATCH) is None
+    rows = MAE + SCRATCH
+    config = config_of(SCRATCH + MAE)
+    assert answer(config, lines_of(config, MAE)) is None
+    assert answer(config, []) is None
+    assert answer(config, lines_of(config, rows)) is not None
+
+
+def test_entries_of_other_seeds_are_set_beside_it():
+    others = [replace(one, cell=replace(one.cell, seed=9)) for one in SCRATCH[:1]]
+    assert ", beside scratch (29.0 %), of other seeds or test images (3 seeds)." in answer_of(others, MAE)
+
+
+@pytest.mark.parametrize("sizes", [[200], [200, 1000]])
+def test_the_first_screen_is_the_sentence_and_a_chart(tmp_path, sizes):
+    rows = [
+        one
+        for labels in sizes
+        for name, start, share in (("scr <b>$a$", None, 0.3), ("MAE", "MAE", 0.9))
+        for one in rows_of(name, [share] * 2, start=start, labels=labels)
+    ]
+    config = config_of(rows)
+    matrix = Matrix(config, tmp_path, tmp_path / "out")
+    page, text = write_page(matrix, rows, []), write_text(matrix, rows, [])
+    begin = page[: page.index("<table>")]
+    assert begin.count("<svg") == 1
+    told = f"With {max(sizes):,} labels, MAE reaches 90.0 %, 60.0 points above scr"
+    assert begin.index(told) < begin.index("<svg")
+    assert text.splitlines()[2].startswith(told)
+    assert "<b>" not in page
+    caption = "Accuracy on test images" if len(sizes) == 1 else "No entry crosses"
+    assert caption in begin
+    assert re.search(r"scr &lt;b&gt;\$a\$", begin[begin.index("<svg") :])
+    assert page.count("Accuracy against labels") == 0
+
+
+def test_bars_show_each_entry():
+    rows = SCRATCH + MAE
+    config = config_of(rows)
+    drawn, _ = first_chart(config, rows, lines_of(config, rows), Palette(["scratch", "MAE"]))
+    assert "scratch: 29.0 %" in drawn
+    assert "MAE: 97.3 %" in drawn
+    assert first_chart(config, [], [], Palette([])) is None
