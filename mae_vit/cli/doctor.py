@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from mae_vit.config.command_line import OneLineParser, add_local_rank
+from mae_vit.config.presets import find_config
 
 
 def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -19,7 +19,9 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "torchrun --nproc-per-node 8 -m mae_vit.cli doctor --config FILE.",
     )
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="the run, as YAML; without: what all need"
+        "--config",
+        metavar="FILE",
+        help="the run: a YAML file, or a preset by its name; the first word may give it, too; without: what all need",
     )
     parser.add_argument(
         "paths", nargs="*", metavar="KEY.PATH=VALUE", help="change one value, as in pretraining"
@@ -37,4 +39,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
     # Imports torch: not for --help.
     from mae_vit.pretraining.doctor.doctor import doctor
 
-    return doctor(arguments.config, arguments.paths, tries_batches=arguments.find_batch)
+    config, overrides = arguments.config, arguments.paths
+    if config is None and overrides and "=" not in overrides[0]:
+        config, *overrides = overrides
+    path = None if config is None else find_config(config)
+    return doctor(path, overrides, tries_batches=arguments.find_batch)

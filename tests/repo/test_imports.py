@@ -72,7 +72,7 @@ LONG_FUNCTIONS = {
     "mae_vit/config/plan.py: make_plan": 84,
     "mae_vit/data/prepare/prepare.py: prepare": 77,
     "mae_vit/finetuning/frozen/score.py: score_frozen": 93,
-    "mae_vit/finetuning/job.py: finetune": 84,
+    "mae_vit/finetuning/job.py: _finetune": 84,
     "mae_vit/training/run.py: build_trainer": 66,
 }
 

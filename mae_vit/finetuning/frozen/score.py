@@ -60,8 +60,8 @@ def score_frozen(
     folder: RunFolder,
     ranks: Ranks,
     device: torch.device,
-) -> int:
-    """Scores frozen features on the test split, which is read once; returns the exit code.
+) -> None:
+    """Scores frozen features on the test split, which is read once.
 
     Raises:
         InputError: if the folder holds another run, or settings do not fit the data.
@@ -75,7 +75,7 @@ def score_frozen(
         config = _fitting_shots(config, data, say=ranks.rank == 0)
     plan = plan_probe(config, data) if mode == "linear_probe" else None
     if plan is not None and ranks.rank == 0:
-        print_notes(plan)
+        print_notes(plan.notes)
     derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
     identity = run_identity(config, derived=derived)
     results = folder.path / "results.json" if config.finetune.test else folder.summary
@@ -84,7 +84,7 @@ def score_frozen(
     if alone and arguments.resume != "never" and _is_done(folder, identity):
         if ranks.rank == 0:
             print(f"{folder.path} is finished; results: {results}")
-        return 0
+        return
     model = build()
     assert isinstance(model, ViTClassifier)
     coverage = load_frozen(model, start)
@@ -112,7 +112,7 @@ def score_frozen(
                     f'{len(data.test):,} of split "{data.test_index.split}"'
                 )
             print("all checks passed; nothing was scored")
-        return 0
+        return
     resume_or_start(config, arguments, folder, identity, ranks, device, saves=False)
     told = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": seen}
     text = dump_config(config)
@@ -128,7 +128,7 @@ def score_frozen(
         if run_on_rank_zero(lambda: _is_done(folder, identity), ranks):
             if ranks.rank == 0:
                 print(f"{folder.path} is finished; results: {results}")
-            return 0
+            return
         run_on_rank_zero(create, ranks)
         try:
             with exit_on_signal():
@@ -142,7 +142,6 @@ def score_frozen(
         mark_slurm_progress()
         print("\n".join(lines))
     barrier(ranks)
-    return 0
 
 
 def _score_and_write(

@@ -36,6 +36,12 @@ class RunFolder:
         self.summary = path / "summary.json"
         self._lock: FileLock | None = None
 
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.unlock()
+
     def check_writable(self) -> None:
         """Makes sure that the folder can be made and written, leaving nothing behind.
 
