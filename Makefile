@@ -2,6 +2,7 @@
 #   make demo       install, then pretrain on embedded images, and look
 #   make test       install, then the tests (minutes)
 #   make test-all   all tests, the slow ones too
+#   make test-wheel build the wheel, try it in an environment and a folder without the checkout; calls from Python
 #   make test-slurm jobs on a Slurm cluster of this machine's own (root on Linux; installs Slurm by apt)
 #   make docs       build the documentation as a site, and run every command in it
 #   make lint       format, lint and type checks
@@ -17,7 +18,7 @@ STAMP := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-all test-slurm docs lint bench bench-gpu clean
+.PHONY: setup demo test test-all test-wheel test-slurm docs lint bench bench-gpu clean
 
 setup: $(STAMP)
 
@@ -38,6 +39,9 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest
+
+test-wheel: setup
+	$(BIN)/python -m pytest -m slow tests/repo/test_wheel.py tests/runs/api
 
 test-slurm: setup
 	$(BIN)/python -m pytest -m slurm tests/slurm

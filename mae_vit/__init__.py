@@ -2,26 +2,54 @@
 
 import mae_vit
 
+data = mae_vit.prepare("digits", "data/digits")            # or a folder of images, an archive, "cifar10"
+run = mae_vit.pretrain("mae_digits", {"train.steps": 30})  # a preset, a YAML file or a mapping; returns a Run
+tuned = mae_vit.finetune(run)                              # on the same data, with the recipe for its size
 encoder = mae_vit.load_encoder("runs/mae_base")            # or encoder.safetensors, a .pth, "timm:NAME", "hf:USER/NAME"
 features = encoder(encoder.transform("cat.jpg")[None])     # (1, D)
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mae_vit.core import __version__
 
 if TYPE_CHECKING:
+    from mae_vit.cli.api import Run, compare, finetune, prepare, pretrain
+    from mae_vit.core.errors import InputError
+    from mae_vit.runtime.failures import RunInterrupted, TrainingFailed
     from mae_vit.weights.encoder import PretrainedEncoder, load_encoder
 
-__all__ = ["PretrainedEncoder", "__version__", "load_encoder"]
+__all__ = [
+    "InputError",
+    "PretrainedEncoder",
+    "Run",
+    "RunInterrupted",
+    "TrainingFailed",
+    "__version__",
+    "compare",
+    "finetune",
+    "load_encoder",
+    "prepare",
+    "pretrain",
+]
+_HOMES = {
+    "mae_vit.cli.api": ("Run", "compare", "finetune", "prepare", "pretrain"),
+    "mae_vit.core.errors": ("InputError",),
+    "mae_vit.runtime.failures": ("RunInterrupted", "TrainingFailed"),
+    "mae_vit.weights.encoder": ("PretrainedEncoder", "load_encoder"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Loads torch and timm, which take seconds, only for those who ask."""
-    if name in ("PretrainedEncoder", "load_encoder"):
-        from mae_vit.weights import encoder as pretrained
-
-        return getattr(pretrained, name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -112,6 +112,4 @@ def live(
     setup = RunSetup(config, plan, engine, RunFolder(folder), identity, costs, noisy=False)
     # What a run says is no part of the report.
     with redirect_stdout(sys.stderr):
-        code = run(setup, InTurns(source, pipe, engine.device, plan), None)
-    if code:
-        raise SystemExit(code)
+        run(setup, InTurns(source, pipe, engine.device, plan), None)

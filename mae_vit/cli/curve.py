@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mae_vit.config.command_line import OneLineParser
-from mae_vit.config.load import read_run_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
 from mae_vit.core.messages import count_of, error_reason
@@ -44,6 +43,7 @@ def run_curve(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: if there is no run, or nothing to compare it with.
     """
+    from mae_vit.config.load import read_run_config
     from mae_vit.pretraining.reference_curves import deviations
     from mae_vit.pretraining.report.verdict import choose_reference
 

@@ -1,4 +1,4 @@
-"""The command `mae-vit`: prepare and check data, look into runs, hand encoders on."""
+"""The command `mae-vit`: prepare data, train, compare, look into runs, hand encoders on."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from mae_vit.cli.check import add_check
 from mae_vit.cli.curve import add_curve
-from mae_vit.cli.doctor import add_doctor
 from mae_vit.cli.embed import add_embed
 from mae_vit.cli.export import add_export
 from mae_vit.cli.inspect import add_inspect
 from mae_vit.cli.prepare import add_prepare
 from mae_vit.cli.replay import add_replay
 from mae_vit.cli.report import add_report
-from mae_vit.config.command_line import OneLineParser
+from mae_vit.cli.training import add_doctor, add_jobs, add_presets, run_job
+from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
 from mae_vit.runtime.failures import EXIT_CODES, exit_code_of, print_error
 from mae_vit.runtime.terminal import ignore_closed_terminal
@@ -29,7 +29,12 @@ EXAMPLES = """examples:
   mae-vit prepare hf:USER/NAME data/cats                 a data set of the Hugging Face Hub; also files of Parquet
   mae-vit prepare --in-place laion/                      others' webdataset shards, used where they are
   mae-vit check data/mine                                verify every shard
-  mae-vit doctor --config configs/mae_base.yaml          will it run here? config, data, memory, disk, ranks
+  mae-vit presets mae cifar                              configs that come with it: what, command, time, result
+  mae-vit pretrain mae_digits train.epochs=10            by a preset's name, or a YAML file of your own
+  mae-vit finetune --ckpt runs/mae_digits                on the same data, with the recipe for its size
+  mae-vit compare compare_demo                           starts and networks on the same labels: a report
+  deepspeed --num_accelerators 2 --module mae_vit.cli pretrain mae_digits
+  mae-vit doctor mae_base data.path=data/mine            will it run here? config, data, memory, disk, ranks
   mae-vit replay runs/mae_base --step 1200               the images, crops and masks of that step, with their keys
   mae-vit inspect --ckpt runs/mae_base                   what it has learned: a page of pictures
   mae-vit report runs/mae_base                           one page: verdict, curves, pictures, plan
@@ -41,15 +46,12 @@ EXAMPLES = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code (`mae_vit.config.command_line`)."""
+    words = sys.argv[1:] if argv is None else argv
+    if (job_code := run_job(words)) is not None:
+        return job_code
     ignore_closed_terminal()
     try:
-        parser = _parser()
-        arguments, rest = parser.parse_known_args(argv)
-        # Options may stand between the paths, which argparse cannot take in one go.
-        if rest and hasattr(arguments, "paths") and not any(word.startswith("-") for word in rest):
-            arguments.paths += rest
-        elif rest:
-            getattr(arguments, "parser", parser).unrecognized(rest)
+        arguments = parse(words)
         code: int = arguments.run(arguments)
         return code
     except tuple(EXIT_CODES) as error:
@@ -57,17 +59,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code_of(error)
 
 
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parses the command line of any command but the jobs; its `run` runs it.
+
+    Raises:
+        InputError: for anything that does not fit.
+    """
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(words)
+    # Options may stand between the paths, which argparse cannot take in one go.
+    if rest and hasattr(arguments, "paths") and not any(word.startswith("-") for word in rest):
+        arguments.paths += rest
+    elif rest:
+        getattr(arguments, "parser", parser).unrecognized(rest)
+    return arguments
+
+
 def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="mae-vit",
-        description="Prepare and check image data for self-supervised pretraining; look into runs, hand encoders on.",
+        description="Self-supervised pretraining of Vision Transformers: prepare data, pretrain, fine-tune, compare; "
+        "look into runs, hand encoders on.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"mae-vit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=OneLineParser)
+    add_local_rank(parser)
     add_prepare(commands)
     add_check(commands)
+    add_presets(commands)
+    add_jobs(commands)
     add_replay(commands)
     add_doctor(commands)
     add_inspect(commands)

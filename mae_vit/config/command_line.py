@@ -7,11 +7,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
+from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, nearest
 from mae_vit.core.urls import NO_COMMANDS
+
+if TYPE_CHECKING:  # slow to import: not for --help
+    from mae_vit.config.load import ConfigSource
 
 ResumeMode = Literal["auto", "never"] | Path
 
@@ -60,32 +64,68 @@ def add_local_rank(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Arguments:
-    """A parsed command line.
+    """What a training job is to do: a parsed command line, or a call from Python.
 
     Attributes:
-        config: the YAML file; None where the job can do without.
+        config: the YAML file, or values; None where the job can do without.
         overrides: `key.path=value`.
         resume: "auto", "never" or a path.
         extend: resume with another length than the run began with.
         dry_run: print the plan and stop.
         ckpt: weights to begin from, of fine-tuning.
+        overrides_from: who gave the overrides, for messages.
     """
 
-    config: Path | None
+    config: ConfigSource | None
     overrides: list[str]
-    resume: ResumeMode
-    extend: bool
-    dry_run: bool
+    resume: ResumeMode = "auto"
+    extend: bool = False
+    dry_run: bool = False
     ckpt: str | None = None
+    overrides_from: str = "command line"
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Takes a config, by --config or as the first word, and overrides."""
+    parser.add_argument("--config", metavar="FILE", help="the same as CONFIG")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="CONFIG KEY.PATH=VALUE",
+        help="what to run, as YAML: a file, or a preset by its name (mae-vit presets lists them); then values to "
+        "change, in place of the file's: train.epochs=10 run.name=try; null unsets a key "
+        "(monitor.evaluate_images=null is its default again)",
+    )
+
+
+def take_config(parser: OneLineParser, parsed: argparse.Namespace, *, required: bool) -> Path | None:
+    """Returns the config that was given; takes it out of the overrides if it is their first word.
+
+    Raises:
+        InputError: if there is none and one is required.
+    """
+    given = parsed.config
+    if given is None and parsed.overrides and "=" not in parsed.overrides[0]:
+        given = parsed.overrides.pop(0)
+    if given is None and required:
+        parser.error("the following arguments are required: CONFIG")
+    return None if given is None else find_config(given)
 
 
 def parse_arguments(
-    argv: Sequence[str] | None, *, description: str, keys: str, examples: str, takes_ckpt: bool = False
+    argv: Sequence[str] | None,
+    *,
+    prog: str | None = None,
+    description: str,
+    keys: str,
+    examples: str,
+    takes_ckpt: bool = False,
 ) -> Arguments:
     """Parses the command line of a training job.
 
     Args:
         argv: the words; None for this process's.
+        prog: the command, for `--help`; None for this process's.
         description: of the job, a sentence.
         keys: the config's sections and keys, as `--help` is to list them.
         examples: of command lines, for the end of `--help`.
@@ -95,18 +135,13 @@ def parse_arguments(
         InputError: for anything that does not fit.
     """
     parser = OneLineParser(
+        prog=prog,
         description=description,
         epilog=f"sections and their keys (train.epochs=10):\n{keys}\n\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        required=not takes_ckpt,
-        metavar="FILE",
-        help="the run, as YAML (see configs/)",
-    )
+    add_config(parser)
     if takes_ckpt:
         parser.add_argument(
             "--ckpt",
@@ -114,13 +149,6 @@ def parse_arguments(
             help='weights to begin from: a run folder, an encoder.safetensors, an official MAE file, "timm:NAME" or '
             '"hf:USER/NAME[@REVISION]"; without it the network begins from scratch',
         )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="KEY.PATH=VALUE",
-        help="change one value, in place of the file's: train.epochs=10 run.name=try; null unsets a key "
-        "(monitor.evaluate_images=null is its default again)",
-    )
     parser.add_argument(
         "--resume",
         default="auto",
@@ -141,9 +169,10 @@ def parse_arguments(
     )
     add_local_rank(parser)
     parsed = parser.parse_intermixed_args(argv)
+    config = take_config(parser, parsed, required=not takes_ckpt)
     resume: ResumeMode = parsed.resume if parsed.resume in ("auto", "never") else Path(parsed.resume)
     return Arguments(
-        parsed.config,
+        config,
         parsed.overrides,
         resume,
         parsed.extend,

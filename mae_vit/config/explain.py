@@ -14,9 +14,9 @@ from mae_vit.core.messages import closest, nearest
 _MAX_SHOWN = 80  # characters of a value
 # A section that only one command's configs have -> that command.
 _COMMANDS = {
-    "objective": "pretrain/run.py",
-    "finetune": "finetune/run.py",
-    "entries": "finetune/compare.py",
+    "objective": "pretrain/run.py (mae-vit pretrain)",
+    "finetune": "finetune/run.py (mae-vit finetune)",
+    "entries": "finetune/compare.py (mae-vit compare)",
 }
 
 

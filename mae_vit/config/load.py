@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,10 +23,12 @@ from mae_vit.config.overrides import (
     _parse_override,
     drop_alternatives,
     parse_yaml,
+    replaced_durations,
 )
+from mae_vit.config.presets import hint_at_config
 from mae_vit.config.schema import CHOICES, Config
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest_path, count_of, error_reason
+from mae_vit.core.messages import count_of, error_reason
 
 # A config is a page of text; a larger one is a wrong file.
 MAX_CONFIG_BYTES = 1 << 20
@@ -33,45 +36,57 @@ _MAX_MISTAKES = 10
 ConfigType = TypeVar("ConfigType", bound=BaseModel)
 
 
+@dataclass(frozen=True)
+class ConfigValues:
+    """A config that Python code gives as values, in place of a file; messages call it `config`.
+
+    Attributes:
+        text: the values, as YAML.
+    """
+
+    text: str
+
+    def __str__(self) -> str:
+        return "config"
+
+
+ConfigSource = Path | ConfigValues
+
+
 def load_config(
     schema: type[ConfigType],
-    path: Path,
+    source: ConfigSource,
     overrides: Sequence[str] = (),
     *,
     amend: Callable[[dict[str, Any]], None] | None = None,
     overrides_from: str = "command line",
+    notes: list[str] | None = None,
 ) -> ConfigType:
     """Reads, overrides and checks a config.
 
     Args:
         schema: the config class of the job.
-        path: a YAML 1.2 file (so that `1e-3` is a number and `no` a string).
-            `run.name` defaults to its stem.
+        source: a YAML 1.2 file (so that `1e-3` is a number and `no` a string), or values.
+            `run.name` defaults to the file's stem.
         overrides: `key.path=value`, the value in YAML. It takes the place of the file's
             value, of other ways of giving the same thing, and of the options of what is no longer
             chosen (`optim.name=sgd` those of AdamW); `null` unsets a key.
         amend: changes what the file says, before the overrides.
         overrides_from: who gave the overrides, for messages.
+        notes: gains a sentence for each duration of the file that an override gives in another unit.
 
     Raises:
         InputError: a line for each mistake: the key, the value and the nearest valid choice, and whether
             the file or the overrides must be changed.
     """
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes: not a config")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise InputError(f"cannot read config {path}: {error_reason(error)}{_like(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read config {path}: {error_reason(error)}") from None
+    text, path = _read(source), Path(str(source))
     mistakes: list[str] = []
-    changed = _assemble(schema, path, text, overrides, amend, mistakes)
+    changed = _assemble(schema, source, text, overrides, amend, mistakes, notes)
     config, problems = _check(schema, changed)
     if config is not None and not mistakes:
         return config
     # What is wrong without the overrides too is the file's.
-    of_file = _check(schema, _assemble(schema, path, text, (), amend, []))[1] if overrides else problems
+    of_file = _check(schema, _assemble(schema, source, text, (), amend, []))[1] if overrides else problems
     mistakes += [f"{path if problem in of_file else overrides_from}: {problem}" for problem in problems]
     more = len(mistakes) - _MAX_MISTAKES
     raise InputError(
@@ -79,15 +94,33 @@ def load_config(
     )
 
 
+def _read(source: ConfigSource) -> str:
+    if isinstance(source, ConfigValues):
+        return source.text
+    try:
+        if source.stat().st_size > MAX_CONFIG_BYTES:
+            raise InputError(f"{source} is larger than {MAX_CONFIG_BYTES} bytes: not a config")
+        return source.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        hint = hint_at_config(source)
+        raise InputError(
+            f"cannot read config {source}: {error_reason(error)}{f'; {hint}' if hint else ''}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read config {source}: {error_reason(error)}") from None
+
+
 def _assemble(
     schema: type[BaseModel],
-    path: Path,
+    source: ConfigSource,
     text: str,
     overrides: Sequence[str],
     amend: Callable[[dict[str, Any]], None] | None,
     mistakes: list[str],
+    notes: list[str] | None = None,
 ) -> Document:
     """Reads the file's text and changes it as the command line says; overrides that fail go to `mistakes`."""
+    path = Path(str(source))
     raw = parse_yaml(text, str(path))
     if raw is None:
         raise InputError(f"{path} is empty: a config is a mapping of sections")
@@ -101,7 +134,10 @@ def _assemble(
             parsed.append((override, *_parse_override(override)))
         except InputError as error:
             mistakes += error.lines
-    drop_alternatives(raw, {key for _, key, value in parsed if value is not None})
+    given = {key: value for _, key, value in parsed if value is not None}
+    if notes is not None:
+        notes += replaced_durations(raw, given, path.name)
+    drop_alternatives(raw, given)
     for _, key, value in parsed:
         if key in CHOICES:
             _drop_options_of_others(raw, key, str(value))
@@ -111,8 +147,8 @@ def _assemble(
         except InputError as error:
             mistakes += error.lines
     run = raw.setdefault("run", {})
-    if isinstance(run, dict):
-        run.setdefault("name", path.stem)
+    if isinstance(run, dict) and isinstance(source, Path):
+        run.setdefault("name", source.stem)
     return Document(raw, path, {key for _, key, _ in parsed})
 
 
@@ -152,10 +188,3 @@ def read_run_config(run: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path} is no config of a run")
     return content
-
-
-def _like(path: Path) -> str:
-    """A hint at a config that is there, where `path` is not: in its folder, or among the shipped ones."""
-    folders = Path("configs"), path.parent
-    hint = closest_path(path, [found for folder in folders for found in folder.glob("*.yaml")])
-    return f"; {hint}" if hint else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,10 +14,13 @@ from mae_vit.config.schema import CHOICES
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 
-# Ways of giving one thing; an override takes the place of the file's way.
-_ALTERNATIVES = (
+_DURATIONS = (
     ("train.steps", "train.epochs", "train.samples"),
     ("train.warmup_steps", "train.warmup_epochs", "train.warmup_samples"),
+)
+# Ways of giving one thing; an override takes the place of the file's way.
+_ALTERNATIVES = (
+    *_DURATIONS,
     ("optim.lr", "optim.blr"),
     ("checkpoint.every_steps", "checkpoint.every_epochs"),
     ("monitor.evaluate_every_steps", "monitor.evaluate_every_epochs"),
@@ -46,7 +49,31 @@ def parse_yaml(text: str, where: str) -> Any:
         raise InputError(f"{where}: not valid YAML: {error_reason(error)}") from None
 
 
-def drop_alternatives(raw: dict[str, Any], overridden: set[str]) -> None:
+def replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str) -> list[str]:
+    """Says which durations of the file give way to overrides in another unit, a sentence each.
+
+    Args:
+        raw: sections as read.
+        given: values of overrides, by dotted keys.
+        file: its name, for messages.
+    """
+    sentences = []
+    for group in _DURATIONS:
+        for key in given.keys() & set(group):
+            section = raw.get("train")
+            before = {
+                f"train.{name}": value
+                for name, value in (section.items() if isinstance(section, dict) else ())
+                if f"train.{name}" in group and f"train.{name}" != key and value is not None
+            }
+            sentences += [
+                f"{key}={given[key]} takes the place of {other}={value} of {file}"
+                for other, value in before.items()
+            ]
+    return sentences
+
+
+def drop_alternatives(raw: dict[str, Any], overridden: Collection[str]) -> None:
     """Takes out of the file what an override gives in another way.
 
     Args:
@@ -54,7 +81,7 @@ def drop_alternatives(raw: dict[str, Any], overridden: set[str]) -> None:
         overridden: dotted keys that are going to be set.
     """
     for group in _ALTERNATIVES:
-        if overridden & set(group):
+        if not set(group).isdisjoint(overridden):
             for key in group:
                 section, _, name = key.partition(".")
                 if isinstance(raw.get(section), dict):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mae_vit.config.data import fitting_lanes, lanes_fit
+from mae_vit.config.batch import check_lanes, check_repeats, fit_batch, larger_than_data, split_batch
 from mae_vit.config.schema import Config, TrainSection
 from mae_vit.core.errors import InputError
-from mae_vit.core.urls import redact_url
+from mae_vit.core.messages import count_of
 
 
 class Due(NamedTuple):
@@ -127,17 +127,16 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
             decay together exceed the run, or if the rate would end above its peak.
     """
     train, optim = config.train, config.optim
-    batch = train.effective_batch_size
-    per_device, accumulation = _split_batch(batch, train.batch_size_per_device, world_size)
-    _check_lanes(config.data.lanes, batch, world_size)
-    _check_repeats(config.data.repeats, batch, per_device, world_size * accumulation)
-    steps_per_epoch = num_samples // batch
-    if steps_per_epoch == 0:
-        raise InputError(
-            f"train.effective_batch_size={batch} is larger than the data: split "
-            f'"{config.data.split}" of {redact_url(config.data.path)} has {num_samples} images to train on'
-            + (f" (nearest: {nearest})" if (nearest := num_samples // world_size * world_size) else "")
+    batch = fit_batch(config, num_samples=num_samples, world_size=world_size)
+    notes = []
+    if batch < train.effective_batch_size:
+        notes.append(
+            f"{larger_than_data(config, num_samples)}: a batch is {count_of(batch, 'image')}, the largest power of two"
         )
+    per_device, accumulation = split_batch(batch, train.batch_size_per_device, world_size)
+    check_lanes(config.data.lanes, batch, world_size)
+    check_repeats(config.data.repeats, batch, per_device, world_size * accumulation)
+    steps_per_epoch = num_samples // batch
     sizes = {"steps_per_epoch": steps_per_epoch, "effective_batch_size": batch}
     total = to_steps(steps=train.steps, epochs=train.epochs, samples=train.samples, **sizes)
     if total < 1:
@@ -147,7 +146,6 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     warmup = to_steps(
         steps=train.warmup_steps, epochs=train.warmup_epochs, samples=train.warmup_samples, **sizes
     )
-    notes = []
     if warmup >= total > 1:
         # A short try of a long recipe keeps its shape: warm-up, then decay.
         notes.append(_short_warmup(train, warmup, total))
@@ -216,45 +214,6 @@ def _peak_rate(lr: float | None, blr: float | None, effective_batch_size: int) -
         return lr
     assert blr is not None  # the schema asks for one of the two
     return blr * effective_batch_size / 256
-
-
-def _check_lanes(lanes: int | None, batch: int, world_size: int) -> None:
-    if lanes is None or lanes_fit(lanes, world_size):
-        return
-    ranks = max(number for number in range(1, world_size) if lanes_fit(lanes, number) and batch % number == 0)
-    raise InputError(
-        f"data.lanes={lanes} does not fit {world_size} ranks: one must divide the other "
-        f"(nearest lanes: {fitting_lanes(lanes, batch, world_size)}, or use {ranks} ranks)"
-    )
-
-
-def _split_batch(batch: int, per_device: int | None, world_size: int) -> tuple[int, int]:
-    """Returns (images per micro-batch of a rank, micro-batches per step)."""
-    if batch % world_size:
-        near = max(1, round(batch / world_size)) * world_size
-        raise InputError(
-            f"train.effective_batch_size={batch} does not divide over {world_size} ranks (nearest: {near})"
-        )
-    share = batch // world_size
-    if per_device is None or per_device >= share:
-        return share, 1
-    if share % per_device:
-        near = max(d for d in range(1, per_device + 1) if share % d == 0)
-        raise InputError(
-            f"train.batch_size_per_device={per_device} does not divide the {share} images of each of "
-            f"{world_size} ranks (nearest: {near})"
-        )
-    return per_device, share // per_device
-
-
-def _check_repeats(repeats: int, batch: int, micro_batch: int, parts: int) -> None:
-    """All views of an image are computed where it is decoded."""
-    if micro_batch % repeats:
-        unit = repeats * parts
-        raise InputError(
-            f"data.repeats={repeats} does not divide micro-batches of {micro_batch} images (nearest: "
-            f"train.effective_batch_size={max(1, round(batch / unit)) * unit}, or another train.batch_size_per_device)"
-        )
 
 
 def check_grouping(plan: Plan, world_size: int, repeats: int, *, unit: int, views: int, why: str) -> None:

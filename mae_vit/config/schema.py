@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -240,7 +240,14 @@ class MonitorSection(Section):
 
 
 class Config(Section):
-    """The sections that every training run has."""
+    """The sections that every training run has.
+
+    Attributes:
+        shrinks_batch: whether a batch larger than the data shrinks. Rows of a comparison are
+            fine-tuned under the same rules: their batch is never another than the one given.
+    """
+
+    shrinks_batch: ClassVar[bool] = False
 
     run: RunSection
     model: ModelSection

@@ -22,7 +22,8 @@ def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> 
     """
     given = [name for name in names if getattr(section, name) is not None]
     if len(given) > 1:
-        raise ValueError(f"give one of {', '.join(names)}, not {' and '.join(given)}")
+        dropped = ", or ".join(f"{name}={getattr(section, name)}" for name in reversed(given))
+        raise ValueError(f"give one of {', '.join(names)}, not {' and '.join(given)}: drop {dropped}")
     if required and not given:
         raise ValueError(f"give one of {', '.join(names)}")
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mae_vit.config.batch import fit_batch
 from mae_vit.config.data import AugmentSection
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
@@ -266,15 +267,14 @@ def open_training_data(
         augment=views,
         memory_limit_gib=section.memory_limit_gib,
     )
-    cores, on_gpu = ranks.cores, device.type == "cuda"
-    policies = views.policy is not None
+    cores, on_gpu, policies = ranks.cores, device.type == "cuda", views.policy is not None
     workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)
     if workers:
         start_worker_server(policies=policies)
     order = make_order(
         index,
         samples,
-        effective_batch_size=config.train.effective_batch_size,
+        effective_batch_size=fit_batch(config, num_samples=len(index) if samples is None else len(samples)),
         seed=config.run.seed,
         lanes=section.lanes,
         block_shards=section.block_shards,

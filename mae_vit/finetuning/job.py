@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mae_vit.config.command_line import Arguments, parse_arguments
 from mae_vit.config.keys import describe_keys
-from mae_vit.config.load import load_config
 from mae_vit.config.plan import Plan, check_grouping, make_plan
+from mae_vit.config.presets import as_installed
 from mae_vit.config.schema import ModelSection
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
 from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
-from mae_vit.finetuning.config.from_start import WeightsOverrides
-from mae_vit.finetuning.config.recipes import find_recipe
+from mae_vit.finetuning.config.read import read_config
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData, open_data
 from mae_vit.finetuning.frozen.score import score_frozen
@@ -40,7 +40,7 @@ from mae_vit.objectives.mixup import PAIRS
 from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.failures import run_to_exit_code
-from mae_vit.runtime.ranks import find_ranks
+from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.checkpoints.resume import find_checkpoint, run_identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
@@ -68,73 +68,60 @@ Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command r
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
+    """Runs the command line, of the command `prog` or a script; returns the exit code."""
 
     def job() -> int:
         arguments = parse_arguments(
             argv,
+            prog=prog,
             description="Fine-tune an encoder, or train a network from scratch, on labeled images;\n"
             "or measure a frozen encoder (finetune.mode=linear_probe, few_shot or knn).",
             keys=describe_keys(FinetuneConfig, without=HIDDEN_KEYS),
-            examples=EXAMPLES,
+            examples=as_installed(EXAMPLES) if prog else EXAMPLES,
             takes_ckpt=True,
         )
-        return finetune(arguments)
+        finetune(arguments)
+        return 0
 
     return run_to_exit_code(job)
 
 
-def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Weights | None, list[str]]:
-    """Reads config and start, which has a say in the config; and what of the file that replaced.
-
-    Raises:
-        InputError: for whatever does not fit.
-    """
-    path, recipe = arguments.config, list[str]()
-    if path is None:
-        path, recipe = find_recipe(arguments.ckpt, arguments.overrides)
-    overrides = [*recipe, *arguments.overrides]
-    amendment = WeightsOverrides(arguments.ckpt, path.stem, overrides)
-    config = load_config(FinetuneConfig, path, overrides, amend=amendment)
-    notes = [
-        f"note: {key}={said} of {path.name} gives way to the start's {start}"
-        for key, (said, start) in amendment.replaced.items()
-    ]
-    geometry = amendment.start.geometry if amendment.start else None
-    if geometry is not None and geometry.img_size != config.model.image_hw:
-        notes.append(
-            f"note: model.img_size={config.model.img_size}: the start was pretrained at {list(geometry.img_size)}, its "
-            "positions are interpolated"
-        )
-    return config, amendment.start, notes
-
-
-def finetune(arguments: Arguments) -> int:
-    """Checks everything, then trains and tests; returns the exit code.
+def finetune(arguments: Arguments) -> Path:
+    """Checks everything, then trains and tests, or with `dry_run` prints the plan; returns the run folder.
 
     Raises:
         InputError: before anything is written, for every error that the user can fix.
+        TrainingFailed: if the run cannot continue.
+        RunInterrupted: if it was stopped, after saving.
     """
     config, start, notes = read_config(arguments)
     ranks = find_ranks()
-    if notes and ranks.rank == 0:
-        print("\n".join(notes))
+    if ranks.rank == 0:
+        print_notes(notes)
     check_engine(config, ranks)
+    with open_run_folder(config) as folder:
+        _finetune(arguments, config, start, folder, ranks)
+    return folder.path
+
+
+def _finetune(
+    arguments: Arguments, config: FinetuneConfig, start: Weights | None, folder: RunFolder, ranks: Ranks
+) -> None:
     device = find_device(ranks)
     data = open_data(config, ranks, device)
     info = describe_encoder(config, data)
-    folder = open_run_folder(config)
     teacher = teacher_from_config(config, data, device)
     build = partial(build_classifier, config, data, info, teacher)
     if config.finetune.mode != "finetune":
         if arguments.extend:
             raise InputError(f'--extend has no effect with finetune.mode="{config.finetune.mode}"')
-        return score_frozen(arguments, config, data, build, start, folder, ranks, device)
+        score_frozen(arguments, config, data, build, start, folder, ranks, device)
+        return
 
     plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
     if ranks.rank == 0:
-        print_notes(plan)
+        print_notes(plan.notes)
     if config.finetune.mixup or config.finetune.cutmix:
         check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
     costs = estimate_costs(config, plan, build)
@@ -159,14 +146,14 @@ def finetune(arguments: Arguments) -> int:
         if ranks.rank == 0:
             print(describe_plan(config, plan, ranks, device, data, costs, folder, found))
             print(describe_initial_model(config, plan, model, coverage))
-        return 0
+        return
     fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
     found = resume_or_start(config, arguments, folder, identity, ranks, device)
     if found is not None and is_finished(folder, found, plan, ranks):
         if ranks.rank == 0:
             told = folder.path / "results.json" if config.finetune.test else folder.summary
             print(f"{folder.path} is finished ({found.step} steps); results: {told}")
-        return 0
+        return
     model = build()
     if found is None and start is not None:
         coverage = load_weights_into(model, start)
@@ -192,7 +179,7 @@ def finetune(arguments: Arguments) -> int:
         config.finetune.start or "scratch",
     )
     facts = {"labels_seen_by_start": seen}
-    return run(setup, Job(config, plan, data, info, labels, engine, folder, build(), facts), found)
+    run(setup, Job(config, plan, data, info, labels, engine, folder, build(), facts), found)
 
 
 def _write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:

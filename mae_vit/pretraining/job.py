@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mae_vit.config.command_line import Arguments, parse_arguments
 from mae_vit.config.keys import describe_keys
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import Plan
+from mae_vit.config.presets import as_installed
 from mae_vit.core.batch import Batch
 from mae_vit.core.files import write_atomically
 from mae_vit.data.batches.prefetch import fetch_split
@@ -21,9 +23,9 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.plan_text import describe_plan
 from mae_vit.pretraining.reference_curves import reference_watch
-from mae_vit.pretraining.setup import initialize, seen_labels, set_up
+from mae_vit.pretraining.setup import Setup, initialize, seen_labels, set_up
 from mae_vit.runtime.failures import run_to_exit_code
-from mae_vit.runtime.ranks import find_ranks
+from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.checkpoints.format import LABELS_SEEN
 from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.base import Engine
@@ -50,47 +52,90 @@ _NOTHING_HELD_OUT = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
+    """Runs the command line; returns the exit code.
+
+    Args:
+        argv: the words; None for this process's.
+        prog: the command that they belong to; None for a script of a checkout.
+    """
 
     def job() -> int:
         arguments = parse_arguments(
             argv,
+            prog=prog,
             description="Pretrain a Vision Transformer without labels.",
             keys=describe_keys(PretrainConfig),
-            examples=EXAMPLES,
+            examples=as_installed(EXAMPLES) if prog else EXAMPLES,
         )
-        return pretrain(arguments)
+        if arguments.dry_run:
+            return check(arguments)
+        pretrain(arguments)
+        return 0
 
     return run_to_exit_code(job)
 
 
-def pretrain(arguments: Arguments) -> int:
-    """Checks everything, then trains; returns the exit code.
+def check(arguments: Arguments) -> int:
+    """Checks everything and prints the plan; returns the exit code.
+
+    Raises:
+        InputError: for every error that the user can fix.
+    """
+    # Imports what only checks need.
+    from mae_vit.pretraining.doctor.doctor import check_all
+
+    config, ranks = read_config(arguments)
+    return check_all(config, ranks, resume=arguments.resume, extend=arguments.extend)
+
+
+def read_config(arguments: Arguments) -> tuple[PretrainConfig, Ranks]:
+    """Reads the config and finds this process's rank; rank 0 prints notes.
+
+    Raises:
+        InputError: for whatever does not fit.
+    """
+    assert arguments.config is not None
+    notes = list[str]()
+    config = load_config(
+        PretrainConfig,
+        arguments.config,
+        arguments.overrides,
+        overrides_from=arguments.overrides_from,
+        notes=notes,
+    )
+    ranks = find_ranks()
+    if ranks.rank == 0:
+        print_notes(notes)
+    return config, ranks
+
+
+def pretrain(arguments: Arguments) -> Path:
+    """Checks everything, then trains; returns the run folder of the finished run.
 
     Raises:
         InputError: before anything is written, for every error that the user can fix.
+        TrainingFailed: if the run cannot continue.
+        RunInterrupted: if it was stopped, after saving.
     """
-    assert arguments.config is not None
-    config = load_config(PretrainConfig, arguments.config, arguments.overrides)
-    ranks = find_ranks()
-    if arguments.dry_run:
-        # Imports what only checks need.
-        from mae_vit.pretraining.doctor.doctor import check_all
-
-        return check_all(config, ranks, resume=arguments.resume, extend=arguments.extend)
-
+    config, ranks = read_config(arguments)
     setup = set_up(config, ranks)
     if ranks.rank == 0:
-        print_notes(setup.plan)
-    folder = open_run_folder(config)
+        print_notes(setup.plan.notes)
+    with open_run_folder(config) as folder:
+        _train(setup, arguments, folder)
+    return folder.path
+
+
+def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
+    config, ranks = setup.config, setup.ranks
     identity = run_identity(config, derived=setup.data.identity)
     fetch_split(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)
     found = resume_or_start(config, arguments, folder, identity, ranks, setup.device)
     if found is not None and is_finished(folder, found, setup.plan, ranks):
         if ranks.rank == 0:
             print(f"{folder.path} is finished ({found.step} steps); encoder: {folder.encoder}")
-        return 0
+        return
     objective = setup.build()
     # Initial weights may have seen labels, too.
     begins_from = config.model.init or "scratch"
@@ -121,7 +166,7 @@ def pretrain(arguments: Arguments) -> int:
         plan_text=describe_plan(setup, folder, found, timed=False) if ranks.rank == 0 else "",
     )
     job = Job(config, setup.plan, setup.data, info, engine, folder, setup.costs.flops_per_image)
-    return run(run_setup, job, found)
+    run(run_setup, job, found)
 
 
 @dataclass(frozen=True)

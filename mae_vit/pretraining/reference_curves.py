@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from mae_vit.config.presets import shipped_folder
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference_curves"
+FOLDER = shipped_folder("reference_curves", "docs/reference_curves")
 WIDTH_SIGMAS = 4.0
 LEAST_SHARE = 0.03
 # Of one seed nothing is known of the spread.
@@ -130,7 +131,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def read_references(folder: Path = FOLDER) -> list[Reference]:
-    """Reads all that are there; none where the library is without its repository."""
+    """Reads all that are there."""
     return [_read(path) for path in sorted(folder.glob("*.json"))]
 
 

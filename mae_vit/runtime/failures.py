@@ -20,7 +20,10 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
 
     ignore_closed_terminal()
     try:
-        code = job()
+        try:
+            code = job()
+        except RunInterrupted:
+            code = EXIT_REQUEUE
         leave()
         return code
     except tuple(EXIT_CODES) as error:
@@ -64,6 +67,22 @@ class LostRank(RuntimeError):
 
     Of a node's failure the other ranks may know before Slurm does.
     """
+
+
+class RunInterrupted(RuntimeError):
+    """A stop request ended the run after it was saved (exit code 75); all ranks raise it together.
+
+    Attributes:
+        reason: the signal's name, or what else asked for the stop.
+    """
+
+    def __init__(self, reason: str) -> None:
+        """Takes the reason."""
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"stopped on {self.reason} after saving; the same call resumes"
 
 
 class TrainingFailed(RuntimeError):

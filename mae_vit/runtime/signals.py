@@ -25,6 +25,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # LOCAL_RANK as the launcher set it, if DeepSpeed needs another number.
 PLACE_ON_NODE = "MAE_VIT_PLACE_ON_NODE"
 _heard_early: list[str] = []
+# False within a call from Python, whose process lives on.
+_ends_process = True
 
 Handler = Callable[[int, FrameType | None], object] | int
 
@@ -77,6 +79,22 @@ def _end_after_parent() -> None:
 
 
 @contextmanager
+def process_lives_on() -> Iterator[None]:
+    """For a call from Python: its runs end no process, and leave the handlers of signals as they were."""
+    global _ends_process
+    in_main = threading.current_thread() is threading.main_thread()
+    before, ended = {number: signal.getsignal(number) for number in STOP_SIGNALS}, _ends_process
+    _ends_process = False
+    try:
+        yield
+    finally:
+        _ends_process = ended
+        for number, handler in before.items():
+            if in_main and handler is not None:  # None: set by other than Python
+                signal.signal(number, handler)
+
+
+@contextmanager
 def exit_on_signal() -> Iterator[None]:
     """Lets signals, or the loss of a launcher, end this process without more ado: it has nothing to save yet."""
 
@@ -110,9 +128,12 @@ def _watch(launchers: list[psutil.Process], then: Callable[[str], object], over:
 def _end_now(line: str, code: int = EXIT_INTERRUPTED) -> NoReturn:
     """Ends this process at once: files on disk are complete at any moment.
 
-    An exception instead could surface anywhere, inside an import or a library's thread, or be swallowed there.
+    An exception instead could surface anywhere, inside an import or a library's thread, or be swallowed there. A
+    call from Python has no other way.
     """
     _say(line)
+    if not _ends_process:
+        raise KeyboardInterrupt
     os._exit(code)
 
 
@@ -143,29 +164,35 @@ class StopRequest:
 
     def __init__(self) -> None:
         """Installs the handlers and starts the watch."""
-        self.reason = early_signal()
-        for number in STOP_SIGNALS:
-            # Ignored signals stay ignored: under nohup a closed terminal stops nothing.
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._on_signal)
+        self.reason = early_signal() if _ends_process else None
+        self._ended = False
+        # Python lets only the main thread handle signals: a call from another one has none.
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                # Ignored signals stay ignored: under nohup a closed terminal stops nothing.
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, self._on_signal)
         launchers = find_launchers()
         if launchers:
-            watch = partial(_watch, launchers, self._stop_for, lambda: self.reason is not None)
+            over = lambda: self.reason is not None or self._ended  # noqa: E731
+            watch = partial(_watch, launchers, self._stop_for, over)
             threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
 
     def __bool__(self) -> bool:
         """True once a stop was requested."""
         return self.reason is not None
 
-    def ignore_further_signals(self) -> None:
-        """Ignores further signals, once the run is saved and this rank leaves.
+    def end(self) -> None:
+        """Ends the watch and ignores further signals, once the run is saved and this rank leaves.
 
         A launcher that sees one rank leave signals the others; Python gives signals
         their deadly default back while it shuts down, which would turn this rank's
         exit code into that of a kill.
         """
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        self._ended = True
+        if _ends_process:
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

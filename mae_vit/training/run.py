@@ -11,8 +11,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import redact_url
 from mae_vit.runtime.collectives import barrier, broadcast_from_rank_zero, run_on_rank_zero
-from mae_vit.runtime.exit_codes import EXIT_REQUEUE
-from mae_vit.runtime.failures import LostRank, TrainingFailed, is_lost_rank
+from mae_vit.runtime.failures import LostRank, RunInterrupted, TrainingFailed, is_lost_rank
 from mae_vit.runtime.signals import StopRequest
 from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
@@ -32,14 +31,18 @@ from mae_vit.training.trainer import Outcome, Trainer, restore
 
 _MEND = "Mend the shards (see `mae-vit check {data}`) or raise the budget; the same command resumes"
 
+# The reason of a stop that this rank has none of its own for.
+OTHER_RANK = "the request of another rank"
 
-def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> int:
-    """Trains from `checkpoint`, a checkpoint, or from the beginning, to the end or to a signal; returns the exit code.
+
+def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
+    """Trains from `checkpoint`, or from the beginning, to the end or to a signal.
 
     Raises:
         InputError: if the run already has more damaged samples than allowed, or if a rank
             cannot read `checkpoint`.
         TrainingFailed: if it cannot continue.
+        RunInterrupted: on all ranks, if a signal or a lost launcher stopped it, after saving.
     """
     begun, start_step = time.monotonic(), checkpoint.step if checkpoint else 0
     quarantine = _open_quarantine(setup, start_step)
@@ -48,7 +51,7 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> int:
         outcome = _train(trainer, checkpoint)
         # All ranks leave together: when one exits, the launcher kills the
         # others, even while they write.
-        trainer.stop.ignore_further_signals()
+        trainer.stop.end()
         barrier(setup.engine.ranks)
         setup.engine.close()
         if setup.engine.ranks.rank == 0:
@@ -61,7 +64,8 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> int:
                 print(
                     f"stopped at step {outcome.step}/{setup.plan.total_steps} after saving; the same command resumes"
                 )
-    return 0 if outcome.finished else EXIT_REQUEUE
+    if not outcome.finished:
+        raise RunInterrupted(trainer.stop.reason or OTHER_RANK)
 
 
 def build_trainer(
@@ -163,7 +167,7 @@ def _end(trainer: Trainer, outcome: Outcome) -> None:
             write()
         trainer.saver.close()
         if not outcome.finished:
-            outputs.say(f"stopping on {trainer.stop.reason or 'the request of another rank'}")
+            outputs.say(f"stopping on {trainer.stop.reason or OTHER_RANK}")
         outputs.end("done" if outcome.finished else "interrupted", outcome.step, results)
     except OSError as error:
         problem = f"results cannot be written to {setup.folder.path}: {error_reason(error)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,6 +93,14 @@ class Trainer:
                 saves failed.
         """
         batches = self.job.batches(start_step, self.recovery.history.skipped)
+        try:
+            return self._train_on(batches, start_step)
+        finally:
+            # Ends data workers now: a traceback, which a notebook keeps, holds this frame and them.
+            if isinstance(batches, Generator):
+                batches.close()
+
+    def _train_on(self, batches: Iterator[Batch], start_step: int) -> Outcome:
         reports, timer, begun = ReportReader(), StepTimer(), time.monotonic()
         for step in range(start_step, self.plan.total_steps):
             step_begun, done = time.monotonic(), step + 1

@@ -74,7 +74,7 @@ LONG_FUNCTIONS = {
     "mae_vit/config/command_line.py: parse_arguments": 74,
     "mae_vit/config/plan.py: make_plan": 84,
     "mae_vit/data/prepare/prepare.py: prepare": 77,
-    "mae_vit/finetuning/job.py: finetune": 84,
+    "mae_vit/finetuning/job.py: _finetune": 84,
 }
 
 MOST_PARAMETERS = 8

@@ -7,7 +7,9 @@ import math
 import multiprocessing
 import multiprocessing.forkserver
 import signal
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -57,7 +59,8 @@ def _kill_workers() -> None:
     ends its workers itself; the traceback of a failed run keeps the loader alive until the exit.
     """
     for worker in multiprocessing.active_children():
-        worker.kill()
+        if worker.daemon:  # others are those of a program that calls this library
+            worker.kill()
 
 
 def _set_up_worker(worker: int) -> None:
@@ -189,7 +192,7 @@ def _load(batches: _Batches, seed: int, positions: Any, *, workers: int, pin_mem
 
 def load_in_order(
     dataset: Dataset[Any], positions: Iterable[Any], *, workers: int, pin_memory: bool = False
-) -> DataLoader[Any]:
+) -> Iterator[Any]:
     """Yields `dataset.__getitems__` of each position, in order, for any number of workers.
 
     Args:
@@ -198,7 +201,7 @@ def load_in_order(
         workers: data processes, which ignore stop signals; 0 reads in this process.
         pin_memory: put tensors in page-locked memory, from which copies to a GPU do not block.
     """
-    return DataLoader(
+    loader = DataLoader(
         dataset,
         batch_sampler=positions,
         num_workers=workers,
@@ -210,6 +213,20 @@ def load_in_order(
         # torch's global generator as it is.
         generator=torch.Generator(),
     )
+    with _main_left_out():
+        return iter(loader)
+
+
+@contextmanager
+def _main_left_out() -> Iterator[None]:
+    """Processes that start do not run the main program again: theirs is to read, and a script may have no guard."""
+    main = sys.modules["__main__"].__dict__
+    held: dict[str, Any] = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+    main["__spec__"] = None  # multiprocessing asks for it
+    try:
+        yield
+    finally:
+        main.update(held)
 
 
 class FixedBatches:

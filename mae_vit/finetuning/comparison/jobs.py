@@ -24,7 +24,8 @@ from mae_vit.finetuning.comparison.inputs import (
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 
-_ROOT = Path(__file__).resolve().parents[3]
+# By its path: of several checkouts a comparison's runs are those of the one that it runs in.
+_COMMAND = Path(__file__).resolve().parents[2] / "cli" / "__main__.py"
 _WHAT = {
     "settings": "set of options",
     "config": "content of its config file",
@@ -34,6 +35,11 @@ _WHAT = {
 }
 
 
+def program_of(job: str) -> tuple[str, ...]:
+    """Returns the program that runs `pretrain` or `finetune`."""
+    return str(_COMMAND), job
+
+
 @dataclass(frozen=True)
 class Job:
     """One run.
@@ -41,7 +47,7 @@ class Job:
     Attributes:
         name: its name in messages.
         folder: its run folder.
-        script: `pretrain/run.py` or `finetune/run.py`.
+        program: the script that runs it, and its first words (`program_of`).
         config: its config file.
         arguments: arguments of its command line, without config and folder.
         data: path or URL of its shards.
@@ -53,7 +59,7 @@ class Job:
 
     name: str
     folder: Path
-    script: str
+    program: tuple[str, ...]
     config: Path
     arguments: tuple[str, ...]
     data: str
@@ -124,7 +130,7 @@ class Job:
         """Returns the command line."""
         return [
             sys.executable,
-            str(_ROOT / self.script),
+            *self.program,
             "--config",
             str(self.config),
             *self.arguments,

@@ -7,15 +7,17 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from filelock import FileLock
 
-from mae_vit.config.command_line import OneLineParser
+from mae_vit.config.command_line import OneLineParser, add_config, add_local_rank, take_config
 from mae_vit.config.keys import describe_keys
-from mae_vit.config.load import load_config
+from mae_vit.config.load import ConfigSource, load_config
+from mae_vit.config.presets import as_installed
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
@@ -27,8 +29,7 @@ from mae_vit.finetuning.comparison.report.page import write_page, write_text
 from mae_vit.finetuning.comparison.report.rows import Row, read_rows, table
 from mae_vit.finetuning.comparison.report.summary import lines_of, notes_of, terminal_table
 from mae_vit.finetuning.comparison.runner import Runner, slots_of
-from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_REQUEUE
-from mae_vit.runtime.failures import run_to_exit_code
+from mae_vit.runtime.failures import RunInterrupted, TrainingFailed, run_to_exit_code
 from mae_vit.runtime.signals import STOP_SIGNALS, early_signal, handling
 from mae_vit.training.outputs.trackers.tensorboard import write_hparams
 
@@ -44,52 +45,87 @@ Started several times, on machines that see the same folder, the processes share
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+@dataclass(frozen=True)
+class CompareArguments:
+    """What a comparison is to do: a parsed command line, or a call from Python.
+
+    Attributes:
+        config: the YAML file, or values, whose files are named from the current folder.
+        overrides: `key.path=value`.
+        dry_run: check all of it, list the runs, run nothing.
+        report: write the report of what is finished, run nothing.
+        overrides_from: who gave the overrides, for messages.
+    """
+
+    config: ConfigSource
+    overrides: list[str]
+    dry_run: bool = False
+    report: bool = False
+    overrides_from: str = "command line"
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
+    """Runs the command line, of the command `prog` or a script; returns the exit code."""
 
     def job() -> int:
-        parser = OneLineParser(
-            description="Compare starts and networks on the same labels: pretrains what is missing, tunes each\n"
-            "entry alike on held-out images, runs every cell of the matrix, and writes a report.",
-            epilog=f"sections and their keys:\n{describe_keys(CompareConfig)}\n\n{_EXAMPLES}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        parser.add_argument(
-            "--config", type=Path, required=True, metavar="FILE", help="the comparison, as YAML"
-        )
-        parser.add_argument(
-            "overrides", nargs="*", metavar="KEY.PATH=VALUE", help="change one value: seeds=[0]"
-        )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="check all of it, list the runs, run nothing"
-        )
-        parser.add_argument(
-            "--report", action="store_true", help="write the report of what is finished, run nothing"
-        )
-        parsed = parser.parse_intermixed_args(argv)
-        config = load_config(CompareConfig, parsed.config, parsed.overrides)
-        folder = Path(config.run.dir or Path("runs") / config.run.name)
-        matrix = Matrix(config, parsed.config.resolve().parent, folder)
-        if not parsed.report:
-            matrix.check()
-            matrix.check_data()
-        if parsed.dry_run:
-            print(_describe(matrix, folder))
-            return 0
-        if parsed.report:
-            return _report(matrix, folder, {})
-        return compare(matrix, folder)
+        compare(_parse(argv, prog))
+        return 0
 
     return run_to_exit_code(job)
 
 
-def compare(matrix: Matrix, folder: Path) -> int:
-    """Runs all that is missing and writes the report; returns the exit code.
+def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
+    examples = as_installed(_EXAMPLES) if prog else _EXAMPLES
+    parser = OneLineParser(
+        prog=prog,
+        description="Compare starts and networks on the same labels: pretrains what is missing, tunes each\n"
+        "entry alike on held-out images, runs every cell of the matrix, and writes a report.",
+        epilog=f"sections and their keys:\n{describe_keys(CompareConfig)}\n\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_config(parser)
+    parser.add_argument("--dry-run", action="store_true", help="check all of it, list the runs, run nothing")
+    parser.add_argument(
+        "--report", action="store_true", help="write the report of what is finished, run nothing"
+    )
+    add_local_rank(parser)
+    parsed = parser.parse_intermixed_args(argv)
+    config = take_config(parser, parsed, required=True)
+    assert config is not None
+    return CompareArguments(config, parsed.overrides, parsed.dry_run, parsed.report)
+
+
+def compare(arguments: CompareArguments) -> Path:
+    """Runs all that is missing and writes the report; returns the comparison's folder.
 
     Raises:
-        InputError: if a folder holds another run.
+        InputError: for whatever does not fit, or if a folder holds another run.
+        TrainingFailed: if runs failed; the report has the others.
+        RunInterrupted: if it was stopped, after the runs have saved.
     """
+    source = arguments.config
+    config = load_config(CompareConfig, source, arguments.overrides, overrides_from=arguments.overrides_from)
+    folder = Path(config.run.dir or Path("runs") / config.run.name)
+    base = source.resolve().parent if isinstance(source, Path) else Path.cwd()
+    matrix = Matrix(config, base, folder)
+    if not arguments.report:
+        matrix.check()
+        matrix.check_data()
+    if arguments.dry_run:
+        print(_describe(matrix, folder))
+        return folder
+    failed = {} if arguments.report else _run_all(matrix)
+    _report(matrix, folder, failed)
+    if failed:
+        raise TrainingFailed(
+            f"{count_of(len(failed), 'run')} failed; {folder / 'report.html'} has the others"
+        )
+    return folder
+
+
+def _run_all(matrix: Matrix) -> dict[str, str]:
+    """Runs all that is missing; returns why runs failed, by their names."""
     runner = Runner(slots_of(matrix.config.parallel))
     pretraining, tuning = list(matrix.pretraining.values()), matrix.tuning()
     bar = Bar([*pretraining, *tuning], more=matrix.count_cells())
@@ -102,8 +138,8 @@ def compare(matrix: Matrix, folder: Path) -> int:
             bar.close()
     if runner.stopped:
         print(f"stopped on {runner.stopped}; the same command resumes", file=sys.stderr)
-        return EXIT_REQUEUE
-    return _report(matrix, folder, runner.failed)
+        raise RunInterrupted(runner.stopped)
+    return runner.failed
 
 
 def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) -> None:
@@ -127,8 +163,8 @@ def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) ->
     runner.run(ready, bar)
 
 
-def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
-    """Writes the table and the pages, one process at a time; returns the exit code.
+def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> None:
+    """Writes the table and the pages, one process at a time.
 
     Raises:
         InputError: if a folder holds another run, or cannot be written.
@@ -136,12 +172,12 @@ def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".report.lock"):
-            return _write_report(matrix, folder, failed)
+            _write_report(matrix, folder, failed)
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error_reason(error)}") from None
 
 
-def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
+def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> None:
     cells = _known_cells(matrix)
     rows = read_rows(matrix, cells)
     missing = [cell.job.name for cell in cells if not cell.job.is_done()]
@@ -171,7 +207,6 @@ def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> int:
     if rows:
         write_hparams(folder / _HPARAMS, _hparams(rows))
         print(f"  watch     tensorboard --logdir {folder / _HPARAMS}")
-    return EXIT_FAILED if failed else 0
 
 
 def _inspect(matrix: Matrix, rows: Sequence[Row], folder: Path) -> Path | None:

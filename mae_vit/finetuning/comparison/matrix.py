@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.config.load import load_config
+from mae_vit.config.presets import find_preset
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Labels, Mode, Overrides, slug
 from mae_vit.finetuning.comparison.costs import Cost, cost_of_run, cost_of_start
-from mae_vit.finetuning.comparison.jobs import Job
+from mae_vit.finetuning.comparison.jobs import Job, program_of
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -116,7 +117,7 @@ class Matrix:
         points = self.config.tuning_settings(entry) if mode == "finetune" else []
         for point in points or [{}]:
             lines = _lines(self._settings(entry, mode, point))
-            amend = WeightsOverrides(start, path.stem, lines)
+            amend = WeightsOverrides(start, path, lines)
             try:
                 load_config(FinetuneConfig, path, lines, amend=amend, overrides_from="set")
             except InputError as error:
@@ -269,7 +270,7 @@ class Matrix:
         return Job(
             f"pretrain {name}",
             elsewhere or folder,
-            "pretrain/run.py",
+            program_of("pretrain"),
             self._file(section.config),
             tuple(_lines(settings)),
             settings["data.path"],
@@ -313,7 +314,7 @@ class Matrix:
         return Job(
             name,
             folder,
-            "finetune/run.py",
+            program_of("finetune"),
             self._file(entry.config),
             (*(("--ckpt", start) if start else ()), *_lines(settings)),
             self.config.data.path,
@@ -329,7 +330,7 @@ class Matrix:
         return {**shared, "data.path": self.config.data.path, "finetune.mode": mode}
 
     def _file(self, name: str) -> Path:
-        """Returns the path of a config; a relative name starts at the comparison's folder.
+        """Returns the path of a config beside the comparison's own, or of the preset of that name.
 
         Raises:
             InputError: if it exists only relative to the working directory.
@@ -340,7 +341,8 @@ class Matrix:
             raise InputError(
                 f'config "{name}" is looked for beside the comparison, in {self._base}: give "{beside}"'
             )
-        return path
+        preset = None if path.exists() else find_preset(name)
+        return preset or path
 
 
 def _lines(overrides: Overrides) -> list[str]:

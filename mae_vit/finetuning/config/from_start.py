@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from mae_vit.config.load import ConfigSource
 from mae_vit.config.overrides import drop_alternatives
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
@@ -25,8 +27,8 @@ class WeightsOverrides:
     gives one.
     """
 
-    def __init__(self, ckpt: str | None, stem: str, overrides: Sequence[str] = ()) -> None:
-        """Remembers --ckpt, and what names the run: the config, and a mode among the overrides.
+    def __init__(self, ckpt: str | None, source: ConfigSource, overrides: Sequence[str] = ()) -> None:
+        """Remembers --ckpt, and what names the run: the config's file, and a mode among the overrides.
 
         Raises:
             InputError: if the start is given in a way that does not count.
@@ -39,6 +41,7 @@ class WeightsOverrides:
         modes = [
             text.partition("=")[2].strip("\"' ") for text in overrides if text.startswith("finetune.mode=")
         ]
+        stem = source.stem if isinstance(source, Path) else "finetune"
         self._ckpt, self._name = ckpt, "-".join([stem, *modes[-1:]])
         self.start: Weights | None = None
         self.replaced: dict[str, tuple[Any, Any]] = {}

@@ -9,15 +9,15 @@ from typing import Any
 
 from mae_vit.config.load import read_run_config
 from mae_vit.config.overrides import parse_yaml
+from mae_vit.config.presets import PRESETS
 from mae_vit.core.errors import InputError
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.weights.read import TIMM_PREFIX, read_weights
 
-_CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 # Keys of a run's data that its fine-tuning needs too.
 _KEPT = {f"data.{name}": name for name in ("path", "split", "cache_dir", "cache_gib")}
-_PASS = "give --config FILE data.path=DIR, such as --config configs/finetune_cifar_tiny.yaml"
+_PASS = "give --config FILE data.path=DIR, such as --config finetune_cifar_tiny"
 # By size: the config of the mode "finetune" and of those that train nothing.
 _RECIPES = {
     "tiny-cifar": "finetune_cifar_tiny",
@@ -78,7 +78,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         name, overrides = _RECIPES[model["name"]], ()
         taken |= _augmentation(data["augment"])
     taken["model.img_size"] = model["img_size"]
-    return _CONFIGS / f"{name}.yaml", [
+    return PRESETS / f"{name}.yaml", [
         *overrides,
         *(f"{key}={_inline(value)}" for key, value in taken.items()),
     ]

@@ -60,8 +60,8 @@ def score_frozen(
     folder: RunFolder,
     ranks: Ranks,
     device: torch.device,
-) -> int:
-    """Scores frozen features on the test split, which it reads once; returns the exit code.
+) -> None:
+    """Scores frozen features on the test split, which it reads once.
 
     Raises:
         InputError: if the folder holds another run, or if options do not fit the data.
@@ -73,18 +73,19 @@ def score_frozen(
         )
     config = _fitting_shots(config, data, say=ranks.rank == 0) if mode == "few_shot" else config
     plan = plan_probe(config, data) if mode == "linear_probe" else None
-    if plan and ranks.rank == 0:
-        print_notes(plan)
+    if plan is not None and ranks.rank == 0:
+        print_notes(plan.notes)
     derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
     identity = run_identity(config, derived=derived)
     alone = ranks.world_size == 1 or arguments.dry_run  # several ranks ask together, once they are joined
     if alone and arguments.resume != "never" and _is_done(folder, identity):
-        return _say_finished(config, folder, ranks)
+        _say_finished(config, folder, ranks)
+        return
     model, labels_seen = open_frozen(config, data, build, start, say=ranks.rank == 0)
     if arguments.dry_run:
         if ranks.rank == 0:
             print(_describe_plan(config, data, build, plan))
-        return 0
+        return
     resume_or_start(config, arguments, folder, identity, ranks, device, saves=False)
     facts = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": labels_seen}
 
@@ -97,7 +98,8 @@ def score_frozen(
     with run_folder_locked(folder, ranks):
         # Another process may have finished the run while this one waited for the lock.
         if run_on_rank_zero(lambda: _is_done(folder, identity), ranks):
-            return _say_finished(config, folder, ranks)
+            _say_finished(config, folder, ranks)
+            return
         run_on_rank_zero(create, ranks)
         try:
             with exit_on_signal():
@@ -111,14 +113,12 @@ def score_frozen(
         mark_slurm_progress()
         print("\n".join(lines))
     barrier(ranks)
-    return 0
 
 
-def _say_finished(config: FinetuneConfig, folder: RunFolder, ranks: Ranks) -> int:
+def _say_finished(config: FinetuneConfig, folder: RunFolder, ranks: Ranks) -> None:
     if ranks.rank == 0:
         results = folder.path / "results.json" if config.finetune.test else folder.summary
         print(f"{folder.path} is finished; results: {results}")
-    return 0
 
 
 def _describe_plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -29,9 +30,9 @@ def describe_augment(config: Config) -> str:
     return ", ".join(parts)
 
 
-def print_notes(plan: Plan) -> None:
-    """Prints where a plan departs from its config."""
-    for note in plan.notes:
+def print_notes(notes: Iterable[str]) -> None:
+    """Prints where a run departs from its config."""
+    for note in notes:
         print(f"note: {note}")
 
 

@@ -39,6 +39,12 @@ class RunFolder:
         self.plan = path / "plan.txt"
         self._lock: FileLock | None = None
 
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.unlock()
+
     def check_writable(self) -> None:
         """Makes sure that the folder can be made and written, leaving nothing behind.
 

@@ -31,7 +31,7 @@ def job(digits, tmp_path) -> Job:
     start = str(tmp_path / "start")
     teacher = shutil.copytree(tmp_path / "start", tmp_path / "teacher")
     words = ("--ckpt", start, "a=1", f"finetune.teacher={json.dumps(str(teacher))}")
-    job = Job("x", folder, "x.py", tmp_path / "x.yaml", words, str(data), start)
+    job = Job("x", folder, ("x.py",), tmp_path / "x.yaml", words, str(data), start)
     job.remember()
     return job
 

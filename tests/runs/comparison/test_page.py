@@ -118,7 +118,7 @@ def test_a_crossing_is_told_as_far_as_it_is_clear():
 
 
 def test_a_bar_over_runs_that_are_scored_in_one_go_moves(tmp_path, capsys):
-    jobs = [Job(name, tmp_path / name, "finetune/run.py", tmp_path, (), str(tmp_path)) for name in ("a", "b")]
+    jobs = [Job(name, tmp_path / name, ("finetune",), tmp_path, (), str(tmp_path)) for name in ("a", "b")]
     bar = Bar(jobs)
     bar.show(jobs)
     for job, share in zip(jobs, (0.5, 1.0), strict=True):
@@ -129,7 +129,7 @@ def test_a_bar_over_runs_that_are_scored_in_one_go_moves(tmp_path, capsys):
 
 
 def test_what_was_done_before_is_no_part_of_the_time_left(tmp_path):
-    jobs = [Job(name, tmp_path / name, "finetune/run.py", tmp_path, (), str(tmp_path)) for name in "abcdef"]
+    jobs = [Job(name, tmp_path / name, ("finetune",), tmp_path, (), str(tmp_path)) for name in "abcdef"]
 
     def finish(job: Job) -> None:
         job.folder.mkdir()

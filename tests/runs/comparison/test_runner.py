@@ -35,7 +35,7 @@ def make_jobs(folder: Path, code: int) -> list[Job]:
     config.write_text(str(code))
     starts = {"pretrain": None, "tuned": str(folder / "pretrain"), "scratch": None}
     return [
-        Job(name, folder / name, str(script), config, (), str(folder), start)
+        Job(name, folder / name, (str(script),), config, (), str(folder), start)
         for name, start in starts.items()
     ]
 
@@ -110,6 +110,6 @@ def test_runs_side_by_side_see_one_slice_each(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     config = tmp_path / "config.yaml"
     config.write_text("")
-    jobs = [Job(name, tmp_path / name, str(script), config, (), str(tmp_path), None) for name in "xy"]
+    jobs = [Job(name, tmp_path / name, (str(script),), config, (), str(tmp_path), None) for name in "xy"]
     assert run_all(jobs, slots=slots_of("auto")).failed == {}
     assert [(job.folder / "saw").read_text() for job in jobs] == ["MIG-a1", "MIG-b2"]

@@ -69,7 +69,10 @@ CONFIG_CASES = {
     "held-out split that is trained on": (["monitor.evaluate_split=train"], "give another split (test)"),
     "patch size": (["model.patch_size=3"], "patch_size=3 does not divide img_size=8"),
     "batch over micro-batches": (["train.batch_size_per_device=50"], "nearest: 32"),
-    "batch larger than the data": (["train.effective_batch_size=5000"], "larger than the data"),
+    "batch larger than the data": (
+        ["train.effective_batch_size=5001", "data.repeats=3"],
+        "larger than the data",
+    ),
     "probe of too many images": (
         ["monitor.probe_shots=101"],
         "monitor.probe_shots=101 of 10 classes are more than the 1000 images that the probe fits on "
@@ -291,8 +294,8 @@ def test_the_plan_tells_what_the_probe_does(digits, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("config", "key", "command"),
     [
-        ("finetune_cifar_tiny", "finetune", "finetune/run.py"),
-        ("compare_demo", "entries", "finetune/compare.py"),
+        ("finetune_cifar_tiny", "finetune", "finetune/run.py (mae-vit finetune)"),
+        ("compare_demo", "entries", "finetune/compare.py (mae-vit compare)"),
     ],
 )
 def test_a_config_of_another_command(capsys, config, key, command):

@@ -100,7 +100,7 @@ def test_findings(doctor, words, name, status, said):
     ("word", "said"),
     [
         ("data.split=trian", 'no split "trian"'),
-        ("train.effective_batch_size=9000", "larger than the data"),
+        ("train.batch_size_per_device=50", "nearest: 32"),
     ],
 )
 def test_a_run_that_cannot_be_set_up_is_bad_input(doctor, word, said):

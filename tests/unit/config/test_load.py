@@ -53,9 +53,9 @@ BAD = {
     "model.name=tiny-cifer": 'did you mean "tiny-cifar"?',
     "model.patch_size=3": "patch_size=3 does not divide img_size=8 (nearest side that fits: 9, nearest patch_size: 2)",
     "model.img_size=[8, 8, 8]": "give one number or [height, width]",
-    "optim.blr=1e-4 optim.lr=1e-4": "give one of blr, lr, not blr and lr",
+    "optim.blr=1e-4 optim.lr=1e-4": "give one of blr, lr, not blr and lr: drop lr=0.0001, or blr=0.0001",
     "optim.lr=": "give one of blr, lr",
-    "train.steps=5 train.epochs=5": "give one of steps, epochs, samples, not steps and epochs",
+    "train.steps=5 train.epochs=5": "not steps and epochs: drop epochs=5.0, or steps=5",
     "train.precision=fp8": "train.precision='fp8'",
     "data.augment.pad_px=2": 'pad_px has no effect with crop="none"',
     "data.augment.scale=[0.1, 0.5]": 'scale has no effect with crop="none"',
@@ -148,6 +148,20 @@ def test_an_override_takes_the_place_of_the_files_way():
     assert (config.train.steps, config.train.epochs) == (5, None)
     assert (config.optim.blr, config.optim.lr) == (1e-4, None)
     assert (config.train.warmup_samples, config.train.warmup_epochs) == (7, None)
+
+
+def test_a_duration_in_another_unit_than_the_files_wins_with_a_note():
+    notes = []
+    words = ["train.steps=5", "train.warmup_samples=7", "optim.blr=1e-4"]
+    load_config(PretrainConfig, CONFIG, words, notes=notes)
+    assert notes == [
+        "train.steps=5 takes the place of train.epochs=30 of mae_digits.yaml",
+        "train.warmup_samples=7 takes the place of train.warmup_epochs=3 of mae_digits.yaml",
+    ]
+    # Another value of the same key is what an override is for, and so is null.
+    same = []
+    load_config(PretrainConfig, CONFIG, ["train.epochs=5", "train.warmup_epochs=null"], notes=same)
+    assert same == []
 
 
 DURATIONS = sorted(
@@ -362,7 +376,7 @@ def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
         config = load_config(CompareConfig, path)
         Matrix(config, path.parent, Path("runs")).check()
     elif "\nfinetune:" in path.read_text():
-        load_config(FinetuneConfig, path, amend=WeightsOverrides(None, path.stem))
+        load_config(FinetuneConfig, path, amend=WeightsOverrides(None, path))
     else:
         load_config(PretrainConfig, path)
     header = path.read_text().split("\n\n")[0]

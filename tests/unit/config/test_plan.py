@@ -8,11 +8,15 @@ import pytest
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import check_grouping, make_plan
 from mae_vit.core.errors import InputError
+from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.contrastive_mae import ContrastiveMAEConfig
 from mae_vit.objectives.mixup import PAIRS
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "mae_digits.yaml"
+
+without_start = WeightsOverrides(None, CONFIG)
 
 
 def plan(*overrides: str, num_samples: int = 1534, world_size: int = 1):
@@ -106,6 +110,38 @@ def test_lanes_fit_ranks_that_divide_them_or_are_divided(world_size):
     assert plan("data.order=blocks", world_size=world_size).effective_batch_size == 128
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 8])
+def test_a_batch_larger_than_the_data_shrinks_to_one_that_ranks_do_not_change(world_size):
+    found = plan("train.effective_batch_size=4096", "optim.blr=1e-4", world_size=world_size)
+    assert (found.effective_batch_size, found.steps_per_epoch) == (1024, 1)
+    assert found.lr == 1e-4 * 1024 / 256
+    assert found.notes == (
+        'train.effective_batch_size=4096 is larger than the data: split "train" of data/digits has 1534 images to '
+        "train on: a batch is 1,024 images, the largest power of two",
+    )
+    # One that fits is left as it is.
+    whole = plan("train.effective_batch_size=1528", world_size=world_size)
+    assert (whole.effective_batch_size, whole.notes) == (1528, ())
+    exact = plan("train.effective_batch_size=2048", num_samples=1024, world_size=world_size)
+    assert exact.effective_batch_size == 1024
+
+
+def test_a_batch_that_shrinks_holds_whole_lanes_and_repeats():
+    words = ("train.effective_batch_size=4096", "data.repeats=2", "data.order=blocks")
+    assert plan(*words).effective_batch_size == 1024
+    with pytest.raises(InputError, match="larger than the data"):
+        plan("train.effective_batch_size=3000", "data.repeats=3")
+
+
+def test_a_batch_of_fine_tuning_never_shrinks():
+    words = ["train.effective_batch_size=4096", "model.img_size=8", "model.in_chans=1", "model.patch_size=2"]
+    config = load_config(
+        FinetuneConfig, CONFIG.with_name("finetune_cifar_tiny.yaml"), words, amend=without_start
+    )
+    with pytest.raises(InputError, match="larger than the data"):
+        make_plan(config, num_samples=1534, world_size=1)
+
+
 def test_the_decay_is_a_share_of_the_run():
     assert plan("train.steps=70", "train.warmup_epochs=0").decay_steps == 0
     assert plan("train.steps=70", "train.warmup_epochs=0", "optim.schedule=wsd").decay_steps == 14
@@ -125,7 +161,12 @@ def test_the_decay_is_a_share_of_the_run():
             6,
             "data.lanes=8 does not fit 6 ranks: one must divide the other (nearest lanes: 6, or use 4 ranks)",
         ),
-        (["train.effective_batch_size=2000"], 1, "larger than the data"),
+        (
+            ["train.effective_batch_size=2016", "data.order=blocks", "data.lanes=7"],
+            2,
+            'train.effective_batch_size=2016 is larger than the data: split "train" of data/digits has 1534 images '
+            "to train on (nearest: 1526)",
+        ),
         (["train.epochs=0.01", "train.warmup_epochs=0"], 1, "less than one step"),
         (["optim.min_lr=0.5"], 1, "optim.min_lr=0.5 is above the peak rate optim.lr=0.001"),
         (

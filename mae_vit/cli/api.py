@@ -1,0 +1,252 @@
+"""The commands as functions, for scripts and notebooks: `mae_vit.pretrain`, `finetune`, `compare`, `prepare`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mae_vit.cli.main import parse
+from mae_vit.config.command_line import Arguments, ResumeMode
+from mae_vit.config.load import ConfigSource, ConfigValues
+from mae_vit.config.presets import find_config
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import read_json_lines
+from mae_vit.runtime.library_call import library_call
+
+if TYPE_CHECKING:
+    from mae_vit.weights.encoder import PretrainedEncoder
+
+# A preset's name, a YAML file, or the sections themselves.
+Config = str | os.PathLike[str] | Mapping[str, Any]
+Changes = Mapping[str, Any]
+Option = str | int | float | bool | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder, and what is read from it.
+
+    Attributes:
+        path: of the folder.
+    """
+
+    path: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What came of it: status, steps, loss, accuracies (`summary.json`); empty for a comparison."""
+        path = self.path / "summary.json"
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return summary
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One dictionary for each logged step (`metrics.jsonl`); empty where nothing was trained."""
+        path = self.path / "metrics.jsonl"
+        return list(read_json_lines(path)) if path.exists() else []
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary for each cell of a comparison (`results.csv`), numbers as numbers; else empty."""
+        path = self.path / "results.csv"
+        if not path.exists():
+            return []
+        with path.open(encoding="utf-8", newline="") as file:
+            return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+    def encoder(self) -> PretrainedEncoder:
+        """Loads the encoder (`mae_vit.load_encoder`).
+
+        Raises:
+            InputError: if the run left none, as a comparison does.
+        """
+        from mae_vit.weights.encoder import load_encoder
+
+        return load_encoder(self.path)
+
+
+def pretrain(
+    config: Config,
+    changes: Changes | None = None,
+    *,
+    resume: ResumeMode | str = "auto",
+    extend: bool = False,
+) -> Run:
+    """Pretrains an encoder, as `mae-vit pretrain` does: the same output, the same files, the same bits.
+
+    Args:
+        config: the name of a preset, a YAML file, or a mapping of sections, which names the run (`run.name`).
+        changes: values to change, by dotted keys: `{"train.steps": 30}`; None unsets a key.
+        resume: "auto" resumes the run if it was begun, "never" begins again, a path begins from what lies there.
+        extend: resumes a run with another length than it began with.
+
+    Raises:
+        InputError: for whatever does not fit, before anything is written.
+        TrainingFailed: if the run cannot continue.
+        KeyboardInterrupt: after Ctrl-C, once the run is saved; the same call resumes it.
+        RunInterrupted: after another stop request, in the same way.
+    """
+    from mae_vit.pretraining import job
+
+    return _train(job.pretrain, config, changes, resume=resume, extend=extend)
+
+
+def finetune(
+    ckpt: str | os.PathLike[str] | Run | None = None,
+    config: Config | None = None,
+    changes: Changes | None = None,
+    *,
+    resume: ResumeMode | str = "auto",
+    extend: bool = False,
+) -> Run:
+    """Fine-tunes an encoder, or trains a network from scratch, as `mae-vit finetune` does.
+
+    Args:
+        ckpt: weights to begin from: a run, its folder, a file, "timm:NAME"; None begins from scratch.
+        config: the name of a preset, a YAML file or a mapping; None with a run for the recipe of its size.
+        changes: values to change, by dotted keys.
+        resume: as for `pretrain`.
+        extend: as for `pretrain`.
+
+    Raises:
+        InputError: for whatever does not fit, before anything is written.
+        TrainingFailed: if the run cannot continue.
+        KeyboardInterrupt: after Ctrl-C, once the run is saved; the same call resumes it.
+        RunInterrupted: after another stop request, in the same way.
+    """
+    from mae_vit.finetuning import job
+
+    weights = None if ckpt is None else os.fspath(ckpt.path if isinstance(ckpt, Run) else ckpt)
+    return _train(job.finetune, config, changes, ckpt=weights, resume=resume, extend=extend)
+
+
+def compare(config: Config, changes: Changes | None = None) -> Run:
+    """Compares starts and networks on the same labels, as `mae-vit compare` does.
+
+    Its runs are processes of their own, as many at a time as there are GPUs or cores.
+
+    Args:
+        config: the name of a preset, a YAML file or a mapping, whose files are named from the current folder.
+        changes: values to change, by dotted keys: `{"seeds": [0]}`.
+
+    Returns:
+        Its folder; `Run.rows` has a row for each cell.
+
+    Raises:
+        InputError: for whatever does not fit.
+        TrainingFailed: if some of its runs failed; the report has the others.
+        KeyboardInterrupt: after Ctrl-C, once its runs are saved; the same call resumes it.
+    """
+    from mae_vit.finetuning.comparison import main as comparison
+
+    with library_call():
+        arguments = comparison.CompareArguments(
+            _source(config), _overrides(changes), overrides_from="changes"
+        )
+        return Run(comparison.compare(arguments))
+
+
+def prepare(
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    folder: str | os.PathLike[str] | None = None,
+    **options: Option,
+) -> Path:
+    """Writes images as shards, as `mae-vit prepare` does.
+
+    Args:
+        sources: digits, cifar10, cifar100, a folder or an archive of images, or several of these.
+        folder: where shards go; None with `in_place=True`.
+        **options: of the command, with _ for -: `holdout=0.1`, `resize=384`, `overwrite=True`.
+
+    Returns:
+        The folder with the shards, for `data.path`.
+
+    Raises:
+        InputError: for whatever does not fit.
+    """
+    given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    words = ["prepare"]
+    for name, value in options.items():
+        words += _words_of(f"--{name.replace('_', '-')}", value)
+    paths = [*given, *([] if folder is None else [folder])]
+    arguments = parse([*words, *(_path(path) for path in paths)])
+    with library_call():
+        arguments.run(arguments)
+    return Path(paths[-1])
+
+
+def _train(
+    job: Any, config: Config | None, changes: Changes | None, *, resume: ResumeMode | str, **more: Any
+) -> Run:
+    arguments = Arguments(
+        None if config is None else _source(config),
+        _overrides(changes),
+        resume if resume in ("auto", "never") else Path(resume),
+        overrides_from="changes",
+        **more,
+    )
+    with library_call():
+        return Run(job(arguments))
+
+
+def _source(config: Config) -> ConfigSource:
+    if isinstance(config, Mapping):
+        return ConfigValues(_plain(dict(config), "config"))
+    return find_config(os.fspath(config))
+
+
+def _overrides(changes: Changes | None) -> list[str]:
+    return [f"{key}={_plain(value, key)}" for key, value in (changes or {}).items()]
+
+
+def _plain(value: Any, key: str) -> str:
+    """Writes a value as JSON, which is YAML.
+
+    Raises:
+        InputError: if it is none of text, numbers, lists and mappings.
+    """
+
+    def convert(other: Any) -> Any:
+        if isinstance(other, os.PathLike):
+            return os.fspath(other)
+        if isinstance(other, Mapping):
+            return dict(other)
+        raise TypeError(
+            f"a value of type {type(other).__name__} is none of text, numbers, lists and mappings"
+        )
+
+    try:
+        return json.dumps(value, default=convert)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{key}: {error}") from None
+
+
+def _words_of(option: str, value: Option) -> list[str]:
+    """An option of a command line, as often as it has values."""
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [option]
+    several = value if isinstance(value, list | tuple) else [value]
+    return [f"{option}={one}" for one in several]
+
+
+def _path(path: str | os.PathLike[str]) -> str:
+    """A path that no option is taken for."""
+    text = os.fspath(path)
+    return f"./{text}" if text.startswith("-") else text
+
+
+def _value(text: str) -> Any:
+    """A value of a table: a number, text, or None where it is empty."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text or None

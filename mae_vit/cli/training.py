@@ -1,0 +1,123 @@
+"""`mae-vit pretrain`, `finetune`, `compare`: the jobs; `presets`: configs to run; `doctor`: checks before a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib import import_module
+
+from mae_vit.config.command_line import OneLineParser, add_local_rank
+from mae_vit.config.presets import PRESETS, find_config, find_preset, preset_paths, read_header
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import nearest
+from mae_vit.runtime.signals import install_early_handlers
+
+# Each with its module and a line for --help.
+_JOBS = {
+    "pretrain": ("mae_vit.pretraining.job", "pretrain an encoder without labels"),
+    "finetune": (
+        "mae_vit.finetuning.job",
+        "fine-tune an encoder, or train a network from scratch, on labels",
+    ),
+    "compare": ("mae_vit.finetuning.comparison.main", "compare starts and networks on the same labels"),
+}
+# What the `deepspeed` launcher puts in front of all words.
+_LOCAL_RANK = ("--local_rank", "--local-rank")
+
+
+def add_jobs(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Lists the jobs in --help; `run_job` takes their command lines, which they parse themselves."""
+    for name, (_, line) in _JOBS.items():
+        commands.add_parser(name, help=line, add_help=False)
+
+
+def run_job(words: Sequence[str]) -> int | None:
+    """Runs the job that a command line asks for, as a process of its own; returns the exit code.
+
+    Args:
+        words: of the command line.
+
+    Returns:
+        None if it asks for none.
+    """
+    rest = list(words)
+    while rest and rest[0].startswith(_LOCAL_RANK):
+        # The environment says it too.
+        del rest[: 1 if "=" in rest[0] else 2]
+    if not rest or rest[0] not in _JOBS:
+        return None
+    # As early as a script does: what follows takes seconds to import.
+    install_early_handlers()
+    job = import_module(_JOBS[rest[0]][0])
+    code: int = job.main(rest[1:], prog=f"mae-vit {rest[0]}")
+    return code
+
+
+def add_presets(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `presets`."""
+    parser = commands.add_parser(
+        "presets",
+        help="list the configs that come with the library",
+        description="List the configs that come with the library, by the names that pretrain, finetune, compare and "
+        "doctor take: what each one is, its command, time and result. mae-vit presets --show NAME prints one, for a "
+        "config of your own: mae-vit presets --show mae_digits > mine.yaml.",
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help="only those with all these words in their names: mae cifar"
+    )
+    parser.add_argument("--show", metavar="NAME", help="print this one as YAML")
+    parser.set_defaults(run=_presets, parser=parser)
+
+
+def _presets(arguments: argparse.Namespace) -> int:
+    names = [path.stem for path in preset_paths()]
+    if arguments.show is not None:
+        path = find_preset(arguments.show)
+        if path is None:
+            raise InputError(f'no preset "{arguments.show}" in {PRESETS}: {nearest(arguments.show, names)}')
+        print(path.read_text(encoding="utf-8"), end="")
+        return 0
+    chosen = [path for path in preset_paths() if all(word in path.stem for word in arguments.words)]
+    if not chosen:
+        words = " and ".join(f'"{word}"' for word in arguments.words)
+        raise InputError(f"no preset has {words} in its name: known: {', '.join(names)}")
+    print("\n\n".join(read_header(path).describe() for path in chosen))
+    return 0
+
+
+def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `doctor`."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check config, data and machine before a run",
+        description="Check what a pretraining run needs: software, devices, memory, disk, data, and whether the ranks "
+        "find each other; exit 1 if something will fail. With --config, what pretrain/run.py --dry-run does. "
+        "Under a launcher, all ranks check: "
+        "torchrun --nproc-per-node 8 -m mae_vit.cli doctor --config FILE.",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="the run: a YAML file, or a preset by its name; the first word may give it, too; without: what all need",
+    )
+    parser.add_argument(
+        "paths", nargs="*", metavar="KEY.PATH=VALUE", help="change one value, as in pretraining"
+    )
+    parser.add_argument(
+        "--find-batch",
+        action="store_true",
+        help="train a few steps with micro-batches of growing size, in this process alone",
+    )
+    add_local_rank(parser)
+    parser.set_defaults(run=_doctor, parser=parser)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    # Imports torch: not for --help.
+    from mae_vit.pretraining.doctor.doctor import doctor
+
+    config, overrides = arguments.config, arguments.paths
+    if config is None and overrides and "=" not in overrides[0]:
+        config, *overrides = overrides
+    path = None if config is None else find_config(config)
+    return doctor(path, overrides, tries_batches=arguments.find_batch)

@@ -1,0 +1,129 @@
+"""The configs that come with the library: their folder, their names, their headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import closest_path, error_reason
+
+_LIBRARY = Path(__file__).resolve().parents[1]
+_SUFFIX = ".yaml"
+# The lines of a header that the list shows, after the first.
+_LISTED = ("Command", "Time", "Result")
+# In a checkout a command is a script, in an installed library a word.
+_SCRIPTS = (
+    (r"(deepspeed(?: +--\w+ +\d+)*) +(pretrain|finetune)/run\.py", r"\1 --module mae_vit.cli \2"),
+    (r"python +(pretrain|finetune)/run\.py", r"mae-vit \1"),
+    (r"python +finetune/compare\.py", r"mae-vit compare"),
+    (r"(?:--config +)?configs/(\w+)\.yaml", r"\1"),
+)
+
+
+def shipped_folder(installed: str, in_checkout: str) -> Path:
+    """Returns a folder of files that an installed library holds itself, and a checkout beside it (setup.py)."""
+    inside = _LIBRARY / installed
+    return inside if inside.is_dir() else _LIBRARY.parent / in_checkout
+
+
+PRESETS = shipped_folder("presets", "configs")
+
+
+def preset_paths() -> list[Path]:
+    """Lists the shipped configs, by name."""
+    return sorted(PRESETS.glob(f"*{_SUFFIX}"))
+
+
+def find_preset(name: str) -> Path | None:
+    """Returns the shipped config of a name, with or without `.yaml`; None without one, or for a path."""
+    if Path(name).name != name:
+        return None
+    path = PRESETS / (name.removesuffix(_SUFFIX) + _SUFFIX)
+    return path if path.is_file() else None
+
+
+def find_config(given: str | Path) -> Path:
+    """Returns the config that is meant: a file, or the preset of that name.
+
+    A file that is there is meant before a preset. A path that leads nowhere is returned as it is:
+    what reads it says so.
+
+    Raises:
+        InputError: if the name is that of a preset and, with `.yaml`, of another file here.
+    """
+    path = Path(given)
+    try:
+        preset = find_preset(str(given))
+        if preset is None or path.is_file():
+            return path
+        beside = path.with_name(path.name + _SUFFIX)
+        if path.suffix != _SUFFIX and beside.is_file() and not beside.samefile(preset):
+            raise InputError(
+                f'config "{given}" is a preset and {beside} a file here: give {beside} for the file, or rename the '
+                "file to use the preset"
+            )
+    except OSError as error:
+        raise InputError(f"cannot read config {given}: {error_reason(error)}") from None
+    return preset
+
+
+def hint_at_config(path: Path) -> str:
+    """Returns a hint at a config that is there, where `path` is not: a preset, or a file in its folder."""
+    among = [file for folder in (Path("configs"), path.parent) for file in folder.glob(f"*{_SUFFIX}")]
+    if hint := closest_path(path, among):
+        return hint
+    return closest_path(path, [Path(preset.stem) for preset in preset_paths()])
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the first comment of a preset says of it.
+
+    Attributes:
+        name: of the preset.
+        title: its first line.
+        lines: the rest by their first words: Command, Data, Hardware, Time, Result, Follows.
+    """
+
+    name: str
+    title: str
+    lines: dict[str, str]
+
+    def describe(self) -> str:
+        """Returns the name, and an indented line each for what it is, the command, the time and the result."""
+        shown = {name: self.lines[name] for name in _LISTED if name in self.lines}
+        shown |= {"Command": as_installed(shown["Command"])} if "Command" in shown else {}
+        return "\n".join(
+            [self.name, f"  {self.title}", *(f"  {name.lower():<9}{text}" for name, text in shown.items())]
+        )
+
+
+def read_header(path: Path) -> Header:
+    """Reads the header of a preset."""
+    title, lines, last = "", dict[str, str](), ""
+    for text in _comment_of(path):
+        if named := re.match(r"([A-Z]\w+): +(.*)", text):
+            last = named[1]
+            lines[last] = named[2]
+        elif last:
+            lines[last] = f"{lines[last].removesuffix(chr(92)).rstrip()} {text.strip()}"
+        else:
+            title = f"{title} {text.strip()}".strip()
+    return Header(path.stem, title, lines)
+
+
+def _comment_of(path: Path) -> Iterator[str]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            return
+        yield line.removeprefix("#").strip()
+
+
+def as_installed(text: str) -> str:
+    """Writes the commands in a text as an installed library has them, without a checkout's scripts and configs."""
+    for pattern, replacement in _SCRIPTS:
+        text = re.sub(pattern, replacement, text)
+    return text

@@ -1,0 +1,44 @@
+"""Reads the config of a fine-tuning job: the file or the recipe, the start, the overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mae_vit.config.command_line import Arguments
+from mae_vit.config.load import load_config
+from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.recipes import find_recipe
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.weights.start import Weights
+
+
+def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Weights | None, list[str]]:
+    """Reads config and start, which has a say in the config; and notes on what of the file gives way.
+
+    Raises:
+        InputError: for whatever does not fit.
+    """
+    source, recipe = arguments.config, list[str]()
+    if source is None:
+        source, recipe = find_recipe(arguments.ckpt, arguments.overrides)
+    overrides, notes = [*recipe, *arguments.overrides], list[str]()
+    amendment = WeightsOverrides(arguments.ckpt, source, overrides)
+    config = load_config(
+        FinetuneConfig,
+        source,
+        overrides,
+        amend=amendment,
+        overrides_from=arguments.overrides_from,
+        notes=notes,
+    )
+    notes += [
+        f"{key}={said} of {Path(str(source)).name} gives way to the start's {start}"
+        for key, (said, start) in amendment.replaced.items()
+    ]
+    geometry = amendment.start.geometry if amendment.start else None
+    if geometry is not None and geometry.img_size != config.model.image_hw:
+        notes.append(
+            f"model.img_size={config.model.img_size}: the start was pretrained at {list(geometry.img_size)}, its "
+            "positions are interpolated"
+        )
+    return config, amendment.start, notes

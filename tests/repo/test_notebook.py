@@ -1,0 +1,63 @@
+"""The notebook of the first hour: it runs as it stands, and its stored outputs are small and of no one's machine."""
+
+import json
+import re
+import time
+
+import nbformat
+import pytest
+from helpers.commands import ROOT
+
+NOTEBOOK = ROOT / "docs" / "first_hour.ipynb"
+MOST_BYTES = 300_000
+# A path of somebody's machine.
+MACHINE = re.compile(r"(?<![\w.])/(home|root|Users|tmp|usr|opt|work|var)/|site-packages|[A-Z]:\\\\")
+
+
+def outputs_of(notebook):
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def check_outputs(notebook):
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.execution_count, cell.source
+    for output in outputs_of(notebook):
+        assert output.output_type != "error"
+        told = json.dumps({key: value for key, value in dict(output).items() if key != "metadata"})
+        # A picture's base64 is no text.
+        assert not MACHINE.search(re.sub(r'"image/png": "[^"]*"', "", told)), told[:300]
+        assert output.get("name") != "stderr", output.get("text")
+
+
+def test_stored_outputs_are_small_and_whole():
+    assert NOTEBOOK.stat().st_size < MOST_BYTES
+    check_outputs(nbformat.read(NOTEBOOK, as_version=4))
+
+
+def test_a_path_of_a_machine_would_be_seen():
+    assert MACHINE.search("saved to /home/me/runs")
+    assert not MACHINE.search("saved to runs/first_hour, 5/home/x")
+
+
+@pytest.mark.docs
+def test_it_runs_as_it_stands(tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    begun = time.monotonic()
+    nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    print(f"{time.monotonic() - begun:.0f} s")
+    check_outputs(notebook)
+    scores = dict(re.findall(r"^(ViT from \w+|SimpleCNN) +([\d.]+)%$", text_of(notebook), flags=re.M))
+    assert len(scores) == 3
+    assert float(scores["ViT from MAE"]) > float(scores["ViT from scratch"]) + 20
+    # A later cell is the process's own again.
+    assert "torch.Size([3, 128])" in text_of(notebook)
+
+
+def text_of(notebook):
+    return "".join(
+        output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs_of(notebook)
+    )

@@ -1,0 +1,80 @@
+"""Jobs and presets as commands of `mae-vit`."""
+
+import subprocess
+import sys
+
+import pytest
+from helpers.commands import ROOT, SMALL_PRETRAIN
+
+from mae_vit.cli.main import main
+
+
+def test_presets_are_listed_and_shown(capsys):
+    assert main(["presets"]) == 0
+    assert "\n\nmae_digits\n  MAE on scikit-learn's digits" in capsys.readouterr().out
+    assert main(["presets", "cifar", "linear"]) == 0
+    assert capsys.readouterr().out.startswith("linear_probe_cifar_tiny\n")
+    assert main(["presets", "--show", "mae_digits"]) == 0
+    assert capsys.readouterr().out == (ROOT / "configs" / "mae_digits.yaml").read_text()
+    assert main(["presets", "--show", "mae_digit"]) == 2
+    assert 'did you mean "mae_digits"?' in capsys.readouterr().err
+    assert main(["presets", "nothing"]) == 2
+    assert 'no preset has "nothing" in its name' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "before", [[], ["--local_rank=0"], ["--local-rank", "0"]], ids=["alone", "deepspeed", "torch"]
+)
+def test_a_job_runs_a_preset_also_behind_what_launchers_add(digits, tmp_path, before):
+    words = ["pretrain", "mae_digits", f"data.path={digits}", f"run.dir={tmp_path / 'run'}"]
+    assert main([*before, *words, *SMALL_PRETRAIN, "train.steps=1"]) == 0
+    assert (tmp_path / "run" / "encoder.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["pretrain"], "the following arguments are required: CONFIG"),
+        (["pretrain", "mae_digit"], "cannot read config mae_digit: no such file or directory; did you mean "),
+        (["pretrain", "--config", "mae_digits", "mae_base"], 'override "mae_base": write key.path=value'),
+        (["compare", "mae_digits"], "give it to pretrain/run.py (mae-vit pretrain)"),
+        (["finetune"], "nothing to do: give --ckpt START"),
+        (["doctor", "mae_digit"], "cannot read config mae_digit"),
+    ],
+)
+def test_a_wrong_job_is_one_line(capsys, words, expected):
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert expected in line
+
+
+@pytest.mark.parametrize("job", ["pretrain", "finetune", "compare"])
+def test_the_help_of_a_job_has_installed_commands(capsys, job):
+    with pytest.raises(SystemExit) as stopped:
+        main([job, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: mae-vit {job} " in text
+    assert f"  mae-vit {job} " in text.partition("examples:")[2]
+    assert "run.py" not in text.partition("examples:")[2]
+
+
+def test_the_command_line_loads_nothing_heavy():
+    """Neither for --help nor in data workers, which import what started them."""
+    script = "import sys, mae_vit.cli.main; print(*{'torch', 'numpy', 'pydantic', 'ruamel.yaml'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_the_program_of_a_comparison_runs_from_anywhere(tmp_path):
+    """By its path, where another library of the same name may be the current folder's."""
+    (tmp_path / "mae_vit").mkdir()
+    (tmp_path / "mae_vit" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    done = subprocess.run(
+        [sys.executable, ROOT / "mae_vit" / "cli" / "__main__.py", "presets", "mae_digits"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("mae_digits\n")

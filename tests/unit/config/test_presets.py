@@ -1,0 +1,78 @@
+"""Configs by name: which file is meant, and what the list says."""
+
+import pytest
+from helpers.commands import ROOT
+
+from mae_vit.config import presets
+from mae_vit.config.presets import as_installed, find_config, find_preset, preset_paths, read_header
+from mae_vit.core.errors import InputError
+from mae_vit.pretraining.reference_curves import read_references
+
+
+def test_a_checkout_has_its_configs_and_curves():
+    assert presets.PRESETS == ROOT / "configs"
+    assert len(preset_paths()) > 30
+    assert read_references()
+
+
+def test_an_installed_library_has_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(presets, "_LIBRARY", tmp_path / "mae_vit")
+    assert presets.shipped_folder("presets", "configs") == tmp_path / "configs"
+    (tmp_path / "mae_vit" / "presets").mkdir(parents=True)
+    # Beside a library in site-packages anything may be called configs.
+    (tmp_path / "configs").mkdir()
+    assert presets.shipped_folder("presets", "configs") == tmp_path / "mae_vit" / "presets"
+
+
+def test_a_file_is_meant_before_a_preset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = ROOT / "configs" / "mae_digits.yaml"
+    assert find_config("mae_digits") == find_config("mae_digits.yaml") == shipped
+    # A folder of that name is no config, and a path no name.
+    (tmp_path / "mae_digits").mkdir()
+    assert find_config("mae_digits") == shipped
+    assert str(find_config("configs/mae_digits.yaml")) == "configs/mae_digits.yaml"
+    assert find_preset("../configs/mae_digits") is None
+    (tmp_path / "mae_digits.yaml").write_text("run: {name: mine}")
+    assert str(find_config("mae_digits.yaml")) == "mae_digits.yaml"
+    with pytest.raises(
+        InputError, match=r"is a preset and mae_digits\.yaml a file here: give mae_digits\.yaml"
+    ):
+        find_config("mae_digits")
+    (tmp_path / "mae_digits.yaml").unlink()
+    (tmp_path / "mae_digits.yaml").symlink_to(shipped)
+    assert find_config("mae_digits") == shipped
+    with pytest.raises(InputError, match="file name too long"):
+        find_config("x" * 300)
+
+
+@pytest.mark.parametrize("path", preset_paths(), ids=lambda path: path.stem)
+def test_every_header_says_what_command_time_and_result(path):
+    header = read_header(path)
+    assert header.name == path.stem
+    assert header.title
+    assert {"Command", "Time", "Result"} <= set(header.lines)
+    lines = header.describe().splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["command", "time", "result"]
+    # As an installed library has it: no script, and no path of the checkout but the preset's name.
+    assert f" {path.stem}" in lines[2]
+    assert "run.py" not in lines[2]
+    assert "compare.py" not in lines[2]
+    assert "configs/" not in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("script", "installed"),
+    [
+        ("python pretrain/run.py --config configs/mae_base.yaml a=1", "mae-vit pretrain mae_base a=1"),
+        ("python finetune/run.py --ckpt runs/x", "mae-vit finetune --ckpt runs/x"),
+        ("python finetune/compare.py --config configs/a.yaml", "mae-vit compare a"),
+        (
+            "deepspeed --num_accelerators 2 pretrain/run.py --config configs/a.yaml",
+            "deepspeed --num_accelerators 2 --module mae_vit.cli pretrain a",
+        ),
+        ("deepspeed finetune/run.py --config mine.yaml", "deepspeed --module mae_vit.cli finetune --config mine.yaml"),
+    ],
+)  # fmt: skip
+def test_commands_of_a_checkout_have_installed_forms(script, installed):
+    assert as_installed(script) == installed
