@@ -278,12 +278,15 @@ def _array_bytes(index: ShardIndex, channels: int) -> int:
 
 def _decoded_array(index: ShardIndex, channels: int) -> Path:
     """Finds or makes the file of all decoded images, uint8 (N, C, H, W), where damaged ones are black."""
-    path = index.cache_path(f"u8-{channels}.npy")
-    size = index.one_size
+    path, size = index.cache_path(f"u8-{channels}.npy"), index.one_size
     assert size is not None
     shape = (len(index), channels, *size)
     with index.locked():
+        if not path.exists() and index.misfit_shards():
+            # By another name: once the shards are whole again, all images are decoded.
+            path = path.with_name(f"{path.stem}-partial.npy")
         if not path.exists() or np.load(path, mmap_mode="r").shape != shape:
+            index.drop_stale()
             _decode_all(index, channels, shape, path)
     return path
 

@@ -90,10 +90,15 @@ def publish(
 
 
 def write_index(out: Path, shards: Sequence[Shard], split: str) -> IndexFile:
-    """Writes the index of a split beside its shards."""
-    path, buffer = index_path(out, split), io.BytesIO()
+    """Reads the headers of a split's shards and writes its index beside them."""
     bar = progress(shards, desc="indexing", unit=" shards", delay=2, leave=False)
-    np.save(buffer, np.concatenate([index_shard(out / s.file, number) for number, s in enumerate(bar)]))
+    return write_rows(out, split, [index_shard(out / s.file, number) for number, s in enumerate(bar)])
+
+
+def write_rows(out: Path, split: str, rows: Sequence[np.ndarray]) -> IndexFile:
+    """Writes the index of a split beside its shards, from the rows of each."""
+    path, buffer = index_path(out, split), io.BytesIO()
+    np.save(buffer, np.concatenate(rows))
     data = buffer.getvalue()
     with replacing(path) as partial:
         partial.write_bytes(data)

@@ -103,7 +103,7 @@ class ShardImages:
         self.name = folder.resolve().name
         dataset = read_dataset(folder)
         names = splits or tuple(dataset.splits)
-        self._indexes = [open_index(folder, name, tolerant=True) for name in names]
+        self._indexes = [open_index(folder, name) for name in names]
         self._ends = np.cumsum([len(index) for index in self._indexes])
         self._labels = labels
         self.classes = tuple(dataset.classes) if labels else ()

@@ -13,6 +13,8 @@ from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
+from mae_vit.data.prepare.in_place import reindex
+from mae_vit.data.prepare.publish import write_description
 from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.splits import open_training_index
 
@@ -32,7 +34,8 @@ def whole(digits, tmp_path_factory) -> Path:
         update={"shards": writer.shards, "samples": SAMPLES, "index": None, "class_counts": [0] * 10}
     )
     described = index.dataset.model_copy(update={"splits": {"train": train}})
-    (out / "dataset.json").write_text(described.model_dump_json())
+    write_description(out, described)
+    reindex(out)
     return out
 
 
