@@ -187,7 +187,7 @@ def _check_in_place(arguments: argparse.Namespace, option: str) -> None:
     if len(arguments.paths) > 1:
         raise InputError(f"{option} takes one folder, not {len(arguments.paths)}")
     for name in (*_NOT_IN_PLACE, *(_NOT_IN_REINDEX if arguments.reindex else ())):
-        if getattr(arguments, name) not in (None, False, "ignore", "train"):
+        if str(getattr(arguments, name)) not in ("None", "False", "ignore", "train"):
             why = "changes nothing" if name in _NOT_IN_REINDEX else "needs an OUT folder"
             raise InputError(f"{option} changes no shards: --{name.replace('_', '-')} {why}")
 
