@@ -15,7 +15,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from mae_vit.data.index import open_index
+from mae_vit.data.prepare.in_place import reindex
 from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.publish import write_description
 from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.prepare.sources.find import find_images
 
@@ -90,8 +92,8 @@ def many_shards(digits, tmp_path_factory) -> Path:
     for shard in test.shards:
         shutil.copy(digits / shard.file, out)
     train = index.split_info.model_copy(update={"shards": writer.shards, "index": None})
-    described = index.dataset.model_copy(update={"splits": {"test": test, "train": train}})
-    (out / "dataset.json").write_text(described.model_dump_json())
+    write_description(out, index.dataset.model_copy(update={"splits": {"test": test, "train": train}}))
+    reindex(out)
     return out
 
 

@@ -1,10 +1,9 @@
-"""Data folders of any size to measure with: a few real shards under many names, and the index that `open_index` keeps.
+"""Data folders of any size to measure with: a few real shards under many names, and their index.
 
 A few tars of real images are written through the library's own writer; each has thousands of names
 (hard links), so that every sample can be read. The index is not walked out of all tar headers,
-which takes a minute for each ten million samples: the rows of the few tars are repeated in it, and
-lie where `open_index` looks for those that it has built. From there on nothing is known to be
-synthetic.
+which takes a minute for each ten million samples: the rows of the few tars are repeated in it. From
+there on nothing is known to be synthetic.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from mae_vit.core import __version__
-from mae_vit.data.index import fingerprint_of
+from mae_vit.data.prepare.publish import index_path
 from mae_vit.data.prepare.shard_writer import ShardWriter
-from mae_vit.data.shards.dataset_json import FILE_NAME, FORMAT, Dataset, Shard, Split
+from mae_vit.data.shards.dataset_json import FILE_NAME, FORMAT, Dataset, IndexFile, Shard, Split, file_digest
 from mae_vit.data.shards.index_rows import ROW, index_shard
 
 # A file has at most 65,000 names on ext4.
@@ -59,6 +58,7 @@ def write_many_shards(folder: Path, *, shards: int, shard_samples: int, img_size
         width=(img_size, img_size * 5 // 4),
         formats={"jpg": samples},
         class_counts=counts,
+        index=_write_index(folder, [index_shard(folder / shard.file, 0) for shard in written], shards),
     )
     dataset = Dataset(
         format=FORMAT,
@@ -71,8 +71,6 @@ def write_many_shards(folder: Path, *, shards: int, shard_samples: int, img_size
         splits={"train": split},
     )
     (folder / FILE_NAME).write_text(dataset.model_dump_json())
-    files = [index_shard(folder / shard.file, 0) for shard in written]
-    _write_index(folder / ".index" / f"train-{fingerprint_of(split)[:16]}.npy", files, shards)
     return samples
 
 
@@ -89,13 +87,13 @@ def _write_files(folder: Path, files: int, samples: int, img_size: int) -> list[
     return writer.shards
 
 
-def _write_index(path: Path, files: list[np.ndarray], shards: int) -> None:
+def _write_index(folder: Path, files: list[np.ndarray], shards: int) -> IndexFile:
     """Writes the array of all shards, a part at a time: at 100 million samples it has 2.4 GB."""
-    path.parent.mkdir()
-    each = len(files[0])
+    path, each = index_path(folder, "train"), len(files[0])
     array = np.lib.format.open_memmap(path, mode="w+", dtype=ROW, shape=(shards * each,))
     for shard in range(shards):
         rows = array[shard * each : (shard + 1) * each]
         rows[:] = files[shard % len(files)]
         rows["shard"] = shard
     array.flush()
+    return IndexFile(file=path.name, bytes=path.stat().st_size, sha256=file_digest(path))

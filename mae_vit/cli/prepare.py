@@ -22,8 +22,9 @@ _DESCRIPTION = """Write images as webdataset shards with dataset.json. A later c
 Image bytes are stored unchanged, but for --resize and --exif-orientation apply."""
 _NOT_IN_PLACE = (
     "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels", "exclude",
-    "shard_mib", "shard_samples", "image_column", "label_column", "config_name",
+    "shard_mib", "shard_samples", "exif_orientation", "image_column", "label_column", "config_name",
 )  # fmt: skip
+_NOT_IN_REINDEX = ("split", "overwrite", "max_pixels", "workers")
 
 
 def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -42,10 +43,16 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         ".zip of one, a folder of others' webdataset .tar shards, .parquet files or a folder of them, "
         "hf:USER/NAME[@REVISION] of the Hugging Face Hub), then the output",
     )
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--in-place",
         action="store_true",
-        help="the only path is a folder of others' .tar shards: write dataset.json beside them, nothing else",
+        help="the only path is a folder of others' .tar shards: write dataset.json and indexes beside them",
+    )
+    instead.add_argument(
+        "--reindex",
+        action="store_true",
+        help="the only path is a prepared folder: write its indexes anew, from the headers of its shards",
     )
     parser.add_argument(
         "--root", type=Path, metavar="DIR", help="where torchvision's CIFAR is, or is downloaded to"
@@ -83,9 +90,7 @@ def _add_choice(group: argparse._ArgumentGroup) -> None:
         metavar="SHARE",
         help="this share of each class, drawn by a hash of the key: smaller shares are inside larger ones",
     )
-    group.add_argument(
-        "--limit-per-class", type=int, metavar="N", help="at most N of each class, drawn alike"
-    )
+    group.add_argument("--limit-per-class", type=int, metavar="N", help="at most N of each class, so drawn")
     group.add_argument(
         "--exclude",
         action="append",
@@ -138,7 +143,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     begun = time.monotonic()
     out = Path(arguments.paths[-1])
     try:
-        report = _index_in_place(arguments) if arguments.in_place else _prepare(arguments)
+        report = _describe(arguments) if arguments.in_place or arguments.reindex else _prepare(arguments)
     except OSError as error:
         raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
     _say(report)
@@ -151,19 +156,12 @@ def _check(arguments: argparse.Namespace) -> None:
     # Slow to import, so that --help is not.
     from mae_vit.data.images.decode import MAX_PIXELS
 
-    out_text = arguments.paths[-1]
-    if arguments.in_place:
-        if len(arguments.paths) > 1:
-            raise InputError(f"--in-place takes one folder, not {len(arguments.paths)}")
-        for name in _NOT_IN_PLACE:
-            if getattr(arguments, name):
-                raise InputError(
-                    f"--in-place changes no shards: --{name.replace('_', '-')} needs an OUT folder"
-                )
-        if arguments.exif_orientation == "apply":
-            raise InputError("--in-place changes no shards: --exif-orientation apply needs an OUT folder")
+    if arguments.in_place or arguments.reindex:
+        _check_in_place(arguments, "--in-place" if arguments.in_place else "--reindex")
     elif len(arguments.paths) < 2:
-        raise InputError(f"prepare needs sources and an output folder, not {out_text} alone (see --help)")
+        raise InputError(
+            f"prepare needs sources and an output folder, not {arguments.paths[-1]} alone (see --help)"
+        )
     for name in ("shard_mib", "shard_samples", "limit_per_class", "resize", "max_pixels"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -186,6 +184,15 @@ def _check(arguments: argparse.Namespace) -> None:
     if not arguments.split.replace("_", "").isalnum():
         raise InputError(f'--split "{arguments.split}": letters, digits and _ only')
     check_sources(arguments)
+
+
+def _check_in_place(arguments: argparse.Namespace, option: str) -> None:
+    if len(arguments.paths) > 1:
+        raise InputError(f"{option} takes one folder, not {len(arguments.paths)}")
+    for name in (*_NOT_IN_PLACE, *(_NOT_IN_REINDEX if arguments.reindex else ())):
+        if str(getattr(arguments, name)) not in ("None", "False", "ignore", "train"):
+            why = "changes nothing" if name in _NOT_IN_REINDEX else "needs an OUT folder"
+            raise InputError(f"{option} changes no shards: --{name.replace('_', '-')} {why}")
 
 
 def _check_exclusion(arguments: argparse.Namespace) -> None:
@@ -231,9 +238,11 @@ def _prepare(arguments: argparse.Namespace) -> Report:
         )
 
 
-def _index_in_place(arguments: argparse.Namespace) -> Report:
-    from mae_vit.data.prepare.in_place import index_in_place
+def _describe(arguments: argparse.Namespace) -> Report:
+    from mae_vit.data.prepare.in_place import index_in_place, reindex
 
+    if arguments.reindex:
+        return reindex(Path(arguments.paths[0]))
     return index_in_place(
         Path(arguments.paths[0]),
         split=arguments.split,
@@ -283,6 +292,5 @@ def _say(report: Report) -> None:
     for note in report.notes:
         print(note)
     if report.conversions:
-        print(
-            "images: " + "; ".join(f"{count:,} {what}" for what, count in sorted(report.conversions.items()))
-        )
+        images = "; ".join(f"{count:,} {what}" for what, count in sorted(report.conversions.items()))
+        print(f"images: {images}")

@@ -1,35 +1,38 @@
 """Random access to the samples of a split: where each lies in its shard.
 
-The index is built on first use by walking the tar headers, kept as one memory-mapped
-array, and rebuilt whenever `dataset.json` describes other shards or shards are newer.
+The index is one memory-mapped array beside the shards, `SPLIT-index.npy`, which `mae-vit prepare` writes and
+`dataset.json` names. What is derived from the shards later lies in `.index/`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 
 from mae_vit.core.errors import Damage, InputError
-from mae_vit.core.files import replacing, user_cache
-from mae_vit.core.messages import nearest
+from mae_vit.core.files import replacing
+from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.urls import redact_url
 from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
 from mae_vit.data.shards.dataset_json import Dataset, Split, read_dataset
-from mae_vit.data.shards.index_files import find_array, is_current, load_array, read_keys, read_notes
-from mae_vit.data.shards.index_rows import ROW, RowFile, key_check, rows_fit
-from mae_vit.data.shards.samples import read_groups, split_key
-from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable
-from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, plain_name, walk_tar
+from mae_vit.data.shards.index_files import cache_folder, index_problem, reindex_hint, stored_keys
+from mae_vit.data.shards.index_rows import ROW, RowFile, key_check, load_rows, plain_key_fits
+from mae_vit.data.shards.samples import read_samples, split_key
+from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable, misfit_shards
+from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, name_is_cut, plain_name, walk_tar
 
 _NPY_HEADER = 4096  # at most
+# Up to 170,000 samples all of an index is compared at each start, in 0.01 s; of a larger one size and type.
+_COMPARED_BYTES = 1 << 22
 # Not taken along to another process.
 _OWN = ("_rows", "_row", "_row_file", "dataset")
 
@@ -43,7 +46,6 @@ class ShardIndex:
         dataset: what the folder holds; not in data workers.
         one_size: (height, width) of all images of the split in pixels, None where they differ.
         fingerprint: changes when any shard does.
-        problems: of shards that are not as described: file name and a predicate ("is missing").
         remote: what the folder stands in for; None if it holds the shards itself.
         array_path: of the index.
     """
@@ -51,21 +53,16 @@ class ShardIndex:
     def __init__(
         self, folder: Path, split: str, dataset: Dataset, array_path: Path, remote: RemoteFolder | None = None
     ) -> None:
-        """Opens a built index; `open_index` builds it."""
+        """Maps an index; `open_index` looks for it."""
         self.folder, self.remote, self.array_path = folder, remote, array_path
         self.split = split
         self.dataset = dataset
         self.fingerprint = fingerprint_of(dataset.splits[split])
         self._open_rows()
-        self._notes = read_notes(array_path)
         (low, high), (left, right) = self.split_info.height, self.split_info.width
         self.one_size = (low, left) if (low, left) == (high, right) else None
-        shards, states = self.split_info.shards, self._notes.shards
-        self.problems = {shards[number].file: problem for number, (_, problem) in states.items()}
-        sizes = [shard.bytes for shard in shards]
-        for number, (state, _) in states.items():
-            sizes[number] = state.bytes or 0  # as they were when their headers were read
-        self._shards = ShardTable([shard.file for shard in shards], sizes)
+        shards = self.split_info.shards
+        self._shards = ShardTable([shard.file for shard in shards], [shard.bytes for shard in shards])
         self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, self._shards)
 
     @property
@@ -78,18 +75,12 @@ class ShardIndex:
 
     @property
     def labels(self) -> np.ndarray:
-        """int32 (N,), -1 where there is none, -2 where it is lost with its sample."""
+        """int32 (N,), -1 where there is none."""
         return self._rows["label"]
 
     def labels_of(self, samples: np.ndarray) -> np.ndarray:
         """int32 (B,), the labels of samples (B,)."""
         return self._row_file.labels(samples)
-
-    @property
-    def lost(self) -> np.ndarray:
-        """Numbers of the samples of which the headers alone say that they cannot be read, sorted."""
-        # Over shards as described there are none: no need to read all rows.
-        return np.flatnonzero(self._rows["length"] == 0) if self.problems else np.zeros(0, np.int64)
 
     def read(self, sample: int) -> bytes:
         """Reads the encoded image of a sample.
@@ -97,22 +88,43 @@ class ShardIndex:
         Raises:
             ReadError: if it is not there.
         """
-        offset, length, shard, _, _ = self._row(sample)
-        if length == 0:
-            raise ReadError(self.why_lost(sample))
-        return self._files.read(shard, offset, length)
+        offset, length, shard, _, check = self._row(sample)
+        # With its header: a shard that somebody wrote anew may hold another image there.
+        data = self._files.read(shard, offset - BLOCK, BLOCK + length)
+        if not plain_key_fits(data, check) and self._holds_other(shard, offset, data[:BLOCK]):
+            raise ReadError("the shard holds another sample there")
+        return data[BLOCK:]
 
-    def why_lost(self, sample: int) -> str:
-        """Says why a sample of `lost` cannot be read, in short."""
-        if sample in self._notes.samples:
-            return self._notes.samples[sample][1]
-        return f"the shard {self._notes.shards[int(self._rows[sample]['shard'])][1]}"
+    def _holds_other(self, shard: int, offset: int, header: bytes) -> bool:
+        """Whether a header with another name is that of another sample: long names stand in blocks before it."""
+        if name_is_cut(header):
+            return False
+        return offset < 2 * BLOCK or b" path=" not in self._files.read(shard, offset - 2 * BLOCK, BLOCK)
+
+    def misfit_shards(self) -> dict[int, int | None]:
+        """Finds shards here that are missing or of another size: see `shard_files.misfit_shards`."""
+        return {} if self.remote else misfit_shards(self.folder, self.split_info.shards)
+
+    def samples_beyond(self, sizes: Mapping[int, int | None]) -> np.ndarray:
+        """Lists the samples that shards of these sizes lack: int64 (K,), sorted.
+
+        Args:
+            sizes: in bytes, by number of shard; None for one that is missing.
+        """
+        lost, shards = [np.zeros(0, np.int64)], self.split_info.shards
+        ends = np.cumsum([shard.samples for shard in shards])
+        for number, size in sorted(sizes.items()):
+            rows = self._rows[ends[number] - shards[number].samples : ends[number]]
+            # Of a larger one nothing is read.
+            end = 0 if size is None or size > shards[number].bytes else size
+            lost.append(np.flatnonzero(rows["offset"] + rows["length"] > end) + ends[number] - len(rows))
+        return np.concatenate(lost)
 
     def damage(self, sample: int, reason: str) -> Damage:
         """Describes a sample that cannot be used."""
-        offset = int(self._rows[sample]["offset"])
-        shard = self.shard_of(sample)
-        return Damage(sample, shard, self.find_key(sample), None if offset < 0 else offset, reason)
+        return Damage(
+            sample, self.shard_of(sample), self.find_key(sample), int(self._rows[sample]["offset"]), reason
+        )
 
     def shard_of(self, sample: int) -> str:
         """The file that a sample lies in."""
@@ -132,12 +144,8 @@ class ShardIndex:
         self._files.path(shard)
 
     def find_key(self, sample: int) -> str | None:
-        """The key of a sample, None where it is lost with it; a small read."""
+        """The key of a sample, None where its shard does not tell it; a small read."""
         row = self._rows[sample]
-        if sample in self._notes.samples:
-            return self._notes.samples[sample][0]
-        if row["offset"] < 0:
-            return None
         shard, offset = int(row["shard"]), int(row["offset"])
         try:
             # Names of up to 100 letters stand in the block before.
@@ -151,54 +159,61 @@ class ShardIndex:
         return key if key_check(key) == row["key"] else None
 
     def keys(self) -> list[str]:
-        """Returns the key of every sample, kept beside the index once they were read from the tars.
+        """Returns the key of every sample: read from the headers of all shards, once, and stored in `.index/`.
 
         Raises:
-            InputError: if a sample is lost with its key.
+            InputError: if a shard does not tell the key of one of its samples.
         """
-        # Kept under the name of whole shards, they are those of damaged ones too.
-        path = self.array_path.with_name(f"{self.split}-{self.fingerprint[:16]}-keys.json")
-        # Many ranks ask at once, and to parse a million names takes a moment: no lock where they are kept.
-        if (kept := read_keys(path, len(self))) is not None:
-            return kept
+        path = self.cache_path("keys.json")
+        # Many ranks ask at once, and to parse a million names takes a moment: no lock where they are stored.
+        if (stored := stored_keys(path, len(self))) is not None:
+            return stored
         with self.locked():
             # Another process may have read them meanwhile.
-            if (kept := read_keys(path, len(self))) is not None:
-                return kept
-            keys = self._read_keys()
-            if not self.problems:
-                # Names in tars need not be Unicode; JSON's escapes hold any.
-                with replacing(path) as partial:
-                    partial.write_text(json.dumps(keys), encoding="utf-8")
-            return keys
+            if (stored := stored_keys(path, len(self))) is not None:
+                return stored
+            firsts = accumulate((shard.samples for shard in self.split_info.shards[:-1]), initial=0)
+            keys = [key for number, first in enumerate(firsts) for key in self._keys_of_shard(number, first)]
+            # Names in tars need not be Unicode; JSON's escapes hold any.
+            with replacing(path) as partial:
+                partial.write_text(json.dumps(keys), encoding="utf-8")
+        return keys
 
-    def _read_keys(self) -> list[str]:
-        keys = {sample: key for sample, (key, _) in self._notes.samples.items() if key is not None}
-        start = 0
-        for number, shard in enumerate(self.split_info.shards):
-            names: dict[int, str] = {}
-            with suppress(ReadError, DamagedTar, OSError):
-                for found in read_groups(self._files.path(number)):
-                    names[found.offset] = found.key
-            offsets = self._rows["offset"][start : start + shard.samples].tolist()
-            keys |= {start + n: names[at] for n, at in enumerate(offsets) if at >= 0 and at in names}
-            if any(sample not in keys for sample in range(start, start + shard.samples)):
-                problem = self.problems.get(shard.file, "changed")
-                raise InputError(
-                    f"keys of the samples cannot be read: shard {self.folder / shard.file} {problem}: "
-                    f"see `mae-vit check {self.folder}`"
-                )
-            start += shard.samples
-        return [keys[sample] for sample in range(len(self))]
+    def _keys_of_shard(self, number: int, first: int) -> list[str]:
+        """The keys of a shard that begins with the sample `first`."""
+        shard, names = self.split_info.shards[number], dict[int, str]()
+        why = "holds other samples than its index says"
+        try:
+            names.update((sample.offset, sample.key) for sample in read_samples(self._files.path(number)))
+        except (ReadError, DamagedTar, OSError) as error:
+            why = f"cannot be read ({error_reason(error) if isinstance(error, OSError) else error})"
+        rows = self._rows[first : first + shard.samples]
+        keys = [names.get(offset, "") for offset in rows["offset"].tolist()]
+        if [key_check(key) for key in keys] != rows["key"].tolist():
+            raise InputError(
+                f'keys of split "{self.split}" are needed, and shard {self.folder / shard.file} {why}: '
+                f"see `mae-vit check {self.folder}`"
+            )
+        return keys
 
     def cache_path(self, name: str) -> Path:
-        """A path beside the index for data derived from it; its name holds the fingerprint."""
-        return self.array_path.with_name(f"{self.array_path.stem}-{name}")
+        """A path for data derived from the shards; it holds the fingerprint."""
+        return cache_folder(self.folder) / f"{self.split}-{self.fingerprint[:16]}-{name}"
+
+    def drop_stale(self) -> None:
+        """Removes what was derived from earlier shards of this split, or some of its shards, and earlier indexes."""
+        current = f"{self.split}-{self.fingerprint[:16]}-"
+        for path in cache_folder(self.folder).glob(f"{self.split}-*"):
+            # "train-*" matches the files of a split "train-more" as well.
+            ours = re.match(rf"{re.escape(self.split)}-[0-9a-f]{{16}}[.-]", path.name)
+            partial = path.name.startswith(f"{current}odd-") or path.name.endswith("-partial.npy")
+            if ours and (partial or not path.name.startswith(current)):
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the lock of this split's derived files: one process of a node makes them."""
-        with FileLock(self.array_path.with_name(f".{self.split}.lock")):
+        with FileLock(cache_folder(self.folder) / f".{self.split}.lock"):
             yield
 
     def __getstate__(self) -> dict[str, object]:
@@ -214,21 +229,16 @@ class ShardIndex:
         self._rows, self._row = self._row_file.all, self._row_file.row
 
 
-def open_index(
-    folder: Path, split: str, *, tolerant: bool = False, remote: RemoteFolder | None = None
-) -> ShardIndex:
-    """Opens the index of a split; builds it on first use, or when the shards are others.
+def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:
+    """Opens the index of a split, which lies beside its shards; reads none of them.
 
     Args:
         folder: of the shards.
         split: its name.
-        tolerant: take shards that are missing or damaged: their samples are `lost`, all others
-            keep their numbers. Shards elsewhere are taken as described until they are read.
         remote: what the folder stands in for.
 
     Raises:
-        InputError: if folder or split are missing, or if shards are missing, changed or
-            damaged and that is not tolerated.
+        InputError: if folder, split or index are missing, or the index is not that of the shards.
     """
     dataset = read_dataset(folder)
     if split not in dataset.splits:
@@ -239,40 +249,16 @@ def open_index(
         raise InputError(
             f"dataset.json of {folder} is damaged: it says {info.samples} samples, its shards {described}"
         )
-    cache = _cache_folder(folder)
-    plain = cache / f"{split}-{fingerprint_of(info)[:16]}.npy"
-    # Once it is built nobody waits for a turn: 512 ranks may share a file system.
-    if remote is None and is_current(folder, info, plain):
-        with suppress(OSError, ValueError):  # another process has just removed it
-            return ShardIndex(folder, split, dataset, plain)
-    # All ranks of a node come here at once: one builds, the others wait for it.
-    with FileLock(cache / f".{split}.lock"):
-        if remote is None:
-            array_path = find_array(folder, split, info, plain, tolerant=tolerant)
-        else:
-            array_path = _find_remote_array(remote, split, dataset, plain)
-        return ShardIndex(folder, split, dataset, array_path, remote)
-
-
-def _find_remote_array(remote: RemoteFolder, split: str, dataset: Dataset, path: Path) -> Path:
-    """The array of a split whose shards lie elsewhere: fetched, once."""
-    info = dataset.splits[split]
     if info.index is None:
-        raise InputError(
-            f'dataset.json of {redact_url(remote.url)} names no index of split "{split}", and to make one all shards '
-            "would be read: write the folder with this version's `mae-vit prepare`"
-        )
-    if load_array(path, info) is None:
-        if info.index.bytes > info.samples * ROW.itemsize + _NPY_HEADER:
-            raise InputError(
-                f"index {info.index.file} of {redact_url(remote.url)} is too large for its samples"
-            )
-        fetch_index(remote, info.index, path)
-        rows = load_array(path, info)
-        if rows is None or not rows_fit(rows, info.shards, len(dataset.classes)):
-            path.unlink()
-            raise InputError(f"index {info.index.file} of {redact_url(remote.url)} is not that of its shards")
-    return path
+        where = redact_url(remote.url) if remote else str(folder)
+        hint = "run `mae-vit prepare --reindex DIR` where it lies" if remote else reindex_hint(folder)
+        raise InputError(f'{where} has no index of split "{split}", an earlier version wrote it: {hint}')
+    if remote is not None:
+        return ShardIndex(folder, split, dataset, _fetched_index(remote, folder, split, dataset), remote)
+    path, compare = folder / info.index.file, info.index.bytes <= _COMPARED_BYTES
+    if (problem := index_problem(path, info, len(dataset.classes), compare=compare)) is not None:
+        raise InputError(f"index {path} {problem}: {reindex_hint(folder)}")
+    return ShardIndex(folder, split, dataset, path)
 
 
 def fingerprint_of(info: Split) -> str:
@@ -281,20 +267,25 @@ def fingerprint_of(info: Split) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _cache_folder(folder: Path) -> Path:
-    """`.index/` beside the shards, or the user's cache where that cannot be written."""
-    beside = folder / ".index"
-    try:
-        beside.mkdir(exist_ok=True)
-        if os.access(beside, os.W_OK):
-            return beside
-    except OSError:
-        pass
-    cache = user_cache() / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"no place for the index: neither {beside} nor {cache} can be written: {error}"
-        ) from None
-    return cache
+def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Dataset) -> Path:
+    """The index of a split whose shards lie elsewhere: fetched once, and compared then."""
+    info = dataset.splits[split]
+    assert info.index is not None
+    where = f"index {info.index.file} of {redact_url(remote.url)}"
+    if info.index.bytes > info.samples * ROW.itemsize + _NPY_HEADER:
+        raise InputError(f"{where} is too large for its samples")
+    cache = cache_folder(folder)
+    path = cache / f"{split}-index-{info.index.sha256[:16]}.npy"
+    if load_rows(path, info.samples) is not None:
+        return path
+    # All ranks of a node come here at once: one fetches, the others wait for it.
+    with FileLock(cache / f".{split}.lock"):
+        if load_rows(path, info.samples) is None:
+            fetch_index(remote, info.index, path)
+            if index_problem(path, info, len(dataset.classes), compare=True) is not None:
+                path.unlink()
+                raise InputError(f"{where} is not that of its shards")
+            for stale in cache.glob(f"{split}-index-*.npy"):
+                if stale != path:
+                    stale.unlink(missing_ok=True)
+    return path

@@ -12,7 +12,6 @@ from mae_vit.core.errors import InputError, damage_allowed
 from mae_vit.core.messages import count_of
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.remote.folder import RemoteFolder
-from mae_vit.data.shards.index_rows import UNKNOWN_LABEL
 
 _NAMED = 3
 
@@ -20,7 +19,7 @@ _NAMED = 3
 def open_training_index(
     folder: Path, split: str, *, damage_budget: float, say: bool, remote: RemoteFolder | None = None
 ) -> ShardIndex:
-    """Opens the index of a split that is trained on, over damaged shards too.
+    """Opens the index of a split that is trained on, also if shards of it are missing or cut short.
 
     Args:
         folder: of the shards.
@@ -32,39 +31,60 @@ def open_training_index(
     Raises:
         InputError: if more are lost, or there is no such split.
     """
-    index = open_index(folder, split, tolerant=True, remote=remote)
-    if not index.problems:
+    index = open_index(folder, split, remote=remote)
+    lost, problems = _missing_samples(index)
+    if not problems:
         return index
-    lost, allowed = len(index.lost), damage_allowed(damage_budget, len(index))
-    problems = [f"shard {folder / file} {problem}" for file, problem in index.problems.items()]
-    more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
-    unreadable = f'{lost:,} of {count_of(len(index), "sample")} of split "{split}" cannot be read'
-    where = f"{'; '.join(problems[:_NAMED])}{more}: see `mae-vit check {folder}`"
-    if lost > allowed:
-        raise InputError(
-            f"{unreadable}, data.damage_budget={damage_budget:g} allows {allowed:,}: {where}, mend the shards or raise "
-            "the budget"
-        )
+    allowed = damage_allowed(damage_budget, len(index))
+    what = f'{len(lost):,} of {count_of(len(index), "sample")} of split "{split}" cannot be read'
+    budget, where = f"data.damage_budget={damage_budget:g} allows {allowed:,}", _shorten(problems, folder)
+    if len(lost) > allowed:
+        raise InputError(f"{what}, {budget}: {where}, mend the shards or raise the budget")
     if say:
-        budget = f"data.damage_budget={damage_budget:g} allows {allowed:,}"
-        what = f"{unreadable}; others take their places ({budget})" if lost else "a shard is not as described"
-        print(f"warning: {what}: {where}", file=sys.stderr)
+        print(f"warning: {what}; others take their places ({budget}): {where}", file=sys.stderr)
     return index
 
 
-def check_labels(index: ShardIndex) -> None:
-    """Makes sure that lost samples have left their labels: samples are chosen by them.
+def open_whole_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:
+    """Opens the index of a split of which every image counts, as in a measurement.
 
     Raises:
-        InputError: naming the first shard.
+        InputError: if a shard is missing or of another size, or there is no such split.
     """
-    unknown = np.flatnonzero(index.labels == UNKNOWN_LABEL)
-    if len(unknown):
-        first = index.damage(int(unknown[0]), index.why_lost(int(unknown[0])))
+    index = open_index(folder, split, remote=remote)
+    _, problems = _missing_samples(index)
+    if problems:
+        raise InputError(f'split "{split}" must be whole: {_shorten(problems, folder)}')
+    return index
+
+
+def check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
+    """Refuses held-out images that are known to be lost: now rather than at the first evaluation.
+
+    Raises:
+        InputError: naming the first.
+    """
+    missing, problems = _missing_samples(index)
+    lost = np.intersect1d(missing, held_out)
+    if len(lost):
         raise InputError(
-            f'labels of {count_of(len(unknown), "sample")} of split "{index.split}" are lost, and samples are chosen '
-            f"by them: {first}: mend it (see `mae-vit check {index.folder}`)"
+            f"{len(lost)} of the {len(held_out):,} held-out images cannot be read: "
+            f"{_shorten(problems, index.folder)}, mend the shards, or train on all (finetune.holdout=0)"
         )
+
+
+def _missing_samples(index: ShardIndex) -> tuple[np.ndarray, list[str]]:
+    """Lists samples that shards here lack, by the shards' sizes, and says of each such shard what is wrong."""
+    shards, sizes, problems = index.split_info.shards, index.misfit_shards(), list[str]()
+    for number, size in sizes.items():
+        told = "is missing" if size is None else f"has {size} bytes, dataset.json says {shards[number].bytes}"
+        problems.append(f"shard {index.folder / shards[number].file} {told}")
+    return index.samples_beyond(sizes), problems
+
+
+def _shorten(problems: Sequence[str], folder: Path) -> str:
+    more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
+    return f"{'; '.join(problems[:_NAMED])}{more}: see `mae-vit check {folder}`"
 
 
 def find_split(

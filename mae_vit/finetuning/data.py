@@ -16,10 +16,10 @@ from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.batches.subset import draw_held_out, limit_per_class
 from mae_vit.data.images.augment import Augment
-from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.index import ShardIndex
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.remote.folder import resolve_data_path
-from mae_vit.data.splits import check_labels, find_split, open_training_index
+from mae_vit.data.splits import check_held_out, find_split, open_training_index, open_whole_index
 from mae_vit.data.training_data import TrainingData, check_pad, open_training_data
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
 from mae_vit.finetuning.config.schema import CLOSED_FORM, FinetuneConfig
@@ -129,7 +129,7 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
     # Fetch remote shards first: the choice of samples reads keys of all shards.
     check_pad(config.data.augment.crop, index, config.model.image_hw)
     train, held_out = _choose(config, index, ranks)
-    _check_held_out(index, held_out)
+    check_held_out(index, held_out)
     training = open_training_data(config, index, train, ranks, device)
     if config.finetune.mode == "finetune":
         check_cache(
@@ -165,23 +165,10 @@ def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
         section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
     )
     if config.finetune.mode != "finetune":
-        return open_index(path, section.split, remote=remote)
-    index = open_training_index(
+        return open_whole_index(path, section.split, remote=remote)
+    return open_training_index(
         path, section.split, damage_budget=section.damage_budget, say=say, remote=remote
     )
-    check_labels(index)
-    return index
-
-
-def _check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
-    """Checks that no held-out image is known to be lost: better now than at the first evaluation."""
-    lost = np.intersect1d(index.lost, held_out)
-    if len(lost):
-        first = index.damage(int(lost[0]), index.why_lost(int(lost[0])))
-        raise InputError(
-            f"{len(lost)} of the {len(held_out):,} held-out images cannot be read: {first}: mend it (see "
-            f"`mae-vit check {index.folder}`), or train on all (finetune.holdout=0)"
-        )
 
 
 def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np.ndarray, np.ndarray]:
@@ -234,7 +221,7 @@ def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
             f'{redact_url(config.data.path)} has no split "test" or "val" to measure on ({", ".join(splits)}): '
             "mae-vit prepare ... --holdout 1/10 draws one, or give finetune.test_split"
         )
-    test_index = open_index(index.folder, split, remote=index.remote)
+    test_index = open_whole_index(index.folder, split, remote=index.remote)
     if not (test_index.labels >= 0).any():
         raise InputError(f'split "{split}" of {redact_url(config.data.path)} has no labels to measure by')
     return test_index

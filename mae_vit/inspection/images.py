@@ -111,7 +111,7 @@ def _of_shards(
 def _open(folder: Path, split: str | None, remote: RemoteFolder | None) -> ShardIndex:
     there = read_dataset(folder).splits
     chosen = split or next((name for name in _SPLITS if name in there), next(iter(there)))
-    return open_index(folder, chosen, tolerant=True, remote=remote)
+    return open_index(folder, chosen, remote=remote)
 
 
 def _of_files(data: str, count: int, channels: int, img_size: tuple[int, int]) -> Samples:

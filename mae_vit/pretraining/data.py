@@ -16,11 +16,11 @@ from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.data.images.augment import Augment
-from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.index import ShardIndex
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.index_rows import NO_LABEL
-from mae_vit.data.splits import check_labels, find_split, open_training_index
+from mae_vit.data.splits import find_split, open_training_index, open_whole_index
 from mae_vit.data.training_data import TrainingData, check_pad, open_training_data
 from mae_vit.pretraining.probe_split import ProbeSplit, choose_probe
 from mae_vit.runtime.ranks import Ranks
@@ -155,7 +155,6 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
     limit = config.data.leave_out_per_class
     if limit is None:
         return None
-    check_labels(index)
     labels = np.asarray(index.labels)
     taken, _ = limit_per_class(np.flatnonzero(labels >= 0), labels, index.keys(), limit)
     rest = np.setdiff1d(np.arange(len(labels)), taken)
@@ -173,4 +172,4 @@ def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
         known=_HELD_OUT_SPLITS,
         key="monitor.evaluate_split",
     )
-    return open_index(index.folder, split, remote=index.remote) if split else None
+    return open_whole_index(index.folder, split, remote=index.remote) if split else None

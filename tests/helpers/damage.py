@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import struct
 import tarfile
@@ -10,58 +9,60 @@ import zlib
 from pathlib import Path
 
 from mae_vit.data.index import open_index
+from mae_vit.data.shards.tar_headers import BLOCK
 
 # What the list says of each way, in part.
 WAYS = {
-    "truncated": "truncated",
+    "cut off": "checksum of its pixels",
     "undecodable": "not an image",
-    "zero-byte": "no bytes",
+    "another sample": "the shard holds another sample there",
     "over the pixel bound": "exceeds limit",
-    "missing member": "no image is there",
+    "flipped bit": "checksum of its pixels",
 }
 
 
-def copy_of(data: Path, out: Path, *, with_index: bool = False) -> Path:
-    """A copy of a data folder, as if its index was never built."""
-    ignored = None if with_index else shutil.ignore_patterns(".index")
-    return Path(shutil.copytree(data, out, ignore=ignored))
+def copy_of(data: Path, out: Path) -> Path:
+    """A copy of a data folder, of which no run has derived anything."""
+    return Path(shutil.copytree(data, out, ignore=shutil.ignore_patterns(".index")))
 
 
 def keys_of(data: Path, split: str = "train") -> list[str]:
     return open_index(data, split).keys()
 
 
-def damage(whole: Path, copy: Path, ways: dict[int, str]) -> dict[int, tuple[str, str]]:
-    """Damages samples of a copy; returns shard and key of each."""
-    index, keys = open_index(whole, "train"), keys_of(whole)
-    places = {n: (index.split_info.shards[int(index._rows["shard"][n])].file, keys[n]) for n in ways}
-    for file in sorted({file for file, _ in places.values()}):
-        _rewrite(copy / file, {places[n][1]: ways[n] for n in ways if places[n][0] == file})
-    return places
+def known_key(key: str, way: str) -> str | None:
+    """What a damaged sample can still be called: its header has its key."""
+    return None if way == "another sample" else key
 
 
-def _rewrite(path: Path, ways: dict[str, str]) -> None:
-    with tarfile.open(path) as tar:
-        members = [(member, tar.extractfile(member).read()) for member in tar.getmembers()]
-    with tarfile.open(path, "w") as tar:
-        for member, data in members:
-            key, _, extension = member.name.partition(".")
-            way = ways.get(key) if extension == "png" else None
-            if way == "missing member":
-                continue
-            if way is not None:
-                data = _damaged(data, way)
-                member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+def damage(whole: Path, copy: Path, ways: dict[int, str]) -> None:
+    """Damages samples of a copy where they lie."""
+    index = open_index(whole, "train")
+    for sample, way in ways.items():
+        offset, length = int(index._rows["offset"][sample]), int(index._rows["length"][sample])
+        with open(copy / index.shard_of(sample), "r+b") as file:
+            file.seek(offset - BLOCK)
+            member = file.read(BLOCK + length)
+            file.seek(offset - BLOCK)
+            file.write(_damaged(member[:BLOCK], member[BLOCK:], way))
 
 
-def _damaged(image: bytes, way: str) -> bytes:
-    return {
-        "truncated": image[: len(image) * 2 // 3],
-        "undecodable": bytes(len(image)),
-        "zero-byte": b"",
-        "over the pixel bound": bomb_png(60_000, 60_000),
-    }[way]
+def _damaged(header: bytes, image: bytes, way: str) -> bytes:
+    """A member of the same size."""
+    if way == "another sample":
+        info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        info.name = f"other/{info.name}"
+        return info.tobuf(tarfile.USTAR_FORMAT) + image
+    half = len(image) // 2
+    return (
+        header
+        + {
+            "cut off": image[:half] + bytes(len(image) - half),
+            "undecodable": bytes(len(image)),
+            "over the pixel bound": bomb_png(60_000, 60_000)[:33] + image[33:],
+            "flipped bit": image[:half] + bytes([image[half] ^ 1]) + image[half + 1 :],
+        }[way]
+    )
 
 
 def bomb_png(width: int, height: int) -> bytes:

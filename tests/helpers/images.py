@@ -31,9 +31,11 @@ def write_files(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def write_tar(path: Path, files: dict[str, bytes] | list[tuple[str, bytes]], mode: str = "w") -> Path:
+def write_tar(
+    path: Path, files: dict[str, bytes] | list[tuple[str, bytes]], mode: str = "w", **options
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, mode) as tar:
+    with tarfile.open(path, mode, **options) as tar:
         for name, data in files.items() if isinstance(files, dict) else files:
             member = tarfile.TarInfo(name)
             member.size = len(data)

@@ -1,10 +1,7 @@
 """What tests of shards elsewhere ask for."""
 
-from pathlib import Path
-
 from mae_vit.core.urls import file_url
 from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.prepare.publish import write_description, write_index
 from mae_vit.data.remote.cache import Cache, RemoteFile
 from mae_vit.data.shards.dataset_json import Shard, read_dataset
 
@@ -28,13 +25,3 @@ def open_cache(tmp_path, limit=1 << 30, **options) -> Cache:
     folder = tmp_path / "cache"
     folder.mkdir(exist_ok=True)
     return Cache(folder, limit, **{"stall_s": 0.3, "patience_s": 2.0, **options})
-
-
-def describe_indexes(folder: Path) -> None:
-    """Writes the index of each split, as `prepare` does."""
-    dataset = read_dataset(folder)
-    splits = {
-        name: info.model_copy(update={"index": write_index(folder, info.shards, name)})
-        for name, info in dataset.splits.items()
-    }
-    write_description(folder, dataset.model_copy(update={"splits": splits}))

@@ -286,7 +286,11 @@ def _decoded_array(index: ShardIndex, channels: int) -> Path:
     assert size is not None
     shape = (len(index), channels, *size)
     with index.locked():
+        if not path.exists() and index.misfit_shards():
+            # By another name: once the shards are whole again, all images are decoded.
+            path = path.with_name(f"{path.stem}-partial.npy")
         if not path.exists() or np.load(path, mmap_mode="r").shape != shape:
+            index.drop_stale()
             _decode_all(index, channels, shape, path)
     return path
 

@@ -1,21 +1,27 @@
-"""Describes shards made by others where they lie: only `dataset.json` and indexes are written."""
+"""Describes shards where they lie: only `dataset.json` and indexes are written."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from mae_vit.core.errors import InputError
+from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.prepare import Report
-from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index
+from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index, write_rows
 from mae_vit.data.prepare.sources.foreign_shards import numbered_classes, split_of
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, describe_shard
+from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, describe_shard, read_dataset
+from mae_vit.data.shards.index_files import reindex_hint
+from mae_vit.data.shards.index_rows import index_shard, load_rows
 from mae_vit.data.shards.samples import Sample, class_number, images_of, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar
 
@@ -81,6 +87,75 @@ def index_in_place(
     notes = [f"left out {len(empty)} tars that hold no images"] if empty else []
     conversions: Counter[str] = sum((s.notes for s in gathered.values()), Counter())
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
+
+
+def reindex(folder: Path) -> Report:
+    """Writes the indexes of a folder that is described: one of an earlier version, or of shards written anew.
+
+    Reads all headers, and the whole of shards that may have changed: those of another size or number of samples, or
+    newer than `dataset.json`. Image sizes, formats, mean and std stay as they are described.
+
+    Raises:
+        InputError: if a shard is missing or damaged, or the folder cannot be written.
+    """
+    dataset = read_dataset(folder)
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"--reindex: {reindex_hint(folder)}")
+    for name, info in dataset.splits.items():
+        path = index_path(folder, name)
+        if info.index is None and path.exists() and load_rows(path) is None:
+            raise InputError(f"{path} is there already, and is no index: move it away")
+    since_ns, splits, notes = (folder / FILE_NAME).stat().st_mtime_ns, dict(dataset.splits), list[str]()
+    rows: dict[str, list[np.ndarray]] = {}
+    for name, info in splits.items():
+        bar = progress(info.shards, desc=f"indexing {name}", unit=" shards", delay=2, leave=False)
+        rows[name] = [
+            _rows(folder / shard.file, number, len(dataset.classes)) for number, shard in enumerate(bar)
+        ]
+        shards = [
+            _describe_again(folder, shard, len(part), since_ns)
+            for shard, part in zip(info.shards, rows[name], strict=True)
+        ]
+        if shards != info.shards:
+            labels = np.concatenate([part["label"] for part in rows[name]])
+            counts = np.bincount(labels[labels >= 0], minlength=len(dataset.classes)).tolist()
+            changed = sum(shard != before for shard, before in zip(shards, info.shards, strict=True))
+            notes.append(
+                f"{name}: {count_of(changed, 'shard')} changed; image sizes, formats, mean and std stay as they were"
+            )
+            splits[name] = info.model_copy(
+                update={"samples": len(labels), "shards": shards, "class_counts": counts}
+            )
+    # Here all is known to be readable.
+    for name, parts in rows.items():
+        splits[name] = splits[name].model_copy(update={"index": write_rows(folder, name, parts)})
+    dataset = dataset.model_copy(update={"splits": splits})
+    write_description(folder, dataset)
+    return Report(dataset, sorted(splits), notes=notes)
+
+
+def _rows(path: Path, number: int, classes: int) -> np.ndarray:
+    """The rows of a shard that is described."""
+    other = f"`mae-vit prepare {path.parent} OUT` may write others from it"
+    try:
+        rows = index_shard(path, number)
+    except OSError as error:
+        raise InputError(f"shard {path} cannot be read: {error_reason(error)}") from None
+    except DamagedTar as error:
+        raise InputError(f"shard {error}: put a whole one there; {other}") from None
+    if not len(rows) or not rows["length"].all():
+        raise InputError(f"shard {path} holds {'an empty image' if len(rows) else 'no images'}: {other}")
+    if (largest := int(rows["label"].max())) >= classes:
+        raise InputError(
+            f"shard {path} holds a sample of class {largest}, {FILE_NAME} names {classes} classes"
+        )
+    return rows
+
+
+def _describe_again(folder: Path, before: Shard, samples: int, since_ns: int) -> Shard:
+    status = (folder / before.file).stat()
+    same = status.st_size == before.bytes and samples == before.samples and status.st_mtime_ns <= since_ns
+    return before if same else describe_shard(folder / before.file, samples)
 
 
 def _samples(path: Path, folder: Path) -> list[tuple[Sample, int]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,8 +13,8 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import replacing
 from mae_vit.core.progress import progress
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, FORMAT, Dataset, IndexFile, Shard, Split
-from mae_vit.data.shards.index_rows import index_shard
+from mae_vit.data.shards.dataset_json import FILE_NAME, FORMAT, Dataset, IndexFile, Shard, Split, file_digest
+from mae_vit.data.shards.index_rows import ROW, index_shard
 
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
 
@@ -90,14 +88,21 @@ def publish(
 
 
 def write_index(out: Path, shards: Sequence[Shard], split: str) -> IndexFile:
-    """Writes the index of a split beside its shards."""
-    path, buffer = index_path(out, split), io.BytesIO()
+    """Reads the headers of a split's shards and writes its index beside them."""
     bar = progress(shards, desc="indexing", unit=" shards", delay=2, leave=False)
-    np.save(buffer, np.concatenate([index_shard(out / s.file, number) for number, s in enumerate(bar)]))
-    data = buffer.getvalue()
+    return write_rows(out, split, [index_shard(out / s.file, number) for number, s in enumerate(bar)])
+
+
+def write_rows(out: Path, split: str, rows: Sequence[np.ndarray]) -> IndexFile:
+    """Writes the index of a split beside its shards, from the rows of each."""
+    path, ends = index_path(out, split), np.cumsum([len(part) for part in rows])
     with replacing(path) as partial:
-        partial.write_bytes(data)
-    return IndexFile(file=path.name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        # At a billion samples it has 24 GB, which lie in memory once.
+        array = np.lib.format.open_memmap(partial, mode="w+", dtype=ROW, shape=(int(ends[-1]),))
+        for part, end in zip(rows, ends.tolist(), strict=True):
+            array[end - len(part) : end] = part
+        array.flush()
+    return IndexFile(file=path.name, bytes=path.stat().st_size, sha256=file_digest(path))
 
 
 def describe(classes: list[str], splits: dict[str, Split], statistics: Statistics) -> Dataset:

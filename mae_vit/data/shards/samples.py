@@ -26,8 +26,8 @@ class Sample:
 
     Attributes:
         key: shared with its other members.
-        extension: lower case, without the dot; empty where no image has the key.
-        offset: of its first byte in the tar; -1 where there is none.
+        extension: lower case, without the dot.
+        offset: of its first byte in the tar.
         length: in bytes.
         label: what its `.cls` holds, None where there is none.
     """
@@ -55,46 +55,25 @@ def read_samples(path: Path) -> Iterator[Sample]:
         DamagedTar: if the tar is damaged or holds two images under a key.
         OSError: if it cannot be read.
     """
-    return (sample for sample in read_groups(path) if sample.extension)
-
-
-def read_groups(path: Path) -> Iterator[Sample]:
-    """Yields the samples of a shard, those without an image too, in order.
-
-    Of a damaged tar it yields what lies before the damage, the last one perhaps without
-    all of its members, and then raises.
-
-    Raises:
-        DamagedTar: if the tar is damaged or holds two images under a key.
-        OSError: if it cannot be read.
-    """
     key, image, label = "", _NO_IMAGE, None
     with path.open("rb") as file:
-        try:
-            for member in walk_tar(path):
-                own_key, extension = split_key(member.name)
-                if not own_key:
-                    continue
-                if own_key != key:
-                    if key:
-                        yield Sample(key, *image, label)
-                    key, image, label = own_key, _NO_IMAGE, None
-                if extension in IMAGE_EXTENSIONS:
-                    if image is not _NO_IMAGE:
-                        image = _NO_IMAGE  # neither can be told to be the one
-                        raise DamagedTar(f"{path}: two images under the key {key}")
-                    if member.size > _MAX_IMAGE_BYTES:
-                        raise DamagedTar(
-                            f"{path}: {member.name} has {member.size} bytes: no image is so large"
-                        )
-                    image = (extension, member.offset, member.size)
-                elif extension == "cls":
-                    label = os.pread(file.fileno(), min(member.size, _MAX_LABEL_BYTES), member.offset)
-        except DamagedTar:
-            if key:
-                yield Sample(key, *image, label)
-            raise
-    if key:
+        for member in walk_tar(path):
+            member_key, extension = split_key(member.name)
+            if not member_key:
+                continue
+            if member_key != key:
+                if image is not _NO_IMAGE:
+                    yield Sample(key, *image, label)
+                key, image, label = member_key, _NO_IMAGE, None
+            if extension in IMAGE_EXTENSIONS:
+                if image is not _NO_IMAGE:
+                    raise DamagedTar(f"{path}: two images under the key {key}")
+                if member.size > _MAX_IMAGE_BYTES:
+                    raise DamagedTar(f"{path}: {member.name} has {member.size} bytes: no image is so large")
+                image = (extension, member.offset, member.size)
+            elif extension == "cls":
+                label = os.pread(file.fileno(), min(member.size, _MAX_LABEL_BYTES), member.offset)
+    if image is not _NO_IMAGE:
         yield Sample(key, *image, label)
 
 

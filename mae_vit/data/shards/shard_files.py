@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from mae_vit.core.messages import error_reason
+from mae_vit.data.shards.dataset_json import Shard
 
 _MAX_OPEN_SHARDS = 256
 # Network file systems fail for a moment; each try opens the shard anew.
@@ -23,10 +26,19 @@ _LOST_FOR_S = 60.0
 _PATIENT_FOR = 8
 # Not the shard's fault.
 _OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_MAX_STATTED_SHARDS = 64
 
 
 class ReadError(ValueError):
     """Bytes that cannot be had; the message says why, in short."""
+
+
+class _Lost(NamedTuple):
+    """What of a shard is not there: the bytes from `end` on, as of the time `since` (s)."""
+
+    end: int
+    reason: str
+    since: float
 
 
 class ShardFiles:
@@ -40,11 +52,11 @@ class ShardFiles:
 
         Args:
             folder: of the shards.
-            shards: their names, and the size that each must have.
+            shards: their names, and the sizes that are described.
         """
         self._folder, self._shards = folder, shards
         self._open: OrderedDict[int, int] = OrderedDict()
-        self._lost: dict[int, tuple[str, float]] = {}  # why, and when it was last tried
+        self._lost: dict[int, _Lost] = {}
 
     def path(self, shard: int) -> Path:
         """Where a shard lies."""
@@ -70,56 +82,64 @@ class ShardFiles:
 
     def _read_patiently(self, shard: int, offset: int, length: int) -> bytes:
         """Reads bytes of a shard that is not open, or has just failed."""
-        reason, since = self._lost.get(shard, ("", 0.0))
-        if reason and time.monotonic() - since < _LOST_FOR_S:
-            raise ReadError(reason)
-        waits = _WAITS_S if not reason and len(self._lost) < _PATIENT_FOR else (0.0,)
+        lost = self._lost.get(shard)
+        if lost and offset + length <= lost.end:
+            lost = None
+        if lost and time.monotonic() - lost.since < _LOST_FOR_S:
+            raise ReadError(lost.reason)
+        waits = _WAITS_S if lost is None and len(self._lost) < _PATIENT_FOR else (0.0,)
+        reason, end = "", 0
         for wait in waits:
             if wait:
                 time.sleep(wait)
             try:
                 descriptor = self._descriptor(shard)
-            except ReadError as error:
-                reason, lost = str(error), True
-                continue
-            self._lost.pop(shard, None)
-            try:
                 data = read_range(descriptor, offset, length)
+                end = os.fstat(descriptor).st_size
+            except ReadError as error:
+                reason, end = str(error), 0
+                continue
             except OSError as error:
-                reason, lost = f"cannot be read: {error_reason(error)}", False
+                if error.errno in _OUR_OWN:
+                    raise
+                reason, end = f"cannot be read: {error_reason(error)}", sys.maxsize
             else:
                 if len(data) == length:
+                    if lost:
+                        del self._lost[shard]
                     return data
-                reason, lost = f"truncated: {len(data):,} of {length:,} bytes are there", False
+                reason = f"truncated: {len(data):,} of {length:,} bytes are there"
+                if end < offset + length:
+                    reason = (
+                        f"the shard is cut short: {end:,} of {self._shards.size(shard):,} bytes are there"
+                    )
             self._close(shard)
-        if lost:
-            self._lost[shard] = (reason, time.monotonic())
+        if end < offset + length:
+            self._lost[shard] = _Lost(end, reason, time.monotonic())
         raise ReadError(reason)
 
     def _descriptor(self, shard: int) -> int:
         """Opens a shard, unless it is open.
 
         Raises:
-            ReadError: if it is gone, or has another size than it had.
+            ReadError: if it is gone, or larger than described.
         """
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
         while len(self._open) >= _MAX_OPEN_SHARDS:
             self._close(next(iter(self._open)))
-        size = self._shards.size(shard)
         try:
             descriptor = os.open(self.path(shard), os.O_RDONLY)
         except OSError as error:
             if error.errno in _OUR_OWN:
                 raise
             raise ReadError(f"the shard is gone: {error_reason(error)}") from None
-        found = os.fstat(descriptor).st_size
-        if found != size:
+        size, described = os.fstat(descriptor).st_size, self._shards.size(shard)
+        if size > described:
             os.close(descriptor)
-            # What lies where in it nobody knows. A file of the same size is taken for the
-            # same: where it is not, most of its samples do not decode.
-            raise ReadError(f"the shard changed: {found:,} bytes instead of {size:,}")
+            # What lies where in it nobody knows. One that is cut short still holds its first samples.
+            raise ReadError(f"the shard changed: {size:,} bytes instead of {described:,}")
         self._open[shard] = descriptor
         return descriptor
 
@@ -163,3 +183,23 @@ class ShardTable:
     def size(self, shard: int) -> int:
         """The size of a shard in bytes."""
         return int(self._sizes[shard])
+
+
+def misfit_shards(folder: Path, shards: Sequence[Shard]) -> dict[int, int | None]:
+    """Finds shards that have not the size that is described: their bytes by number, None where one is missing.
+
+    Looks at 64 evenly spread ones, and at all if one of these does not fit; `mae-vit check` reads them all.
+    """
+
+    def size_of(number: int) -> int | None:
+        try:
+            return (folder / shards[number].file).stat().st_size
+        except OSError:
+            return None
+
+    # First and last among them: copies break off at the end.
+    numbers = np.linspace(0, len(shards) - 1, min(len(shards), _MAX_STATTED_SHARDS)).astype(int).tolist()
+    if all(size_of(number) == shards[number].bytes for number in numbers):
+        return {}
+    sizes = {number: size_of(number) for number in range(len(shards))}
+    return {number: size for number, size in sizes.items() if size != shards[number].bytes}

@@ -128,6 +128,11 @@ def plain_name(header: bytes) -> str:
     return (prefix + b"/" + name if prefix else name).decode("utf-8", "surrogateescape")
 
 
+def name_is_cut(header: bytes) -> bool:
+    """Whether a header block may hold a part of a name alone: some writers cut it after 99 letters, or split it."""
+    return b"\0" not in header[:99] or (header[257:262] == b"ustar" and header[345:346] != b"\0")
+
+
 def _read_pax(data: bytes, path: Path, at: int) -> dict[str, str]:
     """Parses "LENGTH KEY=VALUE" records."""
     records = {}

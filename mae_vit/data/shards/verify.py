@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
-from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, file_digest, read_dataset
-from mae_vit.data.shards.index_rows import index_shard
+from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, Split, file_digest, read_dataset
+from mae_vit.data.shards.index_files import index_problem, reindex_hint
+from mae_vit.data.shards.index_rows import index_shard, load_rows
 from mae_vit.data.shards.samples import images_of, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar
 
@@ -35,14 +38,34 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
         for name, split in dataset.splits.items()
         if split.samples != (described := sum(shard.samples for shard in split.shards))
     ]
+    classes = len(dataset.classes)
     with progress(total=sum(s.bytes for s in shards), desc="checking", unit="B", unit_scale=True) as bar:
-        for shard in shards:
-            problems += _check_shard(folder / shard.file, shard, len(dataset.classes), decode_all)
-            bar.update(shard.bytes)
+        for name, split in dataset.splits.items():
+            index, problem = _read_index(folder, split, classes)
+            if problem:
+                problems.append(f"{problem} of split {name}: {reindex_hint(folder)}")
+            first = 0
+            for shard in split.shards:
+                rows = None if index is None else index[first : first + shard.samples]
+                problems += _check_shard(folder / shard.file, shard, rows, classes, decode_all)
+                first += shard.samples
+                bar.update(shard.bytes)
     return problems
 
 
-def _check_shard(path: Path, shard: Shard, classes: int, decode_all: bool) -> list[str]:
+def _read_index(folder: Path, split: Split, classes: int) -> tuple[np.ndarray | None, str]:
+    """The rows of a split's index, and what is wrong with it."""
+    if split.index is None:
+        return None, f"{FILE_NAME}: no index"
+    path = folder / split.index.file
+    if (problem := index_problem(path, split, classes, compare=True)) is not None:
+        return None, f"{path.name} {problem}"
+    return load_rows(path, split.samples), ""
+
+
+def _check_shard(
+    path: Path, shard: Shard, described: np.ndarray | None, classes: int, decode_all: bool
+) -> list[str]:
     try:
         size = path.stat().st_size
         digest = file_digest(path)
@@ -59,6 +82,9 @@ def _check_shard(path: Path, shard: Shard, classes: int, decode_all: bool) -> li
             problems.append(f"{shard.file}: {len(rows)} samples instead of {shard.samples}")
         if len(rows) and (largest := int(rows["label"].max())) >= classes:
             problems.append(f"{shard.file}: a sample of class {largest}, {FILE_NAME} names {classes} classes")
+        columns = ["offset", "length", "label", "key"]
+        if not problems and described is not None and not np.array_equal(rows[columns], described[columns]):
+            problems.append(f"{shard.file}: the index says other samples: {reindex_hint(path.parent)}")
         if problems or decode_all:
             problems += _undecodable(path)
     except (DamagedTar, OSError) as error:

@@ -100,7 +100,7 @@ class Matrix:
                 read_dataset(Path(data))
         if is_url(path):
             return
-        index = open_index(Path(path), self.config.set.get("data.split", "train"), tolerant=True)
+        index = open_index(Path(path), self.config.set.get("data.split", "train"))
         labels = np.asarray(index.labels)
         most = int(np.bincount(labels[labels >= 0], minlength=1).max())
         asked = max((number for _, number, _ in self.rows() if number != "all"), default=0)

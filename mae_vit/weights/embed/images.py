@@ -70,9 +70,8 @@ def open_images(spec: str, *, out: Path, splits: Sequence[str] = (), labels: boo
 
 def _images_of_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) -> Images:
     dataset = read_dataset(folder)
-    indexes = [open_index(folder, split, tolerant=True) for split in splits or dataset.splits]
-    # Negative numbers other than -1 mark labels that are lost with their samples.
-    labels = np.concatenate([np.maximum(index.labels, -1) for index in indexes]).astype(np.int32)
+    indexes = [open_index(folder, split) for split in splits or dataset.splits]
+    labels = np.concatenate([index.labels for index in indexes]).astype(np.int32)
     return Images(
         name=folder.resolve().name,
         entries=[entry for index in indexes for entry in _entries_of(index)],

@@ -31,6 +31,7 @@ def test_damaged_training_samples_are_replaced_and_not_measured(call, digits, sp
     train, _ = split
     assert 1340 < len(train) < 1355
     copy, bad = copy_of(digits, tmp_path / "data"), train[5:1300:90].tolist()
+    keys_of(copy)  # by which held-out samples are drawn: known from a run before
     damage(digits, copy, {sample: list(WAYS)[number % 5] for number, sample in enumerate(bad)})
     assert call(*EPOCH, f"data.path={copy}", f"data.source={source}") == 0
     lines = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()
@@ -50,19 +51,28 @@ def test_damaged_held_out_images_end_the_run(call, digits, split, tmp_path, caps
     damage(digits, copy, {int(held_out[3]): "undecodable"})
     assert call(*EPOCH, f"data.path={copy}") == 1
     assert "error: cannot read shard train-000000.tar, key " in capsys.readouterr().err
-    damage(digits, copy, {int(held_out[4]): "zero-byte"})
+    # The last 20 images of a shard, each with label and headers of 2048 bytes.
+    os.truncate(copy / "train-000001.tar", 819_200 - 20 * 2048)
+    lost = len(set(range(780, 800)) & set(held_out.tolist()))
+    assert lost
     assert call(*EPOCH, f"data.path={copy}", name="other") == 2
     warning, error = capsys.readouterr().err.splitlines()
-    assert warning.startswith("warning: 1 of 1,497 samples of split")
-    assert error.startswith(f"error: 1 of the {len(held_out)} held-out images cannot be read: shard train-0")
-    assert ": no bytes: mend it (see `mae-vit check " in error
+    assert warning.startswith("warning: 20 of 1,497 samples of split")
+    assert error.startswith(
+        f"error: {lost} of the {len(held_out)} held-out images cannot be read: "
+        f"shard {copy}/train-000001.tar has 778240 bytes, dataset.json says 829440: see `mae-vit check "
+    )
     assert not (tmp_path / "other").exists()
 
 
-def test_samples_that_are_lost_with_their_labels_are_refused(call, digits, tmp_path, capsys):
+def test_of_a_shard_cut_short_labels_are_known_and_keys_are_not(call, digits, tmp_path, capsys):
     copy = copy_of(digits, tmp_path / "data")
     os.truncate(copy / "train-000001.tar", 800_000)
     assert call(*EPOCH, f"data.path={copy}") == 2
-    assert 'labels of 9 samples of split "train" are lost' in capsys.readouterr().err
+    assert 'keys of split "train" are needed, and shard ' in capsys.readouterr().err
     assert call("finetune.mode=few_shot", f"data.path={copy}", name="few") == 2
-    assert "train-000001.tar has 800000 bytes, dataset.json says 829440" in capsys.readouterr().err
+    assert 'split "train" must be whole: shard ' in capsys.readouterr().err
+    whole_epoch = ["train.effective_batch_size=499", "train.steps=3", "finetune.holdout=0"]
+    assert call(*EPOCH, *whole_epoch, f"data.path={copy}", name="all") == 0
+    lines = (tmp_path / "all" / "quarantine.jsonl").read_text().splitlines()
+    assert {json.loads(line)["sample"] for line in lines} == set(range(790, 800))

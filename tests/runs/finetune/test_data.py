@@ -35,7 +35,7 @@ def test_keys_are_those_of_the_tars_and_are_kept(digits, split, monkeypatch):
 
     keys = split[2]
     assert keys == [s.key for path in sorted(digits.glob("train-*.tar")) for s in read_samples(path)]
-    monkeypatch.setattr(index_module, "read_groups", None)
+    monkeypatch.setattr(index_module, "read_samples", None)
     assert open_index(digits, "train").keys() == keys
 
 

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.pretraining.job import main
-from mae_vit.runtime.exit_codes import EXIT_INPUT
+from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT
 
 # A config that is accepted by mistake would train on.
 pytestmark = pytest.mark.timeout(30)
@@ -199,8 +199,7 @@ def test_truncated_shard(damaged, tmp_path, capsys):
     path.write_bytes(path.read_bytes()[:-49_600])
     assert call(damaged, tmp_path / "run") == EXIT_INPUT
     line = one_line(capsys)
-    assert f"shard {path} is damaged: the member at offset " in line
-    assert f"data.damage_budget=0.001 allows 1: shard {path}" in line
+    assert f"data.damage_budget=0.001 allows 1: shard {path} has " in line
     assert f"see `mae-vit check {damaged}`, mend the shards or raise the budget" in line
     assert not (tmp_path / "run").exists()
 
@@ -215,13 +214,21 @@ def test_shards_of_other_splits_must_be_whole(damaged, tmp_path, capsys):
 
 
 def test_unusable_shard(damaged, tmp_path, capsys):
+    """Of the right size: what it holds shows when it is read."""
     path = damaged / "train-000000.tar"
     path.write_bytes(os.urandom(path.stat().st_size))
+    assert call(damaged, tmp_path / "run") == EXIT_FAILED
+    *_, line = capsys.readouterr().err.strip().splitlines()
+    assert " of 1,497 samples are damaged, data.damage_budget=0.001 allows 1: " in line
+
+
+def test_a_folder_of_an_earlier_version(damaged, tmp_path, capsys):
+    described = json.loads((damaged / "dataset.json").read_text())
+    del described["splits"]["train"]["index"]
+    (damaged / "dataset.json").write_text(json.dumps(described))
     assert call(damaged, tmp_path / "run") == EXIT_INPUT
-    line = one_line(capsys)
-    assert '400 of 1,497 samples of split "train" cannot be read' in line
-    assert f"shard {path} is damaged: bad header checksum at offset 0" in line
-    assert line.count("train-000000.tar") == 1
+    assert f"run `mae-vit prepare --reindex {damaged}`" in one_line(capsys)
+    assert not (tmp_path / "run").exists()
 
 
 def test_images_of_several_sizes_are_a_range(damaged, tmp_path, capsys):

@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.remote_shards import describe_indexes
 from helpers.servers.faulty_http_server import Server
 
 from mae_vit.data.remote import retry as patience
@@ -15,7 +14,6 @@ def source(many_shards, tmp_path_factory) -> Path:
     """64 shards with their indexes: what a server has."""
     folder = tmp_path_factory.mktemp("source") / "data"
     shutil.copytree(many_shards, folder, ignore=shutil.ignore_patterns(".index"))
-    describe_indexes(folder)
     return folder
 
 

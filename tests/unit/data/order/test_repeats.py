@@ -22,7 +22,7 @@ BLOCKS = {"global": {"lanes": None, "block_shards": None}, "blocks": {"lanes": 8
 
 
 def order_of(data, mode, repeats=REPEATS):
-    index = open_index(data, "train", tolerant=True)
+    index = open_index(data, "train")
     return make_order(index, effective_batch_size=BATCH, seed=7, repeats=repeats, **BLOCKS[mode])
 
 
@@ -101,7 +101,7 @@ def test_all_views_of_a_damaged_sample_are_of_one_that_stands_in(many_shards, tm
     samples = order.samples(0, 0, BATCH)
     bad = [int(samples[0]), int(samples[8]), int(samples[-1])]
     damage(many_shards, copy, dict(zip(bad, WAYS, strict=False)))
-    source = open_digits(open_index(copy, "train", tolerant=True), name)
+    source = open_digits(open_index(copy, "train"), name)
     whole = open_digits(open_index(many_shards, "train"), name)
     (batch,) = load_batches(source, order, RankSlice(), start_step=0, stop_step=1)
     assert {damage.sample for damage in batch.damaged} >= set(bad)

@@ -45,7 +45,7 @@ IN_PLACE = {
         ["{src}", "--resize", "8"],
         "--in-place changes no shards: --resize needs an OUT folder",
     ),
-    "turned": (["{src}", "--exif-orientation", "apply"], "--exif-orientation apply needs an OUT folder"),
+    "turned": (["{src}", "--exif-orientation", "apply"], "--exif-orientation needs an OUT folder"),
     "no folder": (["{tmp}/none"], "none: is no folder"),
     "no shards": (["{tmp}/empty"], "holds no .tar shards"),
     "no images": (["{tmp}/texts"], "its 1 tars hold no images"),

@@ -8,13 +8,14 @@ import shutil
 import numpy as np
 import pytest
 from helpers.batch_digests import digest_of_global_batches, open_located
-from helpers.remote_shards import STEPS, describe_indexes, first_shard, open_cache, wanted
+from helpers.remote_shards import STEPS, first_shard, open_cache, wanted
 from helpers.servers.faulty_http_server import Server
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import file_url, redact_url
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
+from mae_vit.data.prepare.in_place import reindex
 from mae_vit.data.remote.cache import RemoteFile
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.remote.streams import FetchRefused
@@ -108,7 +109,7 @@ def test_changed_shards_are_fetched_anew(source, tmp_path):
         first.write_bytes(second.read_bytes())
         second.write_bytes(data)
         (folder / "dataset.json").write_text(json.dumps(described))
-        describe_indexes(folder)
+        reindex(folder)
         near = digest_of_global_batches(folder, order, "tar", 1, 0, STEPS)
         far = digest_of_global_batches(
             resolve_data_path(server.url, cache_dir=str(tmp_path)), order, "tar", 1, 0, STEPS

@@ -13,6 +13,8 @@ from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
+from mae_vit.data.prepare.in_place import reindex
+from mae_vit.data.prepare.publish import write_description
 from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.splits import open_training_index
 
@@ -32,7 +34,8 @@ def whole(digits, tmp_path_factory) -> Path:
         update={"shards": writer.shards, "samples": SAMPLES, "index": None, "class_counts": [0] * 10}
     )
     described = index.dataset.model_copy(update={"splits": {"train": train}})
-    (out / "dataset.json").write_text(described.model_dump_json())
+    write_description(out, described)
+    reindex(out)
     return out
 
 
@@ -97,11 +100,10 @@ def all_images(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_one(number: int, whole: Path, place: Path, images, labels, capsys) -> str:
-    """Changes a copy, with or without its index there; returns how it was met."""
+    """Changes a copy; returns how it was met."""
     chance = random.Random(number)
     copy = place / str(number)
-    with_index = chance.random() < 0.5
-    shutil.copytree(whole, copy, ignore=None if with_index else shutil.ignore_patterns(".index"))
+    shutil.copytree(whole, copy)
     changed = False
     for file in chance.sample(sorted(copy.glob("*.tar")), chance.choice([1, 1, 2])):
         data = bytearray(file.read_bytes())
@@ -117,6 +119,9 @@ def check_one(number: int, whole: Path, place: Path, images, labels, capsys) -> 
     except (InputError, DamagedSample) as error:
         met, said = "refused", str(error)
     assert met != "refused" or "\n" not in said
+    # Described anew, they are what they are.
+    assert main(["prepare", "--reindex", str(copy)]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
     # Others' shards, of which nobody said what they hold.
     (copy / "dataset.json").unlink()
     for words in (["--in-place", str(copy)], [str(copy), str(place / f"{number}-out")]):

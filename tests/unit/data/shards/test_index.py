@@ -15,10 +15,12 @@ from webdataset.tariterators import base_plus_ext
 from mae_vit.cli.main import main
 from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 from mae_vit.data.shards.index_rows import index_shard
 from mae_vit.data.shards.samples import split_key
+from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.data.shards.tar_headers import DamagedTar, walk_tar
+from mae_vit.data.splits import open_whole_index
 
 
 def write_tar(path, members, **options):
@@ -100,7 +102,7 @@ def test_links_have_no_bytes_and_global_records_hold(tmp_path):
     )
 
 
-def test_kept_keys_are_read_without_a_lock(digits, monkeypatch):
+def test_stored_keys_are_read_without_a_lock(digits, monkeypatch):
     index, taken = open_index(digits, "train"), []
     lock = ShardIndex.locked
 
@@ -112,8 +114,7 @@ def test_kept_keys_are_read_without_a_lock(digits, monkeypatch):
     first, *others = (index.keys() for _ in range(3))
     assert all(keys == first for keys in others)
     assert len(taken) <= 1
-    kept = index.array_path.with_name(f"{index.split}-{index.fingerprint[:16]}-keys.json")
-    kept.write_text("[]")
+    index.cache_path("keys.json").write_text("[]")
     taken.clear()
     assert index.keys() == first
     assert taken == [index.split]
@@ -178,20 +179,31 @@ def test_pickles_small_and_reads_on(digits):
     assert pickle.loads(data).read(7) == expected
 
 
-def test_is_rebuilt_when_the_shards_are_others(digits, tmp_path):
+def test_what_was_derived_from_other_shards_goes(digits, tmp_path):
     copy = tmp_path / "data"
-    shutil.copytree(digits, copy)
+    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
     before = open_index(copy, "train")
-    assert open_index(copy, "train").fingerprint == before.fingerprint
+    open_digits(before, "memory")
+    others = {copy / ".index" / name for name in (".train.lock", "train-more-0123456789abcdef-u8-1.npy")}
+    for name in ("train-0123456789abcdef.npy", f"train-{before.fingerprint[:16]}-odd-01-u8-1.npy"):
+        (copy / ".index" / name).touch()  # of an earlier version
+    for path in others:
+        path.touch()
     described = json.loads((copy / "dataset.json").read_text())
     dropped = described["splits"]["train"]["shards"].pop()
     described["splits"]["train"]["samples"] -= dropped["samples"]
     (copy / "dataset.json").write_text(json.dumps(described))
+    with pytest.raises(
+        InputError, match=r"train-index\.npy does not hold 1,200 samples: run `mae-vit prepare --re"
+    ):
+        open_index(copy, "train")
+    assert main(["prepare", "--reindex", str(copy)]) == 0
     after = open_index(copy, "train")
     assert after.fingerprint != before.fingerprint
     assert len(after) == len(before) - dropped["samples"]
     np.testing.assert_array_equal(after.labels, before.labels[: len(after)])
-    assert len(list((copy / ".index").glob("train-*.npy"))) == 1
+    open_digits(after, "memory")
+    assert set((copy / ".index").iterdir()) == {*others, after.cache_path("u8-1.npy")}
 
 
 def test_decoded_images_outlast_damage_to_their_shard(digits, tmp_path):
@@ -210,17 +222,54 @@ def test_decoded_images_outlast_damage_to_their_shard(digits, tmp_path):
     np.testing.assert_array_equal(after, before)
 
 
-@pytest.mark.parametrize("content", [b"", b"no array", None])
-def test_a_damaged_index_is_built_anew(digits, tmp_path, content):
+@pytest.mark.parametrize(
+    "content", ["nothing", "no array", "another array", "one bit", "rows of other shards"]
+)
+def test_an_index_that_is_not_that_of_the_shards_is_refused_and_made_anew(digits, tmp_path, content, capsys):
     copy = tmp_path / "data"
     shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
-    expected = open_index(copy, "train").read(3)
-    (path,) = (copy / ".index").glob("train-*.npy")
-    if content is None:
+    expected, path = open_index(copy, "train").read(3), copy / "train-index.npy"
+    data = path.read_bytes()
+    if content == "nothing":
+        path.unlink()
+    elif content == "another array":
         np.save(path, np.zeros(7))
+    elif content == "one bit":
+        path.write_bytes(data[:2000] + bytes([data[2000] ^ 1]) + data[2001:])
     else:
-        path.write_bytes(content)
+        path.write_bytes(b"x" * len(data))
+    if content == "rows of other shards":
+        rows = np.load(io.BytesIO(data))
+        rows["offset"][5] = 10**9
+        np.save(path, rows)
+        described = json.loads((copy / "dataset.json").read_text())
+        described["splits"]["train"]["index"]["sha256"] = file_digest(path)
+        (copy / "dataset.json").write_text(json.dumps(described))
+    with pytest.raises(InputError, match=rf"^index {path} .*: run `mae-vit prepare --reindex {copy}`$"):
+        open_index(copy, "train")
+    assert main(["check", str(copy)]) == 1
+    assert "damaged: train-index.npy " in capsys.readouterr().out
+    assert main(["prepare", "--reindex", str(copy)]) == 0
+    assert path.read_bytes() == data
     assert open_index(copy, "train").read(3) == expected
+    assert main(["check", str(copy)]) == 0
+
+
+def test_of_a_large_index_size_and_type_are_looked_at(digits, tmp_path, monkeypatch):
+    """To read all of it takes seconds at 100 million samples; each image is compared with its header anyway."""
+    monkeypatch.setattr("mae_vit.data.index._COMPARED_BYTES", 100)
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy)
+    path = copy / "train-index.npy"
+    rows = np.load(path)
+    rows["offset"][5] += 512
+    np.save(path, rows)
+    index = open_index(copy, "train")
+    with pytest.raises(ReadError, match="another sample"):
+        index.read(5)
+    path.write_bytes(path.read_bytes()[:-24])
+    with pytest.raises(InputError, match=r"has \d+ bytes, dataset.json says \d+: run"):
+        open_index(copy, "train")
 
 
 def test_a_description_that_contradicts_itself_is_named(digits, tmp_path, capsys):
@@ -236,22 +285,30 @@ def test_a_description_that_contradicts_itself_is_named(digits, tmp_path, capsys
 
 
 def test_the_last_shard_is_among_those_looked_at(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr("mae_vit.data.shards.index_files._MAX_STATTED_SHARDS", 2)
+    monkeypatch.setattr("mae_vit.data.shards.shard_files._MAX_STATTED_SHARDS", 2)
     copy = tmp_path / "data"
     shutil.copytree(digits, copy)
     last = read_dataset(copy).splits["train"].shards[-1].file
     (copy / last).unlink()
     with pytest.raises(InputError, match=f"{last} is missing"):
-        open_index(copy, "train")
+        open_whole_index(copy, "train")
 
 
-def test_read_only_data_is_indexed_elsewhere(digits, tmp_path, monkeypatch):
+def test_what_is_derived_from_read_only_data_lies_elsewhere(digits, tmp_path, monkeypatch):
     copy = tmp_path / "data"
     shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
     (copy / ".index").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert len(open_index(copy, "train")) == read_dataset(copy).splits["train"].samples
-    assert list((tmp_path / "cache").rglob("train-*.npy"))
+    assert len(open_index(copy, "train").keys()) == read_dataset(copy).splits["train"].samples
+    assert list((tmp_path / "cache").rglob("train-*-keys.json"))
+
+
+def test_to_open_an_index_writes_nothing(digits, tmp_path):
+    copy = tmp_path / "data"
+    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+    before = sorted(copy.iterdir())
+    assert open_index(copy, "train").read(3)
+    assert sorted(copy.iterdir()) == before
 
 
 def test_descriptors_are_bounded(digits, monkeypatch):

@@ -9,6 +9,8 @@ import pytest
 from helpers.commands import SMALL_MAE, lines_of, run
 
 from mae_vit.data.index import open_index
+from mae_vit.data.prepare.in_place import reindex
+from mae_vit.data.prepare.publish import write_description
 from mae_vit.data.prepare.shard_writer import ShardWriter
 
 SHARDS = 5000
@@ -29,7 +31,8 @@ def thousands(digits, tmp_path_factory) -> Path:
         shards.append(shard.model_copy(update={"file": name}))
     train = index.split_info.model_copy(update={"shards": shards, "samples": 2 * SHARDS, "index": None})
     described = index.dataset.model_copy(update={"splits": {"train": train}})
-    (out / "dataset.json").write_text(described.model_dump_json())
+    write_description(out, described)
+    reindex(out)
     return out
 
 

@@ -3,10 +3,12 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from mae_vit.cli.main import main
 from mae_vit.data.index import open_index
+from mae_vit.data.shards.dataset_json import file_digest
 
 
 @pytest.fixture
@@ -62,6 +64,21 @@ def test_a_class_without_a_name_is_found(copy, capsys):
     (copy / "dataset.json").write_text(json.dumps(described))
     assert main(["check", str(copy)]) == 1
     assert "a sample of class 9, dataset.json names 9 classes" in capsys.readouterr().out
+
+
+def test_an_index_that_says_other_samples_is_found(copy, capsys):
+    path = copy / "train-index.npy"
+    rows = np.load(path)
+    rows["label"][401] ^= 1
+    np.save(path, rows)
+    described = json.loads((copy / "dataset.json").read_text())
+    described["splits"]["train"]["index"]["sha256"] = file_digest(path)
+    (copy / "dataset.json").write_text(json.dumps(described))
+    assert main(["check", str(copy)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"damaged: train-000001.tar: the index says other samples: run `mae-vit prepare --reindex {copy}`",
+        f"{copy}: 1 problem",
+    ]
 
 
 def test_the_count_and_the_names_read_well(copy, capsys):
