@@ -15,6 +15,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mae_vit.core.messages import plain_text
+
 # Stands for the page's text color, which depends on light or dark.
 _INK = "#010203"
 # Okabe and Ito (2008): safe for color blindness; readable on white and on black.
@@ -60,8 +62,8 @@ def chart(
 
 
 def plain(name: str) -> str:
-    """Returns a name as matplotlib takes it: one with two dollar signs is no formula."""
-    return name.replace("$", r"\$")
+    """Returns a name as matplotlib takes it: one with two dollar signs is no formula, and invalid UTF-8 is escaped."""
+    return plain_text(name).replace("$", r"\$")
 
 
 def legend_below(axes: Axes, *, columns: int = 2, gap: float = 0.18) -> None:

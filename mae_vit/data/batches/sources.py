@@ -91,9 +91,7 @@ class _IndexedSource:
 
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
         """Reads the samples of `index` in `channels` channels."""
-        self._index = index
-        self._channels = channels
-        self._augment = augment
+        self._index, self._channels, self._augment = index, channels, augment
 
     @property
     def labels(self) -> np.ndarray:
@@ -259,12 +257,11 @@ def open_source(
         InputError: if "memory" is asked for and the images differ in size or do not fit.
     """
     gib = _array_bytes(index, channels) / 2**30
-    sizes = index.one_size
     if name == "auto":
-        name = "memory" if sizes is not None and gib <= memory_limit_gib else "tar"
+        name = "memory" if index.one_size is not None and gib <= memory_limit_gib else "tar"
     if name == "tar":
         return TarSource(index, channels=channels, augment=augment)
-    if sizes is None:
+    if index.one_size is None:
         raise InputError('data.source="memory" needs images of one size; this split has several: use "tar"')
     if gib > memory_limit_gib:
         raise InputError(
@@ -281,8 +278,7 @@ def _array_bytes(index: ShardIndex, channels: int) -> int:
 
 def _decoded_array(index: ShardIndex, channels: int) -> Path:
     """Returns the file of all images, uint8 (N, C, H, W), damaged ones black; writes it if it is missing."""
-    path = index.cache_path(f"u8-{channels}.npy")
-    size = index.one_size
+    path, size = index.cache_path(f"u8-{channels}.npy"), index.one_size
     assert size is not None
     shape = (len(index), channels, *size)
     with index.locked():

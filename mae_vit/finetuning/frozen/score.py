@@ -68,9 +68,7 @@ def score_frozen(
     """
     mode = config.finetune.mode
     if isinstance(arguments.resume, Path):
-        raise InputError(
-            f'--resume PATH has no effect with finetune.mode="{mode}": it has no steps to resume from'
-        )
+        raise InputError(f'--resume PATH has no effect with finetune.mode="{mode}": it takes no steps')
     config = _fitting_shots(config, data, say=ranks.rank == 0) if mode == "few_shot" else config
     plan = plan_probe(config, data) if mode == "linear_probe" else None
     if plan is not None and ranks.rank == 0:

@@ -204,7 +204,7 @@ def test_teachers_that_do_not_fit_are_refused_in_a_line(call, teacher, tmp_path,
     cases = {
         "is not the model.safetensors of a fine-tuning run": b"nonsense",
         "cannot be rebuilt": good.replace(b"SimpleCNN", b"SimpelCNN"),
-        "has 10 classes": good.replace(b'\\"9\\"]', b'\\"x\\"]'),
+        "tells apart 10 classes": good.replace(b'\\"9\\"]', b'\\"x\\"]'),
         "is not the model": good.replace(b'\\"9\\"]', b"123]"),
         "its tensors are not those": with_metadata(teacher, network="timm:vgg11"),
         "takes images of [9, 8]": with_metadata(teacher, img_size=[9, 8]),

@@ -17,7 +17,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mae_vit.data import training_data
-from mae_vit.data.batches import prefetch as feeding
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.finetuning import data as finetune_data
 from mae_vit.pretraining.job import main as pretrain
@@ -153,14 +152,14 @@ def test_the_test_split_is_read_once_at_the_end(call, digits, tmp_path, monkeypa
 
 def test_training_touches_no_held_out_image(call, digits, monkeypatch):
     config_data = []
-    opened = feeding.load_batches
+    opened = training_data.load_batches
 
     def noted(source, *arguments, **options):
         for batch in opened(source, *arguments, **options):
             config_data.append((source, batch.keys.index.clone()))
             yield batch
 
-    monkeypatch.setattr(feeding, "load_batches", noted)
+    monkeypatch.setattr(training_data, "load_batches", noted)
     taken = []
     measured = finetune_data.FinetuneData.held_out_batches
 
@@ -371,5 +370,5 @@ def test_a_start_that_has_seen_the_held_out_labels_is_told_of(call, digits, tmp_
     assert pretrain(["--config", config, *TINY, *short, *fit, *option, *place]) == 0
     for name, start in (("run", folder), ("exported", folder / "encoder.safetensors")):
         assert call("data.labels_per_class=20", name=name, ckpt=start) == 0
-        assert ("which flatter it" in capsys.readouterr().err) == (seen == "held-out")
+        assert ("and flatter it" in capsys.readouterr().err) == (seen == "held-out")
         assert summary_of(tmp_path / name)["labels_seen_by_start"] == seen

@@ -12,7 +12,7 @@ from helpers.damage import WAYS, copy_of, damage, keys_of, known_key
 from PIL import Image
 
 from mae_vit.core.errors import Damage
-from mae_vit.data.batches import prefetch as feeding
+from mae_vit.data import training_data
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
@@ -48,14 +48,14 @@ def damaged(digits, tmp_path_factory):
 @pytest.fixture
 def order(monkeypatch):
     """Notes the samples of each batch that is loaded, in order."""
-    noted, load = [], feeding.load_batches
+    noted, load = [], training_data.load_batches
 
     def loading(*arguments, **options):
         for batch in load(*arguments, **options):
             noted.append(batch.keys.index.tolist())
             yield batch
 
-    monkeypatch.setattr(feeding, "load_batches", loading)
+    monkeypatch.setattr(training_data, "load_batches", loading)
     return noted
 
 
@@ -174,7 +174,7 @@ def test_a_shard_that_vanishes_in_mid_run_is_replaced_too(call, digits, tmp_path
     monkeypatch.setattr("mae_vit.data.shards.shard_files._MAX_OPEN_SHARDS", 1)
     monkeypatch.setattr("mae_vit.data.shards.shard_files._WAITS_S", (0.0, 0.01))
     copy, lost = copy_of(digits, tmp_path / "data"), []
-    load = feeding.load_batches
+    load = training_data.load_batches
 
     def losing(*arguments, **options):
         for number, batch in enumerate(load(*arguments, **options)):
@@ -183,7 +183,7 @@ def test_a_shard_that_vanishes_in_mid_run_is_replaced_too(call, digits, tmp_path
             lost.extend(damage.sample for damage in batch.damaged)
             yield batch
 
-    monkeypatch.setattr(feeding, "load_batches", losing)
+    monkeypatch.setattr(training_data, "load_batches", losing)
     options = [*LONG, f"data.path={copy}", TAR, "data.workers=0"]
     assert call(*options, "data.damage_budget=0.25") == 0
     lines = listed(tmp_path / "run")

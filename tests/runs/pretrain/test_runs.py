@@ -31,6 +31,7 @@ def test_a_run_leaves_what_it_promises(call, tmp_path, capsys):
         "config.yaml",
         "environment.json",
         "metrics.jsonl",
+        "plan.txt",
         "tensorboard",
         "checkpoints",
         "pictures",

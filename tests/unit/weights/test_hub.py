@@ -1,6 +1,7 @@
 """Encoders of the Hub: the same bits as the file's, of a commit that is told; one line for what goes wrong."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -201,7 +202,7 @@ def test_a_token_opens_what_is_private(hub, file, monkeypatch, tmp_path):
 def test_fine_tuning_pins_the_commit(hub, file):
     repo = hub.add("anna/mae", {"encoder.safetensors": file.read_bytes()})
     raw = {"model": {}, "finetune": {}}
-    WeightsOverrides("hf:anna/mae@main", "recipe")(raw)
+    WeightsOverrides("hf:anna/mae@main", Path("recipe.yaml"))(raw)
     assert raw["finetune"]["start"] == f"hf:anna/mae@{repo.refs['main']}"
     assert raw["run"]["name"] == "recipe-mae"
     assert start_name("hf:anna/mae@v1.0") == "mae"

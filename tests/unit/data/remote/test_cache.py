@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.batch_digests import digest_of_global_batches, open_digits, open_located
 from helpers.commands import ROOT
-from helpers.remote_shards import STEPS, blocks, first_shard, open_cache, wanted
+from helpers.servers.remote_shards import STEPS, blocks, first_shard, open_cache, wanted
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import file_url

@@ -7,7 +7,7 @@ import time
 import fsspec
 import pytest
 from fsspec import AbstractFileSystem
-from helpers.remote_shards import first_shard, open_cache, wanted
+from helpers.servers.remote_shards import first_shard, open_cache, wanted
 
 from mae_vit.core.errors import FetchUnavailable
 from mae_vit.data.remote import retry as patience

@@ -8,8 +8,8 @@ import shutil
 import numpy as np
 import pytest
 from helpers.batch_digests import digest_of_global_batches, open_located
-from helpers.remote_shards import STEPS, first_shard, open_cache, wanted
 from helpers.servers.faulty_http_server import Server
+from helpers.servers.remote_shards import STEPS, first_shard, open_cache, wanted
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import file_url, redact_url

@@ -3,7 +3,7 @@
 import pytest
 from helpers.batch_digests import digest_of_global_batches
 from helpers.commands import SMALL_MAE, lines_of, run
-from helpers.remote_shards import STEPS
+from helpers.servers.remote_shards import STEPS
 
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
