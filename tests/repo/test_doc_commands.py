@@ -25,7 +25,8 @@ from mae_vit.pretraining.job import main as pretrain
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What the shell, or a person, does.
-NOT_OURS = ("source", "tensorboard", "pip", "git", "cd")
+NOT_OURS = ("source", "tensorboard", "pip", "git", "cd", "wandb", "mlflow")
+JOBS = {"pretrain": pretrain, "finetune": finetune, "compare": compare}
 # These need a network, or a second machine's file.
 ELSEWHERE = (
     "prepare cifar10 ", "prepare cifar100 ", "https://", "s3://", "pipe:", "timm:", "mae_visualize", "mae_pretrain",
@@ -83,7 +84,7 @@ def sandbox(colored, digits, tmp_path_factory):
     run = box / "runs" / "mae_base"
     config = str(ROOT / "configs" / "mae_cifar_tiny.yaml")
     assert pretrain(["--config", config, *small, f"run.dir={run}"]) == 0
-    for name in ("mae_cifar_tiny", "photos"):
+    for name in ("mae_cifar_tiny", "mae_digits", "photos"):
         shutil.copytree(run, run.with_name(name))
     return box
 
@@ -110,6 +111,9 @@ def of_slurm(words):
 def of_python(words):
     """`python SCRIPT ...`, behind any launcher; `python -m benchmarks.gpu ...`, which takes a GPU."""
     if words[1] == "-m" and words[2] == "pip":
+        return
+    if "mae_vit.cli" in words:
+        of_mae_vit(["mae-vit", *words[words.index("mae_vit.cli") + 1 :]])
         return
     if words[1:3] == ["-m", "benchmarks.gpu"]:
         parse_gpu_parts(words[3:])
@@ -139,7 +143,11 @@ def of_container(words):
 
 def of_mae_vit(words):
     """Ours: as it stands, its outputs put where nothing is."""
-    if words[1] == "doctor":
+    if words[1] in JOBS:
+        if words[1] == "pretrain":
+            shutil.rmtree("runs")  # those that others begin from: this one is new
+        dry(JOBS[words[1]], words[2:])
+    elif words[1] == "doctor":
         assert mae_vit(words[1:]) in (0, 1)  # of this machine
     elif words[1] == "curve":
         assert mae_vit(words[1:]) in (0, 1, 2)  # the run here is too short to have anything in common
