@@ -83,6 +83,8 @@ class DataSection(Section):
       lanes, a few at a time (`mae_vit.data.order.block_order`).
     - `leave_out_per_class`: N trains on the images that fine-tuning's `data.labels_per_class=N` does
       not take. Pretraining that uses labels must not see those of the images that are fine-tuned on.
+    - `label_draw`: number of the draw of labeled images, and of the share of them that is held out. Each number
+      takes other images. Results over several draws hold for more than one choice of labels.
     - `damage_budget`: the share of training samples that may be damaged before the run stops.
       Intact samples replace them. 0 stops at the first damaged sample.
     - `cache_dir`, `cache_gib`: if `path` is a URL, shards are cached in this folder (null: the user's
@@ -105,6 +107,7 @@ class DataSection(Section):
     repeats: int = Field(default=1, gt=0, le=64)
     normalize: Literal["dataset", "imagenet", "half"] | list[list[float]] = "dataset"
     leave_out_per_class: int | None = Field(default=None, gt=0)
+    label_draw: int = Field(default=0, ge=0)
     damage_budget: float = Field(default=0.001, ge=0, lt=1)
     augment: AugmentSection = AugmentSection()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +108,13 @@ class FinetuneData(TrainingData):
             next(iter(FixedBatches(self.plain, shown, seed=_MEASURING_SEED, batch_size=len(shown)))),
         )
 
+    def digest_of(self, samples: np.ndarray) -> str | None:
+        """Returns a digest of the keys of these training samples; None where no labels were drawn."""
+        if not len(samples) or not (len(self.held_out) or self.config.data.labels_per_class):
+            return None
+        keys = self.index.keys()
+        return hashlib.sha256("\n".join(sorted(keys[sample] for sample in samples)).encode()).hexdigest()[:16]
+
     def some_of_train(self, count: int) -> np.ndarray:
         """Draws up to `count` training samples, ascending; the same in runs of all seeds."""
         total = len(self.train)
@@ -191,11 +199,11 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
         fewest = int(np.bincount(labels[samples]).min())
         if limit > int(np.bincount(labels[samples]).max()):
             raise InputError(f"data.labels_per_class={limit} is more than any class has (fewest: {fewest})")
-        samples, _ = limit_per_class(samples, labels, keys, limit)
+        samples, _ = limit_per_class(samples, labels, keys, limit, draw=config.data.label_draw)
     if config.finetune.mode in CLOSED_FORM or not share:
         # These modes choose nothing, so they need no held-out images: all samples are support.
         return samples, samples[:0]
-    held_out, train = draw_held_out(samples, labels, keys, share)
+    held_out, train = draw_held_out(samples, labels, keys, share, draw=config.data.label_draw)
     if len(held_out) < ranks.world_size:
         chosen, else_ = ("rate", "with one of finetune.lr_factors")
         if config.finetune.mode == "finetune":

@@ -19,6 +19,7 @@ def labels_after_training(
         fingerprint=data.index.fingerprint,
         per_class=config.data.labels_per_class,
         holdout=config.finetune.holdout,
+        draw=config.data.label_draw,
     )
     return trained_on.joined(*_labels_before(start, teacher))
 
@@ -36,7 +37,9 @@ def start_label_overlap(
     """
     holdout = config.finetune.holdout if len(data.held_out) else 0.0
     overlaps = {
-        labels.overlap(data.index.fingerprint, config.data.labels_per_class, holdout)
+        labels.overlap(
+            data.index.fingerprint, config.data.labels_per_class, holdout, draw=config.data.label_draw
+        )
         for labels in _labels_before(start, teacher)
         if labels is not None
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pydantic import model_validator
+
 from mae_vit.config.schema import Config
 from mae_vit.objectives import ObjectiveConfig
 
@@ -14,3 +16,11 @@ class PretrainConfig(Config):
     shrinks_batch: ClassVar[bool] = True
 
     objective: ObjectiveConfig
+
+    @model_validator(mode="after")
+    def _check_label_draw(self) -> PretrainConfig:
+        if self.data.label_draw and self.data.leave_out_per_class is None:
+            raise ValueError(
+                "data.label_draw has no effect without data.leave_out_per_class: nothing else is drawn by labels"
+            )
+        return self

@@ -156,7 +156,9 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
     if limit is None:
         return None
     labels = np.asarray(index.labels)
-    taken, _ = limit_per_class(np.flatnonzero(labels >= 0), labels, index.keys(), limit)
+    taken, _ = limit_per_class(
+        np.flatnonzero(labels >= 0), labels, index.keys(), limit, draw=config.data.label_draw
+    )
     rest = np.setdiff1d(np.arange(len(labels)), taken)
     if not len(rest):
         raise InputError(f'data.leave_out_per_class={limit} leaves nothing of split "{index.split}"')

@@ -136,7 +136,11 @@ def seen_labels(config: PretrainConfig, data: Data, before: SeenLabels | None) -
     """The labels that a run's weights will have seen, after those that they had seen `before` it."""
     if not config.objective.uses_labels:
         return before
-    trained_on = SeenLabels(fingerprint=data.index.fingerprint, left_out=config.data.leave_out_per_class or 0)
+    trained_on = SeenLabels(
+        fingerprint=data.index.fingerprint,
+        left_out=config.data.leave_out_per_class or 0,
+        draw=config.data.label_draw,
+    )
     return trained_on.joined(before)
 
 

@@ -134,6 +134,7 @@ def _labels_seen(identity: dict[str, Any]) -> SeenLabels | None:
         fingerprint=identity["data.fingerprint"],
         left_out=identity.get("data.leave_out_per_class") or 0,
         per_class=identity.get("data.labels_per_class"),
+        draw=identity.get("data.label_draw") or 0,
         holdout=float(identity.get("finetune.holdout") or 0.0),
     )
 

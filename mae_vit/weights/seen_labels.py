@@ -24,6 +24,7 @@ class SplitLabels(BaseModel):
             are the first in the order of hashes by which `per_class` also draws.
         per_class: images of each class whose labels were used (`data.labels_per_class`); None for all.
         holdout: share of these images that only chose the epoch (`finetune.holdout`), 0 to 1.
+        draw: number of the draw of these images (`data.label_draw`).
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
@@ -32,26 +33,32 @@ class SplitLabels(BaseModel):
     left_out: int = Field(default=0, ge=0)
     per_class: int | None = Field(default=None, gt=0)
     holdout: float = Field(default=0.0, ge=0, le=1)
+    draw: int = Field(default=0, ge=0)
 
     def and_of_this_split(self, before: SplitLabels) -> SplitLabels:
         """Returns the union with labels of the same split."""
-        sizes = (self.per_class, before.per_class)
+        sizes, same_draw = (self.per_class, before.per_class), self.draw == before.draw
         return SplitLabels(
             fingerprint=self.fingerprint,
-            left_out=min(self.left_out, before.left_out),
-            per_class=None if None in sizes else max(filter(None, sizes)),
+            # Of two draws the images that neither has seen are not the first of any order.
+            left_out=min(self.left_out, before.left_out) if same_draw else 0,
+            per_class=None if None in sizes or not same_draw else max(filter(None, sizes)),
             # Only draws from the same labels hold out the same images.
-            holdout=min(self.holdout, before.holdout) if sizes[0] == sizes[1] else 0.0,
+            holdout=min(self.holdout, before.holdout) if sizes[0] == sizes[1] and same_draw else 0.0,
+            draw=self.draw,
         )
 
-    def overlap_of_this_split(self, fingerprint: str, per_class: int | None, holdout: float) -> Overlap:
+    def overlap_of_this_split(
+        self, fingerprint: str, per_class: int | None, holdout: float, draw: int
+    ) -> Overlap:
         """Computes `SeenLabels.overlap` for the labels of this split only."""
         if fingerprint != self.fingerprint:
             return "other data"
-        if not holdout or self.left_out >= (per_class or math.inf):
+        same_draw = draw == self.draw
+        if not holdout or (same_draw and self.left_out >= (per_class or math.inf)):
             return "others"
         # Draws from the same labels hold out the same images, and a smaller share is part of a larger one.
-        same = not self.left_out and per_class == self.per_class and holdout <= self.holdout
+        same = same_draw and not self.left_out and per_class == self.per_class and holdout <= self.holdout
         return "others" if same else "held-out"
 
 
@@ -77,13 +84,14 @@ class SeenLabels(SplitLabels):
         elsewhere = [SplitLabels(**_own_fields(known[name])) for name in sorted(known)]
         return SeenLabels(**_own_fields(of_this_data), elsewhere=elsewhere)
 
-    def overlap(self, fingerprint: str, per_class: int | None, holdout: float) -> Overlap:
+    def overlap(self, fingerprint: str, per_class: int | None, holdout: float, *, draw: int = 0) -> Overlap:
         """Returns how these labels overlap with those of the held-out images of a run.
 
         Args:
             fingerprint: fingerprint of the run's split.
             per_class: the run's labels of each class; None for all.
             holdout: share of them that the run holds out, 0 to 1.
+            draw: number of the run's draw of labels.
 
         Returns:
             "held-out": labels of held-out images were seen.
@@ -91,7 +99,7 @@ class SeenLabels(SplitLabels):
             "others": labels of the same split were seen, but none of held-out images.
         """
         overlaps = {
-            labels.overlap_of_this_split(fingerprint, per_class, holdout)
+            labels.overlap_of_this_split(fingerprint, per_class, holdout, draw)
             for labels in (self, *self.elsewhere)
         }
         return most_flattering(overlaps)  # type: ignore[return-value]

@@ -8,6 +8,7 @@ from mae_vit.finetuning.comparison.config import EntrySection
 from mae_vit.finetuning.comparison.jobs import Job
 from mae_vit.finetuning.comparison.matrix import Cell
 from mae_vit.finetuning.comparison.report.rows import Row
+from mae_vit.finetuning.comparison.report.significance import Gap, Scores, gap_between
 
 
 def row(name: str, seed: int, correct: np.ndarray, *, fixed: bool = False) -> Row:
@@ -22,4 +23,11 @@ def row(name: str, seed: int, correct: np.ndarray, *, fixed: bool = False) -> Ro
         fixed,
     )
     keys = tuple("abcdefghij"[: len(correct)]) if len(correct) <= 10 else tuple(map(str, range(len(correct))))
-    return Row(cell, {"test_top1": float(correct.mean())}, correct, keys, (), {})
+    scores = Scores(None if fixed else seed, correct, keys)
+    nothing = np.zeros(len(correct), int)
+    return Row(cell, {"test_top1": float(correct.mean())}, scores, nothing, nothing, (), {})
+
+
+def gap_of(rows: list[Row], others: list[Row]) -> Gap | None:
+    """The gap between two entries, from their rows."""
+    return gap_between([one.scores for one in rows], [other.scores for other in others])

@@ -71,7 +71,7 @@ class SubsetSource:
 
 
 def limit_per_class(
-    samples: np.ndarray, labels: np.ndarray, keys: Sequence[str], limit: int
+    samples: np.ndarray, labels: np.ndarray, keys: Sequence[str], limit: int, *, draw: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Splits samples into those taken, at most `limit` of each class, and the rest.
 
@@ -80,22 +80,27 @@ def limit_per_class(
         labels: int (N,), labels of the whole split.
         keys: N sample keys of the whole split.
         limit: largest number of each class. A smaller limit takes part of what a larger one takes.
+        draw: number of the draw; 0 is the draw of `prepare --limit-per-class`.
     """
-    return _split_by_hash(samples, labels, keys, lambda count: limit, SUBSET_HASH)
+    return _split_by_hash(samples, labels, keys, lambda count: limit, _salt(SUBSET_HASH, draw))
 
 
 def draw_held_out(
-    samples: np.ndarray, labels: np.ndarray, keys: Sequence[str], share: float
+    samples: np.ndarray, labels: np.ndarray, keys: Sequence[str], share: float, *, draw: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Splits samples into a held-out share of each class (0 to 1) and the rest.
 
-    A class of two or more samples gives at least one and keeps at least one.
+    A class of two or more samples gives at least one and keeps at least one. `draw`: number of the draw.
     """
 
     def quota(count: int) -> int:
         return min(max(1, int(share * count + 0.5)), count - 1)
 
-    return _split_by_hash(samples, labels, keys, quota, _HOLDOUT_HASH)
+    return _split_by_hash(samples, labels, keys, quota, _salt(_HOLDOUT_HASH, draw))
+
+
+def _salt(salt: bytes, draw: int) -> bytes:
+    return salt + (f" {draw}".encode() if draw else b"")
 
 
 def _split_by_hash(

@@ -20,6 +20,7 @@ _OWN_KEYS = {
     "run.seed": "seeds",
     "data.path": "data.path",
     "data.labels_per_class": "labels_per_class",
+    "data.label_draw": "label_draws",
     "finetune.mode": "modes",
     "finetune.start": "entries' start",
     "finetune.test": "nothing: tuning never reads the test split",
@@ -94,7 +95,9 @@ class CompareConfig(Section):
         entries: the rows of the table.
         reference: name of the entry with which the others are compared.
         labels_per_class: numbers of labels; a smaller set is part of every larger one.
-        seeds: seeds of fine-tuning (order, views, head). The subset of labels is the same for all seeds.
+        seeds: seeds of fine-tuning (order, views, head).
+        label_draws: each seed draws its own labels and held-out images (`data.label_draw`), so that the intervals
+            cover the choice of labels too; otherwise they are the same for all seeds.
         modes: how pretrained weights are measured.
         tune: settings to choose from on held-out images, for each entry and number of labels.
         tune_seeds: seeds of the tuning runs; they must differ from those of the table.
@@ -111,6 +114,7 @@ class CompareConfig(Section):
     reference: str
     labels_per_class: list[Labels] = Field(default=["all"], min_length=1)
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
+    label_draws: bool = False
     modes: list[Mode] = Field(default=["finetune"], min_length=1)
     tune: list[Overrides] = Field(default_factory=list)
     tune_seeds: list[int] = Field(default=[1000], min_length=1)
@@ -165,6 +169,11 @@ class CompareConfig(Section):
     def tuning_settings(self, entry: EntrySection) -> list[Overrides]:
         """Returns the settings that an entry is tuned over."""
         return self.tune if entry.tune is None else entry.tune
+
+    def draws_labels(self, labels: Labels, mode: Mode, settings: Overrides) -> bool:
+        """Returns whether each seed takes labels or held-out images of its own. Without any, a draw has no effect."""
+        held_out = mode in ("finetune", "linear_probe") and settings.get("finetune.holdout", 0.1) > 0
+        return self.label_draws and (labels != "all" or held_out)
 
 
 def _check_own_keys(overrides: Overrides, where: str) -> None:

@@ -22,10 +22,13 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.jobs import unfinished
 from mae_vit.finetuning.comparison.matrix import Cell, Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.finetuning.comparison.protocol import keep_protocol
 from mae_vit.finetuning.comparison.report.encoder_views import write_inspection
 from mae_vit.finetuning.comparison.report.page import write_page, write_text
+from mae_vit.finetuning.comparison.report.predictions import PREDICTIONS, pack_predictions
 from mae_vit.finetuning.comparison.report.rows import Row, read_rows, table
 from mae_vit.finetuning.comparison.report.summary import lines_of, notes_of, terminal_table
 from mae_vit.finetuning.comparison.runner import Runner, slots_of
@@ -115,6 +118,8 @@ def compare(arguments: CompareArguments) -> Path:
     if arguments.dry_run:
         print(_describe(matrix, folder))
         return folder
+    if not arguments.report:
+        _keep_protocol(matrix, folder)
     failed = {} if arguments.report else _run_all(matrix)
     _report(matrix, folder, failed)
     if failed:
@@ -122,6 +127,19 @@ def compare(arguments: CompareArguments) -> Path:
             f"{count_of(len(failed), 'run')} failed; {folder / 'report.html'} has the others"
         )
     return folder
+
+
+def _keep_protocol(matrix: Matrix, folder: Path) -> None:
+    cells = _known_cells(matrix)
+    # Refuses folders of other runs before anything is noted.
+    unfinished([*matrix.pretraining.values(), *matrix.tuning(), *(cell.job for cell in cells)])
+    tested = sum("test_top1" in cell.job.summary for cell in cells)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".report.lock"):
+            keep_protocol(folder, matrix.config, tested=tested)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error_reason(error)}") from None
 
 
 def _run_all(matrix: Matrix) -> dict[str, str]:
@@ -188,12 +206,13 @@ def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> None:
         if (entry.name, labels, mode) not in known
     ]
     inspected = _inspect(matrix, rows, folder)
-    for name, text in (
-        ("results.csv", table(rows)),
-        ("report.md", write_text(matrix, rows, missing)),
-        ("report.html", write_page(matrix, rows, missing, inspected=inspected is not None)),
+    for name, content in (
+        ("results.csv", table(rows).encode()),
+        (PREDICTIONS, pack_predictions(rows)),
+        ("report.md", write_text(matrix, rows, missing).encode()),
+        ("report.html", write_page(matrix, rows, missing, inspected=inspected is not None).encode()),
     ):
-        write_atomically(folder / name, text.encode())
+        write_atomically(folder / name, content)
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     if rows:
@@ -201,7 +220,7 @@ def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> None:
         print("\n".join(["", terminal_table(lines), *(f"  {note}" for note in notes_of(lines)), ""]))
     print(f"{len(rows)} of {count_of(matrix.count_cells(), 'cell')} done")
     print(f"  report    {folder / 'report.html'} (open in a browser), {folder / 'report.md'}")
-    print(f"  table     {folder / 'results.csv'}")
+    print(f"  table     {folder / 'results.csv'}, predictions of every cell: {folder / PREDICTIONS}")
     if inspected:
         print(f"  inside    {inspected}")
     if rows:

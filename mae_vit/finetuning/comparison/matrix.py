@@ -61,7 +61,7 @@ class Matrix:
             base: the folder of the comparison's file, from which it names other files.
             folder: the comparison's folder, which receives all runs.
         """
-        self.config, self._base, self._folder = config, base, folder
+        self.config, self._base, self.folder = config, base, folder
         self.pretraining = {name: self._pretrain_job(name) for name in config.pretrain}
 
     def check(self) -> None:
@@ -186,7 +186,8 @@ class Matrix:
         """
         drawn = mode == "finetune" or mode == "linear_probe" or (mode == "few_shot" and labels == "all")
         own_shots = mode == "few_shot" and "finetune.shots" in {**self.config.set, **entry.set}
-        return not (entry.start is None or drawn or own_shots)
+        draws = self.config.draws_labels(labels, mode, {**self.config.set, **entry.set})
+        return not (entry.start is None or drawn or own_shots or draws)
 
     def cells(self, *, compute_of: bool) -> list[Cell]:
         """Lists the cells of entries that have `compute_of`, or of those that have not.
@@ -265,7 +266,7 @@ class Matrix:
     def _pretrain_job(self, name: str) -> Job:
         section = self.config.pretrain[name]
         settings = {"data.path": self.config.data.path, **section.set}
-        folder = self._folder / "pretrain" / slug(name)
+        folder = self.folder / "pretrain" / slug(name)
         elsewhere = Path(section.dir) if section.dir else None
         return Job(
             f"pretrain {name}",
@@ -279,12 +280,12 @@ class Matrix:
 
     def _tune_job(self, entry: EntrySection, labels: Labels, number: int, seed: int) -> Job:
         point = self.config.tuning_settings(entry)[number] | {"finetune.test": False}
-        folder = self._folder / "tune" / slug(entry.name) / f"labels-{labels}-setting-{number}-seed-{seed}"
+        folder = self.folder / "tune" / slug(entry.name) / f"labels-{labels}-setting-{number}-seed-{seed}"
         name = f"tune {entry.name}, {labels} labels, setting {number}, seed {seed}"
         return self._finetuning(name, folder, entry, labels, "finetune", seed, point)
 
     def _cell_job(self, entry: EntrySection, labels: Labels, mode: Mode, seed: int, point: Overrides) -> Job:
-        folder = self._folder / "cells" / slug(entry.name) / f"{mode}-labels-{labels}-seed-{seed}"
+        folder = self.folder / "cells" / slug(entry.name) / f"{mode}-labels-{labels}-seed-{seed}"
         name = f"{entry.name}, {labels} labels, {mode}, seed {seed}"
         return self._finetuning(name, folder, entry, labels, mode, seed, point)
 
@@ -302,10 +303,11 @@ class Matrix:
         if start in self.pretraining:
             start = str(self.pretraining[start].folder)
         settings = {
-            **self._settings(entry, mode, point),
+            **(shared := self._settings(entry, mode, point)),
             "run.seed": seed,
             "finetune.mode": mode,
             **({} if labels == "all" else {"data.labels_per_class": labels}),
+            **({"data.label_draw": seed} if self.config.draws_labels(labels, mode, shared) else {}),
         }
         if mode == "few_shot":
             # One draw of all labels in the subset, so that predictions and accuracy belong to the same draw.

@@ -10,7 +10,7 @@ from mae_vit.models.geometry import GEOMETRY_KEYS
 _IMAGES = {"path", "cache_dir", "cache_gib", "split", "source", "memory_limit_gib", "workers", "normalize"}
 _OBEYED_BY_ALL: dict[str, set[str]] = {
     "model": {"name", *GEOMETRY_KEYS},
-    "data": _IMAGES | {"labels_per_class", "augment"},
+    "data": _IMAGES | {"labels_per_class", "label_draw", "augment"},
     # Features are of images as they are; `flip` is the one option that is on by default.
     "data.augment": set(),
     "optim": set(),

@@ -226,6 +226,10 @@ class FinetuneConfig(Config):
                 raise ValueError(
                     f"monitor.{name} has no effect in fine-tuning, which measures all of finetune.holdout"
                 )
+        if self.data.label_draw and self.data.labels_per_class is None and not self.finetune.holdout:
+            raise ValueError(
+                "data.label_draw has no effect: without data.labels_per_class and finetune.holdout nothing is drawn"
+            )
         if self.finetune.mode == "linear_probe":
             self._check_probe()
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,10 +20,16 @@ from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import EncoderInfo, to_metadata
+from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.ranks import share_weights
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
+
+# Entries of the summary that say of which images, and in which precision, a result is.
+PROVENANCE = ("precision", "data", "test_data", "train_images", "held_out_images")
+# In the run folder: which weights were measured on the test split.
+TEST_READS = "test_reads.json"
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,7 @@ class Outputs:
         }
         test = None
         if self.config.finetune.test:
+            summary["test_reads"] = self._record_test_read(best)
             test = self.predictor.predict(
                 model,
                 data.fixed(data.open_test(), data.test, ranks, size),
@@ -89,6 +97,26 @@ class Outputs:
                 self.write(test, summary, {"train_images_measured": len(train.labels)})
 
         return summary, write
+
+    def _record_test_read(self, best: BestWeights) -> int:
+        """Notes in the run folder that weights are about to be measured on the test split; collective.
+
+        Returns:
+            How many different weights of this folder were measured so far: more than 1 after `--extend`.
+        """
+        train = self.config.train
+        weights = {"step": best.step, "epochs": train.epochs, "steps": train.steps, "samples": train.samples}
+
+        def record() -> int:
+            path = self.folder.path / TEST_READS
+            reads = json.loads(path.read_text()) if path.exists() else []
+            # A run that was killed in the middle measures the same weights again.
+            if weights not in reads:
+                reads.append(weights)
+                write_json(path, reads)
+            return len(reads)
+
+        return run_on_rank_zero(record, self.predictor.ranks)
 
     def write(self, test: Predictions, summary: dict[str, Any], more: dict[str, Any]) -> None:
         """Writes `results.json` and `predictions.csv`."""
@@ -147,7 +175,7 @@ def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:
 
 
 def sizes_of(config: FinetuneConfig, data: FinetuneData) -> dict[str, Any]:
-    """Returns mode, model, pretrained weights, seed and numbers of images, for the summary."""
+    """Returns mode, model, pretrained weights, seed, and which images, for the summary."""
     return {
         "mode": config.finetune.mode,
         "model": config.model.name,
@@ -156,4 +184,9 @@ def sizes_of(config: FinetuneConfig, data: FinetuneData) -> dict[str, Any]:
         "train_size": len(data.train),
         "val_size": len(data.held_out),
         "test_size": len(data.test),
+        "precision": config.train.precision,
+        "data": data.index.fingerprint,
+        "test_data": data.test_index.fingerprint,
+        "train_images": data.digest_of(data.train),
+        "held_out_images": data.digest_of(data.held_out),
     }

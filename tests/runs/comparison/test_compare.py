@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from mae_vit.config.overrides import parse_yaml
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.main import main
 from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.protocol import describe_changes, keep_protocol
+from mae_vit.finetuning.comparison.report.predictions import read_scores
+from mae_vit.finetuning.comparison.report.significance import gap_between
 from mae_vit.pretraining.job import main as pretrain
 
 # What differs from one machine, or one try, to the next.
@@ -360,3 +364,43 @@ def assert_equal_compute_is_equal(table: list[dict[str, str]]) -> None:
     total = float(theirs["finetune_flops"]) + float(theirs["pretrain_flops"])
     assert total == pytest.approx(float(ours["finetune_flops"]), rel=0.02)  # whole steps
     assert float(ours["pretrain_flops"]) == 0
+
+
+def test_gaps_are_computed_again_from_the_published_files(compared):
+    """`results.csv` and `predictions.npz` give every gap that `report.md` prints."""
+    _, folder, _ = compared
+    scores = read_scores(folder)
+    reference = scores["ViT from scratch", "25", "finetune"]
+    lines = [line.split(" | ") for line in (folder / "report.md").read_text().splitlines()]
+    printed = {line[0].removeprefix("| "): line for line in lines if len(line) > 4}
+    column = printed["entry"].index("gap, points")
+    for entry in ("ViT from MAE", "SimpleCNN"):
+        gap = gap_between(scores[entry, "25", "finetune"], reference)
+        assert any(line[column] == gap.in_brackets() for line in lines if line[0] == f"| {entry}")
+    by_cell = {(line["entry"], line["mode"]): float(line["test_top1"]) for line in read(folder)}
+    for (entry, _, mode), runs in scores.items():
+        assert runs[0].correct.mean() == pytest.approx(by_cell[entry, mode])
+
+
+def test_a_row_says_what_it_was_made_of(compared):
+    _, folder, _ = compared
+    lines = read(folder)
+    for name in ("torch", "hardware", "precision", "data", "test_data", "train_images"):
+        assert all(line[name] for line in lines), name
+    tuned = [line for line in lines if line["mode"] == "finetune"]
+    assert len({line["train_images"] for line in tuned}) == 1, "the same labels in every row"
+    assert {line["test_reads"] for line in tuned} == {"1"}
+
+
+def test_settings_that_change_after_test_results_are_reported(compared, tmp_path):
+    config, folder, _ = compared
+    shutil.copytree(folder, tmp_path / "run")
+    with_more = config.with_name("more.yaml")
+    with_more.write_text(config.read_text().replace("test_subset: 50", "test_subset: 40"))
+    protocol = tmp_path / "run" / "protocol.json"
+    assert json.loads(protocol.read_text())["changes"] == []
+    for _ in range(2):
+        keep_protocol(tmp_path / "run", load_config(CompareConfig, with_more, []), tested=4)
+    (sentence,) = describe_changes(tmp_path / "run")
+    assert sentence.startswith("Settings were changed after test results were read (")
+    assert sentence.endswith(", 4 cells): test_subset.")

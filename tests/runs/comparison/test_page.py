@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.comparison import row
+from helpers.comparison import gap_of, row
 
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import CompareConfig
@@ -15,7 +15,6 @@ from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.finetuning.comparison.report.answer import crossings_told
 from mae_vit.finetuning.comparison.report.page import write_page, write_text
-from mae_vit.finetuning.comparison.report.significance import gap_between
 from mae_vit.finetuning.comparison.report.summary import Line, notes_of, terminal_table
 
 
@@ -105,7 +104,7 @@ def lines_crossing(spread: float) -> list[Line]:
                 values = one.values | {"train_size": labels, "val_size": 0}
                 rows.append(replace(one, values=values))
             scores[name] = tuple(rows)
-        gap = gap_between(scores["other"], scores["scratch"])
+        gap = gap_of(scores["other"], scores["scratch"])
         lines.append(Line("scratch", "", labels, "finetune", scores["scratch"], None))
         lines.append(Line("other", "", labels, "finetune", scores["other"], gap))
     return lines

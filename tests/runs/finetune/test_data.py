@@ -149,3 +149,17 @@ def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits, tmp_path)
     plain = open_source(data.index, "auto", channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1)
     places = np.array([0, 5, len(rest) - 1])
     assert np.array_equal(data.source.images(0, 0, places), plain.images(0, 0, rest[places]))
+
+
+def test_draws_take_other_labels_and_other_held_out_images(digits):
+    """Draw 0 is as ever; each further number takes other images, of the same sizes."""
+    labels = np.repeat(np.arange(4), 100)
+    keys, samples = [f"image-{number}" for number in range(400)], np.arange(400)
+    draws = [limit_per_class(samples, labels, keys, 20, draw=draw)[0] for draw in range(3)]
+    assert np.array_equal(draws[0], limit_per_class(samples, labels, keys, 20)[0])
+    assert [len(taken) for taken in draws] == [80] * 3
+    # Of 80 in 400 drawn apart about 16 are in both.
+    assert all(len(np.intersect1d(draws[a], draws[b])) < 40 for a, b in ((0, 1), (0, 2), (1, 2)))
+    held_out = [draw_held_out(draws[0], labels, keys, 0.2, draw=draw)[0] for draw in range(2)]
+    assert [len(one) for one in held_out] == [16, 16]
+    assert not np.array_equal(*held_out)

@@ -9,7 +9,7 @@ from mae_vit.core.messages import count_of
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.rows import Row
-from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
+from mae_vit.finetuning.comparison.report.significance import Gap
 from mae_vit.finetuning.comparison.report.summary import Line, at_most_labels
 
 # Two entries are level if the whole interval of their difference is within so many points of zero.
@@ -28,12 +28,12 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str | None:
     subject = _best(others, _unlabeled_start) or _best(others, _has_start) or _best(others, lambda line: True)
     if reference is None or subject is None:
         return None
-    gap = gap_between(subject.rows, reference.rows)
+    gap = subject.gap_to(reference)
     parts = [_against(gap, reference)]
     rest = [line for line in others if line is not subject]
     rival = _best(rest, lambda line: not _has_start(line)) if _has_start(subject) else None
     if rival is not None:
-        parts.append(_against(gap_between(subject.rows, rival.rows), rival, ", the best without pretraining"))
+        parts.append(_against(subject.gap_to(rival), rival, ", the best without pretraining"))
     text = f"With {count_of(subject.size, 'label')}, {subject.entry} reaches {_percent(subject)}, "
     text += " and ".join(parts)
     better = _best([line for line in rest if line is not rival], lambda line: _clearly_above(line, subject))
@@ -99,7 +99,7 @@ def _unlabeled_start(line: Line) -> bool:
 
 
 def _clearly_above(line: Line, other: Line) -> bool:
-    gap = gap_between(line.rows, other.rows)
+    gap = line.gap_to(other)
     return gap is not None and gap.is_clear and gap.points > 0
 
 

@@ -12,6 +12,7 @@ from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.protocol import describe_changes
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.answer import answer, first_chart
 from mae_vit.finetuning.comparison.report.encoder_views import INSPECTION, best_attention
@@ -29,7 +30,7 @@ from mae_vit.inspection import html
 _READING = """Accuracy is top-1 on the test images ({size:,}, split {split}), which each run reads once, after its epoch
 was chosen on images held out of its own labels; mean and standard deviation over seeds. The gap is to the reference,
 seed by seed and image by image, in parentheses if chance may explain it; its interval covers the choice of test images
-and of seeds, not another subset of labels or another pretraining run. p is McNemar's exact test on the test images (of
+and of seeds, {covered} another pretraining run. p is McNemar's exact test on the test images (of
 all seeds the one that speaks least for a difference), then the paired t-test over seeds."""
 _TUNED = "Settings were chosen on held-out images alone, each entry from as many."
 _ONE_SEED = "* One seed is paired: the interval covers test images alone."
@@ -52,8 +53,8 @@ def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     text += [" ".join(_reading(config, lines)), ""]
     if pairs := _pairs(config, lines):
         text += [*_markdown_table(*pairs), "", _PAIRS, ""]
-    if left_out := _left_out(matrix):
-        text += [left_out, ""]
+    for note in (_left_out(matrix), *describe_changes(matrix.folder)):
+        text += [note, ""] if note else []
     if missing:
         text += ["Not finished: " + "; ".join(missing) + ".", ""]
     return "\n".join(text)
@@ -82,7 +83,12 @@ def write_page(
     ]
     parts += [
         f'<p class="note">{escape(note)}</p>'
-        for note in (*notes_of(lines), " ".join(_reading(config, lines)), _left_out(matrix))
+        for note in (
+            *notes_of(lines),
+            " ".join(_reading(config, lines)),
+            _left_out(matrix),
+            *describe_changes(matrix.folder),
+        )
         if note
     ]
     if pairs := _pairs(config, lines):
@@ -119,7 +125,10 @@ def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
     if not lines:
         return []
     values = lines[0].rows[0].values
-    told = [_READING.format(size=values["test_size"], split=values["test_split"])]
+    covered = (
+        "each with its own draw of labels, but not" if config.label_draws else "not another draw of labels or"
+    )
+    told = [_READING.format(size=values["test_size"], split=values["test_split"], covered=covered)]
     told += [_TUNED] if any(len(config.tuning_settings(entry)) > 1 for entry in config.entries) else []
     told += [_ONE_SEED] if any(line.gap and line.gap.seeds == 1 for line in lines) else []
     told += [_MONITORED] if config.pretrain else []

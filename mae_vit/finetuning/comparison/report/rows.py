@@ -17,6 +17,8 @@ from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.finetuning.comparison.config import Labels
 from mae_vit.finetuning.comparison.costs import cost_of_run
 from mae_vit.finetuning.comparison.matrix import Cell, Matrix
+from mae_vit.finetuning.comparison.report.significance import Scores
+from mae_vit.finetuning.results.write import PROVENANCE
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,18 @@ class Row:
     Attributes:
         cell: where it stands.
         values: columns of `results.csv`.
-        correct: bool (n,), whether each test image is classified correctly, in the order of `keys`.
-        keys: of the test images, sorted.
+        scores: which test images are classified correctly.
+        truth: int (n,), the classes of the test images, in the order of `scores.keys`.
+        predicted: int (n,), the predicted classes.
         curve: epochs and held-out accuracies.
         per_class: class -> accuracy on test images.
     """
 
     cell: Cell
     values: dict[str, Any]
-    correct: np.ndarray
-    keys: tuple[str, ...]
+    scores: Scores
+    truth: np.ndarray
+    predicted: np.ndarray
     curve: tuple[tuple[float, float], ...]
     per_class: dict[str, float]
 
@@ -60,8 +64,11 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
     told = sorted(
         csv.DictReader(io.StringIO((folder / "predictions.csv").read_text())), key=lambda row: row["key"]
     )
-    correct = np.array([row["label"] == row["prediction"] for row in told])
     keys, labels = tuple(row["key"] for row in told), tuple(row["label"] for row in told)
+    numbers = {name: number for number, name in enumerate(details["classes"])}
+    truth = np.array([numbers[label] for label in labels])
+    predicted = np.array([numbers[row["prediction"]] for row in told])
+    scores = Scores(None if cell.fixed else cell.seed, truth == predicted, keys)
     before, own = matrix.cost_before(cell.entry), cost_of_run(summary)
     values: dict[str, Any] = {
         "entry": cell.entry.name,
@@ -84,9 +91,10 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         "test_top1": summary.get("test_top1"),
         "test_top5": summary.get("test_top5"),
         "calibration_error": summary.get("calibration_error"),
+        **_provenance(summary, folder),
     }
     if (size := matrix.config.test_subset) is not None:
-        values[f"test_top1_{size}"] = float(correct[choose_subset(keys, labels, size)].mean())
+        values[f"test_top1_{size}"] = float(scores.correct[choose_subset(keys, labels, size)].mean())
     values |= {
         "images_seen": own.images,
         "finetune_flops": own.flops,
@@ -98,11 +106,23 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
     return Row(
         cell,
         values,
-        correct,
-        keys,
+        scores,
+        truth,
+        predicted,
         tuple(_curve(folder / "metrics.jsonl")),
         {name: share for name, share in details["per_class"].items() if share is not None},
     )
+
+
+def _provenance(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns what a reader needs to run the cell again, or to see why another run differs."""
+    environment = json.loads((folder / "environment.json").read_text())
+    return {
+        "commit": environment.get("git_commit"),
+        "torch": environment.get("packages", {}).get("torch"),
+        "hardware": ", ".join([environment.get("processor") or "", *environment.get("gpus", ())]),
+        **{name: summary.get(name) for name in (*PROVENANCE, "test_reads")},
+    }
 
 
 def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.ndarray:

@@ -44,12 +44,25 @@ class Line:
     def notes(self) -> list[str]:
         """Returns what a reader must know of this row: the config's note, and which labels its start has seen."""
         seen = {row.values.get("labels_seen_by_start") for row in self.rows}
-        return [*filter(None, [self.note]), *(text for what, text in _SEEN.items() if what in seen)]
+        several = any((row.values.get("test_reads") or 1) > 1 for row in self.rows)
+        return [
+            *filter(None, [self.note]),
+            *(text for what, text in _SEEN.items() if what in seen),
+            *(
+                ["test images were read more than once, for weights of several lengths of the run"]
+                if several
+                else []
+            ),
+        ]
 
     @property
     def size(self) -> int:
         """Labeled images at hand: trained on, and held out of them."""
         return self.rows[0].size
+
+    def gap_to(self, other: Line) -> Gap | None:
+        """By how much this line's accuracy exceeds another's; None where no seed is in both."""
+        return gap_between([row.scores for row in self.rows], [row.scores for row in other.rows])
 
     def mean(self, column: str) -> float | None:
         """Mean over seeds; None where it was not measured."""
@@ -72,7 +85,9 @@ def lines_of(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
     lines = []
     for (entry, labels, mode), several in found.items():
         others = found.get((config.reference, labels, mode))
-        gap = gap_between(several, others) if others and entry != config.reference else None
+        gap = None
+        if others and entry != config.reference:
+            gap = gap_between([row.scores for row in several], [row.scores for row in others])
         lines.append(Line(entry, notes[entry], labels, mode, tuple(several), gap))
     return lines
 
@@ -95,7 +110,7 @@ def each_against_each(lines: Sequence[Line]) -> list[tuple[Line, list[Gap | None
         (
             line,
             [
-                gap_between(line.rows, other.rows) if other is not line and other.mode == line.mode else None
+                line.gap_to(other) if other is not line and other.mode == line.mode else None
                 for other in lines
             ],
         )
