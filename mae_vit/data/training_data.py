@@ -7,7 +7,7 @@ An image's way to the loss, in the order of the code:
 3. `order.RankSlice`: the rank's part of each global batch.
 4. `batches.loader`: the sampler hands positions to the workers, from any step on.
 5. `index`, `shards`, `remote`: the position of a sample; its bytes, from disk or cache.
-6. `images.decode`: uint8 pixels (H, W, C).
+6. `images.decode`: uint8 pixels (C, H, W).
 7. `images.augment`: crop, resize, flip, policy, erasing, drawn from the sample's key.
 8. `batches.damaged`: another sample replaces one that cannot be decoded.
 9. `core.batch.Batch`: uint8 (B, C, H, W) in shared memory, labels, keys.

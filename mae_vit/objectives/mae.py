@@ -222,6 +222,8 @@ class MAE(Objective):
     def squared_error(self, images: Tensor, prediction: Tensor, ids: Tensor | None = None) -> Tensor:
         """Computes the squared errors; the loss is their mean over masked patches only (MAE Sec. 3).
 
+        Every loss comes from here: of training, of held-out images, and of `masked_mse`.
+
         Args:
             images: (B, C, H, W), normalized.
             prediction: (B, N, P*P*C), or (B, M, P*P*C) of the patches `ids`.
@@ -234,12 +236,15 @@ class MAE(Objective):
         return (prediction.float() - target).square()
 
     def masked_mse(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
-        """Computes the loss from predictions of all patches: scalar float32, the mean over masked patches only.
+        """Computes the loss from predictions of all patches, to compare with other code. Training does not call it.
 
         Args:
             images: (B, C, H, W), normalized.
             prediction: (B, N, P*P*C).
             mask: (B, N), 1 = masked and counted.
+
+        Returns:
+            Scalar float32, the mean over masked patches only.
         """
         error = self.squared_error(images, prediction).mean(dim=-1)  # (B, N)
         return (error * mask).sum() / mask.sum()
