@@ -252,8 +252,8 @@ class MAE(Objective):
     def targets(self, images: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the regression target of all patches or of `ids`, and the mean and scale that undo its normalization.
 
-        With norm_pix_loss each patch is normalized by its own mean and unbiased
-        variance (MAE Sec. 4.1, "Reconstruction target").
+        With norm_pix_loss each patch is normalized by its own mean and unbiased variance (MAE Sec. 4.1,
+        "Reconstruction target"). PSNR and pictures take the targets for pixels: a subclass with others overrides both.
 
         Returns:
             target (B, N, P*P*C), mean (B, N, 1), scale (B, N, 1); M in place of N with `ids`.

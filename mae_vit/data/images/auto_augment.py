@@ -256,7 +256,8 @@ class AutoAugmentCifar(_Policy):
         ]
 
 
-_POLICIES: dict[str, Callable[..., Policy]] = {
+# By the name in `data.augment.policy`; built with the options of `POLICY_OPTIONS` (config/data.py).
+POLICIES: dict[str, Callable[..., Policy]] = {
     "randaugment": RandAugment,
     "autoaugment_cifar": AutoAugmentCifar,
     "color": ColorJitter,
@@ -265,4 +266,4 @@ _POLICIES: dict[str, Callable[..., Policy]] = {
 
 def make_policy(section: AugmentSection) -> Policy | None:
     """Returns the policy of `data.augment.policy`, None for "none"."""
-    return None if section.policy == "none" else _POLICIES[section.policy](**section.policy_options)
+    return None if section.policy == "none" else POLICIES[section.policy](**section.policy_options)

@@ -22,15 +22,20 @@ _OBEYED_BY_ALL: dict[str, set[str]] = {
     "monitor": {"tensorboard", "trackers", "tracker_group"},
     "finetune": {"mode", "start", "pool", "test", "test_split"},
 }
+# The options of the section `finetune` that only one mode has. With another mode they are refused.
+MODE_OPTIONS: dict[str, tuple[str, ...]] = {
+    "few_shot": ("shots", "draws"),
+    "knn": ("neighbors",),
+    "linear_probe": ("lr_factors",),
+}
+# What a mode obeys beside these and `_OBEYED_BY_ALL`.
 _OBEYED = {
-    "few_shot": {"finetune": {"shots", "draws"}},
-    "knn": {"finetune": {"neighbors"}},
     "linear_probe": {
         "data": {"order", "lanes", "block_shards"},
         "optim": {"name", "blr", "lr", "min_lr", "schedule", "decay_share", "betas", "eps", "momentum"}
         | {"nesterov", "trust_coefficient", "weight_decay"},
         "train": {"steps", "epochs", "samples", "warmup_steps", "warmup_epochs", "warmup_samples"},
-        "finetune": {"head_init", "label_smoothing", "holdout", "train_images", "lr_factors"},
+        "finetune": {"head_init", "label_smoothing", "holdout", "train_images"},
     },
 }
 _NEUTRAL = {"data.augment.flip": False}
@@ -44,6 +49,8 @@ def unused_options(config: BaseModel, mode: str) -> list[str]:
         for part in path.split("."):
             section = getattr(section, part)
         obeyed_in_mode = _OBEYED.get(mode, {}).get(path, set())
+        if path == "finetune":
+            obeyed_in_mode = obeyed_in_mode | set(MODE_OPTIONS.get(mode, ()))
         for name, field in type(section).model_fields.items():
             key, value = f"{path}.{name}", getattr(section, name)
             if name not in obeyed | obeyed_in_mode and value != _NEUTRAL.get(

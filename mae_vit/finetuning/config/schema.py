@@ -10,7 +10,7 @@ from mae_vit.config.data import DataSection
 from mae_vit.config.optim import OptimSection
 from mae_vit.config.schema import Config, ModelSection, MonitorSection
 from mae_vit.config.section import Section, height_width
-from mae_vit.finetuning.config.mode_options import unused_options
+from mae_vit.finetuning.config.mode_options import MODE_OPTIONS, unused_options
 from mae_vit.models.baselines import BASELINES, TIMM_PREFIX, WITHOUT_DROP_PATH, check_network
 from mae_vit.models.vit import SIZES, Pool
 
@@ -172,8 +172,7 @@ class FinetuneSection(Section):
             raise ValueError(f"shots={self.shots}: at least 1 each")
         if min(self.lr_factors) <= 0:
             raise ValueError(f"lr_factors={self.lr_factors}: above 0 each")
-        owners = {"shots": "few_shot", "draws": "few_shot", "neighbors": "knn", "lr_factors": "linear_probe"}
-        for key, mode in owners.items():
+        for key, mode in ((key, mode) for mode, keys in MODE_OPTIONS.items() for key in keys):
             if self.mode != mode and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{mode}"')
         if not self.test and (self.mode in CLOSED_FORM or not self.holdout):

@@ -22,7 +22,8 @@ from mae_vit.runtime.collectives import sum_over_ranks
 from mae_vit.runtime.ranks import Ranks
 
 # For each mode that uses all labels: a function of (support, labels, query, *, num_classes, **options) that
-# returns scores (m, K) >= 0, and its options, which the summary also lists.
+# returns scores (m, K) >= 0, not all 0 in a row, which are divided by their sum to be probabilities; and its
+# options, which the summary also lists.
 WITH_ALL_LABELS: dict[str, Callable[[FinetuneSection], tuple[Callable[..., Tensor], dict[str, Any]]]] = {
     "knn": lambda options: (knn_scores, {"neighbors": options.neighbors}),
 }
@@ -36,9 +37,9 @@ def score_in_closed_form(
     Returns:
         Entries of the summary, and predictions. For "few_shot" these are of the last draw with the most shots.
     """
-    known = np.asarray(data.index.labels)[data.train].astype(np.int64)
-    labels = torch.from_numpy(known).to(predictor.device)
-    asked = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
+    train_labels = np.asarray(data.index.labels)[data.train].astype(np.int64)
+    labels = torch.from_numpy(train_labels).to(predictor.device)
+    test_labels = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
     classes = len(data.classes)
     support = read_features(model, data, data.plain, data.train, predictor)
     query = read_features(model, data, data.open_test(), data.test, predictor)
@@ -47,17 +48,17 @@ def score_in_closed_form(
         scores = shared_scores(
             partial(fit, support, labels, num_classes=classes, **options), query, predictor.ranks
         )
-        guesses = predictions_of(asked, scores / scores.sum(dim=1, keepdim=True))
+        guesses = predictions_of(test_labels, scores / scores.sum(dim=1, keepdim=True))
         return {"test_top1": guesses.top1, "test_top5": guesses.top5, **options}, guesses
     results: dict[str, Any] = {}
     for shots in sorted(set(config.finetune.shots)):
         top1_by_draw = []
         for draw in range(config.finetune.draws):
-            chosen, _ = draw_shots(known, shots=shots, queries=0, draw=draw, seed=config.run.seed)
+            chosen, _ = draw_shots(train_labels, shots=shots, queries=0, draw=draw, seed=config.run.seed)
             drawn = torch.from_numpy(chosen).to(predictor.device)
             fit = partial(least_squares_scores, support[drawn], labels[drawn], num_classes=classes)
             scores = shared_scores(fit, query, predictor.ranks)
-            guesses = predictions_of(asked, scores.softmax(dim=1))
+            guesses = predictions_of(test_labels, scores.softmax(dim=1))
             top1_by_draw.append(guesses.top1)
         spread = float(np.std(top1_by_draw, ddof=1)) if len(top1_by_draw) > 1 else None
         results[str(shots)] = {"mean": float(np.mean(top1_by_draw)), "std": spread, "draws": top1_by_draw}

@@ -1,0 +1,68 @@
+"""What every augmentation policy promises; a new entry of `POLICIES` is tested without new tests."""
+
+import random
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from helpers.images import smooth
+
+from mae_vit.config.data import POLICY_OPTIONS, AugmentSection
+from mae_vit.data.images.auto_augment import POLICIES, make_policy
+
+INDEX = np.arange(1000, 1064)
+FILL = (120, 60, 30)
+
+
+@pytest.fixture(params=POLICIES)
+def policy(request):
+    return make_policy(AugmentSection(policy=request.param))
+
+
+def changed(policy, images: np.ndarray, drawn) -> np.ndarray:
+    fill = FILL[: images.shape[1]]
+    return np.stack(
+        [
+            policy.apply(image, calls, fill) if calls else image
+            for image, calls in zip(images, drawn, strict=True)
+        ]
+    )
+
+
+def test_the_config_takes_every_policy_and_its_options():
+    assert {"none", *POLICIES} == set(get_args(AugmentSection.model_fields["policy"].annotation))
+    assert set(POLICY_OPTIONS) <= set(POLICIES)
+
+
+def test_a_draw_depends_on_the_key_alone(policy):
+    drawn = policy.draw(3, 5, INDEX)
+    assert len(drawn) == len(INDEX)
+    others = np.random.default_rng(0).permutation(len(INDEX))[:9]
+    assert list(policy.draw(3, 5, INDEX[others])) == [drawn[at] for at in others]
+    for seed, epoch in ((4, 5), (3, 6)):
+        assert list(policy.draw(seed, epoch, INDEX)) != list(drawn)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_it_changes_some_images_and_leaves_type_size_and_input_alone(policy, channels):
+    images = smooth(channels, 24, 32, count=len(INDEX))
+    before, drawn = images.copy(), policy.draw(3, 5, INDEX)
+    views = changed(policy, images, drawn)
+    assert (views.dtype, views.shape) == (np.uint8, images.shape)
+    assert (views != images).any()
+    np.testing.assert_array_equal(images, before)
+    np.testing.assert_array_equal(changed(policy, images, drawn), views)
+
+
+def test_no_generator_is_read_or_moved(policy):
+    images, views = smooth(3, 24, 32, count=len(INDEX)), []
+    for seed in (0, 1):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        views.append(changed(policy, images, policy.draw(0, 0, INDEX)))
+        after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        assert before == after
+    np.testing.assert_array_equal(*views)
