@@ -1,4 +1,8 @@
-"""Puts a fine-tuning job together: config, data, start, network, engine, resume, loop, test."""
+"""Puts a fine-tuning job together: config, data, pretrained weights, network, engine, resume, loop, test.
+
+`_finetune` has all this in order. `mae_vit/training/trainer.py` takes the steps; `models/` holds the network and its
+loss, `results/` the test. Modes that train no encoder leave it early, for `frozen/score.py`.
+"""
 
 from __future__ import annotations
 
@@ -131,31 +135,31 @@ def _finetune(
     if len(data.held_out):
         # When held-out images are measured decides which weights can be chosen.
         derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
-    labels = labels_after_training(config, data, start, teacher)
-    identity = run_identity(config, derived=derived).with_seen_labels(labels.model_dump())
-    seen = start_label_overlap(start, teacher, config, data)
-    if seen == "held-out" and ranks.rank == 0:
+    labels_seen = labels_after_training(config, data, start, teacher)
+    identity = run_identity(config, derived=derived).with_seen_labels(labels_seen.model_dump())
+    overlap = start_label_overlap(start, teacher, config, data)
+    if overlap == "held-out" and ranks.rank == 0:
         warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
     if arguments.dry_run:
-        found = find_checkpoint(
+        checkpoint = find_checkpoint(
             folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0
         )
-        check_length(folder, found, plan)
+        check_length(folder, checkpoint, plan)
         model = build()
         coverage = load_weights_into(model, start) if start else None
         if ranks.rank == 0:
-            print(describe_plan(config, plan, ranks, device, data, costs, folder, found))
+            print(describe_plan(config, plan, ranks, device, data, costs, folder, checkpoint))
             print(describe_initial_model(config, plan, model, coverage))
         return
     fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
-    found = resume_or_start(config, arguments, folder, identity, ranks, device)
-    if found is not None and is_finished(folder, found, plan, ranks):
+    checkpoint = resume_or_start(config, arguments, folder, identity, ranks, device)
+    if checkpoint is not None and is_finished(folder, checkpoint, plan, ranks):
         if ranks.rank == 0:
-            told = folder.path / "results.json" if config.finetune.test else folder.summary
-            print(f"{folder.path} is finished ({found.step} steps); results: {told}")
+            results = folder.path / "results.json" if config.finetune.test else folder.summary
+            print(f"{folder.path} is finished ({checkpoint.step} steps); results: {results}")
         return
     model = build()
-    if found is None and start is not None:
+    if checkpoint is None and start is not None:
         coverage = load_weights_into(model, start)
         if ranks.rank == 0:
             print(coverage.describe(start.source))
@@ -178,8 +182,8 @@ def _finetune(
         selects,
         config.finetune.start or "scratch",
     )
-    facts = {"labels_seen_by_start": seen}
-    run(setup, Job(config, plan, data, info, labels, engine, folder, build(), facts), found)
+    facts = {"labels_seen_by_start": overlap}
+    run(setup, Job(config, plan, data, info, labels_seen, engine, folder, build(), facts), checkpoint)
 
 
 def _write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:
@@ -217,6 +221,7 @@ class Job:
     """The fine-tuning part of a run.
 
     Attributes:
+        labels_seen: the labels that the final weights have seen.
         test_model: a second network, for the chosen weights.
         facts: entries of the summary beside measurements.
     """
@@ -225,7 +230,7 @@ class Job:
     plan: Plan
     data: FinetuneData
     info: EncoderInfo | None
-    labels: SeenLabels
+    labels_seen: SeenLabels
     engine: Engine
     folder: RunFolder
     test_model: Classifier
@@ -267,25 +272,25 @@ class Job:
             self.engine.module.context,
             self.plan.batch_size_per_device,
         )
-        outputs = Outputs(self.config, self.data, self.folder, predictor, self.info, self.labels)
-        found, write = outputs.measure(self.test_model, best)
-        self._summary.update({**self.facts, **found})
+        outputs = Outputs(self.config, self.data, self.folder, predictor, self.info, self.labels_seen)
+        measured, write = outputs.measure(self.test_model, best)
+        self._summary.update({**self.facts, **measured})
         return self._summary, write
 
     def results(self) -> list[str]:
         """Names the outcome and the files."""
-        told, path = self._summary, self.folder.path
+        summary, path = self._summary, self.folder.path
         model = f"  model     {path / 'model.safetensors'}"
         if not self.config.finetune.test:
             return [
-                f"  held-out  {told['val_top1']:.2%} of {told['val_size']:,} images at step {told['best_step']}; "
-                "the test split was not read (finetune.test=false)",
+                f"  held-out  {summary['val_top1']:.2%} of {summary['val_size']:,} images at step "
+                f"{summary['best_step']}; the test split was not read (finetune.test=false)",
                 model,
             ]
         return [
-            f"  test      {told['test_top1']:.2%} of {told['test_size']:,} images, by the weights of step "
-            f"{told['best_step']} (always the most frequent class: {told['test_most_frequent']:.2%})",
-            f"  reading   {told['reading']}",
+            f"  test      {summary['test_top1']:.2%} of {summary['test_size']:,} images, by the weights of step "
+            f"{summary['best_step']} (always the most frequent class: {summary['test_most_frequent']:.2%})",
+            f"  reading   {summary['reading']}",
             model,
             f"  details   {path / 'results.json'}, {path / 'predictions.csv'}",
         ]

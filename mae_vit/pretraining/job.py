@@ -131,21 +131,21 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     config, ranks = setup.config, setup.ranks
     identity = run_identity(config, derived=setup.data.identity)
     fetch_split(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)
-    found = resume_or_start(config, arguments, folder, identity, ranks, setup.device)
-    if found is not None and is_finished(folder, found, setup.plan, ranks):
+    checkpoint = resume_or_start(config, arguments, folder, identity, ranks, setup.device)
+    if checkpoint is not None and is_finished(folder, checkpoint, setup.plan, ranks):
         if ranks.rank == 0:
-            print(f"{folder.path} is finished ({found.step} steps); encoder: {folder.encoder}")
+            print(f"{folder.path} is finished ({checkpoint.step} steps); encoder: {folder.encoder}")
         return
     objective = setup.build()
     # Initial weights may have seen labels, too.
     begins_from = config.model.init or "scratch"
-    if found is None:
+    if checkpoint is None:
         start = initialize(objective, config, setup.info, say=ranks.rank == 0)
         begins_from = start.source if start else begins_from
         labels = seen_labels(config, setup.data, start.labels if start else None)
         info = replace(setup.info, labels=labels.model_dump() if labels else None)
     else:
-        info = replace(setup.info, labels=found.identity.get(LABELS_SEEN, setup.info.labels))
+        info = replace(setup.info, labels=checkpoint.identity.get(LABELS_SEEN, setup.info.labels))
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
     # Rank 0 alone logs, and has lines to be judged.
@@ -163,10 +163,10 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT.format(why=setup.data.why_none),
         judge=watch.check if watch else None,
-        plan_text=describe_plan(setup, folder, found, timed=False) if ranks.rank == 0 else "",
+        plan_text=describe_plan(setup, folder, checkpoint, timed=False) if ranks.rank == 0 else "",
     )
     job = Job(config, setup.plan, setup.data, info, engine, folder, setup.costs.flops_per_image)
-    run(run_setup, job, found)
+    run(run_setup, job, checkpoint)
 
 
 @dataclass(frozen=True)
