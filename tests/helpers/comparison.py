@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
+from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.config import EntrySection
 from mae_vit.finetuning.comparison.jobs import Job
-from mae_vit.finetuning.comparison.matrix import Cell
 from mae_vit.finetuning.comparison.report.rows import Row
-from mae_vit.finetuning.comparison.report.significance import Gap, Scores, gap_between
+from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
 
 
 def row(name: str, seed: int, correct: np.ndarray, *, fixed: bool = False) -> Row:
@@ -23,9 +23,8 @@ def row(name: str, seed: int, correct: np.ndarray, *, fixed: bool = False) -> Ro
         fixed,
     )
     keys = tuple("abcdefghij"[: len(correct)]) if len(correct) <= 10 else tuple(map(str, range(len(correct))))
-    scores = Scores(None if fixed else seed, correct, keys)
     nothing = np.zeros(len(correct), int)
-    return Row(cell, {"test_top1": float(correct.mean())}, scores, nothing, nothing, (), {})
+    return Row(cell, {"test_top1": float(correct.mean())}, keys, correct, nothing, nothing, (), {})
 
 
 def gap_of(rows: list[Row], others: list[Row]) -> Gap | None:

@@ -44,7 +44,7 @@ ORDERS = {
         *("config", "comparison data", "models", "label_overlap plan_text results", "frozen", "job"),
     ),
     "mae_vit/finetuning/comparison": (
-        *("config costs inputs", "jobs", "matrix progress_bar", "report runner", "main"),
+        *("config costs inputs", "jobs", "cell", "matrix progress_bar protocol", "report runner", "main"),
     ),
 }
 # The root offers `mae_vit.load_encoder`, which it imports late; config describes geometry, not networks.

@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Labels, Mode, Overrides, slug
 from mae_vit.finetuning.comparison.costs import Cost, cost_of_run, cost_of_start
 from mae_vit.finetuning.comparison.jobs import Job, program_of
@@ -25,29 +25,6 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 _TUNED_BY = "val_top1"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of the table.
-
-    Attributes:
-        entry: its row.
-        labels: labels of each class.
-        mode: how it is measured.
-        seed: seed of the run.
-        point: the settings chosen for it.
-        job: its run.
-        fixed: whether every seed gives the same result; then one cell stands for all seeds.
-    """
-
-    entry: EntrySection
-    labels: Labels
-    mode: Mode
-    seed: int
-    point: Overrides
-    job: Job
-    fixed: bool = False
 
 
 class Matrix:

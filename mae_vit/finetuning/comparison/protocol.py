@@ -30,7 +30,9 @@ def keep_protocol(folder: Path, config: CompareConfig, *, tested: int) -> None:
     """
     now = {key: value for key, value in config.model_dump(mode="json").items() if key not in _FREE}
     path = folder / PROTOCOL
-    before: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": now, "changes": []}
+    before: dict[str, Any] = (
+        json.loads(path.read_text()) if path.exists() else {"settings": now, "changes": []}
+    )
     changes: list[dict[str, Any]] = before["changes"]
     changed = sorted(_differences(before["settings"], now))
     if changed and tested:

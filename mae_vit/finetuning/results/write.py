@@ -26,8 +26,6 @@ from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
 
-# Entries of the summary that say of which images, and in which precision, a result is.
-PROVENANCE = ("precision", "data", "test_data", "train_images", "held_out_images")
 # In the run folder: which weights were measured on the test split.
 TEST_READS = "test_reads.json"
 

@@ -66,9 +66,7 @@ def test_a_row_that_no_seed_changes_is_compared_with_all_seeds_of_another():
     same = gap_of([row("fixed", seed, once) for seed in range(3)], several)
     assert gap == same
     assert gap.seeds == 3
-    assert gap.points == pytest.approx(
-        100 * (once.mean() - np.mean([one.scores.correct.mean() for one in several]))
-    )
+    assert gap.points == pytest.approx(100 * (once.mean() - np.mean([one.correct.mean() for one in several])))
     back = gap_of(several, ones)
     assert (back.points, back.half_width) == pytest.approx((-gap.points, gap.half_width))
     # Two such, of whatever seeds, are one pair.
@@ -139,7 +137,7 @@ def test_a_gap_of_one_seed_says_so():
 def test_no_gap_of_other_images_or_seeds():
     ours, theirs = row("ours", 0, np.ones(4, bool)), row("theirs", 1, np.ones(4, bool))
     assert gap_of([ours], [theirs]) is None
-    other = replace(theirs, scores=replace(theirs.scores, seed=0, keys=("a", "b", "c", "e")))
+    other = replace(theirs, cell=replace(theirs.cell, seed=0), keys=("a", "b", "c", "e"))
     assert gap_of([ours], [other]) is None
 
 

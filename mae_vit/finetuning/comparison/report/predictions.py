@@ -30,7 +30,7 @@ def pack_predictions(rows: Sequence[Row]) -> bytes:
     """
     splits: dict[tuple[str, ...], list[int]] = {}
     for number, row in enumerate(rows):
-        splits.setdefault(row.scores.keys, []).append(number)
+        splits.setdefault(row.keys, []).append(number)
     arrays: dict[str, np.ndarray] = {}
     cells = []
     for split, (keys, numbers) in enumerate(splits.items()):

@@ -14,11 +14,14 @@ import numpy as np
 
 from mae_vit.core.files import read_json_lines
 from mae_vit.data.batches.subset import limit_per_class
+from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.config import Labels
 from mae_vit.finetuning.comparison.costs import cost_of_run
-from mae_vit.finetuning.comparison.matrix import Cell, Matrix
+from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.report.significance import Scores
-from mae_vit.finetuning.results.write import PROVENANCE
+
+# Of which images, and in which precision, a result is; how often its folder has read the test split.
+_OF_THE_SUMMARY = ("precision", "data", "test_data", "train_images", "held_out_images", "test_reads")
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,9 @@ class Row:
     Attributes:
         cell: where it stands.
         values: columns of `results.csv`.
-        scores: which test images are classified correctly.
-        truth: int (n,), the classes of the test images, in the order of `scores.keys`.
+        keys: of the test images, sorted.
+        correct: bool (n,), whether each test image is classified correctly, in the order of `keys`.
+        truth: int (n,), the classes of the test images.
         predicted: int (n,), the predicted classes.
         curve: epochs and held-out accuracies.
         per_class: class -> accuracy on test images.
@@ -37,11 +41,17 @@ class Row:
 
     cell: Cell
     values: dict[str, Any]
-    scores: Scores
+    keys: tuple[str, ...]
+    correct: np.ndarray
     truth: np.ndarray
     predicted: np.ndarray
     curve: tuple[tuple[float, float], ...]
     per_class: dict[str, float]
+
+    @property
+    def scores(self) -> Scores:
+        """What gaps between rows are computed from."""
+        return Scores(None if self.cell.fixed else self.cell.seed, self.correct, self.keys)
 
     @property
     def size(self) -> int:
@@ -68,7 +78,6 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
     numbers = {name: number for number, name in enumerate(details["classes"])}
     truth = np.array([numbers[label] for label in labels])
     predicted = np.array([numbers[row["prediction"]] for row in told])
-    scores = Scores(None if cell.fixed else cell.seed, truth == predicted, keys)
     before, own = matrix.cost_before(cell.entry), cost_of_run(summary)
     values: dict[str, Any] = {
         "entry": cell.entry.name,
@@ -94,7 +103,7 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         **_provenance(summary, folder),
     }
     if (size := matrix.config.test_subset) is not None:
-        values[f"test_top1_{size}"] = float(scores.correct[choose_subset(keys, labels, size)].mean())
+        values[f"test_top1_{size}"] = float((truth == predicted)[choose_subset(keys, labels, size)].mean())
     values |= {
         "images_seen": own.images,
         "finetune_flops": own.flops,
@@ -106,7 +115,8 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
     return Row(
         cell,
         values,
-        scores,
+        keys,
+        truth == predicted,
         truth,
         predicted,
         tuple(_curve(folder / "metrics.jsonl")),
@@ -121,7 +131,7 @@ def _provenance(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
         "commit": environment.get("git_commit"),
         "torch": environment.get("packages", {}).get("torch"),
         "hardware": ", ".join([environment.get("processor") or "", *environment.get("gpus", ())]),
-        **{name: summary.get(name) for name in (*PROVENANCE, "test_reads")},
+        **{name: summary.get(name) for name in _OF_THE_SUMMARY},
     }
 
 

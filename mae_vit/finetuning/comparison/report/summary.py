@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.matrix import Labels
+from mae_vit.finetuning.comparison.config import CompareConfig, Labels
 from mae_vit.finetuning.comparison.report.rows import Row, group
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
 
