@@ -1,14 +1,14 @@
 # Everything works from a machine that has only python3, make and g++.
-#   make demo       install, then pretrain on embedded images, and look
+#   make demo       install, pretrain on handwritten digits, and compare (minutes)
 #   make test       install, then the tests (minutes)
 #   make test-all   all tests, the slow ones too
-#   make test-wheel build the wheel, try it in an environment and a folder without the checkout; calls from Python
-#   make test-slurm jobs on a Slurm cluster of this machine's own (root on Linux; installs Slurm by apt)
+#   make test-wheel build the wheel, and try it in an environment and a folder without the checkout
+#   make test-slurm start a small Slurm cluster on this machine and test jobs on it (Linux, root; installs Slurm by apt)
 #   make docs       build the documentation as a site, and run every command in it
 #   make lint       format, lint and type checks
-#   make bench      the benchmarks that fit a laptop (PHOTOS=DIR: photographs in class folders, to load;
-#                   SMALL=DIR: small images in place of CIFAR-10, which is fetched)
-#   make bench-gpu  what only a GPU can show, into docs/results/gpu (PARTS="waits rates": some of it)
+#   make bench      the benchmarks that fit a laptop (PHOTOS=DIR: class folders of photographs for the loader;
+#                   SMALL=DIR: small images in place of CIFAR-10, which is downloaded otherwise)
+#   make bench-gpu  the benchmarks for a GPU, into docs/results/gpu (PARTS="waits rates" for some of them)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -47,7 +47,7 @@ test-slurm: setup
 	$(BIN)/python -m pytest -m slurm tests/slurm
 
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m pytest -n 2 -m docs tests/repo
 
 lint: setup

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Pretrains MAE on scikit-learn's digits, on two CPU ranks, and compares it with other starts and with
-# convolutional networks. `make demo` runs it.
+# Pretrains MAE on scikit-learn's digits, on two CPU ranks, and compares it with other pretraining
+# and with convolutional networks. `make demo` runs it.
 set -euo pipefail
 runs=${1:-runs}
 
-echo "One pretraining without labels, then a comparison of six rows, each trained on 20 labels of each digit."
+echo "First MAE pretrains without labels. Then a comparison trains six networks on 20 labels of each digit."
 echo "Both together take six to eight minutes on two cores."
 echo
 echo "== 1 of 2: MAE, 300 epochs without labels, on two ranks"

@@ -6,6 +6,7 @@ python docs/tools/config_reference.py
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from pydantic_core import PydanticUndefined
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from key_meanings import MEANINGS
+
 from mae_vit.config.keys import branches
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
@@ -25,15 +28,17 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 OUT = Path(__file__).resolve().parents[1] / "config.md"
 _HEAD = """# All keys of a config
 
-Made from the schema by `python docs/tools/config_reference.py`. Every key can be given on the command line as
-`section.key=value`; `null` unsets one. Unknown keys and impossible combinations are errors.
+Give any key on the command line as `section.key=value`. `null` restores a key's default. Unknown keys and impossible
+combinations are errors. In the tables, "required" means that the config must set the key, and "none" that it need not.
+
+`python docs/tools/config_reference.py` writes this page from the code.
 """
 _REFUSED = [f"`{key}`" for key in HIDDEN_KEYS if not key.startswith("finetune.")]
-_FINETUNING = f"""Keys are pretraining's, without `objective` and those that have no effect here:
+_FINETUNING = f"""Fine-tuning has the keys of pretraining, except for `objective` and those that have no effect here:
 {", ".join(_REFUSED[:-1])} and {_REFUSED[-1]}.
-These are more, or have other values.
+The tables list the keys that are new or have other values.
 """
-_TOP = "| key | value | default |\n| --- | --- | --- |"
+_TOP = "| key | value | default | meaning |\n| --- | --- | --- | --- |"
 
 
 def render() -> str:
@@ -65,12 +70,12 @@ def _sections(
         ]
         title = f"`{name}`" + (f", `name: {tag}`" if tag else "")
         if rows:
-            yield f"### {title}\n\n{_about(model)}\n\n" + "\n".join([_TOP, *rows]) + "\n"
+            yield f"### {title}\n\n{_about(model)}\n\n" + _table(rows, _meanings(name, model))
     alone = [
         _row(name, field) for name, field in schema.model_fields.items() if not _models(field.annotation)
     ]
     if alone:
-        yield "### At the top\n\n" + "\n".join([_TOP, *alone]) + "\n"
+        yield "### At the top\n\n" + _table(alone, _meanings("", schema))
 
 
 def _models_of(schema: type[BaseModel]) -> Iterator[tuple[str, str | None, type[BaseModel]]]:
@@ -96,7 +101,7 @@ def _rows(model: type[BaseModel]) -> dict[str, str]:
 
 def _row(name: str, field: Any) -> str:
     if field.is_required():
-        default = "needed"
+        default = "required"
     elif field.default is PydanticUndefined:
         default = f"`{field.default_factory()}`" if field.default_factory else ""
     else:
@@ -127,9 +132,26 @@ def _type(annotation: Any) -> str:
     return names.get(getattr(annotation, "__name__", ""), "section")
 
 
+def _table(rows: list[str], meanings: dict[str, str]) -> str:
+    """The rows of keys, each with its meaning. Keys of parts (`mae.mask_ratio`) mean what they mean alone."""
+    full = []
+    for row in rows:
+        key = row.split("`")[1]
+        meaning = meanings[key] if key in meanings else meanings[key.rpartition(".")[2]]
+        full.append(f"{row} {meaning} |")
+    return "\n".join([_TOP, *full]) + "\n"
+
+
 def _about(model: type[BaseModel]) -> str:
-    """The docstring's first sentence or paragraph."""
-    return " ".join((inspect.getdoc(model) or "").split("\n\n")[0].split())
+    """The docstring, without its list of attributes."""
+    return (inspect.getdoc(model) or "").partition("Attributes:")[0].strip()
+
+
+def _meanings(section: str, model: type[BaseModel]) -> dict[str, str]:
+    """What the keys of a section mean: by the docstring's list of attributes, else by `key_meanings`."""
+    listed = (inspect.getdoc(model) or "").partition("Attributes:")[2]
+    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", listed, re.MULTILINE)
+    return MEANINGS.get(section, {}) | {name: " ".join(text.split()).rstrip(".") for name, text in entries}
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

@@ -17,10 +17,10 @@ def add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "check",
         help="verify every shard",
-        description="Verify every shard against dataset.json; exit 1 and name what is damaged.",
+        description="Compare every shard with its checksum in dataset.json. List damaged shards; exit 1 if any.",
     )
     parser.add_argument("path", metavar="DIR", help="the data folder")
-    parser.add_argument("--decode", action="store_true", help="decode every image too")
+    parser.add_argument("--decode", action="store_true", help="also decode every image")
     parser.set_defaults(run=_check, parser=parser)
 
 

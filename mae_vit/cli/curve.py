@@ -25,15 +25,15 @@ def add_curve(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `curve`."""
     parser = commands.add_parser(
         "curve",
-        help="is my run normal? its curves against its preset's",
-        description="Draw a pretraining run's curves over those of the shipped preset that its recipe is nearest to, "
-        "and say at which step and by how much it leaves their band; exit 1 if it does.",
+        help="compare a run's curves with those of its preset",
+        description="Draw a pretraining run's curves over the reference curves of the preset with the nearest recipe. "
+        "Print at which step and by how much the run leaves their band, and exit with 1 if it does.",
     )
     parser.add_argument("path", type=Path, metavar="RUN", help="the run's folder, finished or not")
     parser.add_argument(
-        "--preset", metavar="NAME", help="compare with this one (docs/reference_curves has them)"
+        "--preset", metavar="NAME", help="compare with this preset (docs/reference_curves has their curves)"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: RUN/curve.png")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="file to write (RUN/curve.png)")
     parser.set_defaults(run=run_curve, parser=parser)
 
 

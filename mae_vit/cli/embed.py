@@ -20,51 +20,54 @@ if TYPE_CHECKING:
 
 _NAMED = 5
 _BATCH_SIZE, _BATCH_SIZE_GPU = 64, 256
-_DESCRIPTION = """Turn images into features (N, D) by a pretrained encoder, in the order of the data, with their keys.
-Features are saved beside the output as they are computed: if it is stopped or killed, the same command resumes."""
+_DESCRIPTION = """Compute features (N, D) of images by a pretrained encoder, in the order of the data, with the keys of
+the images. Features are saved while they are computed. If the command is stopped or killed, repeat it: it resumes."""
 _EPILOG = """examples:
   mae-vit embed runs/mae_base photos/ --out photos.npz
   mae-vit embed encoder.safetensors data/cifar10 --split test --out test.parquet
   mae-vit embed timm:vit_base_patch16_224.augreg_in21k images.zip --out images.npz --pool mean --device cuda
 
-images are cropped and normalized as the encoder was measured: the largest centered box, resized. Those that cannot
-be read are passed over and named in FILE.broken.csv.
+The largest centered box of each image is resized, and normalized as in the encoder's training. Unreadable images are
+left out and listed in FILE.broken.csv.
 
   import numpy as np
   file = np.load("photos.npz"); features, keys = file["features"], file["keys"]
-labels, classes and splits are there where the data have any; metadata is JSON. In .parquet the columns are the same."""
+The file also has metadata (JSON) and, if the data have them, labels, classes and splits. A .parquet file has the same
+columns."""
 
 
 def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `embed`."""
     parser = commands.add_parser(
         "embed",
-        help="images -> features by a pretrained encoder",
-        usage="%(prog)s [options] START DATA --out FILE.npz|FILE.parquet",
+        help="compute features of images by a pretrained encoder",
+        usage="%(prog)s [options] WEIGHTS DATA --out FILE.npz|FILE.parquet",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "start",
-        metavar="START",
+        metavar="WEIGHTS",
         help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, timm:NAME, or "
         "hf:USER/NAME[@REVISION]",
     )
     parser.add_argument(
         "data",
         metavar="DATA",
-        help="prepared shards, a folder of images, or an archive of one (.tar, .tar.gz, .zip)",
+        help="prepared shards, a folder of images, or an archive of such a folder (.tar, .tar.gz, .zip)",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .npz or .parquet file")
     parser.add_argument(
-        "--restart", action="store_true", help="begin again, also over what was made otherwise"
+        "--out", type=Path, required=True, metavar="FILE", help="file to write: .npz or .parquet"
+    )
+    parser.add_argument(
+        "--restart", action="store_true", help="start over, also if FILE was made with other options"
     )
     parser.add_argument(
         "--save-every-s",
         type=float,
         metavar="S",
-        help="save every S seconds (5): the most that a kill costs",
+        help="save every S seconds (5); a kill loses at most this time",
     )
     group = parser.add_argument_group("which images")
     group.add_argument(
@@ -72,26 +75,11 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="this split; may be given several times (all)",
+        help="only this split; may be given several times (all)",
     )
-    group.add_argument("--no-labels", action="store_true", help="folders are no classes")
+    group.add_argument("--no-labels", action="store_true", help="do not take folders as classes")
     _add_features(parser.add_argument_group("which features"))
-    group = parser.add_argument_group("how fast")
-    group.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(auto: a GPU if any)"
-    )
-    group.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="N",
-        help=f"images at a time ({_BATCH_SIZE}; {_BATCH_SIZE_GPU} on a GPU)",
-    )
-    group.add_argument(
-        "--workers",
-        default="auto",
-        metavar="N",
-        help="threads that decode (auto: one for each core but one)",
-    )
+    _add_speed(parser.add_argument_group("how fast"))
     parser.set_defaults(run=run_embed, parser=parser)
 
 
@@ -100,18 +88,42 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
         "--img-size",
         type=int,
         metavar="PX",
-        help="side of the images; positions are interpolated (as trained)",
+        help="side of the images in pixels; positions are interpolated (as in training)",
     )
     group.add_argument(
         "--pool",
         choices=("cls", "mean"),
-        help="[CLS] or the mean of the patch tokens (as fine-tuned, else cls)",
+        help="feature: [CLS] or the mean of the patch tokens (as in fine-tuning, else cls)",
     )
     group.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="of the forward pass (fp32)"
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the forward pass (fp32)"
     )
     group.add_argument(
-        "--dtype", choices=("float32", "float16"), default="float32", help="of the features (float32)"
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="data type of the features (float32)",
+    )
+
+
+def _add_speed(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="device to compute on (auto: a GPU if there is one)",
+    )
+    group.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help=f"images in a batch ({_BATCH_SIZE}; {_BATCH_SIZE_GPU} on a GPU)",
+    )
+    group.add_argument(
+        "--workers",
+        default="auto",
+        metavar="N",
+        help="decoding threads (auto: all cores but one)",
     )
 
 

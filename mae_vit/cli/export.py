@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from mae_vit.weights.export.export import Export
     from mae_vit.weights.export.push import Pushed
 
-_DESCRIPTION = """Hand an encoder on in a form that others load, with a model card beside it. Each export is loaded by
-the other library before it takes its name, and must compute the same; nothing half-written is left."""
-_FORMS = """forms:
-  timm      state dict of timm.create_model (the line is in the card); a classifier's head too
-  hf        folder of transformers: ViTModel or ViTForImageClassification; OUT/mae is a ViTMAEForPreTraining where
-            START holds MAE's decoder (a run folder does, its encoder.safetensors does not)
-  official  layout of the official MAE code, decoder included: {"model": tensors}, nothing else inside
-  onnx      program for onnxruntime and others, any number of images    (pip install "mae-vit[onnx]")
-  torch     program of torch.export (.pt2): runs without our code, any number of images
+_DESCRIPTION = """Write an encoder in the format of another library, with a model card. The command loads each export
+with that library and compares the outputs before it gives the folder its final name."""
+_FORMS = """formats:
+  timm      state dict for timm.create_model, with a classifier's head; the model card has the line that loads it
+  hf        folder for transformers: ViTModel or ViTForImageClassification; OUT/mae is a ViTMAEForPreTraining if
+            WEIGHTS has MAE's decoder (a run folder has it, its encoder.safetensors does not)
+  official  file of the official MAE code, with the decoder: {"model": tensors}, only tensors
+  onnx      model for onnxruntime and others, for any number of images    (pip install "mae-vit[onnx]")
+  torch     program of torch.export (.pt2): needs none of our code, for any number of images
 
 examples:
   mae-vit export runs/mae_base --to hf
@@ -42,47 +42,49 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `export`."""
     parser = commands.add_parser(
         "export",
-        help="hand an encoder on: timm, transformers, official MAE, ONNX, torch.export",
+        help="write an encoder for other libraries: timm, transformers, official MAE, ONNX, torch.export",
         description=_DESCRIPTION,
         epilog=_FORMS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "start",
-        metavar="START",
+        metavar="WEIGHTS",
         help="a run folder (also a fine-tuned one), an encoder.safetensors, an official MAE file (.pth), "
         "timm:NAME, hf:USER/NAME[@REVISION]",
     )
     parser.add_argument(
-        "--to", required=True, choices=("timm", "hf", "official", "onnx", "torch"), help="the form, see below"
+        "--to", required=True, choices=("timm", "hf", "official", "onnx", "torch"), help="format, see below"
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="folder to be written (RUN/FORM of a run folder, else NAME-FORM here)",
+        help="folder to write (RUN/FORMAT for a run folder, else NAME-FORMAT in the current folder)",
     )
     parser.add_argument(
         "--pool",
         choices=("cls", "mean"),
-        help="what features are read from: [CLS] or the mean of the patches (cls; a fine-tuned run keeps its own)",
+        help="feature: [CLS] or the mean of the patches (cls; for a fine-tuned run, the one of its training)",
     )
     parser.add_argument(
         "--norm-pix-loss",
         action="store_true",
-        help="an official file's decoder predicts normalized pixels, which such files do not say (our runs do)",
+        help="the decoder of this official file predicts normalized pixels; the file does not record it (our runs do)",
     )
     parser.add_argument(
         "--push",
         metavar="USER/NAME[@BRANCH]",
         help="upload the export to the Hugging Face Hub as one commit, with the encoder.safetensors that "
-        'load_encoder("hf:USER/NAME") reads; the token is that of HF_TOKEN or of `hf auth login`',
+        'load_encoder("hf:USER/NAME") reads; the token comes from HF_TOKEN or `hf auth login`',
     )
-    parser.add_argument("--public", action="store_true", help="everyone may see the push (private)")
     parser.add_argument(
-        "--dry-run", action="store_true", help="list the files and their sizes; leave and push none"
+        "--public", action="store_true", help="make the repository of --push public (private)"
     )
-    parser.add_argument("--force", action="store_true", help="replace an earlier export in that folder")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list the files and their sizes; write and push nothing"
+    )
+    parser.add_argument("--force", action="store_true", help="replace an earlier export in the folder")
     parser.set_defaults(run=run_export, parser=parser)
 
 

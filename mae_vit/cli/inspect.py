@@ -9,11 +9,11 @@ from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url
 
-_DESCRIPTION = """Look at an encoder: reconstructions, attention, rollout, how far heads look, positions, filters,
-nearest neighbors, a map of the features, what each block knows. Writes PNG, the numbers as CSV and NPZ, and one
-page, OUT/index.html."""
+_DESCRIPTION = """Draw what an encoder has learned: reconstructions, attention, rollout, attention distance, positions,
+filters, nearest neighbors, a t-SNE map of the features, and a linear probe of each block. Writes one page,
+OUT/index.html, and beside it the pictures as PNG and their numbers as CSV and NPZ."""
 _EXAMPLES = """examples:
-  mae-vit inspect --ckpt runs/mae_base                                  its own held-out images -> runs/mae_base/inspect
+  mae-vit inspect --ckpt runs/mae_base                                  its held-out images -> runs/mae_base/inspect
   mae-vit inspect --ckpt runs/mae_base --data photos/ --out look
   mae-vit inspect --ckpt runs/scratch --against runs/mae_base --data data/mine --out before_after
   mae-vit inspect --ckpt mae_visualize_vit_large.pth --data photos/ --out look     an official file
@@ -33,29 +33,34 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument(
         "--ckpt",
         required=True,
-        metavar="START",
+        metavar="WEIGHTS",
         help='a run folder, an encoder.safetensors, an official MAE file (.pth), "timm:NAME" or '
         '"hf:USER/NAME[@REVISION]"',
     )
-    parser.add_argument("--against", metavar="START", help="a second one, shown side by side")
+    parser.add_argument("--against", metavar="WEIGHTS", help="a second encoder, shown side by side")
     parser.add_argument(
         "--data",
         metavar="DIR",
-        help="prepared shards, a folder of images or an archive (the data that --ckpt was trained on, if it is a "
-        "run folder)",
+        help="images: prepared shards, a folder or an archive (if --ckpt is a run folder: the data of its training)",
     )
-    parser.add_argument("--split", help="of prepared data (the first of val, test, train)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to (RUN/inspect of a run folder)")
+    parser.add_argument("--split", help="split of prepared data (the first of val, test, train that exists)")
     parser.add_argument(
-        "--images", type=int, default=512, metavar="N", help="how many are looked at (512): fewer is faster"
+        "--out", type=Path, metavar="DIR", help="folder to write (if --ckpt is a run folder: RUN/inspect)"
+    )
+    parser.add_argument(
+        "--images", type=int, default=512, metavar="N", help="number of images (512); fewer is faster"
     )
     parser.add_argument(
         "--norm-pix-loss",
         action="store_true",
-        help="an official file's decoder predicts normalized pixels (it does not say; mae_visualize_* do not)",
+        help="the decoder of this official file predicts normalized pixels; the file does not record it (those of "
+        "mae_visualize_* do not)",
     )
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(auto: a GPU if any)"
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="device to compute on (auto: a GPU if there is one)",
     )
     parser.set_defaults(run=run_inspect, parser=parser)
 

@@ -21,26 +21,26 @@ from mae_vit.runtime.failures import EXIT_CODES, exit_code_of, print_error
 from mae_vit.runtime.terminal import ignore_closed_terminal
 
 EXAMPLES = """examples:
-  mae-vit prepare digits data/digits                     handwritten digits, embedded: no network
-  mae-vit prepare cifar10 data/cifar10                   torchvision's download; also cifar100
+  mae-vit prepare digits data/digits                     scikit-learn's handwritten digits; needs no network
+  mae-vit prepare cifar10 data/cifar10                   downloads CIFAR-10; also cifar100
   mae-vit prepare photos/ data/photos                    photos/CLASS/*.jpg, photos/train/CLASS/*.jpg or photos/*.jpg
   mae-vit prepare train.tar.gz test.zip data/mine        archives of such folders
   mae-vit prepare photos/ data/small --resize 384 --holdout 1/10
-  mae-vit prepare hf:USER/NAME data/cats                 a data set of the Hugging Face Hub; also files of Parquet
-  mae-vit prepare --in-place laion/                      others' webdataset shards, used where they are
-  mae-vit check data/mine                                verify every shard
-  mae-vit presets mae cifar                              configs that come with it: what, command, time, result
-  mae-vit pretrain mae_digits train.epochs=10            by a preset's name, or a YAML file of your own
-  mae-vit finetune --ckpt runs/mae_digits                on the same data, with the recipe for its size
-  mae-vit compare compare_demo                           starts and networks on the same labels: a report
+  mae-vit prepare hf:USER/NAME data/cats                 a data set of the Hugging Face Hub; also Parquet files
+  mae-vit prepare --in-place laion/                      existing webdataset shards, used where they are
+  mae-vit check data/mine                                verifies every shard
+  mae-vit presets mae cifar                              the included configs whose names have these words
+  mae-vit pretrain mae_digits train.epochs=10            a preset, or a YAML file; then keys with other values
+  mae-vit finetune --ckpt runs/mae_digits                on the run's data, with the recipe for the encoder's size
+  mae-vit compare compare_demo                           pretrained and other networks on the same labels, with a report
   deepspeed --num_accelerators 2 --module mae_vit.cli pretrain mae_digits
-  mae-vit doctor mae_base data.path=data/mine            will it run here? config, data, memory, disk, ranks
-  mae-vit replay runs/mae_base --step 1200               the images, crops and masks of that step, with their keys
-  mae-vit inspect --ckpt runs/mae_base                   what it has learned: a page of pictures
-  mae-vit report runs/mae_base                           one page: verdict, curves, pictures, plan
-  mae-vit curve runs/mae_cifar_tiny                      is it normal? against the preset's curves
-  mae-vit embed runs/mae_base photos/ --out photos.npz   features of images, with their keys; resumes if killed
-  mae-vit export runs/mae_base --to hf                   hand on: timm, hf (transformers), official, onnx, torch
+  mae-vit doctor mae_base data.path=data/mine            checks config, data, memory, disk and ranks before a run
+  mae-vit replay runs/mae_base --step 1200               shows the images, crops and masks of that step
+  mae-vit inspect --ckpt runs/mae_base                   a page of pictures: what the encoder has learned
+  mae-vit report runs/mae_base                           a page on the run: verdict, curves, pictures, plan
+  mae-vit curve runs/mae_cifar_tiny                      compares the run's curves with those of its preset
+  mae-vit embed runs/mae_base photos/ --out photos.npz   features of images; the same command resumes if it is killed
+  mae-vit export runs/mae_base --to hf                   for transformers; also timm, official (MAE), onnx, torch
 """
 
 
@@ -78,8 +78,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="mae-vit",
-        description="Self-supervised pretraining of Vision Transformers: prepare data, pretrain, fine-tune, compare; "
-        "look into runs, hand encoders on.",
+        description="Self-supervised pretraining of Vision Transformers. The commands prepare data, pretrain, "
+        "fine-tune, compare, inspect runs, and export encoders.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

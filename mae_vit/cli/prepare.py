@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _NAMED = 5
 _MAX_WORKERS = 16
-_DESCRIPTION = """Write images as webdataset shards with dataset.json. A later call adds splits.
-Image bytes are stored unchanged, but for --resize and --exif-orientation apply."""
+_DESCRIPTION = """Write images as webdataset shards with a dataset.json. A later call adds splits.
+Image bytes are stored unchanged, except with --resize or --exif-orientation apply."""
 _NOT_IN_PLACE = (
     "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels", "exclude",
     "shard_mib", "shard_samples", "exif_orientation", "image_column", "label_column", "config_name",
@@ -31,7 +31,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `prepare`."""
     parser = commands.add_parser(
         "prepare",
-        help="images -> webdataset shards",
+        help="write images as webdataset shards",
         usage="%(prog)s [options] SRC [SRC ...] OUT",
         description=_DESCRIPTION,
     )
@@ -39,35 +39,38 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "paths",
         nargs="+",
         metavar="SRC... OUT",
-        help="sources (digits, cifar10, cifar100, a folder with or without class folders, a .tar, .tar.gz or "
-        ".zip of one, a folder of others' webdataset .tar shards, .parquet files or a folder of them, "
-        "hf:USER/NAME[@REVISION] of the Hugging Face Hub), then the output",
+        help="one or more sources, then the output folder; a source is digits, cifar10, cifar100, a folder with or "
+        "without class folders, a .tar, .tar.gz or .zip of such a folder, a folder of existing webdataset shards, "
+        "Parquet files or a folder of them, or hf:USER/NAME[@REVISION] on the Hugging Face Hub",
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--in-place",
         action="store_true",
-        help="the only path is a folder of others' .tar shards: write dataset.json and indexes beside them",
+        help="the only path is a folder of existing webdataset shards: write dataset.json and indexes beside them",
     )
     instead.add_argument(
         "--reindex",
         action="store_true",
-        help="the only path is a prepared folder: write its indexes anew, from the headers of its shards",
+        help="the only path is a prepared folder: write its indexes again, from the headers of its shards",
     )
     parser.add_argument(
-        "--root", type=Path, metavar="DIR", help="where torchvision's CIFAR is, or is downloaded to"
+        "--root",
+        type=Path,
+        metavar="DIR",
+        help="folder of torchvision's CIFAR files, which are downloaded if missing",
     )
     parser.add_argument(
         "--split",
         default="train",
         metavar="NAME",
-        help="split of images outside of train/, val/, test/ (train)",
+        help="split of the images that are outside of train/, val/ and test/ folders (train)",
     )
-    parser.add_argument("--no-labels", action="store_true", help="folders are no classes")
+    parser.add_argument("--no-labels", action="store_true", help="do not take folders as classes")
     parser.add_argument("--overwrite", action="store_true", help="replace splits that exist")
-    add_parquet_options(parser.add_argument_group("of Parquet files and of the Hub"))
-    _add_choice(parser.add_argument_group("which images (of train; val and test stay whole)"))
-    _add_form(parser.add_argument_group("in which form"))
+    add_parquet_options(parser.add_argument_group("Parquet files and data sets of the Hub"))
+    _add_choice(parser.add_argument_group("selecting images (of train; val and test stay whole)"))
+    _add_form(parser.add_argument_group("format"))
     parser.set_defaults(run=run_prepare, parser=parser)
 
 
@@ -76,33 +79,35 @@ def _add_choice(group: argparse._ArgumentGroup) -> None:
         "--subset",
         type=Path,
         metavar="LIST",
-        help="those in a text file of keys, paths or file names, one a line",
+        help="only images listed in this text file: keys, paths or file names, one a line",
     )
     group.add_argument(
         "--holdout",
         type=_share,
         metavar="SHARE",
-        help="draw this share of each class as split val (0.1 or 1/10)",
+        help="move this share of each class to a split val: held-out images (0.1 or 1/10)",
     )
     group.add_argument(
         "--fraction",
         type=_share,
         metavar="SHARE",
-        help="this share of each class, drawn by a hash of the key: smaller shares are inside larger ones",
+        help="only this share of each class, drawn by a hash of the key; a smaller share is part of a larger one",
     )
-    group.add_argument("--limit-per-class", type=int, metavar="N", help="at most N of each class, so drawn")
+    group.add_argument(
+        "--limit-per-class", type=int, metavar="N", help="at most N of each class, drawn in the same way"
+    )
     group.add_argument(
         "--exclude",
         action="append",
         metavar="DIR",
-        help="none that the prepared data in DIR have too, or nearly so, in their splits test and val (DIR:SPLIT "
-        "for one of them): pretraining should not see what is tested on; may be given several times",
+        help="leave out images that also occur in the test and val splits of the prepared data in DIR, so that "
+        "pretraining sees no test images (DIR:SPLIT for one split); may be given several times",
     )
     group.add_argument(
         "--exclude-distance",
         type=int,
         metavar="N",
-        help="of the 64 bits of an image's hash, at most N differ in copies (4)",
+        help="for --exclude: two images are copies if their 64-bit hashes differ in at most N bits (4)",
     )
 
 
@@ -111,19 +116,25 @@ def _add_form(group: argparse._ArgumentGroup) -> None:
         "--resize",
         type=int,
         metavar="PX",
-        help="short side of larger images becomes PX (JPEG, bicubic, antialiased)",
+        help="resize larger images to a short side of PX (JPEG, bicubic, antialiased)",
     )
-    group.add_argument("--quality", type=int, metavar="Q", help="of JPEGs that are encoded anew (90)")
+    group.add_argument(
+        "--quality", type=int, metavar="Q", help="JPEG quality of images that are encoded again (90)"
+    )
     group.add_argument(
         "--exif-orientation",
         choices=("apply", "ignore"),
         default="ignore",
-        help="apply: images that cameras marked as turned are encoded anew, upright (ignore)",
+        help="apply: turn images upright by their EXIF orientation, and encode them again (ignore)",
     )
-    group.add_argument("--max-pixels", type=int, metavar="N", help="leave out larger images (178956970)")
-    group.add_argument("--workers", type=int, metavar="N", help="processes that decode (one for each core)")
-    group.add_argument("--shard-mib", type=int, metavar="N", help="largest shard, in MiB (256)")
-    group.add_argument("--shard-samples", type=int, metavar="N", help="most samples in one (10000)")
+    group.add_argument(
+        "--max-pixels", type=int, metavar="N", help="leave out images of more pixels (178956970)"
+    )
+    group.add_argument("--workers", type=int, metavar="N", help="decoding processes (one for each core)")
+    group.add_argument("--shard-mib", type=int, metavar="N", help="largest size of a shard, in MiB (256)")
+    group.add_argument(
+        "--shard-samples", type=int, metavar="N", help="largest number of images in a shard (10000)"
+    )
 
 
 def _share(text: str) -> Fraction:

@@ -20,15 +20,17 @@ _COLUMNS = ("image_column", "label_column")
 def add_parquet_options(group: argparse._ArgumentGroup) -> None:
     """Adds the options of Parquet files and of data sets of the Hub."""
     group.add_argument(
-        "--image-column", metavar="NAME", help="holds {bytes, path} or bytes (the only such column)"
+        "--image-column",
+        metavar="NAME",
+        help="column of the images, as {bytes, path} or bytes (the only such column)",
     )
     group.add_argument(
         "--label-column",
         metavar="NAME",
-        help="integers, numbers of named classes, or strings (the ClassLabel of the file, or a column named label)",
+        help="column of the labels, as ClassLabel, integers or strings (the ClassLabel, or a column named label)",
     )
     group.add_argument(
-        "--config-name", metavar="NAME", help="of a data set of the Hub that has several (default)"
+        "--config-name", metavar="NAME", help="configuration of a Hub data set that has several (default)"
     )
 
 

@@ -14,17 +14,19 @@ def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `replay`."""
     parser = commands.add_parser(
         "replay",
-        help="show what a run saw at a step",
-        description="Rebuild the images, crops and masks of any step of a pretraining run, as a picture and the "
-        "names of its samples.",
+        help="show the images and masks of a step",
+        description="Compute again the images, crops and masks of any step of a pretraining run. Write them as a "
+        "picture, and print the names of the images.",
     )
     parser.add_argument("path", type=Path, metavar="RUN", help="the run's folder")
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--step", type=int, help="from 1, as in metrics.jsonl")
-    which.add_argument("--data-step", type=int, help="of the data order, from 0, as in incidents/*.json")
-    parser.add_argument("--rank", type=int, default=0, help="whose part of the batch (default: 0)")
-    parser.add_argument("--images", type=int, default=32, help="how many are drawn (default: 32)")
-    parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: RUN/replay/...")
+    which.add_argument("--step", type=int, help="training step, counted from 1 as in metrics.jsonl")
+    which.add_argument(
+        "--data-step", type=int, help="step of the data order, counted from 0 as in incidents/*.json"
+    )
+    parser.add_argument("--rank", type=int, default=0, help="rank whose part of the batch is shown (0)")
+    parser.add_argument("--images", type=int, default=32, help="number of images in the picture (32)")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="file to write (RUN/replay/...)")
     parser.set_defaults(run=_replay, parser=parser)
 
 

@@ -10,18 +10,18 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import error_reason
 
-_DESCRIPTION = """Write one page on a pretraining run: what it is, a verdict in one sentence, curves (over its preset's
-reference curves, where there are some), pictures over time, plan, environment, damaged samples, incidents. The page
-needs nothing beside it. The run may be finished, running, interrupted or failed."""
+_DESCRIPTION = """Write one HTML page on a pretraining run: a verdict in one sentence, curves (over the reference
+curves of its preset, if there are any), pictures over time, plan, environment, damaged images, incidents. The page is
+one file that needs no other. The run may be finished, running, interrupted or failed."""
 
 
 def add_report(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `report`."""
     parser = commands.add_parser(
-        "report", help="one page on a run: verdict, curves, pictures", description=_DESCRIPTION
+        "report", help="write a page on a run: verdict, curves, pictures", description=_DESCRIPTION
     )
     parser.add_argument("path", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="default: RUN/report.html")
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="file to write (RUN/report.html)")
     parser.set_defaults(run=run_report, parser=parser)
 
 

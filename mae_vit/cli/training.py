@@ -14,12 +14,15 @@ from mae_vit.runtime.signals import install_early_handlers
 
 # Each with its module and a line for --help.
 _JOBS = {
-    "pretrain": ("mae_vit.pretraining.job", "pretrain an encoder without labels"),
+    "pretrain": ("mae_vit.pretraining.job", "pretrain an encoder"),
     "finetune": (
         "mae_vit.finetuning.job",
         "fine-tune an encoder, or train a network from scratch, on labels",
     ),
-    "compare": ("mae_vit.finetuning.comparison.main", "compare starts and networks on the same labels"),
+    "compare": (
+        "mae_vit.finetuning.comparison.main",
+        "compare pretrained and other networks on the same labels",
+    ),
 }
 # What the `deepspeed` launcher puts in front of all words.
 _LOCAL_RANK = ("--local_rank", "--local-rank")
@@ -58,14 +61,14 @@ def add_presets(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "presets",
         help="list the configs that come with the library",
-        description="List the configs that come with the library, by the names that pretrain, finetune, compare and "
-        "doctor take: what each one is, its command, time and result. mae-vit presets --show NAME prints one, for a "
-        "config of your own: mae-vit presets --show mae_digits > mine.yaml.",
+        description="List the configs that come with the library, each with its command, time and result. pretrain, "
+        "finetune, compare and doctor take these names. For a config of your own: "
+        "mae-vit presets --show mae_digits > mine.yaml.",
     )
     parser.add_argument(
-        "words", nargs="*", metavar="WORD", help="only those with all these words in their names: mae cifar"
+        "words", nargs="*", metavar="WORD", help="list only names with all these words: mae cifar"
     )
-    parser.add_argument("--show", metavar="NAME", help="print this one as YAML")
+    parser.add_argument("--show", metavar="NAME", help="print this preset as YAML")
     parser.set_defaults(run=_presets, parser=parser)
 
 
@@ -91,22 +94,23 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "doctor",
         help="check config, data and machine before a run",
         description="Check what a pretraining run needs: software, devices, memory, disk, data, and whether the ranks "
-        "find each other; exit 1 if something will fail. With --config, what pretrain/run.py --dry-run does. "
-        "Under a launcher, all ranks check: "
+        "connect. Exit with 1 if something will fail. With --config it does the same as pretrain/run.py --dry-run. "
+        "Under a launcher all ranks check: "
         "torchrun --nproc-per-node 8 -m mae_vit.cli doctor --config FILE.",
     )
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="the run: a YAML file, or a preset by its name; the first word may give it, too; without: what all need",
+        help="the run's config: a YAML file or a preset's name, also as the first word; without it, check only what "
+        "every run needs",
     )
     parser.add_argument(
-        "paths", nargs="*", metavar="KEY.PATH=VALUE", help="change one value, as in pretraining"
+        "paths", nargs="*", metavar="KEY.PATH=VALUE", help="another value for a key, as in pretraining"
     )
     parser.add_argument(
         "--find-batch",
         action="store_true",
-        help="train a few steps with micro-batches of growing size, in this process alone",
+        help="train a few steps with micro-batches of growing size, in one process",
     )
     add_local_rank(parser)
     parser.set_defaults(run=_doctor, parser=parser)

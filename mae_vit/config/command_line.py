@@ -92,9 +92,8 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="CONFIG KEY.PATH=VALUE",
-        help="what to run, as YAML: a file, or a preset by its name (mae-vit presets lists them); then values to "
-        "change, in place of the file's: train.epochs=10 run.name=try; null unsets a key "
-        "(monitor.evaluate_images=null is its default again)",
+        help="the config: a YAML file, or a preset's name (mae-vit presets lists them); then keys with other values, "
+        "such as train.epochs=10 run.name=try; null restores a key's default (monitor.evaluate_images=null)",
     )
 
 
@@ -145,27 +144,27 @@ def parse_arguments(
     if takes_ckpt:
         parser.add_argument(
             "--ckpt",
-            metavar="START",
-            help='weights to begin from: a run folder, an encoder.safetensors, an official MAE file, "timm:NAME" or '
-            '"hf:USER/NAME[@REVISION]"; without it the network begins from scratch',
+            metavar="WEIGHTS",
+            help='pretrained weights: a run folder, an encoder.safetensors, an official MAE file, "timm:NAME" or '
+            '"hf:USER/NAME[@REVISION]"; without this option the network trains from scratch',
         )
     parser.add_argument(
         "--resume",
         default="auto",
         metavar="auto|never|PATH",
-        help="auto (default): resume this run if it was begun; never: start over, moving a run of "
-        "this name aside; PATH: begin from that checkpoint or run folder, unless this run was begun itself",
+        help="auto (default): resume this run if its folder has a checkpoint; never: start over, and move the old run "
+        "aside; PATH: resume from that checkpoint or run folder, unless this run has a checkpoint",
     )
     parser.add_argument(
         "--extend",
         action="store_true",
-        help="resume this run, even a finished one, with another train.epochs, steps or samples: the schedule of "
-        "the rate is that of the new length from here on",
+        help="resume this run, even a finished one, with another train.epochs, steps or samples; from here on the "
+        "learning rate follows the schedule of the new length",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the plan and its cost, check data and machine, train nothing",
+        help="print the plan and its cost, check data and machine; do not train",
     )
     add_local_rank(parser)
     parsed = parser.parse_intermixed_args(argv)

@@ -77,21 +77,21 @@ BLOCKS_OPTIONS = {"lanes": 8, "block_shards": 4}
 
 
 class DataSection(Section):
-    """Where images come from, in which order, and how they reach the model.
+    """The images: their folder, order, loading and augmentation.
 
-    - `order`: "global" permutes all samples. With "blocks" a rank reads only the shards of its
-      lanes, a few at a time (`mae_vit.data.order.block_order`).
-    - `leave_out_per_class`: N trains on the images that fine-tuning's `data.labels_per_class=N` does
-      not take. Pretraining that uses labels must not see those of the images that are fine-tuned on.
+    - `order`: "global" permutes all images. With "blocks" a rank reads only the shards of its
+      lanes, a few at a time.
+    - `leave_out_per_class`: N leaves out the images that fine-tuning's `data.labels_per_class=N` takes. Use it
+      for pretraining with labels, so that it does not see the labels of fine-tuning.
     - `label_draw`: number of the draw of labeled images, and of the share of them that is held out. Each number
       takes other images. Results over several draws hold for more than one choice of labels.
-    - `damage_budget`: the share of training samples that may be damaged before the run stops.
-      Intact samples replace them. 0 stops at the first damaged sample.
+    - `damage_budget`: the share of training images that may be damaged before the run stops.
+      Intact images replace them. 0 stops at the first damaged image.
     - `cache_dir`, `cache_gib`: if `path` is a URL, shards are cached in this folder (null: the user's
       cache folder), up to this size (null: 50 GiB).
-    - `repeats`: this many views of each image come into one batch, and the image is decoded once
-      for all of them (repeated augmentation, Hoffer et al. 2020). It helps if training waits for
-      decoding. An epoch keeps its number of views, so each image occurs in one of `repeats` epochs.
+    - `repeats`: the number of views (crops) of each image in a batch. The image is decoded once for all of them
+      (repeated augmentation, Hoffer et al. 2020). It helps if training waits for decoding. The number of views in
+      an epoch stays the same, so each image occurs in one of `repeats` epochs.
     """
 
     path: str

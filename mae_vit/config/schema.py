@@ -41,7 +41,7 @@ class RunSection(Section):
 
 
 class ModelSection(Section):
-    """The encoder. `name` sets width, depth and heads; each may also be set itself."""
+    """The encoder. `name` sets width, depth and heads; `embed_dim`, `depth` and `num_heads` change them."""
 
     name: Literal["tiny-cifar", "Ti", "S", "B", "L", "H"]
     img_size: int | list[int]
@@ -98,13 +98,13 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
 class TrainSection(Section):
     """Length, batch size, precision and engine.
 
-    - `engine`: "auto" trains one process on plain torch, and several processes or any `zero_stage` above 0 on
-      DeepSpeed. "torch" trains several processes by DistributedDataParallel.
+    - `engine`: "auto" uses plain torch for one process. It uses DeepSpeed for several processes, or if
+      `zero_stage` is above 0. "torch" uses DistributedDataParallel for several processes.
     - `compress_gradients`: "bf16" rounds the gradients that ranks exchange, to send half the bytes.
-    - `precision`: "fp32" is float32 throughout. Products do not use the shorter TF32 of GPUs' tensor cores.
-    - `compile`: fuses operations by torch.compile. "auto" compiles on GPUs, for Vision Transformers and runs of
+    - `precision`: "fp32" is float32 throughout, without TF32.
+    - `compile`: uses torch.compile. "auto" compiles on GPUs, for Vision Transformers and runs of
       10,000 micro-batches or more; the plan (`--dry-run`) shows the reason. "reduce-overhead" launches the
-      compiled kernels as CUDA graphs, on the torch engine. It suits small models, whose steps are mostly launches.
+      compiled kernels as CUDA graphs, on the torch engine. It suits small models, whose launches take most time.
     """
 
     steps: int | None = Field(default=None, gt=0)
@@ -180,10 +180,10 @@ class CheckpointSection(Section):
 
 
 class GuardSection(Section):
-    """What to do about steps that are not finite, and losses that jump and stay high.
+    """Rollback after steps that are not finite, and after loss spikes.
 
-    All ranks roll back to the last checkpoint before such a step and skip `skip_steps` data steps
-    up to it. Each further try skips twice as many. After `max_rollbacks` tries from one checkpoint
+    After such a step all ranks load the last checkpoint before it, and skip the `skip_steps` batches that end
+    with it. Each further try skips twice as many. After `max_rollbacks` tries from one checkpoint
     the run stops. A spike is a loss more than `spike_sigmas` robust standard deviations above the median of
     the last 256 losses, for `spike_steps` steps in a row. `spike_sigmas=null` detects no spikes.
     """
@@ -204,8 +204,8 @@ class GuardSection(Section):
 class MonitorSection(Section):
     """What is logged, how often, and to which experiment trackers.
 
-    `trackers` get what TensorBoard gets, and the summary; a run resumes in the tracked run that it began.
-    A tracker that fails is one warning. Comparisons set `tracker_group`.
+    `trackers` get the metrics and pictures of TensorBoard, and the summary. A run that resumes continues the same
+    tracked run. A tracker that fails gives one warning. Comparisons set `tracker_group`.
     """
 
     log_every_steps: int = Field(default=20, gt=0)

@@ -74,8 +74,8 @@ def interpret_gap(train_top1: float, test_top1: float) -> str:
     gap = train_top1 - test_top1
     scores = f"train {train_top1:.1%}, test {test_top1:.1%}, gap {100 * gap:.1f} points"
     if gap >= _LARGE_GAP:
-        reading = "over-fitting: the training images are known better than others of their kind"
-        return f"{scores}: {reading}" + (", and not yet well" if train_top1 < _LEARNED else "")
+        reading = "over-fitting: the accuracy is much higher on training images"
+        return f"{scores}: {reading}" + (", but not yet high there either" if train_top1 < _LEARNED else "")
     if train_top1 < _LEARNED:
-        return f"{scores}: under-fitting: the training images themselves are not learned"
-    return f"{scores}: neither over- nor under-fitting by much"
+        return f"{scores}: under-fitting: the accuracy is low even on training images"
+    return f"{scores}: no strong over-fitting or under-fitting"

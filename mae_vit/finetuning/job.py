@@ -79,8 +79,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
         arguments = parse_arguments(
             argv,
             prog=prog,
-            description="Fine-tune an encoder, or train a network from scratch, on labeled images;\n"
-            "or measure a frozen encoder (finetune.mode=linear_probe, few_shot or knn).",
+            description="Fine-tune an encoder or train a network from scratch, on labeled images.\n"
+            "Or score a frozen encoder (finetune.mode=linear_probe, few_shot or knn).",
             keys=describe_keys(FinetuneConfig, without=HIDDEN_KEYS),
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
             takes_ckpt=True,
@@ -288,8 +288,8 @@ class Job:
                 model,
             ]
         return [
-            f"  test      {summary['test_top1']:.2%} of {summary['test_size']:,} images, by the weights of step "
-            f"{summary['best_step']} (always the most frequent class: {summary['test_most_frequent']:.2%})",
+            f"  test      {summary['test_top1']:.2%} of {summary['test_size']:,} images, with the weights of step "
+            f"{summary['best_step']} (the most frequent class: {summary['test_most_frequent']:.2%})",
             f"  reading   {summary['reading']}",
             model,
             f"  details   {path / 'results.json'}, {path / 'predictions.csv'}",

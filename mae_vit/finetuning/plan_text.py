@@ -41,7 +41,8 @@ def describe_plan(
         else f"from {finetune.start or 'scratch'}"
     )
     chosen = (
-        f"{len(data.held_out):,} images of the same split, {times(plan.evaluate_every_steps, plan)}"
+        f"{len(data.held_out):,} images of the same split choose the best weights, "
+        f"{times(plan.evaluate_every_steps, plan)}"
         if len(data.held_out)
         else "none: the last weights are tested"
     )
@@ -52,7 +53,7 @@ def describe_plan(
         "data": f'{redact_url(config.data.path)}, split "{config.data.split}": {count_of(len(data.train), "image")} of '
         f"{len(data.classes)} classes",
         "cores": data.describe_cores(ranks),
-        "chosen by": chosen,
+        "held out": chosen,
         "tested on": describe_test(config, data),
         "views": describe_augment(config),
         "recipe": describe_recipe(config),
@@ -111,7 +112,7 @@ def rates_of(config: FinetuneConfig, model: Classifier, plan: Plan) -> list[Laye
 
 def describe_rates(rates: Sequence[LayerRate]) -> str:
     """Returns the learning rates as a table."""
-    lines = ["rates    layer            share       peak  parameters"]
+    lines = ["lr       layer            scale    peak lr  parameters"]
     lines += [
         f"         {row.layer:<14} {row.lr_scale:>7.4f} {row.lr:>10.3e} {row.parameters:>11,}"
         for row in rates

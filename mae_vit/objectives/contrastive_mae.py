@@ -24,7 +24,7 @@ from mae_vit.objectives.objective import Grouping, ObjectiveOutput
 
 
 class ContrastiveMAEConfig(MAEConfig):
-    """Options of the `contrastive_mae` objective: those of `mae`, and of the contrast.
+    """Options of the `contrastive_mae` objective: those of `mae` and of the contrastive loss.
 
     The loss is L_rec + contrast_weight * L_con. It needs two views of each image (`data.repeats=2`).
     `group_size` consecutive images of the global order form a group, and only views of one group are

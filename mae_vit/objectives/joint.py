@@ -26,7 +26,7 @@ class LossWeights(Section):
 
 
 class JointConfig(ObjectiveSection):
-    """Options of the `joint` objective: those of its two parts, and their weights in the sum."""
+    """Options of the `joint` objective: those of its two parts, and the weights of their losses."""
 
     name: Literal["joint"]
     # There is only one mode, but older runs and configs name it.

@@ -22,7 +22,7 @@ from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSe
 
 
 class MaskedPatchConfig(ObjectiveSection):
-    """Options of the `masked_patch` objective; defaults are ViT App. B.1.2's."""
+    """Options of the `masked_patch` objective. The defaults are those of ViT App. B.1.2."""
 
     name: Literal["masked_patch"]
     target: Literal["mean_color", "downsized_4x4", "pixels_l2"] = "mean_color"

@@ -22,7 +22,7 @@ from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_me
 
 
 class SimMIMConfig(ObjectiveSection):
-    """Options of the `simmim` objective; defaults are SimMIM Sec. 4.1's for patches of 16 px.
+    """Options of the `simmim` objective. The defaults are those of SimMIM Sec. 4.1 for patches of 16 px.
 
     `mask_unit` is the side in patches of the squares that are masked as a whole; the
     paper's 32 px are 2 patches. The authors' code masks ceil(N r) of N units. Ours uses MAE's rule,

@@ -18,7 +18,7 @@ from mae_vit.objectives.objective import Grouping, Objective, ObjectiveOutput, O
 
 
 class SupervisedConfig(ObjectiveSection):
-    """Options of the `supervised` objective; defaults are ViT Sec. 3.1's pretraining head."""
+    """Options of the `supervised` objective. The defaults give the pretraining head of ViT Sec. 3.1."""
 
     uses_labels: ClassVar[bool] = True
     name: Literal["supervised"]

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
         arguments = parse_arguments(
             argv,
             prog=prog,
-            description="Pretrain a Vision Transformer without labels.",
+            description="Pretrain a Vision Transformer: by MAE, masked patch prediction or another objective.",
             keys=describe_keys(PretrainConfig),
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
         )

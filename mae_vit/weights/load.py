@@ -51,13 +51,13 @@ class LoadReport:
 
     def describe(self, source: str) -> str:
         """Returns the report as lines of text."""
-        lines = [f"start    {source}: {self.share:.1%} of the encoder's parameters"]
+        lines = [f"weights  {source}: {self.share:.1%} of the encoder's parameters"]
         lines += [f"  passed over   {problem}" for problem in self.passed_over]
         lines.append(f"  loaded        {len(self.loaded)} tensors: {_shorten(self.loaded)}")
         for title, notes in (
             ("interpolated", self.interpolated),
             ("kept", self.kept),
-            ("by design", self.by_design),
+            ("not loaded", self.by_design),
         ):
             lines += [f"  {title:<13} {name} ({note})" for name, note in notes.items()]
         for title, names in (("skipped", self.skipped), ("left random", self.random)):

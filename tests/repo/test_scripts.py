@@ -69,7 +69,7 @@ def test_help_of_the_job_lists_sections_keys_and_shipped_files():
     ended = subprocess.run(
         [sys.executable, ROOT / "pretrain/run.py", "--help"], capture_output=True, text=True, timeout=120
     )
-    for text in ("train        steps epochs samples ", "name=masked_patch: target ", "null unsets"):
+    for text in ("train        steps epochs samples ", "name=masked_patch: target ", "null restores"):
         assert text in ended.stdout
     assert ".data/" not in ended.stdout
     for name in re.findall(r"configs/\w+\.yaml", ended.stdout):

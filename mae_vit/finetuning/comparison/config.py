@@ -28,25 +28,30 @@ _OWN_KEYS = {
 
 
 class RunSection(Section):
-    """The folder of the comparison: `runs/NAME`, or `dir`."""
+    """The folder of the comparison: `runs/NAME`, or `dir`.
+
+    Attributes:
+        name: name of the comparison.
+        dir: its folder, in place of `runs/NAME`.
+    """
 
     name: str = Field(min_length=1)
     dir: str | None = None
 
 
 class DataSection(Section):
-    """The shards on which every entry is fine-tuned and tested."""
+    """The shards on which every row is fine-tuned and tested."""
 
     path: str
 
 
 class PretrainSection(Section):
-    """A pretraining run. The comparison makes it if it is missing.
+    """A pretraining run. The comparison trains it if it does not exist.
 
     Attributes:
         config: its config file; a relative path starts at the comparison's file.
         set: overrides of the config. `data.path` is the comparison's, unless it is set here.
-        dir: its run folder, which several comparisons may share; None puts it into the comparison's folder.
+        dir: its run folder, which several comparisons may share; null puts it into the comparison's folder.
     """
 
     config: str
@@ -60,16 +65,16 @@ class EntrySection(Section):
     Attributes:
         name: its name in the report.
         config: its fine-tuning config; a relative path starts at the comparison's file.
-        start: a name in `pretrain`, or a value of `finetune/run.py --ckpt`; None for scratch.
+        start: the pretrained weights: a name in `pretrain`, or a value of `finetune/run.py --ckpt`; null for
+            scratch.
         set: overrides of the config; they win over the comparison's `set`.
-        tune: settings to choose from, the same number as the comparison's, which they replace. For
-            example, a network without layer decay needs other settings.
-        modes: replace the comparison's.
-        seeds: replace the comparison's.
-        labels_per_class: replaces the comparison's.
-        compute_of: another entry's name. This entry trains for as many FLOPs as the pretraining and
+        tune: settings to choose from. They replace the comparison's, and must be as many.
+        modes: modes of this row, in place of the comparison's.
+        seeds: seeds of this row, in place of the comparison's.
+        labels_per_class: numbers of labels of this row, in place of the comparison's.
+        compute_of: another row's name. This row trains for as many FLOPs as the pretraining and
             fine-tuning of that one together.
-        note: printed beside the name (for example, that it has seen more labels than the others).
+        note: text beside the name in the report, for example that the row has seen more labels.
     """
 
     name: str = Field(min_length=1)
@@ -90,20 +95,20 @@ class CompareConfig(Section):
     Attributes:
         run: its name and folder.
         data: the images for fine-tuning and testing.
-        set: overrides of every entry's config, such as epochs and augmentation.
+        set: overrides of every row's config, such as epochs and augmentation.
         pretrain: pretraining runs by name.
         entries: the rows of the table.
-        reference: name of the entry with which the others are compared.
+        reference: name of the row with which the others are compared.
         labels_per_class: numbers of labels; a smaller set is part of every larger one.
         seeds: seeds of fine-tuning (order, views, head).
         label_draws: each seed draws its own labels and held-out images (`data.label_draw`), so that the intervals
             cover the choice of labels too; otherwise they are the same for all seeds.
-        modes: how pretrained weights are measured.
-        tune: settings to choose from on held-out images, for each entry and number of labels.
+        modes: the modes in which pretrained weights are scored.
+        tune: settings to choose from on held-out images, for each row and number of labels.
         tune_seeds: seeds of the tuning runs; they must differ from those of the table.
-        test_subset: number of test images on which accuracy is reported too, for comparison with
+        test_subset: number of test images for a second accuracy in the report, for comparison with
             published numbers on few images.
-        parallel: runs at the same time; "auto" is one for each GPU, or one for each core.
+        parallel: number of runs at the same time; "auto" is one for each GPU, or one for each core.
     """
 
     run: RunSection

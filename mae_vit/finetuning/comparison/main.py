@@ -43,9 +43,9 @@ _EXAMPLES = """examples:
   python finetune/compare.py --config configs/compare_demo.yaml
   python finetune/compare.py --config configs/compare_demo.yaml seeds=[0] run.name=quick
   python finetune/compare.py --config configs/compare_demo.yaml --dry-run
-  python finetune/compare.py --config configs/compare_demo.yaml --report     of what is there, runs nothing
-Finished runs are kept: the same command resumes where it stopped, after Ctrl-C or a power cut alike.
-Started several times, on machines that see the same folder, the processes share the runs.
+  python finetune/compare.py --config configs/compare_demo.yaml --report     a report of the finished runs
+After Ctrl-C or a power cut the same command resumes, and finished runs are not repeated.
+Several machines that see the same folder can run the same command at once: they share the runs.
 """
 
 
@@ -82,16 +82,19 @@ def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
     examples = as_installed(_EXAMPLES) if prog else _EXAMPLES
     parser = OneLineParser(
         prog=prog,
-        description="Compare starts and networks on the same labels: pretrains what is missing, tunes each\n"
-        "entry alike on held-out images, runs every cell of the matrix, and writes a report.",
+        description="Compare networks, pretrained or from scratch, on the same labels. The command pretrains what is\n"
+        "missing, chooses each row's settings on held-out images, fine-tunes every row with every seed and\n"
+        "number of labels, and writes a report.",
         epilog=f"sections and their keys:\n{describe_keys(CompareConfig)}\n\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_config(parser)
-    parser.add_argument("--dry-run", action="store_true", help="check all of it, list the runs, run nothing")
     parser.add_argument(
-        "--report", action="store_true", help="write the report of what is finished, run nothing"
+        "--dry-run", action="store_true", help="check everything and list the runs; run nothing"
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="write the report of the finished runs; run nothing"
     )
     add_local_rank(parser)
     parsed = parser.parse_intermixed_args(argv)

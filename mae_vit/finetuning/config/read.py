@@ -32,7 +32,7 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Weights | None, l
         notes=notes,
     )
     notes += [
-        f"{key}={said} of {Path(str(source)).name} gives way to the start's {start}"
+        f"the pretrained weights have {key}={start}, which replaces {said} of {Path(str(source)).name}"
         for key, (said, start) in amendment.replaced.items()
     ]
     geometry = amendment.start.geometry if amendment.start else None

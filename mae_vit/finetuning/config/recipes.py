@@ -46,7 +46,9 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         InputError: with the options to pass, if RUN does not determine all.
     """
     if ckpt is None:
-        raise InputError(f"nothing to do: give --ckpt START, --config FILE or both (see --help); or {_PASS}")
+        raise InputError(
+            f"nothing to do: give --ckpt WEIGHTS, --config FILE or both (see --help); or {_PASS}"
+        )
     folder = Path(ckpt)
     if not ckpt.startswith(TIMM_PREFIX) and not (folder / "config.yaml").is_file():
         # A config does not help if there are no weights.

@@ -41,7 +41,11 @@ HIDDEN_KEYS = (
 
 
 class NetworkSection(Section):
-    """A network that is no Vision Transformer of ours: a baseline, or an architecture of timm's."""
+    """Another network: a baseline, or `timm:NAME`.
+
+    Attributes:
+        name: `SimpleCNN`, `SmallResNet`, `SmallBiT`, `SmallHybrid` or `timm:NAME`.
+    """
 
     name: str
     img_size: int | list[int]
@@ -79,7 +83,7 @@ def _kind_of(raw: Any) -> str:
 
 
 class LabeledDataSection(DataSection):
-    """Data with labels; `labels_per_class` takes so many of each class, the smaller sets inside the larger."""
+    """Data with labels. `labels_per_class=N` takes N images of each class; smaller sets are part of larger ones."""
 
     labels_per_class: int | None = Field(default=None, gt=0)
 
@@ -91,7 +95,7 @@ class LabeledDataSection(DataSection):
 
 
 class FinetuneOptimSection(OptimSection):
-    """The optimizer, with MAE's betas of fine-tuning (Sec. A.1) and layer-wise decay of the rate."""
+    """The optimizer, with the betas of MAE's fine-tuning (Sec. A.1) and layer-wise decay of the learning rate."""
 
     layer_decay: float | None = Field(default=None, gt=0, le=1)
 
@@ -104,32 +108,31 @@ class FinetuneOptimSection(OptimSection):
 
 
 class FinetuneSection(Section):
-    """What is done with the start.
+    """The task on the labels, its head and its evaluation.
 
     Attributes:
-        mode: "finetune" trains everything; "few_shot" and "knn" score frozen features in closed
-            form, without anything of `optim`, `data.augment` and the length of training;
-            "linear_probe" trains one layer on frozen features, by `optim` and `train`.
-        start: the weights begun from; --ckpt sets it.
-        pool: [CLS] behind the final norm, or the mean of the patch tokens.
-        head_init: "zero" (ViT Sec. 3.2), or "small": normal of std 2e-5 (official MAE code).
-        label_smoothing: of the training loss.
+        mode: "finetune" trains the whole network. "linear_probe" trains one layer on frozen features.
+            "few_shot" and "knn" score frozen features without training.
+        start: the pretrained weights; --ckpt sets it.
+        pool: the feature: [CLS] after the final norm, or the mean of the patch tokens.
+        head_init: "zero" (ViT Sec. 3.2), or "small": normal with std 2e-5 (official MAE code).
+        label_smoothing: label smoothing of the training loss.
         mixup: alpha of mixup; 0 for none (MAE Sec. A.1: 0.8).
         cutmix: alpha of cutmix; 0 for none (MAE Sec. A.1: 1.0).
-        freeze_patch_embed: leave the patch projection as it begins (MoCo v3, arXiv 2104.02057, Sec. 4.1).
-        teacher: a finished fine-tuning run that a distillation token learns from (DeiT Sec. 4).
-        distillation: "hard" learns the teacher's choice, "soft" its distribution.
-        distillation_weight: share of the teacher's part of the loss.
-        distillation_temperature: of "soft".
-        holdout: share of the labeled images that is not trained on and chooses the epoch, of a
-            linear probe the rate; 0 trains on all and takes the last weights.
-        test: measure on the test split, once, at the end; false to choose settings by held-out images.
-        test_split: "test" if there is one, else "val".
-        train_images: most training images that `train_top1` is measured on.
-        shots: images of each class, of the mode "few_shot".
-        draws: how often they are drawn.
-        neighbors: of the mode "knn".
-        lr_factors: of the rate, that the mode "linear_probe" tries.
+        freeze_patch_embed: do not train the patch projection (MoCo v3, arXiv 2104.02057, Sec. 4.1).
+        teacher: a finished fine-tuning run from which a distillation token learns (DeiT Sec. 4).
+        distillation: "hard" learns the teacher's class, "soft" its probabilities.
+        distillation_weight: weight of the teacher's part of the loss, from 0 to 1.
+        distillation_temperature: temperature of "soft".
+        holdout: share of the labeled images that is held out of training. These images choose the epoch, or
+            the learning rate of a linear probe. 0 trains on all images and tests the last weights.
+        test: whether to measure on the test split, once, at the end. Set false while you choose settings.
+        test_split: split to test on; null takes "test" if it exists, else "val".
+        train_images: largest number of training images on which `train_top1` is measured.
+        shots: numbers of images of each class for "few_shot".
+        draws: how often "few_shot" draws these images.
+        neighbors: number of neighbors for "knn".
+        lr_factors: factors of the learning rate that "linear_probe" tries.
     """
 
     mode: Mode = "finetune"

@@ -67,9 +67,9 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
     )
     height, width = config.model.image_hw
     facts = {
-        "start": config.finetune.start or "random weights",
-        "model": f"{config.model.name}, {height}x{width} px, frozen; {config.finetune.pool} normed",
-        "compute": f"{forward_flops / 1e9:.3f} GFLOP per image, which is encoded once; one linear layer on it",
+        "weights": config.finetune.start or "random weights",
+        "model": f"{config.model.name}, {height}x{width} px, frozen; feature {config.finetune.pool}, normalized",
+        "compute": f"{forward_flops / 1e9:.3f} GFLOP per image, which is encoded once; then one linear layer trains",
         "data": f'{redact_url(config.data.path)}, split "{config.data.split}": {len(data.train):,} images of '
         f"{len(data.classes)} classes, without augmentation",
         "length": f"{plan.total_steps:,} steps = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "

@@ -124,12 +124,12 @@ def load_weights_into(model: Classifier, start: Weights) -> LoadReport:
         dropped = [name for name in _FINAL_NORM if name in coverage.skipped]
         coverage.skipped = [name for name in coverage.skipped if name not in dropped]
         if dropped:
-            note = "final norm, dropped: the mean of the patch tokens has a new norm behind it (MAE)"
+            note = "final norm, dropped: the mean of the patch tokens has a new norm after it (MAE)"
             coverage.by_design[" + ".join(dropped)] = note
-        coverage.by_design["fc_norm"] = "fresh: the norm behind the mean"
-    coverage.by_design["head"] = "fresh: these classes"
+        coverage.by_design["fc_norm"] = "new: the norm after the mean"
+    coverage.by_design["head"] = "new: for these classes"
     if isinstance(model, DistilledViTClassifier):
-        coverage.by_design["dist_token + head_dist"] = "fresh: the teacher's"
+        coverage.by_design["dist_token + head_dist"] = "new: for the teacher"
     return coverage
 
 

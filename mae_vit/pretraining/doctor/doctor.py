@@ -116,7 +116,9 @@ def _print_outcome(checks: Sequence[Check], *, of_run: bool) -> None:
     counts = f"{count_of(failures, 'check')} failed, {count_of(warnings, 'warning')}"
     print(f"{counts if failures or warnings else 'all checks passed'}; nothing was trained")
     if not of_run:
-        print("not checked: data, workers, memory, disk and locks, which depend on the run: --config FILE")
+        print(
+            "not checked: data, workers, memory, disk and locks. They depend on the run: give --config FILE"
+        )
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def _check_deepspeed() -> Check:
     return Check(
         "ok",
         "deepspeed",
-        f"{version}, imported in {took:.0f} s; nothing is compiled for it",
+        f"{version}, imported in {took:.0f} s; it needs no compiled operations",
     )
 
 
@@ -164,7 +164,7 @@ def check_memory(least_gib: float, most_gib: float, ranks: Ranks, device: torch.
         device: of this rank.
     """
     free, whose = free_memory_gib(ranks, device)
-    text = f"{least_gib:.2f} to {most_gib:.2f} GiB for each rank, about; {whose} has {free:.1f} GiB free"
+    text = f"about {least_gib:.2f} to {most_gib:.2f} GiB for each rank; {whose} has {free:.1f} GiB free"
     if least_gib > free:
         return Check(
             "FAIL",
@@ -185,7 +185,7 @@ def free_memory_gib(ranks: Ranks, device: torch.device) -> tuple[float, str]:
     limit = _container_limit()
     if limit is not None:
         free = min(free, limit)
-    return free / 2**30 / max(1, ranks.local_world_size), "its share of this machine"
+    return free / 2**30 / max(1, ranks.local_world_size), "a rank's share of this machine"
 
 
 def _container_limit(**places: Path) -> int | None:
@@ -234,7 +234,7 @@ def check_locks(folder: Path) -> Check:
                 "locks",
                 f"{place} has none: two processes on one run are not kept apart",
             )
-        return Check("ok", "locks", f"files of {place} can be locked")
+        return Check("ok", "locks", f"files in {place} can be locked")
     except OSError as error:
         return Check("FAIL", "locks", f"{place} cannot be written: {error_reason(error)}")
     finally:

@@ -31,7 +31,7 @@ def join_ranks(ranks: Ranks, device: torch.device | None, *, timeout_s: float = 
     Ranks whose devices differ, or that have none (None), join by the CPU, to say so.
     """
     if ranks.world_size == 1:
-        return Check("ok", "ranks", "one rank: nobody to join")
+        return Check("ok", "ranks", "one rank: no others to connect to")
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     host = socket.gethostname()
     try:

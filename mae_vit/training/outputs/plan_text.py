@@ -66,18 +66,18 @@ def describe_training(
         "batch": f"{plan.effective_batch_size:,} = {count_of(ranks.world_size, 'rank')} x "
         f"{count_of(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
         "length": f"{count_of(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
-        f"{count_of(plan.steps_per_epoch, 'step')} ({plan.num_samples % plan.effective_batch_size:,} images left out "
-        "of each)",
-        "rate": f"{plan.lr:.3e} peak after {count_of(plan.warmup_steps, 'step')} of warm-up, {schedule} to "
+        f"{count_of(plan.steps_per_epoch, 'step')}; each epoch leaves out "
+        f"{plan.num_samples % plan.effective_batch_size:,} images",
+        "lr": f"{plan.lr:.3e} at most, after {count_of(plan.warmup_steps, 'step')} of warm-up; {schedule} to "
         f"{optim.min_lr:g}; {optim.name}",
         **(
             {"time": describe_time(plan, costs, ranks, matrix_rate(device, train.precision))} if timed else {}
         ),
         "engine": f"{describe_engine(config, ranks)}, {train.precision}, {device}",
         "compiled": str(choose_compiling(config, plan, device)),
-        "memory": f"{memory:.2f} GiB for each rank at most, about (states and float32 activations)",
-        "disk": f"{disk / 2**20:,.0f} MiB for {count_of(kept, 'checkpoint')} of "
-        f"{costs.checkpoint_bytes / 2**20:,.1f} MiB "
+        "memory": f"about {memory:.2f} GiB for each rank (weights, gradients, moments and float32 activations)",
+        "disk": f"{disk / 2**20:,.0f} MiB for at most {count_of(kept, 'checkpoint')} of "
+        f"{costs.checkpoint_bytes / 2**20:,.1f} MiB, saved "
         f"{save_times(config, plan)}; free: {free / 2**30:,.0f} GiB",
     }
 
@@ -102,12 +102,12 @@ def describe_time(plan: Plan, costs: Estimate, ranks: Ranks, rate: float) -> str
     """Says how long the matrix products of all steps take at FLOP/s of `rate` on each rank."""
     # The ranks of a machine without GPUs share its cores as they train; this one has its part of them.
     seconds = costs.flops_per_image * plan.total_steps * plan.effective_batch_size / (rate * ranks.world_size)
-    least = "a moment"
+    least = "less than a second"
     if seconds >= 1:
-        least = f"{format_duration(seconds)} at least, two to three times that for small networks"
+        least = f"at least {format_duration(seconds)}; two to three times as long for small networks"
     return (
-        f"{least}, beside start and evaluation: at the "
-        f"{rate / 1e9:,.0f} GFLOP/s that a rank's matrix products reach here now"
+        f"{least}; without start-up and evaluation. Computed from {rate / 1e9:,.3g} GFLOP/s, "
+        "measured now on matrix products of one rank"
     )
 
 

@@ -74,8 +74,8 @@ def check_same_features(saved: dict[str, Any], asked: dict[str, Any], *, where: 
     differing = {key for key in asked if saved.get(key) != asked[key]}
     reasons = []
     if differing & {"digest", "mean", "std"}:
-        same_name = "" if "start" in differing else " with other weights"
-        reasons.append(f"START was {saved.get('start')}{same_name}")
+        same_name = "" if "start" in differing else " with other values"
+        reasons.append(f"the weights were {saved.get('start')}{same_name}")
     if differing & {"data_fingerprint", "data_images"}:
         count = count_of(saved.get("data_images", 0), "image")
         reasons.append(f"DATA was {saved.get('data')} as it was, {count}")

@@ -96,9 +96,7 @@ def _representable(handed: ExportSource, notes: list[str]) -> MAE | None:
     """The objective, if `ViTMAEForPreTraining` computes it; else `notes` say why not."""
     if handed.decoder is None:
         if handed.encoder.info.objective in ("mae", "contrastive_mae", "joint"):
-            notes.append(
-                "without a decoder, which START does not hold: of a run of ours, give the run folder"
-            )
+            notes.append("without a decoder, which these weights do not have: give the run folder instead")
         return None
     height, width = handed.encoder.info.img_size
     if height != width:

@@ -212,7 +212,7 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     assert main(["--ckpt", str(encoder)]) == 2
     assert "is no run folder, which would say how to fine-tune" in capsys.readouterr().err
     assert main([]) == 2
-    assert "give --ckpt START, --config FILE or both" in capsys.readouterr().err
+    assert "give --ckpt WEIGHTS, --config FILE or both" in capsys.readouterr().err
 
 
 def test_what_the_file_says_and_the_start_replaces_is_told(run, tmp_path, capsys):
@@ -222,7 +222,10 @@ def test_what_the_file_says_and_the_start_replaces_is_told(run, tmp_path, capsys
     (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(info.build(), info))
     assert run(tmp_path, "--dry-run") == 0
     output = capsys.readouterr().out
-    assert "note: model.patch_size=4 of finetune_cifar_tiny.yaml gives way to the start's 2" in output
+    assert (
+        "note: the pretrained weights have model.patch_size=2, which replaces 4 of finetune_cifar_tiny.yaml"
+        in output
+    )
     # The file's size of images holds: positions are interpolated to it.
     assert "note: model.img_size=32: the start was pretrained at [16, 16], its positions" in output
     assert "8 x 8 -> 16 x 16 patches" in output

@@ -96,7 +96,7 @@ def test_a_student_learns_from_a_network(call, pretrained, teacher, tmp_path, ca
     before = {path: path.read_bytes() for path in teacher.rglob("*") if path.is_file()}
     options = [CLS, f"finetune.teacher={teacher}", f"finetune.distillation={kind}", "train.steps=12"]
     assert call(*options, "data.labels_per_class=100", ckpt=pretrained) == 0
-    assert "dist_token + head_dist (fresh: the teacher's)" in capsys.readouterr().out
+    assert "dist_token + head_dist (new: for the teacher)" in capsys.readouterr().out
     # By way of the teacher it has seen all labels.
     assert read_metadata(tmp_path / "run" / "model.safetensors")["labels"]["per_class"] is None
     model = load_file(tmp_path / "run" / "model.safetensors")

@@ -46,7 +46,7 @@ def test_a_run_leaves_what_it_promises(call, digits, pretrained, tmp_path, capsy
         "model.safetensors",
     }
     assert "100.0% of the encoder's parameters" in output
-    assert "by design     fc_norm" in output
+    assert "not loaded    fc_norm" in output
     assert "norm.weight + norm.bias (final norm, dropped" in output
     summary, results = summary_of(folder), json.loads((folder / "results.json").read_text())
     assert (summary["status"], summary["steps"], summary["seed"]) == ("done", 6, 0)

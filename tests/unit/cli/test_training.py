@@ -38,7 +38,7 @@ def test_a_job_runs_a_preset_also_behind_what_launchers_add(digits, tmp_path, be
         (["pretrain", "mae_digit"], "cannot read config mae_digit: no such file or directory; did you mean "),
         (["pretrain", "--config", "mae_digits", "mae_base"], 'override "mae_base": write key.path=value'),
         (["compare", "mae_digits"], "give it to pretrain/run.py (mae-vit pretrain)"),
-        (["finetune"], "nothing to do: give --ckpt START"),
+        (["finetune"], "nothing to do: give --ckpt WEIGHTS"),
         (["doctor", "mae_digit"], "cannot read config mae_digit"),
     ],
 )

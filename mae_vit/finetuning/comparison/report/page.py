@@ -27,17 +27,19 @@ from mae_vit.finetuning.comparison.report.summary import (
 )
 from mae_vit.inspection import html
 
-_READING = """Accuracy is top-1 on the test images ({size:,}, split {split}), which each run reads once, after its epoch
-was chosen on images held out of its own labels; mean and standard deviation over seeds. The gap is to the reference,
-seed by seed and image by image, in parentheses if chance may explain it; its interval covers the choice of test images
-and of seeds, {covered} another pretraining run. p is McNemar's exact test on the test images (of
-all seeds the one that speaks least for a difference), then the paired t-test over seeds."""
-_TUNED = "Settings were chosen on held-out images alone, each entry from as many."
-_ONE_SEED = "* One seed is paired: the interval covers test images alone."
-_MONITORED = """Pretraining shows its progress on the data's val split, or where there is none on test images: that
-chooses nothing here."""
-_PAIRS = """By how many points the test accuracy of the row is above that of the column, with its 95 % interval, on the
-most labels; in parentheses what chance may explain. The intervals are not widened for the number of comparisons."""
+_READING = """Accuracy is top-1 accuracy on the test images ({size:,}, split {split}). Each run reads them once, after
+images held out of its labels have chosen the epoch. The table has the mean and standard deviation over seeds. The gap
+is the difference from the reference, paired by seed and image. It is in parentheses if it may be chance. Its interval
+covers the choice of test images and of seeds. {covered} another pretraining run.
+The first p is McNemar's exact test on the test images, for the seed with the weakest evidence. The second is the paired
+t-test over seeds."""
+_TUNED = "Settings were chosen only on held-out images, each row's from the same number."
+_ONE_SEED = "* With one seed, the interval covers only the choice of test images."
+_MONITORED = """Pretraining reports its progress on the data's val split or, without one, on test images. This does not
+affect any choice."""
+_PAIRS = """Each cell is the test accuracy of the row minus that of the column, in points, with its 95 % interval, for
+the largest number of labels. Cells in parentheses may be chance. The intervals are not widened for the number of
+comparisons."""
 
 
 def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> str:
@@ -126,7 +128,9 @@ def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
         return []
     values = lines[0].rows[0].values
     covered = (
-        "each with its own draw of labels, but not" if config.label_draws else "not another draw of labels or"
+        "Each seed has its own draw of labels. It does not cover"
+        if config.label_draws
+        else "It does not cover another draw of labels or"
     )
     told = [_READING.format(size=values["test_size"], split=values["test_split"], covered=covered)]
     told += [_TUNED] if any(len(config.tuning_settings(entry)) > 1 for entry in config.entries) else []

@@ -253,4 +253,4 @@ def test_help_ends_with_how_to_load(capsys):
         call("--help")
     text = capsys.readouterr().out
     assert 'np.load("photos.npz")' in text.split("examples:")[1]
-    assert text.startswith("usage: mae-vit embed [options] START DATA --out")
+    assert text.startswith("usage: mae-vit embed [options] WEIGHTS DATA --out")

@@ -186,12 +186,12 @@ def test_what_was_made_otherwise_is_refused(start, folder, begun, capsys, option
 def test_other_weights_and_other_files_are_refused(start, folder, begun, tmp_path, capsys):
     other = write_encoder(tmp_path / "other.safetensors", seed=1)
     assert call(other, folder, "--out", begun) == 2
-    assert f"START was {start}" in capsys.readouterr().err
+    assert f"the weights were {start}" in capsys.readouterr().err
     kept = start.read_bytes()
     start.write_bytes(other.read_bytes())
     try:
         assert call(start, folder, "--out", begun) == 2
-        assert f"START was {start} with other weights" in capsys.readouterr().err
+        assert f"the weights were {start} with other values" in capsys.readouterr().err
     finally:
         start.write_bytes(kept)
     picture = sorted(folder.rglob("*.png"))[-1]
