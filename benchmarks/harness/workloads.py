@@ -53,7 +53,7 @@ class Workload:
     @property
     def info(self) -> EncoderInfo:
         """The encoder; any normalization costs the same."""
-        channels, objective = self.config.model.in_chans, self.config.objective.name
+        channels, objective = self.config.model.channels, self.config.objective.name
         return resolve_encoder(
             self.config.model, mean=(0.5,) * channels, std=(0.25,) * channels, objective=objective
         )
@@ -94,7 +94,7 @@ class Workload:
     def images(self, device: torch.device) -> torch.Tensor:
         """uint8 noise (B, C, H, W)."""
         height, width = self.config.model.image_hw
-        shape = (self.batch_size, self.config.model.in_chans, height, width)
+        shape = (self.batch_size, self.config.model.channels, height, width)
         return torch.randint(0, 256, shape, dtype=torch.uint8).to(device)
 
     def batches(self, device: torch.device, *, pinned: bool = False) -> Callable[[int], Batch]:

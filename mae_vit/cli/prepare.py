@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mae_vit.cli.prepare_bands import add_band_options, band_options
 from mae_vit.cli.prepare_sources import add_parquet_options, check_sources, opened_sources
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
@@ -23,8 +24,9 @@ Image bytes are stored unchanged, except with --resize or --exif-orientation app
 _NOT_IN_PLACE = (
     "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels", "exclude",
     "shard_mib", "shard_samples", "exif_orientation", "image_column", "label_column", "config_name",
+    "bands", "window", "take",
 )  # fmt: skip
-_NOT_IN_REINDEX = ("split", "overwrite", "max_pixels", "workers")
+_NOT_IN_REINDEX = ("split", "overwrite", "max_pixels", "workers", "scale", "nodata")
 
 
 def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -71,6 +73,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     add_parquet_options(parser.add_argument_group("Parquet files and data sets of the Hub"))
     _add_choice(parser.add_argument_group("selecting images (of train; val and test stay whole)"))
     _add_form(parser.add_argument_group("format"))
+    add_band_options(parser.add_argument_group("images of bands (TIFF, NPY, DICOM, 16 bits)"))
     parser.set_defaults(run=run_prepare, parser=parser)
 
 
@@ -242,6 +245,7 @@ def _prepare(arguments: argparse.Namespace) -> Report:
                 quality=arguments.quality or DEFAULT_QUALITY,
                 upright=arguments.exif_orientation == "apply",
                 max_pixels=arguments.max_pixels or MAX_PIXELS,
+                bands=band_options(arguments),
             ),
             exclude=arguments.exclude or (),
             exclude_distance=DEFAULT_DISTANCE if distance is None else distance,
@@ -259,6 +263,7 @@ def _describe(arguments: argparse.Namespace) -> Report:
         split=arguments.split,
         overwrite=arguments.overwrite,
         max_pixels=arguments.max_pixels,
+        bands=band_options(arguments),
         workers=_workers(arguments),
     )
 

@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from mae_vit.config.schema import ModelSection
+from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.vit import SIZES
 
 
 def resolve_encoder(
-    model: ModelSection, *, mean: Sequence[float], std: Sequence[float], objective: str
+    model: ModelSection,
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    objective: str,
+    bands: Bands | None = None,
 ) -> EncoderInfo:
     """Resolves the geometry of the encoder.
 
@@ -21,6 +27,7 @@ def resolve_encoder(
         mean: per-channel mean of the pixels (in 0..1).
         std: per-channel standard deviation of the pixels (in 0..1).
         objective: name of what trains the encoder.
+        bands: what the images' raw values mean; None for 8 bits.
 
     Raises:
         InputError: if the number of heads does not divide the width, or the width does not fit the positions.
@@ -36,7 +43,7 @@ def resolve_encoder(
         size=model.name,
         img_size=model.image_hw,
         patch_size=model.patch_size,
-        in_chans=model.in_chans,
+        in_chans=model.channels,
         **asdict(size),
         mlp_ratio=model.mlp_ratio,
         pos_embed=model.pos_embed,
@@ -44,4 +51,5 @@ def resolve_encoder(
         std=std,
         objective=objective,
         step=0,
+        bands=bands,
     )

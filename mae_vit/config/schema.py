@@ -14,7 +14,8 @@ from pydantic import Field, field_validator, model_validator
 
 from mae_vit.config.data import BLOCKS_OPTIONS, CROP_OPTIONS, POLICY_OPTIONS, DataSection, fitting_lanes
 from mae_vit.config.optim import OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS, OptimSection
-from mae_vit.config.section import Section, exactly_one, height_width
+from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, exactly_one, height_width
+from mae_vit.models.vit import PatchInit
 
 
 class RunSection(Section):
@@ -41,12 +42,17 @@ class RunSection(Section):
 
 
 class ModelSection(Section):
-    """The encoder. `name` sets width, depth and heads; `embed_dim`, `depth` and `num_heads` change them."""
+    """The encoder. `name` sets width, depth and heads; `embed_dim`, `depth` and `num_heads` change them.
+
+    - `in_chans`: number of bands; null takes the data's.
+    - `patch_init`: adapts the patch projection of `init` to another number of bands. "repeat" (null) takes its
+      channels in turn, "average" their mean, both times old / new channels; "fresh" begins at random.
+    """
 
     name: Literal["tiny-cifar", "Ti", "S", "B", "L", "H"]
     img_size: int | list[int]
     patch_size: int = Field(gt=0)
-    in_chans: Literal[1, 3] = 3
+    in_chans: int | None = Field(default=None, gt=0, le=MAX_CHANNELS)
     embed_dim: int | None = Field(default=None, gt=0)
     depth: int | None = Field(default=None, gt=0)
     num_heads: int | None = Field(default=None, gt=0)
@@ -55,6 +61,7 @@ class ModelSection(Section):
     drop_rate: float = Field(default=0.0, ge=0, lt=1)
     drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
     init: str | None = None
+    patch_init: PatchInit | None = None
 
     def _nearest_patch_size(self) -> str:
         """Returns a hint with the nearest patch size that fits each side at least twice; empty if there is none."""
@@ -82,6 +89,11 @@ class ModelSection(Section):
     def image_hw(self) -> tuple[int, int]:
         """Height and width in pixels."""
         return height_width(self.img_size)
+
+    @property
+    def channels(self) -> int:
+        """Bands of the images. Until the data are known they are taken for photographs."""
+        return self.in_chans or PHOTOGRAPH_CHANNELS
 
 
 # Keys whose value decides which options are valid, and these options. If an override changes the
@@ -214,6 +226,8 @@ class MonitorSection(Section):
     evaluate_split: str | None = None
     evaluate_images: int = Field(default=512, gt=0)
     picture_images: int = Field(default=8, gt=0, le=64)
+    # Three bands for red, green and blue, or one for gray, by name or by number from 1; null chooses (docs/bands.md).
+    picture_bands: list[int | str] | None = None
     probe_every_steps: int | None = Field(default=None, gt=0)
     probe_every_epochs: float | None = Field(default=None, gt=0)
     probe_shots: int | None = Field(default=None, gt=0)

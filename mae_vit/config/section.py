@@ -7,6 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+# Of images that are not described as bands.
+PHOTOGRAPH_CHANNELS = 3
+# Hyperspectral sensors have 200 to 500.
+MAX_CHANNELS = 4096
+
 
 class Section(BaseModel):
     """A part of the config. It is frozen and strictly typed, and refuses unknown keys."""

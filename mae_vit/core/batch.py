@@ -16,7 +16,7 @@ class Batch:
     """One micro-batch of one rank: a slice of the epoch's global order.
 
     Attributes:
-        images: uint8 (B, C, H, W), raw pixels after crop and flip.
+        images: (B, C, H, W), raw pixels after crop and flip: uint8, or the type of the data set's bands.
         labels: int64 (B,), -1 where the data has none.
         keys: the samples' (seed, epoch, index), from which masks are drawn.
         damaged: samples of the order that cannot be read; other samples replace them.

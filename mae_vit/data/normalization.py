@@ -11,7 +11,7 @@ from mae_vit.data.shards.dataset_json import Dataset
 def normalization(
     choice: str | Sequence[Sequence[float]], dataset: Dataset, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Resolves `data.normalize` to per-channel mean and std of pixels in 0..1.
+    """Resolves `data.normalize` to per-channel mean and std of pixels in 0..1 (of bands in unit scale).
 
     Raises:
         InputError: if the statistics do not fit the channels.
@@ -24,8 +24,13 @@ def normalization(
         return tuple(choice[0]), tuple(choice[1])
     mean, std = tuple(dataset.mean), tuple(dataset.std)
     if choice == "imagenet":
+        if dataset.bands is not None:
+            raise InputError(
+                f'data.normalize="imagenet" is of 8-bit RGB photographs; the images have {dataset.channels} bands of '
+                f'{dataset.bands.dtype}: give data.normalize="dataset"'
+            )
         mean, std = IMAGENET_MEAN, IMAGENET_STD
-    if len(mean) == 1 and channels == 3:
+    if len(mean) == 1 and channels == 3 and dataset.bands is None:
         mean, std = mean * 3, std * 3
     if len(mean) != channels:
         raise InputError(
@@ -34,7 +39,8 @@ def normalization(
             "[[mean], [std]]"
         )
     # A channel of one value would divide by zero.
-    return mean, tuple(max(value, 1e-3) for value in std)
+    smallest = 1e-3 if dataset.bands is None else 1e-6  # of a scale that is far wider than the values
+    return mean, tuple(max(value, smallest) for value in std)
 
 
 def fill_color(mean: Sequence[float]) -> tuple[int, ...]:

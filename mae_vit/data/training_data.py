@@ -7,10 +7,10 @@ An image's way to the loss, in the order of the code:
 3. `order.RankSlice`: the rank's part of each global batch.
 4. `batches.loader`: the sampler hands positions to the workers, from any step on.
 5. `index`, `shards`, `remote`: the position of a sample; its bytes, from disk or cache.
-6. `images.decode`: uint8 pixels (C, H, W).
+6. `images.decode`: uint8 pixels (C, H, W), or raw values of bands.
 7. `images.augment`: crop, resize, flip, policy, erasing, drawn from the sample's key.
 8. `batches.damaged`: another sample replaces one that cannot be decoded.
-9. `core.batch.Batch`: uint8 (B, C, H, W) in shared memory, labels, keys.
+9. `core.batch.Batch`: (B, C, H, W) in shared memory, of the type of the data; labels, keys.
 10. `training.copying`: to the device, ahead of its step; the objective normalizes there.
 """
 
@@ -27,6 +27,7 @@ from mae_vit.config.batch import fit_batch
 from mae_vit.config.data import AugmentSection
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import MAX_INDEX
@@ -42,6 +43,7 @@ from mae_vit.data.normalization import fill_color, normalization
 from mae_vit.data.order.block_order import BlockOrder
 from mae_vit.data.order.order import GlobalOrder, Order, RankSlice, RepeatedOrder, micro_batches
 from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.models.encoder_file import plain_bands
 from mae_vit.runtime.ranks import Ranks
 
 
@@ -182,11 +184,18 @@ class TrainingData:
     @property
     def identity(self) -> dict[str, Any]:
         """Returns the identity of the data: its shards' fingerprint and its normalization."""
-        return {
+        identity: dict[str, Any] = {
             "data.fingerprint": self.index.fingerprint,
             "data.mean": list(self.mean),
             "data.std": list(self.std),
         }
+        # Runs on 8-bit images have no such entry: they keep the identity of older ones.
+        return identity if self.bands is None else {**identity, "data.bands": plain_bands(self.bands)}
+
+    @property
+    def bands(self) -> Bands | None:
+        """What the raw values of the images mean; None for 8 bits."""
+        return self.index.dataset.bands
 
     def describe_cores(self, ranks: Ranks) -> str:
         """Says what the ranks compute and load with: a line of the plan."""
@@ -258,12 +267,12 @@ def open_training_data(
         InputError: for settings that do not fit the images.
     """
     section, img_size = config.data, config.model.image_hw
-    mean, std = normalization(section.normalize, index.dataset, config.model.in_chans)
+    mean, std = normalization(section.normalize, index.dataset, config.model.channels)
     views = make_augment(section.augment, img_size, mean)
     source = open_source(
         index,
         section.source,
-        channels=config.model.in_chans,
+        channels=config.model.channels,
         augment=views,
         memory_limit_gib=section.memory_limit_gib,
     )

@@ -16,6 +16,7 @@ from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.batches.subset import draw_held_out, limit_per_class
+from mae_vit.data.channels import describe_data, set_channels, with_channels
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.order.permutation import permute
@@ -26,6 +27,8 @@ from mae_vit.finetuning.config.recipes import TEST_SPLITS
 from mae_vit.finetuning.config.schema import CLOSED_FORM, FinetuneConfig
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import HeldOut
+from mae_vit.weights.other_bands import fit_normalization
+from mae_vit.weights.start import Weights
 
 # A constant, not the run's seed: runs of all seeds are measured on the same images.
 _MEASURING_SEED = 0
@@ -106,6 +109,7 @@ class FinetuneData(TrainingData):
         return HeldOut(
             self.fixed(self.plain, self.held_out, ranks, batch_size),
             next(iter(FixedBatches(self.plain, shown, seed=_MEASURING_SEED, batch_size=len(shown)))),
+            self.config.monitor.picture_bands,
         )
 
     def digest_of(self, samples: np.ndarray) -> str | None:
@@ -124,6 +128,35 @@ class FinetuneData(TrainingData):
     def open_test(self) -> Source:
         """Opens the images of the test split. Call it once, at the end of a run."""
         return _open_plain(self.config, self.test_index)
+
+
+def fit_to_data(config: FinetuneConfig, start: Weights | None, *, say: bool = False) -> FinetuneConfig:
+    """Returns the config with the channels and the normalization that fit weights and data.
+
+    Weights bring their own number of channels and their own normalization into a config. Where the data have other
+    bands the data's count, and `load_weights` adapts the patch projection.
+
+    Raises:
+        InputError: if there is no such data, or `model.in_chans` contradicts them.
+    """
+    dataset = describe_data(config, say=say)
+    channels, bands = dataset.channels, dataset.bands
+    if start is None or start.geometry is None:
+        return with_channels(config, dataset)
+    theirs = start.geometry.in_chans
+    fits = theirs == channels or (bands is None and theirs in (1, 3))
+    if config.model.in_chans == theirs and not fits:
+        config = set_channels(config, channels)
+        if say:
+            print(f"model.in_chans={channels}: the data's bands, {start.source} was trained on {theirs}")
+    config = with_channels(config, dataset)
+    if start.mean is None or start.std is None or config.data.normalize != [[*start.mean], [*start.std]]:
+        return config
+    fitted = fit_normalization(start, bands, config.model.channels)
+    normalize = "dataset" if fitted is None else [[*fitted[0]], [*fitted[1]]]
+    if fitted is None and say:
+        print(f"data.normalize=dataset: {start.source} was trained on other bands")
+    return config.model_copy(update={"data": config.data.model_copy(update={"normalize": normalize})})
 
 
 def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> FinetuneData:
@@ -160,7 +193,7 @@ def _open_plain(config: FinetuneConfig, index: ShardIndex) -> Source:
     return open_source(
         index,
         "auto" if config.data.source == "memory" else config.data.source,
-        channels=config.model.in_chans,
+        channels=config.model.channels,
         augment=Augment(img_size=config.model.image_hw),
         memory_limit_gib=config.data.memory_limit_gib,
     )

@@ -24,7 +24,7 @@ from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.finetuning.config.read import read_config
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
-from mae_vit.finetuning.data import FinetuneData, open_data
+from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
 from mae_vit.finetuning.frozen.score import score_frozen
 from mae_vit.finetuning.label_overlap import labels_after_training, start_label_overlap, warn_of_seen_labels
 from mae_vit.finetuning.models.build import (
@@ -112,6 +112,8 @@ def finetune(arguments: Arguments) -> Path:
 def _finetune(
     arguments: Arguments, config: FinetuneConfig, start: Weights | None, folder: RunFolder, ranks: Ranks
 ) -> None:
+    config = fit_to_data(config, start, say=ranks.rank == 0)
+    patch_init = getattr(config.model, "patch_init", None)
     device = find_device(ranks)
     data = open_data(config, ranks, device)
     info = describe_encoder(config, data)
@@ -146,7 +148,7 @@ def _finetune(
         )
         check_length(folder, checkpoint, plan)
         model = build()
-        coverage = load_weights_into(model, start) if start else None
+        coverage = load_weights_into(model, start, patch_init) if start else None
         if ranks.rank == 0:
             print(describe_plan(config, plan, ranks, device, data, costs, folder, checkpoint))
             print(describe_initial_model(config, plan, model, coverage))
@@ -160,10 +162,10 @@ def _finetune(
         return
     model = build()
     if checkpoint is None and start is not None:
-        coverage = load_weights_into(model, start)
+        coverage = load_weights_into(model, start, patch_init)
         if ranks.rank == 0:
             print(coverage.describe(start.source))
-            warn_normalization_differs(start, data.mean, data.std)
+            warn_normalization_differs(start, data.mean, data.std, data.bands)
     rates = rates_of(config, model, plan)
     if rates:
         if ranks.rank == 0:
@@ -197,7 +199,7 @@ def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Class
     Raises:
         InputError: if the network does not take such images.
     """
-    channels, (height, width) = config.model.in_chans, config.model.image_hw
+    channels, (height, width) = config.model.channels, config.model.image_hw
     try:
         return estimate(
             build,

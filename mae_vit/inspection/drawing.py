@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib import colormaps
@@ -16,6 +17,29 @@ _DPI = 110
 _INK, _OTHER = "#0072b2", "#d55e00"
 _MAX_CLASSES = 20
 _MAX_MAPS = 16
+
+Table = tuple[list[str], list[list[object]]]
+
+
+@dataclass(frozen=True)
+class View:
+    """One thing to look at.
+
+    Attributes:
+        name: of its files.
+        title: heading on the page.
+        reading: explains the picture.
+        drawn: the picture: a chart, or pixels uint8 (H, W, 3).
+        table: its numbers as a CSV: head and rows.
+        arrays: its numbers as an NPZ.
+    """
+
+    name: str
+    title: str
+    reading: str
+    drawn: Figure | np.ndarray
+    table: Table | None = None
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def to_png(drawn: Figure | np.ndarray) -> bytes:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
+from mae_vit.core.composites import compose
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, SampleKeys, derive_key
 from mae_vit.core.urls import redact_url
@@ -23,6 +26,8 @@ from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.remote.folder import RemoteFolder, resolve_data_path
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 from mae_vit.data.shards.shard_files import ReadError
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.weights.other_bands import fit_bands
 
 # Where prepared data are looked at, best first: images that were not trained on.
 _SPLITS = ("val", "test", "train")
@@ -36,12 +41,14 @@ class Samples:
     """Images, as an encoder of this geometry takes them.
 
     Attributes:
-        images: uint8 (n, C, H, W).
+        images: (n, C, H, W), uint8 or raw values of `bands`.
         labels: int64 (n,), -1 without a label.
         keys: the images' names.
         classes: names of the labels.
         source: describes where they come from.
         passed_over: how many could not be decoded.
+        bands: what raw values mean; None for 8 bits.
+        picture_bands: the bands that they are drawn in; None chooses.
     """
 
     images: Tensor
@@ -50,9 +57,15 @@ class Samples:
     classes: tuple[str, ...]
     source: str
     passed_over: int = 0
+    bands: Bands | None = None
+    picture_bands: Sequence[int | str] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def shown(self, count: int | None = None) -> Tensor:
+        """The first images as they are drawn: uint8 (n, 3 or 1, H, W)."""
+        return as_drawn(self.images[:count], self.bands, self.picture_bands)
 
     def batch(self, count: int) -> Batch:
         """The first images as a batch, with keys that masks are drawn from."""
@@ -61,16 +74,23 @@ class Samples:
         return Batch(self.images[chosen], self.labels[chosen], keys)
 
 
-def draw_samples(
-    data: str, *, count: int, channels: int, img_size: tuple[int, int], split: str | None = None
-) -> Samples:
+def as_drawn(images: Tensor, bands: Bands | None, picture_bands: Sequence[int | str] | None = None) -> Tensor:
+    """Maps raw images (n, C, H, W) to colors or gray, uint8 (n, 3 or 1, H, W); photographs stay as they are."""
+    if bands is None and not picture_bands:
+        return images
+    unit = images.float() / 255 if bands is None else bands.unit(images)
+    valid = None if bands is None else bands.valid(images)
+    unit = unit if valid is None else torch.where(valid, unit, 0.0)
+    return (compose(unit, bands, picture_bands)(unit) * 255).round().byte()
+
+
+def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | None = None) -> Samples:
     """Draws images by a key, without augmentation: the largest centered box, resized.
 
     Args:
         data: prepared shards, a folder of images or an archive of one.
         count: how many, at most.
-        channels: C.
-        img_size: (H, W) in pixels.
+        encoder: gives size and bands of the images.
         split: of prepared data; the first of val, test, train by default.
 
     Raises:
@@ -78,10 +98,13 @@ def draw_samples(
     """
     folder, remote = resolve_data_path(data)
     if (folder / FILE_NAME).is_file():
-        return _of_shards(_open(folder, split, remote), count, channels, img_size, redact_url(data))
+        index = _open(folder, split, remote)
+        bands = fit_bands(encoder, index.dataset.bands, redact_url(data))
+        drawn = _of_shards(index, count, encoder.in_chans, encoder.img_size, redact_url(data))
+        return replace(drawn, bands=bands)
     if split is not None:
         raise InputError(f"{data} is no prepared data: it has no split {split!r} to choose")
-    return _of_files(data, count, channels, img_size)
+    return _of_files(data, count, encoder)
 
 
 def _of_shards(
@@ -93,13 +116,13 @@ def _of_shards(
     images, kept = [], []
     for sample in chosen.tolist():
         try:
-            images.append(decode_sample(index, sample, channels))
+            images.append(decode_sample(index, sample, channels, index.dataset.bands))
             kept.append(sample)
         except (ReadError, DecodeError):
             continue
     labels = np.asarray(index.labels)[kept].astype(np.int64)
     return Samples(
-        _cut(images, img_size, f"{where}, split {index.split}"),
+        _cut(images, img_size, f"{where}, split {index.split}", index.dataset.bands),
         torch.from_numpy(labels).clamp(min=-1),
         tuple(index.find_key(sample) or str(sample) for sample in kept),
         tuple(index.dataset.classes),
@@ -114,26 +137,27 @@ def _open(folder: Path, split: str | None, remote: RemoteFolder | None) -> Shard
     return open_index(folder, chosen, remote=remote)
 
 
-def _of_files(data: str, count: int, channels: int, img_size: tuple[int, int]) -> Samples:
+def _of_files(data: str, count: int, encoder: EncoderInfo) -> Samples:
     with tempfile.TemporaryDirectory(prefix="mae-vit-inspect-") as scratch:
         source = find_images(data, out=Path(scratch))
         chosen = [source.entries[place] for place in _draw(len(source.entries), count).tolist()]
         images, kept = [], []
         for entry in chosen:
             try:
-                images.append(decode(entry.read(), channels))
+                images.append(decode(entry.read(), encoder.in_chans, bands=encoder.bands))
                 kept.append(entry)
             except (OSError, DecodeError):
                 continue
     classes = tuple(sorted({entry.class_name for entry in kept if entry.class_name is not None}))
     labels = [-1 if entry.class_name is None else classes.index(entry.class_name) for entry in kept]
     return Samples(
-        _cut(images, img_size, data),
+        _cut(images, encoder.img_size, data, encoder.bands),
         torch.tensor(labels, dtype=torch.int64),
         tuple(entry.path for entry in kept),
         classes,
         data,
         len(chosen) - len(kept),
+        encoder.bands,
     )
 
 
@@ -142,10 +166,10 @@ def _draw(total: int, count: int) -> np.ndarray:
     return permute(np.arange(min(count, total)), total, derive_key(_SEED, RngStream.ORDER, 0))
 
 
-def _cut(images: list[np.ndarray], img_size: tuple[int, int], where: str) -> Tensor:
+def _cut(images: list[np.ndarray], img_size: tuple[int, int], where: str, bands: Bands | None) -> Tensor:
     if not images:
         raise InputError(f"{where}: not one of the images that were drawn can be decoded")
-    augment = Augment(img_size=img_size)
+    augment = Augment(img_size=img_size, bands=bands)
     sizes = np.array([image.shape[1:] for image in images], np.int64)
     view = augment.draw(_SEED, 0, np.arange(len(images)), sizes)
     return torch.from_numpy(augment.apply(images, view))

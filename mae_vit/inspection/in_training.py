@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mae_vit.inspection.attention import attention_weights
 from mae_vit.inspection.drawing import to_png
+from mae_vit.inspection.images import as_drawn
 from mae_vit.inspection.views import View, distance_view, head_statistics, parameter_views, rollout_view
 from mae_vit.models.vit import Pool, ViTEncoder
 from mae_vit.objectives.objective import Objective, Task
@@ -30,27 +31,31 @@ class InTraining:
         return self.objective.encoder
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Maps uint8 (B, C, H, W) to what the encoder takes."""
+        """Maps raw images (B, C, H, W) to what the encoder takes."""
         return self.objective.normalize(images)
 
 
-def draw_views(task: Task, images: Tensor) -> dict[str, np.ndarray]:
+def draw_views(
+    task: Task, images: Tensor, picture_bands: Sequence[int | str] | None = None
+) -> dict[str, np.ndarray]:
     """Draws rollout, attention distance, positions and filters: name -> uint8 (H, W, 3).
 
     Args:
         task: an objective in training; its mode is as before afterwards.
-        images: uint8 (n, C, H, W), held out, on its device: what distances are averaged over.
+        images: raw values (n, C, H, W), held out, on its device: what distances are averaged over.
+        picture_bands: the bands that images are drawn in; None chooses.
     """
     assert isinstance(task, Objective)
     return {
         view.name: view.drawn
         if isinstance(view.drawn, np.ndarray)
         else np.asarray(Image.open(io.BytesIO(to_png(view.drawn))).convert("RGB"))
-        for view in _views(InTraining(task), images)
+        for view in _views(InTraining(task), images, picture_bands)
     }
 
 
-def _views(looked: InTraining, images: Tensor) -> Iterator[View]:
-    yield rollout_view(looked, images, attention_weights(looked.encoder, looked.normalize(images)))
+def _views(looked: InTraining, images: Tensor, picture_bands: Sequence[int | str] | None) -> Iterator[View]:
+    drawn = as_drawn(images, looked.objective.bands, picture_bands)
+    yield rollout_view(looked, drawn, attention_weights(looked.encoder, looked.normalize(images)))
     yield distance_view(looked, *head_statistics(looked, images))
     yield from parameter_views(looked.encoder)

@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
@@ -80,10 +80,9 @@ def inspect(
     try:
         parts = []
         for side, subject in zip(_SIDES, subjects, strict=False):
-            info = subject.model.info
-            samples = draw_samples(
-                data, count=images, channels=info.in_chans, img_size=info.img_size, split=split
-            )
+            samples = draw_samples(data, count=images, encoder=subject.model.info, split=split)
+            samples = replace(samples, picture_bands=subject.picture_bands)
+            _take_bands(subject, samples)
             folder = partial / side if len(subjects) > 1 else partial
             folder.mkdir(parents=True)
             parts.append((subject, samples, _write_views(subject, samples, folder, partial, device)))
@@ -98,6 +97,13 @@ def inspect(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return out / INDEX
+
+
+def _take_bands(subject: InspectedEncoder, samples: Samples) -> None:
+    """Lets encoder and objective know the data's mark of missing values."""
+    subject.model.info = replace(subject.model.info, bands=samples.bands)
+    if subject.objective is not None:
+        subject.objective.bands = samples.bands
 
 
 def _check_place(out: Path) -> None:
@@ -171,6 +177,8 @@ def _facts(subject: InspectedEncoder, samples: Samples, seen: Sequence[WrittenVi
         f"{info.patch_size} px in {height} x {width}, read by {subject.model.pool}",
         "images": f"{count_of(len(samples), 'image')} of {samples.source}",
     }
+    if samples.bands is not None:
+        facts["bands"] = f"{', '.join(samples.bands.names)} ({samples.bands.dtype})"
     if samples.passed_over:
         facts["passed over"] = f"{count_of(samples.passed_over, 'image')} that cannot be decoded"
     if subject.why_no_objective:

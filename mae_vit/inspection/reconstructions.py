@@ -14,7 +14,7 @@ from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.masking import num_masked_patches, patch_noise
 from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.objective import Objective
-from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
+from mae_vit.objectives.reconstruction import psnr_metrics, reconstruction_pictures
 
 MaskKind = Literal["random", "block", "grid"]
 MASK_KINDS: tuple[MaskKind, ...] = ("random", "block", "grid")
@@ -107,17 +107,15 @@ def reconstruct(objective: Objective, batch: Batch, *, shown: int) -> list[Recon
 
 
 def _at(mae: MAE, batch: Batch, kind: MaskKind, ratio: float, shown: int) -> Reconstruction:
-    images = mae.normalize(batch.images)
+    images, valid = mae.normalize(batch.images), mae.valid_patches(batch.images)
     prediction, mask = mae.reconstruct(
         images, mask_noise(kind, batch.keys, mae.encoder.grid_size), mask_ratio=ratio
     )
-    _, mean, scale = mae.targets(images)
-    pixels = prediction.float() * scale + mean
-    # The baseline of training: it needs no learning.
-    baseline = mean.expand_as(pixels) if mae.norm_pix_loss else local_average(images, mask, mae.encoder)
-    sums = error_sums(mae, images, pixels, baseline, mask)
-    label = "predicted (true patch mean and std)" if mae.norm_pix_loss else "predicted"
-    rows = reconstruction_pictures(mae, batch.images[:shown], pixels[:shown], mask[:shown], label)
+    pixels, _ = mae.undo_targets(images, prediction, valid)
+    sums = mae.pixel_errors(images, prediction, mask, valid)
+    rows = reconstruction_pictures(
+        mae, batch.images[:shown], pixels[:shown], mask[:shown], mae.predicted_label
+    )
     return Reconstruction(
         kind, ratio, rows, psnr_metrics({name: float(value) for name, value in sums.items()})
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mae_vit.config.load import load_config
+from mae_vit.config.load import load_config, read_run_config
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoints.format import STATE
@@ -25,16 +25,18 @@ class InspectedEncoder:
         model: encoder, read-out and normalization.
         objective: around the same encoder, with trained parts; None where only the encoder is there.
         why_no_objective: the reason, for the page.
+        picture_bands: the bands that images are drawn in, as its run says; None chooses.
     """
 
     name: str
     model: PretrainedEncoder
     objective: Objective | None
     why_no_objective: str = ""
+    picture_bands: tuple[int | str, ...] | None = None
 
 
 def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncoder:
-    """Opens what `--ckpt` names.
+    """Opens what `--ckpt` names, and what its run says of pictures.
 
     Args:
         source: a run folder, an `encoder.safetensors`, an official MAE file, or "timm:NAME".
@@ -44,6 +46,15 @@ def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncode
     Raises:
         InputError: if there is no Vision Transformer, or `norm_pix_loss` has no effect.
     """
+    subject = _open(source, norm_pix_loss=norm_pix_loss)
+    if not (Path(source) / "config.yaml").is_file():
+        return subject
+    monitor = read_run_config(Path(source)).get("monitor")
+    wanted = monitor.get("picture_bands") if isinstance(monitor, dict) else None
+    return replace(subject, picture_bands=tuple(wanted)) if isinstance(wanted, list) else subject
+
+
+def _open(source: str, *, norm_pix_loss: bool) -> InspectedEncoder:
     start = read_weights(source)
     model = encoder_from_weights(start)
     decoder = read_decoder(start, model.encoder, model.info, norm_pix_loss=norm_pix_loss)
@@ -65,6 +76,8 @@ def _of_run(source: str, start: Weights, model: PretrainedEncoder) -> InspectedE
         return InspectedEncoder(
             source, model, None, "it learned from labels: there is nothing to reconstruct by"
         )
-    objective = config.objective.build(model.encoder, mean=model.info.mean, std=model.info.std)
+    objective = config.objective.build(
+        model.encoder, mean=model.info.mean, std=model.info.std, bands=model.info.bands
+    )
     load_weights(start, objective.encoder, objective, objective=config.objective.name)
     return InspectedEncoder(source, model, objective.eval())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from mae_vit.core.image_rows import draw_rows
@@ -20,7 +18,8 @@ from mae_vit.inspection.attention import (
     mean_attention_distance,
     rollout,
 )
-from mae_vit.inspection.drawing import image_tile, map_tile, overlay_tile, rows_of_tiles
+from mae_vit.inspection.band_views import band_views, in_bands
+from mae_vit.inspection.drawing import Table, View, image_tile, map_tile, overlay_tile, rows_of_tiles
 from mae_vit.inspection.features import FEWEST_SCORED, layer_features, nearest_images, probe_by_layer, project
 from mae_vit.inspection.images import Samples
 from mae_vit.inspection.parameters import center_patch, filter_components, position_similarity
@@ -28,8 +27,6 @@ from mae_vit.inspection.reconstructions import reconstruct
 from mae_vit.inspection.subject import InspectedEncoder
 from mae_vit.models.vit import Pool, ViTEncoder
 from mae_vit.weights.encoder import PretrainedEncoder
-
-Table = tuple[list[str], list[list[object]]]
 
 
 class InspectableEncoder(Protocol):
@@ -64,29 +61,9 @@ CONDITIONAL = {
 }
 
 
-@dataclass(frozen=True)
-class View:
-    """One thing to look at.
-
-    Attributes:
-        name: of its files.
-        title: heading on the page.
-        reading: explains the picture.
-        drawn: the picture: a chart, or pixels uint8 (H, W, 3).
-        table: its numbers as a CSV: head and rows.
-        arrays: its numbers as an NPZ.
-    """
-
-    name: str
-    title: str
-    reading: str
-    drawn: Figure | np.ndarray
-    table: Table | None = None
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-
-
 def all_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
     """Yields all views; the later ones take longer."""
+    yield from band_views(subject.objective, samples)
     yield from reconstruction_views(subject, samples)
     yield from attention_views(subject.model, samples)
     yield from parameter_views(subject.model.encoder)
@@ -105,7 +82,7 @@ def reconstruction_views(subject: InspectedEncoder, samples: Samples) -> Iterato
         [[one.kind, one.ratio, *(one.metrics.get(name) for name in names)] for one in reconstructions],
     )
     for kind in dict.fromkeys(one.kind for one in reconstructions):
-        several = [one for one in reconstructions if one.kind == kind]
+        several = [in_bands(one, samples) for one in reconstructions if one.kind == kind]
         rows = [
             row._replace(label=f"{row.label}, {one.ratio:.0%} hidden{_describe_metrics(one.metrics)}")
             for one in several
@@ -131,8 +108,8 @@ def _describe_metrics(metrics: dict[str, float]) -> str:
 
 def attention_views(model: InspectableEncoder, samples: Samples) -> Iterator[View]:
     """Maps by head, rollout, and how far and how widely heads look."""
-    shown, depth = samples.images[:_SHOWN], len(model.encoder.blocks)
-    weights = _weights_of(model, shown)
+    shown, depth = samples.shown(_SHOWN), len(model.encoder.blocks)
+    weights = _weights_of(model, samples.images[:_SHOWN])
     for block in sorted({0, depth // 2, depth - 1}):
         yield block_view(model, shown, weights[block], block)
     yield rollout_view(model, shown, weights)
@@ -277,9 +254,21 @@ def parameter_views(encoder: ViTEncoder) -> Iterator[View]:
         "Principal components of the patch projection",
         f"The first {len(components)} (ViT Fig. 7 left; the table has what each explains of the filters' variance): "
         "smooth, wave-like ones are a basis for what patches look like; noise means that little was learned.",
-        rows_of_tiles(_in_rows([image_tile(_stretched(one)) for one in components], 7)),
+        _filter_tiles(components),
         (["component", "explained_share"], [[place + 1, float(share)] for place, share in enumerate(shares)]),
         {"components": components.numpy()},
+    )
+
+
+def _filter_tiles(components: Tensor) -> np.ndarray:
+    """Draws filters in gray or color; of other bands a line for each, with a tile for each band."""
+    channels = components.shape[1]
+    if channels in (1, 3):
+        return rows_of_tiles(_in_rows([image_tile(_stretched(one)) for one in components], 7))
+    drawn = [_stretched(one) for one in components]
+    return rows_of_tiles(
+        [[image_tile(one[band : band + 1]) for band in range(channels)] for one in drawn],
+        [f"band {band + 1}" for band in range(channels)],
     )
 
 
@@ -289,7 +278,7 @@ def feature_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
     last, names = by_layer[-1], samples.classes
     if len(samples) > 1:
         places, similarity = nearest_images(last, min(_SHOWN, len(samples)), _NEIGHBORS)
-        images = samples.images.numpy()
+        images = samples.shown().numpy()
         yield View(
             "neighbors",
             CONDITIONAL["neighbors"][0],

@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 
+from mae_vit.core.bands import DTYPES, Bands
 from mae_vit.models.geometry import Geometry
 from mae_vit.models.vit import ViTEncoder
 
@@ -31,6 +32,7 @@ class EncoderInfo(Geometry):
             if none (older files never have them).
         images_seen: images of these steps; each view counts. None if unknown.
         flops: model FLOPs of these steps; None if unknown.
+        bands: what the raw values of images mean, in whose unit scale mean and std are; None for 8 bits.
     """
 
     mean: Sequence[float]
@@ -40,6 +42,51 @@ class EncoderInfo(Geometry):
     labels: dict[str, Any] | None = None
     images_seen: int | None = None
     flops: float | None = None
+    bands: Bands | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain data, bands only where there are any."""
+        values = asdict(self)
+        del values["bands"]
+        return values if self.bands is None else {**values, "bands": plain_bands(self.bands)}
+
+
+def raw_normalization(info: EncoderInfo) -> tuple[list[float], list[float]]:
+    """Returns mean and std of raw values; of 8-bit images those of pixels in 0..1."""
+    if info.bands is None:
+        return list(info.mean), list(info.std)
+    ends = list(zip(info.bands.low, info.bands.high, strict=True))
+    mean = [low + (high - low) * value for (low, high), value in zip(ends, info.mean, strict=True)]
+    return mean, [(high - low) * value for (low, high), value in zip(ends, info.std, strict=True)]
+
+
+def plain_bands(bands: Bands) -> dict[str, Any]:
+    """Returns bands as plain data, as JSON reads it."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(bands).items()}
+
+
+def bands_from(values: Mapping[str, Any] | None) -> Bands | None:
+    """Returns bands from plain data.
+
+    Raises:
+        ValueError: if they are none.
+        TypeError: if they are none.
+    """
+    if values is None:
+        return None
+    known: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    bands = Bands(**known)
+    count = len(bands.names)
+    numbers = [*bands.low, *bands.high, *([] if bands.nodata is None else [bands.nodata])]
+    if len(bands.low) != count or len(bands.high) != count or bands.dtype not in DTYPES:
+        raise ValueError("bands need a known dtype, and low and high for each name")
+    if not all(isinstance(value, int | float) for value in numbers):
+        raise ValueError("low, high and nodata of bands are numbers")
+    if not all(low < high for low, high in zip(bands.low, bands.high, strict=True)):
+        raise ValueError("low of bands is below high")
+    return bands
 
 
 def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:
@@ -47,7 +94,7 @@ def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:
     tensors = {
         name: value.detach().float().cpu().contiguous() for name, value in encoder.state_dict().items()
     }
-    return save_tensors(tensors, metadata=to_metadata(asdict(info)))
+    return save_tensors(tensors, metadata=to_metadata(info.to_dict()))
 
 
 def to_metadata(values: Mapping[str, Any]) -> dict[str, str]:
@@ -74,6 +121,7 @@ def read_info(path: Path) -> EncoderInfo | None:
         metadata = read_metadata(path)
         # Classifiers and exports tell more, such as their classes.
         known = {field.name: metadata[field.name] for field in fields(EncoderInfo) if field.name in metadata}
-        return EncoderInfo(**{**known, "img_size": tuple(metadata["img_size"])})
+        changed = {"img_size": tuple(metadata["img_size"]), "bands": bands_from(metadata.get("bands"))}
+        return EncoderInfo(**{**known, **changed})
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None

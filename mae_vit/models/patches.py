@@ -74,11 +74,60 @@ def unpatchify(patches: Tensor, patch_size: int, img_size: tuple[int, int]) -> T
     return grid.permute(0, 5, 1, 3, 2, 4).reshape(patches.shape[0], -1, rows * p, columns * p)
 
 
+def mean_color_bins(images: Tensor, patch_size: int) -> Tensor:
+    """Quantizes the mean of each channel of each patch to 3 bits (ViT App. B.1.2).
+
+    The mean is over the raw pixels, per channel; bin = min(7, floor(mean / 32)). Computed in integers, so it
+    is exact on any device.
+
+    Args:
+        images: uint8 (B, C, H, W), raw 0..255, after crop and flip.
+        patch_size: P.
+
+    Returns:
+        int64 (B, N, C) in [0, 8).
+    """
+    pixels = patch_size * patch_size
+    batch, channels = images.shape[:2]
+    patches = patchify(images, patch_size).reshape(batch, -1, pixels, channels)  # (B, N, P*P, C)
+    sums = patches.sum(dim=2, dtype=torch.int64)  # (B, N, C)
+    return (sums // (pixels * 32)).clamp_(max=2**COLOR_BITS - 1)
+
+
+def mean_band_bins(
+    images: Tensor, patch_size: int, valid: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Quantizes the mean of each band of each patch to 3 bits, as `mean_color_bins` does for 8 bits.
+
+    Args:
+        images: float32 (B, C, H, W), 0..1; values beyond count for the first or last bin, missing ones are 0.
+        patch_size: P.
+        valid: bool (B, C, H, W), true where a value is there; None if none is missing.
+
+    Returns:
+        int64 (B, N, C) in [0, 8), and bool (B, N, C), false where a patch has no value of a band; None
+        without `valid`.
+    """
+    channels = images.shape[1]
+
+    def by_channel(values: Tensor) -> Tensor:
+        return patchify(values, patch_size).unflatten(-1, (-1, channels))  # (B, N, P*P, C)
+
+    # In float64 no device rounds a mean to another side of a bin's edge, but for ties.
+    sums = by_channel(images).sum(dim=2, dtype=torch.float64)  # (B, N, C)
+    count = None if valid is None else by_channel(valid).sum(dim=2)  # (B, N, C)
+    means = sums / (patch_size * patch_size if count is None else count.clamp(min=1))
+    bins = (means * 2**COLOR_BITS).floor().clamp(0, 2**COLOR_BITS - 1).long()
+    return bins, None if count is None else count > 0
+
+
+def join_bins(bins: Tensor) -> Tensor:
+    """Joins the bins of a color's channels into one class, 64 R + 8 G + B: (..., C) -> (...) in [0, 8**C)."""
+    return (bins * _class_weights(bins.shape[-1], bins.device)).sum(dim=-1)
+
+
 def mean_color_classes(images: Tensor, patch_size: int) -> Tensor:
     """Quantizes the mean color of each patch (ViT App. B.1.2).
-
-    The mean is over the raw pixels, per channel; bin = min(7, floor(mean / 32));
-    class = 64 R + 8 G + B. Computed in integers, so it is exact on any device.
 
     Args:
         images: uint8 (B, C, H, W), raw 0..255, after crop and flip.
@@ -87,12 +136,7 @@ def mean_color_classes(images: Tensor, patch_size: int) -> Tensor:
     Returns:
         int64 (B, N) in [0, 8**C).
     """
-    pixels = patch_size * patch_size
-    batch, channels = images.shape[:2]
-    patches = patchify(images, patch_size).reshape(batch, -1, pixels, channels)  # (B, N, P*P, C)
-    sums = patches.sum(dim=2, dtype=torch.int64)  # (B, N, C)
-    bins = (sums // (pixels * 32)).clamp_(max=2**COLOR_BITS - 1)
-    return (bins * _class_weights(channels, images.device)).sum(dim=-1)
+    return join_bins(mean_color_bins(images, patch_size))
 
 
 def _class_weights(channels: int, device: torch.device) -> Tensor:
@@ -100,32 +144,22 @@ def _class_weights(channels: int, device: torch.device) -> Tensor:
     return 2 ** (COLOR_BITS * torch.arange(channels - 1, -1, -1, device=device))
 
 
-def downsized_color_classes(images: Tensor, patch_size: int, cells: int) -> Tensor:
-    """Quantizes the mean colors of the `cells` x `cells` areas of each patch (ViT App. B.1.2, variant 2).
+def gather_cells(values: Tensor, grid_size: tuple[int, int], cells: int) -> Tensor:
+    """Sorts the areas of a grid into the patches that they are of.
 
     Args:
-        images: uint8 (B, C, H, W), raw 0..255, after crop and flip.
-        patch_size: P, divisible by `cells`.
-        cells: areas along a side; 1 gives the mean color of the patch.
+        values: (B, N * cells**2, Q), areas of the whole image in raster order.
+        grid_size: (R, K), rows and columns of patches.
+        cells: areas along a side of a patch.
 
     Returns:
-        int64 (B, N, cells * cells), areas in raster order, classes as in `mean_color_classes`.
+        (B, N, cells * cells, Q), areas of each patch in raster order.
     """
-    rows, columns = images.shape[2] // patch_size, images.shape[3] // patch_size
-    classes = mean_color_classes(images, patch_size // cells)  # (B, N * cells**2)
-    classes = classes.reshape(-1, rows, cells, columns, cells)  # (B, R, cells, K, cells)
-    return classes.transpose(2, 3).reshape(len(images), rows * columns, cells * cells)
+    rows, columns = grid_size
+    grid = values.reshape(-1, rows, cells, columns, cells, values.shape[-1])  # (B, R, cells, K, cells, Q)
+    return grid.transpose(2, 3).reshape(len(values), rows * columns, cells * cells, -1)
 
 
-def class_colors(classes: Tensor, channels: int) -> Tensor:
-    """Returns the color at the middle of each class's bins.
-
-    Args:
-        classes: int64 (...), from `mean_color_classes`.
-        channels: C.
-
-    Returns:
-        float32 (..., C) in 0..255.
-    """
-    bins = (classes[..., None] // _class_weights(channels, classes.device)) % 8  # (..., C)
-    return bins.float() * 32 + 16
+def split_bins(classes: Tensor, channels: int) -> Tensor:
+    """Inverts `join_bins`: int64 (...) -> (..., C)."""
+    return (classes[..., None] // _class_weights(channels, classes.device)) % 2**COLOR_BITS

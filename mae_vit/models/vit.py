@@ -19,6 +19,8 @@ from mae_vit.models.patches import gather_patches, take_tokens
 from mae_vit.models.pos_embed import PositionKind, sincos_position_table
 
 Pool = Literal["cls", "mean"]
+# How weights of another number of channels are adapted (`mae_vit.weights.patch_projection`).
+PatchInit = Literal["repeat", "average", "fresh"]
 
 
 @dataclass(frozen=True)

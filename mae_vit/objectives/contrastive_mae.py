@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.models.attention import without_autocast
 from mae_vit.models.masking import patch_noise, random_masking
@@ -52,10 +53,16 @@ class ContrastiveMAEConfig(MAEConfig):
         return Grouping(unit=2 * self.group_size, views=2, why=why)
 
     def build(
-        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+        self,
+        encoder: ViTEncoder,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        num_classes: int = 0,
+        bands: Bands | None = None,
     ) -> ContrastiveMAE:
         """Builds the objective around an encoder."""
-        return ContrastiveMAE(encoder, self, mean=mean, std=std)
+        return ContrastiveMAE(encoder, self, mean=mean, std=std, bands=bands)
 
 
 class Contrast(NamedTuple):
@@ -109,9 +116,10 @@ class ContrastiveMAE(MAE):
         *,
         mean: Sequence[float],
         std: Sequence[float],
+        bands: Bands | None = None,
     ) -> None:
         """Adds MAE's decoder and the projection head to `encoder`."""
-        super().__init__(encoder, config, mean=mean, std=std)
+        super().__init__(encoder, config, mean=mean, std=std, bands=bands)
         self.contrast_weight, self.temperature = config.contrast_weight, config.temperature
         self.group_size = config.group_size
         hidden = 4 * encoder.embed_dim

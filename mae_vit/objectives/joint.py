@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from mae_vit.config.section import Section
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.vit import ViTEncoder
@@ -55,10 +56,16 @@ class JointConfig(ObjectiveSection):
                 raise ValueError(f"{key}.{error}") from None
 
     def build(
-        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+        self,
+        encoder: ViTEncoder,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        num_classes: int = 0,
+        bands: Bands | None = None,
     ) -> Joint:
         """Builds the objective around an encoder."""
-        return Joint(encoder, self, mean=mean, std=std)
+        return Joint(encoder, self, mean=mean, std=std, bands=bands)
 
 
 class Joint(Objective):
@@ -68,12 +75,18 @@ class Joint(Objective):
     """
 
     def __init__(
-        self, encoder: ViTEncoder, config: JointConfig, *, mean: Sequence[float], std: Sequence[float]
+        self,
+        encoder: ViTEncoder,
+        config: JointConfig,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        bands: Bands | None = None,
     ) -> None:
         """Adds MAE's decoder and masked patch prediction's head to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std)
-        self.mae = config.mae.build(encoder, mean=mean, std=std)
-        self.masked_patch = config.masked_patch.build(encoder, mean=mean, std=std)
+        super().__init__(encoder, mean=mean, std=std, bands=bands)
+        self.mae = config.mae.build(encoder, mean=mean, std=std, bands=bands)
+        self.masked_patch = config.masked_patch.build(encoder, mean=mean, std=std, bands=bands)
         self._weights = {"mae": config.weights.mae, "masked_patch": config.weights.masked_patch}
 
     def _parts(self) -> dict[str, Objective]:

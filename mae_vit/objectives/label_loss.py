@@ -43,10 +43,15 @@ class LabelLoss(nn.Module):
         """Computes the mean cross-entropy of logits (B, K); `targets` as `self.targets` returns them."""
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
 
-    def pictures(self, batch: Batch, logits: Tensor) -> list[Picture]:
-        """Shows the wrongly classified images, and all images. Images without a label are never wrong."""
+    def pictures(self, batch: Batch, original: Tensor, logits: Tensor) -> list[Picture]:
+        """Shows the wrongly classified images, and all images. Images without a label are never wrong.
+
+        Args:
+            batch: gives the labels.
+            original: its images (B, C, H, W) in 0..1.
+            logits: (B, K).
+        """
         wrong = (logits.argmax(dim=-1) != batch.labels) & (batch.labels >= 0)  # (B,)
-        original = batch.images.float() / 255
         return [
             Picture("classified wrongly", torch.where(wrong[:, None, None, None], original, 0.5)),
             Picture("original", original),

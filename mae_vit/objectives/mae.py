@@ -15,6 +15,7 @@ from pydantic import Field
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.attention import PlainOrFusedAttention
@@ -22,13 +23,12 @@ from mae_vit.models.masking import num_masked_patches, patch_noise, random_maski
 from mae_vit.models.patches import patchify, take_tokens
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import ViTEncoder, block_for_queries, init_transformer
+from mae_vit.objectives.missing import standardize_patches, weigh
 from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
 # LayerNorm epsilon of the official code, everywhere (timm's default as well).
 LAYER_NORM_EPS = 1e-6
-# Added to each patch's variance under norm_pix_loss, as in the official code.
-TARGET_VARIANCE_EPS = 1e-6
 
 
 def num_decoded_patches(num_masked: int, decode_ratio: float) -> int:
@@ -82,20 +82,32 @@ class MAEConfig(ObjectiveSection):
             )
 
     def build(
-        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+        self,
+        encoder: ViTEncoder,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        num_classes: int = 0,
+        bands: Bands | None = None,
     ) -> MAE:
         """Builds the objective around an encoder."""
-        return MAE(encoder, self, mean=mean, std=std)
+        return MAE(encoder, self, mean=mean, std=std, bands=bands)
 
 
 class MAE(Objective):
     """The asymmetric autoencoder of MAE Sec. 3. Parameters have the names of the official code."""
 
     def __init__(
-        self, encoder: ViTEncoder, config: MAEConfig, *, mean: Sequence[float], std: Sequence[float]
+        self,
+        encoder: ViTEncoder,
+        config: MAEConfig,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        bands: Bands | None = None,
     ) -> None:
         """Adds the decoder to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std)
+        super().__init__(encoder, mean=mean, std=std, bands=bands)
         width = config.decoder_embed_dim
         self.mask_ratio = config.mask_ratio
         self.decode_ratio = config.decode_ratio
@@ -150,7 +162,9 @@ class MAE(Objective):
         else:
             # Visible patches are not in the loss, so they are not predicted.
             prediction = self.decode(encoded, masking.ids_restore, ids)  # (B, M, P*P*C)
-        return self.squared_error(images, prediction, ids).mean(), encoded
+        valid = self.valid_patches(batch.images)  # (B, N, P*P*C)
+        error = self.squared_error(images, prediction, ids, valid)  # (B, M, P*P*C)
+        return weigh(error, None if valid is None else take_tokens(valid, ids)).mean(), encoded
 
     def reconstruct(
         self, images: Tensor, noise: Tensor, *, mask_ratio: float | None = None
@@ -219,20 +233,24 @@ class MAE(Objective):
         tokens = block_for_queries(self.decoder_blocks[-1], tokens, predicted)  # (B, M, D_dec)
         return self.decoder_pred(self.decoder_norm(tokens))
 
-    def squared_error(self, images: Tensor, prediction: Tensor, ids: Tensor | None = None) -> Tensor:
+    def squared_error(
+        self, images: Tensor, prediction: Tensor, ids: Tensor | None = None, valid: Tensor | None = None
+    ) -> Tensor:
         """Computes the squared errors; the loss is their mean over masked patches only (MAE Sec. 3).
 
         Every loss comes from here: of training, of held-out images, and of `masked_mse`.
+        Errors of missing values are meaningless: `mae_vit.objectives.missing.weigh` leaves them out.
 
         Args:
             images: (B, C, H, W), normalized.
             prediction: (B, N, P*P*C), or (B, M, P*P*C) of the patches `ids`.
             ids: int64 (B, M), the predicted patches; all N if not given.
+            valid: bool (B, N, P*P*C), from `valid_patches`.
 
         Returns:
             float32, of the shape of `prediction`.
         """
-        target, _, _ = self.targets(images, ids)  # (B, N or M, P*P*C)
+        target, _, _ = self.targets(images, ids, valid)  # (B, N or M, P*P*C)
         return (prediction.float() - target).square()
 
     def masked_mse(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
@@ -249,11 +267,14 @@ class MAE(Objective):
         error = self.squared_error(images, prediction).mean(dim=-1)  # (B, N)
         return (error * mask).sum() / mask.sum()
 
-    def targets(self, images: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def targets(
+        self, images: Tensor, ids: Tensor | None = None, valid: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the regression target of all patches or of `ids`, and the mean and scale that undo its normalization.
 
         With norm_pix_loss each patch is normalized by its own mean and unbiased variance (MAE Sec. 4.1,
-        "Reconstruction target"). PSNR and pictures take the targets for pixels: a subclass with others overrides both.
+        "Reconstruction target"), of its valid values. PSNR and pictures take the targets for pixels: a subclass with
+        others overrides both.
 
         Returns:
             target (B, N, P*P*C), mean (B, N, 1), scale (B, N, 1); M in place of N with `ids`.
@@ -261,14 +282,10 @@ class MAE(Objective):
         target = patchify(images, self.encoder.patch_size)  # (B, N, P*P*C)
         if ids is not None:
             target = take_tokens(target, ids)  # (B, M, P*P*C)
+            valid = None if valid is None else take_tokens(valid, ids)
         if not self.norm_pix_loss:
             return target, torch.zeros_like(target[..., :1]), torch.ones_like(target[..., :1])
-        mean = target.mean(dim=-1, keepdim=True)  # (B, N, 1)
-        centered = target - mean
-        # torch.var() takes three times as long on these short rows.
-        variance = centered.square().sum(dim=-1, keepdim=True) / (target.shape[-1] - 1)  # (B, N, 1)
-        scale = (variance + TARGET_VARIANCE_EPS).sqrt()
-        return centered / scale, mean, scale
+        return standardize_patches(target, valid)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Sums the loss and the squared errors on masked patches, for the model and for a baseline.
@@ -276,13 +293,33 @@ class MAE(Objective):
         The baseline needs no learning. Under norm_pix_loss it predicts zero and uses the
         true patch statistics; in raw pixels it is a local average of the visible patches.
         """
-        images = self.normalize(batch.images)
+        images, valid = self.normalize(batch.images), self.valid_patches(batch.images)
         prediction, mask = self.reconstruct(images, patch_noise(batch.keys, self.encoder.num_patches))
-        loss = self.squared_error(images, prediction).mean(dim=-1)  # (B, N)
-        _, mean, scale = self.targets(images)
-        pixels = prediction.float() * scale + mean  # (B, N, P*P*C)
-        baseline = mean.expand_as(pixels) if self.norm_pix_loss else local_average(images, mask, self.encoder)
-        return {"loss": (loss * mask).sum(), **error_sums(self, images, pixels, baseline, mask)}
+        error = weigh(self.squared_error(images, prediction, valid=valid), valid, mask)  # (B, N, P*P*C)
+        loss = error.mean(dim=-1)  # (B, N)
+        return {"loss": (loss * mask).sum(), **self.pixel_errors(images, prediction, mask, valid)}
+
+    def pixel_errors(
+        self, images: Tensor, prediction: Tensor, mask: Tensor, valid: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Sums squared errors in pixels of the prediction and of its baseline, see `evaluation_sums`.
+
+        Args:
+            images: (B, C, H, W), normalized.
+            prediction: (B, N, P*P*C).
+            mask: (B, N), 1 = masked and counted.
+            valid: bool (B, N, P*P*C), from `valid_patches`.
+        """
+        pixels, mean = self.undo_targets(images, prediction, valid)
+        baseline = mean.expand_as(pixels)
+        if not self.norm_pix_loss:
+            baseline = local_average(images, mask, self.encoder, valid)
+        return error_sums(self, images, (pixels, baseline), mask, valid)
+
+    def undo_targets(self, images: Tensor, prediction: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns predictions in the units of `images`, (B, N, P*P*C), and the patches' means, (B, N, 1)."""
+        _, mean, scale = self.targets(images, valid=valid)
+        return prediction.float() * scale + mean, mean
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Returns the loss, PSNR on masked patches in dB, and its gain over the baseline."""
@@ -290,8 +327,12 @@ class MAE(Objective):
 
     def pictures(self, batch: Batch) -> list[Picture]:
         """Shows masked, predicted, pasted, original; the label states if the true patch statistics are used."""
-        images = self.normalize(batch.images)
+        images, valid = self.normalize(batch.images), self.valid_patches(batch.images)
         prediction, mask = self.reconstruct(images, patch_noise(batch.keys, self.encoder.num_patches))
-        _, mean, scale = self.targets(images)
-        label = "predicted (true patch mean and std)" if self.norm_pix_loss else "predicted"
-        return reconstruction_pictures(self, batch.images, prediction.float() * scale + mean, mask, label)
+        pixels, _ = self.undo_targets(images, prediction, valid)
+        return reconstruction_pictures(self, batch.images, pixels, mask, self.predicted_label)
+
+    @property
+    def predicted_label(self) -> str:
+        """The label of predictions in pictures. It states if they borrow the true patch statistics."""
+        return "predicted (true patch mean and std)" if self.norm_pix_loss else "predicted"

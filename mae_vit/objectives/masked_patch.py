@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.masking import KIND_MASK, KIND_RANDOM, Corruption, corrupt
@@ -47,10 +48,16 @@ class MaskedPatchConfig(ObjectiveSection):
             )
 
     def build(
-        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+        self,
+        encoder: ViTEncoder,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        num_classes: int = 0,
+        bands: Bands | None = None,
     ) -> MaskedPatch:
         """Builds the objective around an encoder."""
-        return MaskedPatch(encoder, self, mean=mean, std=std)
+        return MaskedPatch(encoder, self, mean=mean, std=std, bands=bands)
 
 
 class MaskedPatch(Objective):
@@ -63,9 +70,10 @@ class MaskedPatch(Objective):
         *,
         mean: Sequence[float],
         std: Sequence[float],
+        bands: Bands | None = None,
     ) -> None:
         """Adds the [mask] embedding and the prediction head to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std)
+        super().__init__(encoder, mean=mean, std=std, bands=bands)
         self.config = config
         self.mask_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
         self.target = make_target(self, config.target)

@@ -1,6 +1,7 @@
 """The targets of masked patch prediction: the colors of a patch, or its pixels (ViT App. B.1.2).
 
-Shapes: B batch, C channels, N patches, M corrupted patches, P patch size, A areas of a patch, K color classes.
+Shapes: B batch, C channels, N patches, M corrupted patches, P patch size, A areas of a patch, K classes, Q questions
+about a patch: one of each area, or with more than 3 bands one of each band of each area.
 """
 
 from __future__ import annotations
@@ -14,12 +15,25 @@ from torch import Tensor
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.masking import KIND_MASK, Corruption, nearest_visible
-from mae_vit.models.patches import class_colors, downsized_color_classes, patchify, take_tokens, unpatchify
+from mae_vit.models.patches import (
+    COLOR_BITS,
+    gather_cells,
+    join_bins,
+    mean_band_bins,
+    mean_color_bins,
+    patchify,
+    split_bins,
+    take_tokens,
+    unpatchify,
+)
+from mae_vit.objectives.missing import weigh
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
 # Areas along a side of a patch. Each area is predicted as one color.
 COLOR_CELLS = {"mean_color": 1, "downsized_4x4": 4}
+# The paper's classes are joint colors of 3 channels: 8**3 = 512. Of more bands they would be too many.
+MOST_JOINT_BANDS = 3
 
 
 class PatchTarget(ABC):
@@ -53,28 +67,54 @@ class PatchTarget(ABC):
 class ColorTarget(PatchTarget):
     """Classifies the 3-bit colors of the `cells` x `cells` areas of a patch in parallel.
 
-    With one area this is the paper's mean color; 4 x 4 areas are its second variant.
+    With one area this is the paper's mean color; 4 x 4 areas are its second variant. Of up to 3 bands a class
+    is a color, as in the paper. Of more bands each is classified by itself, in 8 classes: joint classes would
+    be 8**C. An area without any value of a band asks nothing.
     """
 
     def __init__(self, objective: Objective, cells: int) -> None:
         """Predicts `cells` x `cells` colors for each patch of the objective's images."""
-        self._encoder = objective.encoder
-        self._cells = cells
-        self._classes = 8**objective.encoder.in_chans
-        self.num_outputs = cells * cells * self._classes
+        self._objective, self._encoder, self._cells = objective, objective.encoder, cells
+        channels = objective.encoder.in_chans
+        self._joint = channels <= MOST_JOINT_BANDS
+        self._classes = 2 ** (COLOR_BITS * (channels if self._joint else 1))
+        self.num_outputs = cells * cells * (1 if self._joint else channels) * self._classes
 
-    def _all_classes(self, batch: Batch) -> Tensor:
-        return downsized_color_classes(batch.images, self._encoder.patch_size, self._cells)
+    def _all_classes(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Returns the classes of all patches, int64 (B, N, Q), and which are known, bool or None for all."""
+        objective, area = self._objective, self._encoder.patch_size // self._cells
+        known: Tensor | None = None
+        if objective.bands is None or objective.bands.eight_bit:
+            bins = mean_color_bins(batch.images, area)  # (B, N * A, C)
+        else:
+            images = objective.unit(batch.images)
+            bins, known = mean_band_bins(images, area, objective.valid(batch.images))
+        if self._joint:
+            bins = join_bins(bins)[..., None]  # (B, N * A, 1)
+            known = None if known is None else known.all(dim=-1, keepdim=True)
 
-    def _aligned(self, prediction: Tensor, batch: Batch, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns logits (B, M, A, K) and classes (B, M, A)."""
-        logits = prediction.float().unflatten(-1, (-1, self._classes))  # (B, M, A, K)
-        return logits, take_tokens(self._all_classes(batch), ids)
+        def of_patches(values: Tensor) -> Tensor:
+            return gather_cells(values, self._encoder.grid_size, self._cells).flatten(2)  # (B, N, Q)
+
+        return of_patches(bins), None if known is None else of_patches(known)
+
+    def _aligned(self, prediction: Tensor, batch: Batch, ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns logits (B, M, Q, K), classes (B, M, Q), and which are known, bool (B, M, Q) or None for all."""
+        logits = prediction.float().unflatten(-1, (-1, self._classes))  # (B, M, Q, K)
+        classes, known = self._all_classes(batch)
+        return logits, take_tokens(classes, ids), None if known is None else take_tokens(known, ids)
+
+    def _losses(self, logits: Tensor, classes: Tensor, known: Tensor | None, reduction: str) -> Tensor:
+        """Computes the mean or sum of cross-entropies over what is known; each image weighs the same."""
+        if known is None:
+            return F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction=reduction)
+        each = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction="none")
+        weighed = weigh(each.view(classes.shape), known)  # (B, M, Q)
+        return weighed.mean() if reduction == "mean" else weighed.sum()
 
     def loss(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> Tensor:
-        """Computes the mean cross-entropy over corrupted positions and areas."""
-        logits, classes = self._aligned(prediction, batch, corruption.ids)
-        return F.cross_entropy(logits.flatten(0, 2), classes.flatten())
+        """Computes the mean cross-entropy over corrupted positions, areas and bands."""
+        return self._losses(*self._aligned(prediction, batch, corruption.ids), reduction="mean")
 
     def values(  # noqa: D102
         self, prediction: Tensor, batch: Batch, corruption: Corruption
@@ -83,8 +123,9 @@ class ColorTarget(PatchTarget):
         return {"accuracy_on_mask": (sums["hits"], sums["on_mask"])}
 
     def _hits(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> dict[str, Tensor]:
-        logits, classes = self._aligned(prediction, batch, corruption.ids)
-        on_mask = (corruption.kind == KIND_MASK)[..., None].expand_as(classes)  # (B, M, A)
+        logits, classes, known = self._aligned(prediction, batch, corruption.ids)
+        on_mask = (corruption.kind == KIND_MASK)[..., None].expand_as(classes)  # (B, M, Q)
+        on_mask = on_mask if known is None else on_mask & known
         return {
             "on_mask": on_mask.sum().float(),
             "hits": ((logits.argmax(dim=-1) == classes) & on_mask).sum().float(),
@@ -92,15 +133,18 @@ class ColorTarget(PatchTarget):
 
     def sums(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> dict[str, Tensor]:
         """Counts hits on [mask] positions, for the model and for a copy of the nearest visible patch."""
-        logits, classes = self._aligned(prediction, batch, corruption.ids)
+        logits, classes, known = self._aligned(prediction, batch, corruption.ids)
         nearest = nearest_visible(corruption.mask, self._encoder.grid_size).gather(1, corruption.ids)
-        copied = take_tokens(self._all_classes(batch), nearest)  # (B, M, A)
+        everywhere, there = self._all_classes(batch)
+        equal = take_tokens(everywhere, nearest) == classes  # (B, M, Q)
+        if known is not None and there is not None:
+            equal &= known & take_tokens(there, nearest)
         on_mask = (corruption.kind == KIND_MASK)[..., None]  # (B, M, 1)
         return {
             "predicted": torch.tensor(float(classes.numel()), device=classes.device),
-            "loss": F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction="sum"),
+            "loss": self._losses(logits, classes, known, reduction="sum"),
             **self._hits(prediction, batch, corruption),
-            "hits_nearest": ((copied == classes) & on_mask).sum().float(),
+            "hits_nearest": (equal & on_mask).sum().float(),
         }
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
@@ -114,16 +158,18 @@ class ColorTarget(PatchTarget):
     def pictures(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> list[Picture]:
         """Shows masked, predicted, pasted, original; each area has one color."""
         encoder, cells = self._encoder, self._cells
-        logits, _ = self._aligned(prediction, batch, corruption.ids)
-        ids = corruption.ids[..., None].expand(-1, -1, cells * cells)  # (B, M, A)
-        classes = self._all_classes(batch).scatter(1, ids, logits.argmax(dim=-1))  # (B, N, A)
+        logits, _, _ = self._aligned(prediction, batch, corruption.ids)
+        everywhere, _ = self._all_classes(batch)
+        ids = corruption.ids[..., None].expand(-1, -1, everywhere.shape[-1])  # (B, M, Q)
+        classes = everywhere.scatter(1, ids, logits.argmax(dim=-1))  # (B, N, Q)
         p, img_size, channels = encoder.patch_size, encoder.img_size, encoder.in_chans
-        # Each pixel gets the color of its area.
-        colors = (class_colors(classes, channels) / 255).unflatten(2, (cells, cells))
+        bins = split_bins(classes, channels) if self._joint else classes.unflatten(2, (-1, channels))
+        # Each pixel gets the color at the middle of its area's bins.
+        colors = ((bins + 0.5) / 2**COLOR_BITS).unflatten(2, (cells, cells))
         pixels = colors.repeat_interleave(p // cells, 2).repeat_interleave(p // cells, 3).flatten(2)
         painted = unpatchify(pixels, p, img_size)  # (B, C, H, W)
         hidden = unpatchify(corruption.mask[..., None].expand(-1, -1, p * p), p, img_size)  # (B, 1, H, W)
-        original = batch.images.float() / 255
+        original = self._objective.unit(batch.images)
         return [
             Picture("masked", original * (1 - hidden) + 0.5 * hidden),
             Picture("predicted colors", painted * hidden + 0.5 * (1 - hidden)),
@@ -143,9 +189,10 @@ class PixelTarget(PatchTarget):
 
     def _errors(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> Tensor:
         """Computes the mean squared error of each corrupted patch: (B, M)."""
-        images = self._objective.normalize(batch.images)
+        images, valid = self._objective.normalize(batch.images), self._objective.valid_patches(batch.images)
         target = take_tokens(patchify(images, self._objective.encoder.patch_size), corruption.ids)
-        return (prediction.float() - target).square().mean(dim=-1)
+        errors = (prediction.float() - target).square()  # (B, M, P*P*C)
+        return weigh(errors, None if valid is None else take_tokens(valid, corruption.ids)).mean(dim=-1)
 
     def loss(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> Tensor:
         """Computes the mean squared error over corrupted positions."""
@@ -163,16 +210,16 @@ class PixelTarget(PatchTarget):
 
     def sums(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> dict[str, Tensor]:
         """Sums the loss over corrupted positions, and squared errors on [mask] positions with a baseline's."""
-        images = self._objective.normalize(batch.images)
+        images, valid = self._objective.normalize(batch.images), self._objective.valid_patches(batch.images)
         on_mask = torch.zeros_like(corruption.mask)  # (B, N)
         on_mask.scatter_(1, corruption.ids, (corruption.kind == KIND_MASK).to(on_mask.dtype))
-        baseline = local_average(images, corruption.mask, self._objective.encoder)
+        baseline = local_average(images, corruption.mask, self._objective.encoder, valid)
         whole = self._whole(prediction, corruption, images)
         errors = self._errors(prediction, batch, corruption)
         return {
             "predicted": torch.tensor(float(errors.numel()), device=errors.device),
             "loss": errors.sum(),
-            **error_sums(self._objective, images, whole, baseline, on_mask),
+            **error_sums(self._objective, images, (whole, baseline), on_mask, valid),
         }
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mae_vit.config.section import Section
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
+from mae_vit.models.patches import patchify
 from mae_vit.models.vit import ViTEncoder
 
 
@@ -32,23 +35,60 @@ class ObjectiveOutput(NamedTuple):
 class Task(nn.Module, ABC):
     """A module that the loop trains: networks and a loss.
 
-    Images arrive as raw uint8. The task normalizes them on the device, because some targets need
-    raw pixels.
+    Images arrive as raw values of the data's type. The task normalizes them on the device, because some targets
+    need raw values.
     """
 
     mean: Tensor
     std: Tensor
+    low: Tensor
+    span: Tensor
 
-    def __init__(self, *, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Holds the per-channel normalization (of pixels in 0..1)."""
+    def __init__(self, *, mean: Sequence[float], std: Sequence[float], bands: Bands | None = None) -> None:
+        """Holds the per-channel normalization.
+
+        Args:
+            mean: per-channel mean of the pixels in 0..1.
+            std: per-channel standard deviation of these pixels.
+            bands: what raw values mean; None for 8 bits, 0..255.
+        """
         super().__init__()
-        # Not persistent: they describe the data, not the model. The exported encoder's metadata has them.
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+        self.bands = bands
+        facts = {"mean": mean, "std": std}
+        if bands is not None:
+            facts |= {
+                "low": bands.low,
+                "span": [high - low for low, high in zip(bands.low, bands.high, strict=True)],
+            }
+        for name, values in facts.items():
+            # Not persistent: they describe the data, not the model. The exported encoder's metadata has them.
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def unit(self, images: Tensor) -> Tensor:
+        """Maps raw values (B, C, H, W) to float32 in 0..1 as `Bands.unit` does; missing values become 0."""
+        if self.bands is None or self.bands.eight_bit:
+            return images.float() / 255
+        # From buffers: a copy from the host would block.
+        scaled = (images.float() - self.low) / self.span
+        valid = self.valid(images)
+        return scaled if valid is None else torch.where(valid, scaled, 0.0)
+
+    def valid(self, images: Tensor) -> Tensor | None:
+        """Returns which raw values are there, bool (B, C, H, W); None if none can be missing."""
+        return None if self.bands is None else self.bands.valid(images)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Maps uint8 (B, C, H, W) to float32, zero mean and unit variance over the data."""
-        return (images.float() / 255 - self.mean) / self.std
+        """Maps raw values (B, C, H, W) to float32, zero mean and unit variance over the data; missing ones to 0."""
+        normalized = (self.unit(images) - self.mean) / self.std
+        valid = self.valid(images)
+        return normalized if valid is None else torch.where(valid, normalized, 0.0)
+
+    def mark_missing(self, batch: Batch) -> Batch:
+        """Replaces missing values by NaN, so that mixtures of images miss them, too."""
+        valid = self.valid(batch.images)
+        if valid is None:
+            return batch
+        return replace(batch, images=torch.where(valid, batch.images.float(), torch.nan))
 
     def denormalize(self, images: Tensor) -> Tensor:
         """Maps normalized (B, C, H, W) back to 0..1, clipped."""
@@ -74,10 +114,22 @@ class Task(nn.Module, ABC):
 class Objective(Task):
     """An encoder, and the modules that pretraining adds to it."""
 
-    def __init__(self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Holds the encoder and the per-channel normalization (of pixels in 0..1)."""
-        super().__init__(mean=mean, std=std)
+    def __init__(
+        self,
+        encoder: ViTEncoder,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        bands: Bands | None = None,
+    ) -> None:
+        """Holds the encoder and the normalization, see `Task`."""
+        super().__init__(mean=mean, std=std, bands=bands)
         self.encoder = encoder
+
+    def valid_patches(self, images: Tensor) -> Tensor | None:
+        """Returns which values of patches are there, bool (B, N, P*P*C), of raw images; None if none can be missing."""
+        valid = self.valid(images)
+        return None if valid is None else patchify(valid, self.encoder.patch_size)
 
     @property
     def hidden_ratio(self) -> float:
@@ -122,7 +174,13 @@ class ObjectiveSection(Section, ABC):
 
     @abstractmethod
     def build(
-        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+        self,
+        encoder: ViTEncoder,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        num_classes: int = 0,
+        bands: Bands | None = None,
     ) -> Objective:
         """Builds the objective around an encoder.
 
@@ -131,4 +189,5 @@ class ObjectiveSection(Section, ABC):
             mean: per-channel mean of the pixels in 0..1.
             std: per-channel standard deviation of these pixels.
             num_classes: number of classes in the data; 0 without labels.
+            bands: what the images' raw values mean; None for 8 bits.
         """

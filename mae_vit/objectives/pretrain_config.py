@@ -24,3 +24,9 @@ class PretrainConfig(Config):
                 "data.label_draw has no effect without data.leave_out_per_class: nothing else is drawn by labels"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_patch_init(self) -> PretrainConfig:
+        if self.model.patch_init is not None and self.model.init is None:
+            raise ValueError(f'model.patch_init="{self.model.patch_init}" has no effect without model.init')
+        return self

@@ -12,11 +12,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.masking import num_masked_patches, patch_noise, random_masking
 from mae_vit.models.patches import patchify
 from mae_vit.models.vit import ViTEncoder, init_transformer
+from mae_vit.objectives.missing import weigh
 from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
@@ -46,20 +48,32 @@ class SimMIMConfig(ObjectiveSection):
             raise ValueError(f"mask_ratio={self.mask_ratio} masks none or all of {units} mask units")
 
     def build(
-        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+        self,
+        encoder: ViTEncoder,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        num_classes: int = 0,
+        bands: Bands | None = None,
     ) -> SimMIM:
         """Builds the objective around an encoder."""
-        return SimMIM(encoder, self, mean=mean, std=std)
+        return SimMIM(encoder, self, mean=mean, std=std, bands=bands)
 
 
 class SimMIM(Objective):
     """Mask tokens replace masked patches; a linear head predicts pixels with an L1 loss (SimMIM Sec. 3)."""
 
     def __init__(
-        self, encoder: ViTEncoder, config: SimMIMConfig, *, mean: Sequence[float], std: Sequence[float]
+        self,
+        encoder: ViTEncoder,
+        config: SimMIMConfig,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        bands: Bands | None = None,
     ) -> None:
         """Adds the mask token and the linear head to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std)
+        super().__init__(encoder, mean=mean, std=std, bands=bands)
         self.config = config
         self.mask_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
         nn.init.normal_(self.mask_token, std=0.02)
@@ -88,19 +102,20 @@ class SimMIM(Objective):
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean absolute error over masked patches."""
         mask = self.draw_mask(batch)  # (B, N)
-        images = self.normalize(batch.images)
-        return ObjectiveOutput(self._absolute_error(images, mask) / mask.sum())
+        images, valid = self.normalize(batch.images), self.valid_patches(batch.images)
+        return ObjectiveOutput(self._absolute_error(images, mask, valid) / mask.sum())
 
-    def _absolute_error(self, images: Tensor, mask: Tensor) -> Tensor:
+    def _absolute_error(self, images: Tensor, mask: Tensor, valid: Tensor | None) -> Tensor:
         error = (self.reconstruct(images, mask) - patchify(images, self.encoder.patch_size)).abs()
-        return (error.mean(dim=-1) * mask).sum()
+        return (weigh(error, valid, mask).mean(dim=-1) * mask).sum()
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Sums the loss and squared errors on masked patches, for the model and for a local average."""
         mask, images = self.draw_mask(batch), self.normalize(batch.images)
-        baseline = local_average(images, mask, self.encoder)
-        sums = error_sums(self, images, self.reconstruct(images, mask), baseline, mask)
-        return {"loss": self._absolute_error(images, mask), **sums}
+        valid = self.valid_patches(batch.images)
+        baseline = local_average(images, mask, self.encoder, valid)
+        sums = error_sums(self, images, (self.reconstruct(images, mask), baseline), mask, valid)
+        return {"loss": self._absolute_error(images, mask, valid), **sums}
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Returns the loss, PSNR on masked patches in dB, and its gain over the local average."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.vit import Pool, ViTEncoder, init_transformer, pooled
@@ -42,10 +43,16 @@ class SupervisedConfig(ObjectiveSection):
             )
 
     def build(
-        self, encoder: ViTEncoder, *, mean: Sequence[float], std: Sequence[float], num_classes: int = 0
+        self,
+        encoder: ViTEncoder,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        num_classes: int = 0,
+        bands: Bands | None = None,
     ) -> Supervised:
         """Builds the objective around an encoder."""
-        return Supervised(encoder, self, mean=mean, std=std, num_classes=num_classes)
+        return Supervised(encoder, self, mean=mean, std=std, num_classes=num_classes, bands=bands)
 
 
 class Supervised(Objective):
@@ -63,9 +70,10 @@ class Supervised(Objective):
         mean: Sequence[float],
         std: Sequence[float],
         num_classes: int,
+        bands: Bands | None = None,
     ) -> None:
         """Adds the head to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std)
+        super().__init__(encoder, mean=mean, std=std, bands=bands)
         self.pool = config.pool
         self.labels = LabelLoss(
             num_classes,
@@ -80,7 +88,7 @@ class Supervised(Objective):
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean cross-entropy, and the accuracy on the augmented training images."""
-        images, targets = self.labels.targets(batch)
+        images, targets = self.labels.targets(self.mark_missing(batch))
         logits = self.logits(self.normalize(images)).float()
         return self.labels.output(self.labels.cross_entropy(logits, targets), logits, targets)
 
@@ -109,4 +117,4 @@ class Supervised(Objective):
 
     def pictures(self, batch: Batch) -> list[Picture]:
         """Shows the wrongly classified images, and all images. Images without a label are never wrong."""
-        return self.labels.pictures(batch, self.classify(batch))
+        return self.labels.pictures(batch, self.unit(batch.images), self.classify(batch))

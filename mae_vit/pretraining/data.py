@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from mae_vit.config.schema import Config
+from mae_vit.core.composites import find_bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.data.batches.loader import FixedBatches
@@ -41,12 +43,14 @@ class Data(TrainingData):
         why_none: why that is.
         held_out_source: its images without augmentation.
         probe_split: those of them that the online probe is about.
+        picture_bands: the bands that held-out images are drawn in; None chooses.
     """
 
     held_out_index: ShardIndex | None
     why_none: str
     held_out_source: Source | None
     probe_split: ProbeSplit
+    picture_bands: Sequence[int | str] | None
 
     @cached_property
     def num_classes(self) -> int:
@@ -100,6 +104,7 @@ class Data(TrainingData):
         return HeldOut(
             list(FixedBatches(source, mine, seed=_HELD_OUT_SEED, batch_size=batch_size)),
             next(iter(FixedBatches(source, probe, seed=_HELD_OUT_SEED, batch_size=len(probe)))),
+            self.picture_bands,
         )
 
 
@@ -140,14 +145,23 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         held_out_source=open_source(
             held_out,
             "auto",
-            channels=config.model.in_chans,
+            channels=config.model.channels,
             augment=Augment(img_size=config.model.image_hw),
             memory_limit_gib=section.memory_limit_gib,
         )
         if held_out
         else None,
         probe_split=choose_probe(config.monitor, held_out, ranks.world_size, why_none),
+        picture_bands=_picture_bands(config, index),
     )
+
+
+def _picture_bands(config: Config, index: ShardIndex) -> Sequence[int | str] | None:
+    """Checks `monitor.picture_bands` before the run begins."""
+    wanted = config.monitor.picture_bands
+    if wanted is not None:
+        find_bands(wanted, index.dataset.bands, config.model.channels)
+    return wanted
 
 
 def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:

@@ -210,7 +210,7 @@ class Job:
         # Imports matplotlib: only where it draws.
         from mae_vit.inspection.in_training import draw_views
 
-        return draw_views
+        return partial(draw_views, picture_bands=self.config.monitor.picture_bands)
 
     def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
         """Says which images the probe's scores are of, and gives what writes `encoder.safetensors`; collective."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from mae_vit.config.load import load_config, read_run_config
 from mae_vit.config.plan import Plan, make_plan
 from mae_vit.core.batch import Batch
+from mae_vit.core.composites import in_colors
 from mae_vit.core.errors import InputError
 from mae_vit.core.image_rows import Picture, draw_rows
 from mae_vit.core.keyed_rng import SampleKeys
@@ -92,7 +94,7 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
         samples=data.samples_of(place)[rank * per_rank : (rank + 1) * per_rank],
         epoch=plan.position(place)[0],
         data_step=place,
-        pictures=_pictures(objective.to(device), batch.to(device)),
+        pictures=_pictures(objective.to(device), batch.to(device), config.monitor.picture_bands),
         weights_step=weights.step if weights else None,
     )
 
@@ -133,9 +135,9 @@ def _batch_of(data: Data, plan: Plan, ranks: Ranks, place: int) -> Batch:
 
 
 @torch.no_grad()
-def _pictures(objective: Objective, batch: Batch) -> list[Picture]:
+def _pictures(objective: Objective, batch: Batch, picture_bands: Sequence[int | str] | None) -> list[Picture]:
     objective.eval()
-    return objective.pictures(batch)
+    return in_colors(objective.pictures(batch), objective.bands, picture_bands)
 
 
 def _filled(row: Picture, count: int) -> Picture:

@@ -9,6 +9,7 @@ import torch
 from mae_vit.config.geometry import resolve_encoder
 from mae_vit.config.plan import Plan, check_grouping, make_plan
 from mae_vit.core.errors import InputError
+from mae_vit.data.channels import describe_data, with_channels
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -59,6 +60,7 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
         InputError: for options that do not fit each other or the data.
     """
     check_engine(config, ranks)
+    config = with_channels(config, describe_data(config, say=ranks.local_rank == 0))
     device = find_device(ranks)
     data = open_data(config, ranks, device)
     if config.objective.uses_labels:
@@ -127,7 +129,9 @@ def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
     Raises:
         InputError: if width and heads do not fit.
     """
-    info = resolve_encoder(config.model, mean=data.mean, std=data.std, objective=config.objective.name)
+    info = resolve_encoder(
+        config.model, mean=data.mean, std=data.std, objective=config.objective.name, bands=data.bands
+    )
     labels = seen_labels(config, data, None)
     return replace(info, labels=labels.model_dump() if labels else None)
 
@@ -163,7 +167,9 @@ def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: i
     torch.manual_seed(config.run.seed)
     model = config.model
     encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
-    return config.objective.build(encoder, mean=info.mean, std=info.std, num_classes=num_classes)
+    return config.objective.build(
+        encoder, mean=info.mean, std=info.std, num_classes=num_classes, bands=info.bands
+    )
 
 
 def initialize(
@@ -177,8 +183,14 @@ def initialize(
     if config.model.init is None:
         return None
     start = read_weights(config.model.init)
-    coverage = load_weights(start, objective.encoder, objective, objective=config.objective.name)
+    coverage = load_weights(
+        start,
+        objective.encoder,
+        objective,
+        objective=config.objective.name,
+        patch_init=config.model.patch_init,
+    )
     if say:
         print(coverage.describe(start.source))
-        warn_normalization_differs(start, info.mean, info.std)
+        warn_normalization_differs(start, info.mean, info.std, info.bands)
     return start

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mae_vit.config.plan import Due
 from mae_vit.core.batch import Batch
+from mae_vit.core.composites import in_colors
 from mae_vit.core.image_rows import Picture
 from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
@@ -33,10 +34,12 @@ class HeldOut:
         batches: this rank's part, without augmentation, keyed alike in every run; gone
             through at each evaluation.
         shown: the few that are drawn.
+        picture_bands: the bands that they are drawn in; None chooses.
     """
 
     batches: Iterable[Batch]
     shown: Batch
+    picture_bands: Sequence[int | str] | None = None
 
     @torch.no_grad()
     def evaluate(self, engine: Engine) -> dict[str, float]:
@@ -59,7 +62,7 @@ class HeldOut:
         with engine.module.context():
             rows = engine.objective.pictures(self.shown.to(engine.device))
         engine.objective.train()
-        return rows
+        return in_colors(rows, engine.objective.bands, self.picture_bands)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Shapes: B batch, C channels, H W pixels, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.data.images.augment import center_crop
@@ -28,6 +29,8 @@ from mae_vit.training.checkpoints.format import STATE, step_of
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import Weights
+
+ImageLike = str | Path | bytes | Image.Image | np.ndarray
 
 
 class PretrainedEncoder(nn.Module):
@@ -76,14 +79,15 @@ class PretrainedEncoder(nn.Module):
         tokens = self.encoder.forward_features(images)
         return self.fc_norm(pooled(tokens, self.pool))
 
-    def transform(self, image: str | Path | bytes | Image.Image | np.ndarray) -> Tensor:
+    def transform(self, image: ImageLike) -> Tensor:
         """Crops, resizes and normalizes one image for the encoder.
 
         It crops the largest centered box of the encoder's aspect ratio, resizes it (bicubic,
         antialiased) and normalizes it. Fine-tuning evaluates on the same view.
 
         Args:
-            image: a path, the bytes of an image file, a PIL image, or uint8 (H, W, 3) or (H, W).
+            image: a path, the bytes of an image file, a PIL image, or an array: uint8 (H, W, 3) or (H, W). An
+                encoder of other bands takes their raw values (C, H, W), of its dtype, and no PIL image.
 
         Returns:
             float32 (C, H, W).
@@ -91,21 +95,28 @@ class PretrainedEncoder(nn.Module):
         Raises:
             InputError: if the image cannot be read or decoded.
         """
-        return self.normalize(torch.from_numpy(self.crop(image))[None])[0]
+        pixels = np.require(self.crop(image), requirements="W")  # of a file, it may be read-only
+        return self.normalize(torch.from_numpy(pixels)[None])[0]
 
-    def crop(self, image: str | Path | bytes | Image.Image | np.ndarray) -> np.ndarray:
-        """Crops and resizes one image like `transform`, but does not normalize it: uint8 (C, H, W).
+    def crop(self, image: ImageLike) -> np.ndarray:
+        """Crops and resizes one image like `transform`, but does not normalize it: raw values (C, H, W).
 
         Raises:
             InputError: if the image cannot be read or decoded.
         """
-        return center_crop(_pixels_of(image, self.info.in_chans), self.info.img_size)
+        bands = self.info.bands
+        pixels = _pixels_of(image, self.info.in_chans) if bands is None else _bands_of(image, bands)
+        return center_crop(pixels, self.info.img_size, bands)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Normalizes images for the encoder: uint8 (B, C, H, W) -> float32."""
+        """Normalizes raw images for the encoder: (B, C, H, W) -> float32; missing values become 0."""
         shape = partial(torch.tensor, dtype=torch.float32, device=images.device)
         mean, std = (shape(list(values)).view(-1, 1, 1) for values in (self.info.mean, self.info.std))
-        return (images.float() / 255 - mean) / std
+        bands = self.info.bands
+        if bands is None:
+            return (images.float() / 255 - mean) / std
+        normalized, valid = (bands.unit(images) - mean) / std, bands.valid(images)
+        return normalized if valid is None else torch.where(valid, normalized, 0.0)
 
 
 def load_encoder(
@@ -159,6 +170,7 @@ def info_from_weights(start: Weights) -> EncoderInfo:
         std=start.std or _imagenet(IMAGENET_STD, geometry.in_chans, start.source),
         objective=start.objective or "unknown",
         step=0,
+        bands=start.bands,
     )
     path, history = start.path, ("objective", "step", "images_seen", "flops")
     known = read_info(path)
@@ -230,7 +242,19 @@ def _size(img_size: int | Sequence[int], patch_size: int) -> tuple[int, int]:
     return height, width
 
 
-def _pixels_of(image: str | Path | bytes | Image.Image | np.ndarray, channels: int) -> np.ndarray:
+def _bands_of(image: ImageLike, bands: Bands) -> np.ndarray:
+    """Returns raw values (C, H, W)."""
+    count = len(bands.names)
+    if isinstance(image, np.ndarray):
+        if image.dtype != bands.dtype or image.ndim != 3 or len(image) != count:
+            raise InputError(f"images are {bands.dtype} ({count}, H, W), not {image.dtype} {image.shape}")
+        return image
+    if isinstance(image, Image.Image):
+        raise InputError(f"a PIL image has no {count} bands: give a file, or {bands.dtype} ({count}, H, W)")
+    return _decode(image, partial(decode, channels=count, bands=bands))
+
+
+def _pixels_of(image: ImageLike, channels: int) -> np.ndarray:
     """Returns uint8 (C, H, W)."""
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3):
@@ -244,7 +268,14 @@ def _pixels_of(image: str | Path | bytes | Image.Image | np.ndarray, channels: i
                     'pixels of mode "I" have no known range if they come from no file: convert them'
                 )
             return np.ascontiguousarray(pixels_of(image, channels))
-        return decode(image if isinstance(image, bytes) else Path(image).read_bytes(), channels)
+    except DecodeError as error:
+        raise InputError(f"the image cannot be decoded: {error}") from None
+    return _decode(image, partial(decode, channels=channels))
+
+
+def _decode(image: str | Path | bytes, decoder: Callable[[bytes], np.ndarray]) -> np.ndarray:
+    try:
+        return decoder(image if isinstance(image, bytes) else Path(image).read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {image!s}: {error_reason(error)}") from None
     except DecodeError as error:

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.models.pos_embed import sincos_position_table
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.vit import PatchInit, ViTEncoder
+from mae_vit.weights import other_bands
 from mae_vit.weights.start import ENCODER_PREFIX, Weights
 
 # A file with a smaller share of the encoder's parameters belongs to another model.
@@ -32,16 +35,18 @@ class LoadReport:
     Attributes:
         loaded: names that were loaded.
         interpolated: position tables that were resampled to another grid, with both grids.
+        adapted: patch projections that were changed to another number of channels, and how.
         kept: names that the model keeps on purpose, with the reason.
         skipped: names in the file that the model does not use.
         random: names of the model that the file does not have; they keep their random values.
         by_design: names of model or file that are not loaded by design, with the reason.
-        share: share of the encoder's parameters that were loaded, interpolated or kept, 0 to 1.
+        share: share of the encoder's parameters that were loaded, adapted, kept or left out by design, 0 to 1.
         passed_over: reasons why newer checkpoints of the same run were skipped.
     """
 
     loaded: list[str] = field(default_factory=list)
     interpolated: dict[str, str] = field(default_factory=dict)
+    adapted: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     random: list[str] = field(default_factory=list)
@@ -56,6 +61,7 @@ class LoadReport:
         lines.append(f"  loaded        {len(self.loaded)} tensors: {_shorten(self.loaded)}")
         for title, notes in (
             ("interpolated", self.interpolated),
+            ("adapted", self.adapted),
             ("kept", self.kept),
             ("not loaded", self.by_design),
         ):
@@ -67,7 +73,12 @@ class LoadReport:
 
 
 def load_weights(
-    start: Weights, encoder: ViTEncoder, parts: nn.Module | None = None, *, objective: str | None = None
+    start: Weights,
+    encoder: ViTEncoder,
+    parts: nn.Module | None = None,
+    *,
+    objective: str | None = None,
+    patch_init: PatchInit | None = None,
 ) -> LoadReport:
     """Loads an encoder, and the parts of an objective if the weights are of the same objective.
 
@@ -76,6 +87,7 @@ def load_weights(
         encoder: the encoder; it is changed in place.
         parts: the objective around the encoder; None to load only the encoder.
         objective: name of that objective.
+        patch_init: how the patch projection is adapted to another number of channels; None is "repeat".
 
     Raises:
         InputError: if the geometry does not fit (names the difference), or if the weights have less
@@ -88,6 +100,10 @@ def load_weights(
     taken: dict[str, Tensor] = {}
     for name, expected in state.items():
         loaded = start.tensors.get(name)
+        if loaded is not None and name == other_bands.NAME:
+            loaded = _adapt_channels(loaded, expected, patch_init, coverage, start.source)
+        if name in coverage.by_design:
+            continue
         if loaded is None:
             coverage.random.append(name)
         elif name == "pos_embed":
@@ -96,9 +112,10 @@ def load_weights(
             raise InputError(f"{start.source} does not fit the model: {_difference(name, loaded, expected)}")
         else:
             taken[name] = loaded
-            coverage.loaded.append(name)
+            if name not in coverage.adapted:
+                coverage.loaded.append(name)
     total = sum(value.numel() for value in state.values())
-    there = sum(state[name].numel() for name in {*taken, *coverage.kept})
+    there = sum(state[name].numel() for name in {*taken, *coverage.kept, *coverage.by_design} & set(state))
     coverage.share = there / total
     if coverage.share < MIN_COVERAGE:
         raise InputError(
@@ -113,10 +130,39 @@ def load_weights(
     return coverage
 
 
-def warn_normalization_differs(start: Weights, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Warns if the run normalizes images differently from the pretrained weights. Only an override causes it."""
-    if start.mean is not None and (start.mean, start.std) != (tuple(mean), tuple(std)):
-        theirs, ours = ([round(value, 4) for value in values] for values in (start.mean, mean))
+def _adapt_channels(
+    loaded: Tensor, expected: Tensor, how: PatchInit | None, coverage: LoadReport, source: str
+) -> Tensor:
+    """Adapts a patch projection that differs in its channels alone; the report says how.
+
+    Raises:
+        InputError: if an option changes nothing.
+    """
+    theirs, ours = loaded.shape, expected.shape
+    if len(theirs) != 4 or theirs[1] == ours[1] or (*theirs[:1], *theirs[2:]) != (*ours[:1], *ours[2:]):
+        if how is not None and theirs == ours:
+            raise InputError(
+                f'model.patch_init="{how}" changes nothing: {source} takes {ours[1]} channels, too'
+            )
+        return loaded
+    if how == "fresh":
+        coverage.by_design[other_bands.NAME] = f"fresh: {theirs[1]} -> {ours[1]} channels"
+        return loaded
+    adapted, done = other_bands.adapt_patch_projection(loaded.float(), ours[1], how or "repeat")
+    coverage.adapted[other_bands.NAME] = done
+    return adapted
+
+
+def warn_normalization_differs(
+    start: Weights, mean: Sequence[float], std: Sequence[float], bands: Bands | None = None
+) -> None:
+    """Warns if the run normalizes images differently from the pretrained weights. Only an override causes it.
+
+    With another number or type of bands it has to: the load report says so.
+    """
+    fitted = other_bands.fit_normalization(start, bands, len(mean))
+    if fitted is not None and not np.allclose(fitted, (mean, std), rtol=1e-9, atol=0):
+        theirs, ours = ([round(value, 4) for value in values] for values in (fitted[0], mean))
         print(
             f"warning: {start.source} was trained on images normalized by mean {theirs}, "
             f"this run's is {ours} (data.normalize)",

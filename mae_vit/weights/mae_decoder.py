@@ -103,7 +103,7 @@ def _build(
         config.check(
             grid_size=encoder.grid_size, patch_size=info.patch_size, in_chans=info.in_chans, num_classes=0
         )
-        mae = config.build(encoder, mean=info.mean, std=info.std)
+        mae = config.build(encoder, mean=info.mean, std=info.std, bands=info.bands)
         mae.load_state_dict({**state, **tensors}, strict=True)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()

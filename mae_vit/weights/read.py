@@ -25,7 +25,7 @@ from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import download, is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest, error_reason
 from mae_vit.models.baselines import TIMM_PREFIX
-from mae_vit.models.encoder_file import read_metadata
+from mae_vit.models.encoder_file import bands_from, read_metadata
 from mae_vit.models.geometry import Geometry, geometry_from, nearest_size
 from mae_vit.models.vit import SIZES, ViTEncoder
 from mae_vit.training.checkpoints.format import (
@@ -121,6 +121,7 @@ def _read_checkpoint(path: Path) -> Weights:
         std=tuple(std) if std else None,
         geometry=geometry,
         labels=_labels_seen(identity),
+        bands=bands_from(identity.get("data.bands")),
     )
 
 
@@ -171,6 +172,7 @@ def _read_safetensors(path: Path) -> Weights:
         std=tuple(std) if std else None,
         geometry=geometry_from(metadata),
         labels=SeenLabels.model_validate(metadata["labels"]) if metadata.get("labels") else None,
+        bands=bands_from(metadata.get("bands")),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest_path
@@ -35,6 +36,7 @@ class Weights:
         passed_over: what is wrong with newer checkpoints of the same run.
         labels: those that it was trained on; None if on none, or not known.
         downloaded: where the file lies, of a source that is no path.
+        bands: what the raw values of its images mean; None for 8 bits, or not known.
     """
 
     source: str
@@ -47,6 +49,7 @@ class Weights:
     passed_over: tuple[str, ...] = ()
     labels: SeenLabels | None = None
     downloaded: Path | None = None
+    bands: Bands | None = None
 
     @property
     def path(self) -> Path:

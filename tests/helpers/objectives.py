@@ -2,6 +2,7 @@
 
 import torch
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.vit import ViTEncoder
@@ -35,14 +36,14 @@ ENCODERS = {
 }
 
 
-def build(name: str, encoder_name: str, **changes) -> Objective:
+def build(name: str, encoder_name: str, bands: Bands | None = None, **changes) -> Objective:
     torch.manual_seed(0)
     name, variant = VARIANTS.get(name, (name, {}))
     options = ENCODERS[encoder_name]
     encoder = ViTEncoder(patch_size=4, embed_dim=32, depth=2, num_heads=2, **options)
     section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS.get(name, {}), **variant, **changes})
     channels = options["in_chans"]
-    return section.build(encoder, mean=[0.4] * channels, std=[0.2] * channels, num_classes=5)
+    return section.build(encoder, mean=[0.4] * channels, std=[0.2] * channels, num_classes=5, bands=bands)
 
 
 def unit_of(objective: Objective) -> int:

@@ -68,6 +68,12 @@ def sandbox(colored, digits, tmp_path_factory):
     for name in ("mine", "cifar10", "photos", "cifar100", "imagenet"):
         (box / "data" / name).symlink_to(colored)
     (box / "data" / "digits").symlink_to(digits)
+    for folder, kind in (("tiles", "satellite"), ("cells", "microscopy"), ("xrays", "xray")):
+        mix_folder(box / "photos", box / folder, kind)
+    tiles = box / "data" / "tiles"
+    assert mae_vit(["prepare", str(box / "tiles"), str(tiles), "--holdout", "0.2"]) == 0
+    for name in ("cells", "xrays"):
+        (box / "data" / name).symlink_to(tiles)
     for part in ("configs", "docs", "slurm", "Makefile"):
         (box / part).symlink_to(ROOT / part)
     for split, form in (("train", "gztar"), ("test", "zip")):
@@ -86,7 +92,22 @@ def sandbox(colored, digits, tmp_path_factory):
     assert pretrain(["--config", config, *small, f"run.dir={run}"]) == 0
     for name in ("mae_cifar_tiny", "mae_digits", "photos"):
         shutil.copytree(run, run.with_name(name))
+    bands = [f"data.path={tiles}" if word.startswith("data.path") else word for word in small]
+    assert pretrain(["--config", config, *bands, f"run.dir={run.with_name('mae_satellite')}"]) == 0
     return box
+
+
+def mix_folder(photos, out, kind):
+    """Makes images of bands as docs/tools/mix_bands.py does."""
+    sys.path.insert(0, str(ROOT / "docs" / "tools"))
+    import mix_bands
+
+    rng = np.random.default_rng(0)
+    for path in sorted(photos.rglob("*.jpg")):
+        photo = np.asarray(Image.open(path))[:32, :32].transpose(2, 0, 1)
+        stem = out / path.relative_to(photos).with_suffix("")
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        mix_bands.write(stem, mix_bands.mix(photo, kind, rng), kind)
 
 
 def dry(main, words):

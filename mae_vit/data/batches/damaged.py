@@ -37,7 +37,7 @@ class WholeSamples:
         """Reads augmented images of the places `index` (B,), into `out` if it is given.
 
         Returns:
-            Images uint8 (B, C, H, W), labels (B,), and all damaged samples that were replaced.
+            Images (B, C, H, W), labels (B,), and all damaged samples that were replaced.
 
         Raises:
             DamagedSample: if all candidates for a place are damaged.

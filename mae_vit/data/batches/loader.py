@@ -92,7 +92,7 @@ class _Batches(Dataset[Any]):
     ) -> tuple[Tensor, Tensor, Tensor, int, tuple[Damage, ...]] | DamagedSample | FetchUnavailable:
         epoch, index = position
         damaged: tuple[Damage, ...] = ()
-        pixels = _empty((len(index), *self._source.shape))
+        pixels = _empty((len(index), *self._source.shape), self._source.dtype)
         out = None if pixels is None else pixels.numpy()
         try:
             if self._whole is not None:
@@ -118,15 +118,16 @@ def _views_of(source: Source, repeats: int, places: np.ndarray) -> np.ndarray:
     return view_keys(source.numbers(places), repeats)
 
 
-def _empty(shape: tuple[int, ...]) -> Tensor | None:
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Tensor | None:
     """Allocates shared memory for a batch in a worker, as torch's `default_collate` does; None elsewhere.
 
     Images are written straight into it. torch would copy any other tensor there to send it.
     """
     if get_worker_info() is None:
         return None
-    storage = torch.UntypedStorage._new_shared(math.prod(shape), device="cpu")
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize, device="cpu")
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    return torch.empty(0, dtype=kind).set_(storage).view(shape)
 
 
 class _Positions:

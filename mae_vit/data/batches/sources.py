@@ -5,16 +5,17 @@ Both give the same pixels for the same (seed, epoch, sample index).
 
 from __future__ import annotations
 
-from contextlib import suppress
-from pathlib import Path
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import numpy as np
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.errors import DamagedSample, InputError
-from mae_vit.core.files import replacing
-from mae_vit.core.progress import progress
+from mae_vit.data.batches.decoded import array_bytes, check_size, decode_sample, decoded_array, dtype_of
 from mae_vit.data.images.augment import Augment
+from mae_vit.data.images.bands.raster import Raster
+from mae_vit.data.images.bands.read import open_bands
 from mae_vit.data.images.decode import DecodeError, decode, jpeg_size
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.shards.shard_files import ReadError
@@ -33,6 +34,10 @@ class Source(Protocol):
     @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of an augmented image."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of an augmented image's values: uint8 for photographs, else that of the bands."""
 
     @property
     def in_memory(self) -> bool:
@@ -56,32 +61,14 @@ class Source(Protocol):
             epoch: from 0.
             samples: int64 (B,), places of the samples.
             views: int64 (B,), the key of each image's random draws; `samples` if None.
-            out: uint8 (B, C, H, W), receives the images; new memory if None.
+            out: (B, C, H, W) of `dtype`, receives the images; new memory if None.
 
         Returns:
-            uint8 (B, C, H, W); `out` if it is given.
+            (B, C, H, W) of `dtype`; `out` if it is given.
 
         Raises:
             DamagedSample: names all samples that cannot be read.
         """
-
-
-def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
-    """Reads and decodes one sample: uint8 (C, H, W).
-
-    Raises:
-        ReadError: if its bytes cannot be read.
-        DecodeError: if they are no complete image, or if its size differs in a split of equal-size images.
-    """
-    image = decode(index.read(sample), channels)
-    _check_size(image.shape[1:], index.one_size)
-    return image
-
-
-def _check_size(size: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
-    """Checks an image's size in a split of equal-size images: `crop="pad"` and `MemorySource` rely on it."""
-    if expected is not None and size != expected:
-        raise DecodeError(f"{size[1]}x{size[0]} px, where all images are {expected[1]}x{expected[0]}")
 
 
 class _IndexedSource:
@@ -91,7 +78,9 @@ class _IndexedSource:
 
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
         """Reads the samples of `index` in `channels` channels."""
-        self._index, self._channels, self._augment = index, channels, augment
+        self._index, self._channels = index, channels
+        self._bands = index.dataset.bands
+        self._augment = augment if self._bands is None else replace(augment, bands=self._bands)
 
     @property
     def labels(self) -> np.ndarray:
@@ -106,6 +95,11 @@ class _IndexedSource:
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of the augmented images."""
         return (self._channels, *self._augment.img_size)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the augmented images' values."""
+        return dtype_of(self._bands)
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
         """Returns `places`: a sample's place in this source is its number in the split."""
@@ -128,7 +122,7 @@ class TarSource(_IndexedSource):
         views: np.ndarray | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Computes augmented images: uint8 (B, C, H, W), see `Source`."""
+        """Computes augmented images: (B, C, H, W), see `Source`."""
         damaged: dict[int, str] = {}
         opened = []
         # Views of one image follow each other: they begin at `begins` (n,), and each image is read once.
@@ -143,15 +137,15 @@ class TarSource(_IndexedSource):
                 opened.append((b"", self._augment.img_size))
         sizes = np.repeat(np.array([size for _, size in opened], np.int64), counts, axis=0)
         view = self._augment.draw(seed, epoch, samples if views is None else views, sizes)
-        out = np.empty((len(samples), *self.shape), np.uint8) if out is None else out
+        out = np.empty((len(samples), *self.shape), self.dtype) if out is None else out
         # Decode and crop one image at a time: each reuses the memory of the one before, which is
         # still in the CPU cache. Decoding all images before cropping takes a fifth longer.
         for place, (image, size) in enumerate(opened):
             if place in damaged:
                 continue
             try:
-                pixels = image if isinstance(image, np.ndarray) else decode(image, self._channels)
-                _check_size(pixels.shape[1:], size)
+                pixels = self._decode(image)
+                check_size(pixels.shape[1:], size)
             except DecodeError as error:
                 damaged[place] = str(error)
                 continue
@@ -172,24 +166,33 @@ class TarSource(_IndexedSource):
         self._augment.apply_policy_and_erasing(out, view)
         return out
 
-    def _open(self, sample: int) -> tuple[bytes | np.ndarray, tuple[int, int]]:
+    def _open(self, sample: int) -> tuple[bytes | np.ndarray | Raster, tuple[int, int]]:
         """Reads a sample and its (height, width). Boxes are drawn for a whole batch, so sizes come first.
 
         Returns:
-            The encoded bytes and the size. If only decoding reveals the size, the pixels and the size.
+            The encoded bytes or opened bands, and the size. If only decoding reveals the size, the pixels and the size.
         """
         data = self._index.read(sample)
+        if self._bands is not None:
+            raster = open_bands(data, self._bands)
+            check_size((raster.height, raster.width), self._size)
+            return raster, (raster.height, raster.width)
         size = jpeg_size(data)
         if size is not None:
-            _check_size(size, self._size)
+            check_size(size, self._size)
             return data, size
         pixels = decode(data, self._channels)
-        _check_size(pixels.shape[1:], self._size)
+        check_size(pixels.shape[1:], self._size)
         return pixels, (pixels.shape[1], pixels.shape[2])
+
+    def _decode(self, opened: bytes | np.ndarray | Raster) -> np.ndarray:
+        if isinstance(opened, bytes):
+            return decode(opened, self._channels)
+        return opened.pixels() if isinstance(opened, Raster) else opened
 
 
 class MemorySource(_IndexedSource):
-    """Gathers from one uint8 array of equal-size images, decoded once (for small images).
+    """Gathers from one array of equal-size images, decoded once (for small images).
 
     The array is a file beside the index. It is mapped into memory, so all ranks and
     workers of a node share one copy.
@@ -200,7 +203,7 @@ class MemorySource(_IndexedSource):
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
         """Decodes all samples of `index` into a file, unless the file exists."""
         super().__init__(index, channels=channels, augment=augment)
-        self._path = _decoded_array(index, channels)
+        self._path = decoded_array(index, channels, index.dataset.bands)
         self._array: np.ndarray | None = None
 
     def images(
@@ -211,7 +214,7 @@ class MemorySource(_IndexedSource):
         views: np.ndarray | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Computes augmented images: uint8 (B, C, H, W), see `Source`."""
+        """Computes augmented images: (B, C, H, W), see `Source`."""
         if self._array is None:
             self._array = np.load(self._path, mmap_mode="r")
         images = self._array[samples]
@@ -232,7 +235,7 @@ class MemorySource(_IndexedSource):
         for place in black[~images[black].any(axis=(1, 2, 3))].tolist():
             sample = int(samples[place])
             try:
-                images[place] = decode_sample(self._index, sample, self._channels)
+                images[place] = decode_sample(self._index, sample, self._channels, self._bands)
             except (ReadError, DecodeError) as error:
                 damaged.append((place, self._index.damage(sample, str(error))))
         if damaged:
@@ -254,9 +257,11 @@ def open_source(
     """Opens a source. "auto" takes "memory" if all images have one size and fit into `memory_limit_gib`.
 
     Raises:
-        InputError: if "memory" is asked for and the images differ in size or do not fit.
+        InputError: if "memory" is asked for and the images differ in size or do not fit, or for a policy that does not
+            go with the images' bands.
     """
-    gib = _array_bytes(index, channels) / 2**30
+    _check_policy(augment, index.dataset.bands)
+    gib = array_bytes(index, channels, index.dataset.bands) / 2**30
     if name == "auto":
         name = "memory" if index.one_size is not None and gib <= memory_limit_gib else "tar"
     if name == "tar":
@@ -271,30 +276,11 @@ def open_source(
     return MemorySource(index, channels=channels, augment=augment)
 
 
-def _array_bytes(index: ShardIndex, channels: int) -> int:
-    split = index.split_info
-    return len(index) * channels * split.height[1] * split.width[1]
-
-
-def _decoded_array(index: ShardIndex, channels: int) -> Path:
-    """Returns the file of all images, uint8 (N, C, H, W), damaged ones black; writes it if it is missing."""
-    path, size = index.cache_path(f"u8-{channels}.npy"), index.one_size
-    assert size is not None
-    shape = (len(index), channels, *size)
-    with index.locked():
-        if not path.exists() and index.misfit_shards():
-            # By another name: once the shards are whole again, all images are decoded.
-            path = path.with_name(f"{path.stem}-partial.npy")
-        if not path.exists() or np.load(path, mmap_mode="r").shape != shape:
-            index.drop_stale()
-            _decode_all(index, channels, shape, path)
-    return path
-
-
-def _decode_all(index: ShardIndex, channels: int, shape: tuple[int, ...], path: Path) -> None:
-    with replacing(path) as partial:
-        array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
-        for sample in progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
-            with suppress(ReadError, DecodeError):  # a damaged image stays black
-                array[sample] = decode_sample(index, sample, channels)
-        array.flush()
+def _check_policy(augment: Augment, bands: Bands | None) -> None:
+    """Refuses policies that change colors, for images that have none."""
+    if augment.policy is None or bands is None or (bands.eight_bit and len(bands.names) in (1, 3)):
+        return
+    raise InputError(
+        f'data.augment.policy="{augment.policy.name}" changes colors of 8-bit gray or RGB; the images have '
+        f"{len(bands.names)} bands of {bands.dtype}: data.augment.policy=none (crop, flip and erasing work)"
+    )

@@ -49,6 +49,11 @@ class SubsetSource:
         return self.source.shape
 
     @property
+    def dtype(self) -> np.dtype:
+        """Type of an augmented image's values."""
+        return self.source.dtype
+
+    @property
     def in_memory(self) -> bool:
         """Whether images are read from memory; reading a sample then opens no shard."""
         return self.source.in_memory
@@ -65,7 +70,7 @@ class SubsetSource:
         views: np.ndarray | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Computes augmented images of the samples at places `samples` (B,): uint8 (B, C, H, W)."""
+        """Computes augmented images of the samples at places `samples` (B,): (B, C, H, W)."""
         numbers = self.samples[samples]
         return self.source.images(seed, epoch, numbers, numbers if views is None else views, out)
 

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.keyed_rng import RngStream, derive_key, random_uint32, uniform
+from mae_vit.data.images.bands.resize import resize_bands
 from mae_vit.data.images.random_erasing import Erasing, draw_erasing
 
 # torchvision's RandomResizedCrop tries ten boxes before it falls back.
@@ -24,6 +26,10 @@ _TRIES = 10
 
 class Policy(Protocol):
     """Changes pixels and keeps the image's size (`mae_vit.data.images.auto_augment`)."""
+
+    @property
+    def name(self) -> str:
+        """The value of `data.augment.policy`."""
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> Sequence[Any]:
         """Draws the change of each sample in `index` (B,); a false value means no change."""
@@ -67,6 +73,7 @@ class Augment:
         policy: changes pixels after the crop; None for no policy.
         erasing: probability that an image gets a box of random bytes, 0 to 1.
         fill: color (one value per channel) of pixels that a policy moves in from outside; None for black.
+        bands: what raw values mean; None for 8-bit gray or RGB.
     """
 
     img_size: tuple[int, int]
@@ -78,6 +85,7 @@ class Augment:
     policy: Policy | None = None
     erasing: float = 0.0
     fill: tuple[int, ...] | None = None
+    bands: Bands | None = None
 
     def draw(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> AugmentParams:
         """Draws the augmentation of a batch.
@@ -135,12 +143,12 @@ class Augment:
         """Crops, resizes and flips one image.
 
         Args:
-            image: uint8 (C, H, W).
+            image: (C, H, W), uint8 or raw values of `bands`.
             box: int64 (4,): top, left, height, width in pixels.
             flip: mirror it.
 
         Returns:
-            uint8 (C, *img_size).
+            (C, *img_size) of the same type.
 
         Raises:
             ValueError: if `crop` is "pad" and the image's size is not `img_size`.
@@ -151,19 +159,19 @@ class Augment:
             top, left, height, width = box.tolist()
             cut = image[:, top : top + height, left : left + width]
             if cut.shape[1:] != self.img_size:
-                cut = _resize(cut, self.img_size)
+                cut = self._resize(cut)
         return cut[..., ::-1] if flip else cut
 
     def apply(self, images: Sequence[np.ndarray], view: AugmentParams) -> np.ndarray:
-        """Augments images of any sizes, one by one: uint8 (C, H, W) each -> (B, C, *img_size)."""
-        out = np.empty((len(images), len(images[0]), *self.img_size), np.uint8)
+        """Augments images of any sizes, one by one: (C, H, W) each -> (B, C, *img_size)."""
+        out = np.empty((len(images), len(images[0]), *self.img_size), images[0].dtype)
         for number, (image, box, flip) in enumerate(zip(images, view.boxes, view.flips, strict=True)):
             out[number] = self.crop_resize_flip(image, box, flip)
         self.apply_policy_and_erasing(out, view)
         return out
 
     def apply_batch(self, images: np.ndarray, view: AugmentParams) -> np.ndarray:
-        """Augments equal-size images: uint8 (B, C, H, W) -> (B, C, *img_size)."""
+        """Augments equal-size images: (B, C, H, W) -> (B, C, *img_size)."""
         equal = images.shape[2:] == self.img_size
         if self.crop == "random_resized" or not equal:
             return self.apply(list(images), view)
@@ -176,7 +184,7 @@ class Augment:
         """Applies policy and erasing in place.
 
         Args:
-            images: uint8 (B, C, *img_size).
+            images: (B, C, *img_size), uint8 or raw values of `bands`.
             view: from `draw`.
         """
         if self.policy is not None and view.calls is not None:
@@ -184,7 +192,7 @@ class Augment:
                 if calls:
                     images[number] = self.policy.apply(images[number], calls, self.fill)
         if view.erasing is not None:
-            view.erasing.fill(images)
+            view.erasing.fill(images, self.bands)
 
     def _shift(self, images: np.ndarray, boxes: np.ndarray) -> np.ndarray:
         if images.shape[2:] != self.img_size:
@@ -193,11 +201,29 @@ class Augment:
                 'use "random_resized", or prepare the data with that size'
             )
         pad, (height, width) = self.pad_px, self.img_size
-        padded = np.zeros((*images.shape[:2], height + 2 * pad, width + 2 * pad), np.uint8)
+        padded = np.zeros((*images.shape[:2], height + 2 * pad, width + 2 * pad), images.dtype)
+        if self.bands is not None and not self.bands.eight_bit:
+            padded[:] = _border(self.bands)
         padded[:, :, pad : pad + height, pad : pad + width] = images
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.img_size, axis=(2, 3))
         shifted: np.ndarray = windows[np.arange(len(images)), :, boxes[:, 0] + pad, boxes[:, 1] + pad]
         return shifted
+
+    def _resize(self, image: np.ndarray) -> np.ndarray:
+        if self.bands is None or self.bands.eight_bit:
+            return _resize(image, self.img_size)
+        return resize_bands(image, self.img_size, self.bands.nodata)
+
+
+def _border(bands: Bands) -> np.ndarray:
+    """Returns the raw value outside of images, (C, 1, 1): missing where values can be, else what is 0 in unit scale."""
+    missing = np.nan if bands.dtype.startswith("float") else None
+    value = missing if bands.nodata is None else bands.nodata
+    values = np.array(bands.low if value is None else [value] * len(bands.names))
+    if not bands.dtype.startswith("float"):
+        limits = np.iinfo(bands.dtype)
+        values = np.clip(np.rint(values), limits.min, limits.max)
+    return values.astype(bands.dtype).reshape(-1, 1, 1)
 
 
 def _resize(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
@@ -212,18 +238,21 @@ def _resize(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
     return F.interpolate(pixels, img_size, mode="bicubic", antialias=True)[0].numpy()
 
 
-def center_crop(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
+def center_crop(image: np.ndarray, img_size: tuple[int, int], bands: Bands | None = None) -> np.ndarray:
     """Crops the largest centered box of the result's aspect ratio and resizes it. Evaluation uses this view.
 
     Args:
-        image: uint8 (C, H, W).
+        image: (C, H, W), uint8 or raw values of `bands`.
         img_size: (H, W) of the result.
+        bands: what raw values mean; None for 8-bit gray or RGB.
 
     Returns:
-        uint8 (C, *img_size), contiguous.
+        (C, *img_size) of the same type, contiguous.
     """
     box = _center_boxes(np.array([image.shape[1:]], np.int64), img_size)[0]
-    return np.ascontiguousarray(Augment(img_size=img_size).crop_resize_flip(image, box, flip=False))
+    return np.ascontiguousarray(
+        Augment(img_size=img_size, bands=bands).crop_resize_flip(image, box, flip=False)
+    )
 
 
 def _center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:

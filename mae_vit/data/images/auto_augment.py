@@ -80,6 +80,11 @@ class _Policy(ABC):
 
     resample: ClassVar[Image.Resampling]
 
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The value of `data.augment.policy`."""
+
     @abstractmethod
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
         """Draws the changes of each sample in `index` (B,), in the order of their application."""
@@ -148,6 +153,7 @@ class RandAugment(_Policy):
 
     # By default timm draws bilinear or bicubic at random; MAE's code always asks for bicubic.
     resample = Image.Resampling.BICUBIC
+    name = "randaugment"
 
     num_ops: int = 2
     magnitude: float = 9.0
@@ -240,6 +246,7 @@ class AutoAugmentCifar(_Policy):
 
     # torchvision's default, and the default of PIL in the authors' code.
     resample = Image.Resampling.NEAREST
+    name = "autoaugment_cifar"
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
         """Draws the changes of each sample in `index` (B,), in the order of their application."""

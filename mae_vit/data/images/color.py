@@ -50,6 +50,11 @@ class ColorJitter:
     hue: float = 0.1
     gray: float = 0.2
 
+    @property
+    def name(self) -> str:
+        """The value of `data.augment.policy`."""
+        return "color"
+
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[Change]:
         """Draws the change of each sample of `index` (B,)."""
         drawn = uniform(derive_key(seed, RngStream.POLICY, epoch), index, 5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,14 +12,16 @@ import numpy as np
 import simplejpeg
 from PIL import ExifTags, Image
 
-# Pillow's bound against decompression bombs. It holds for both decoders: a header may promise
-# any size.
-MAX_PIXELS = 178_956_970
-# The size of MAX_PIXELS pixels without compression. No image needs more.
-MAX_IMAGE_BYTES = 3 * MAX_PIXELS + (1 << 20)
-_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-# Encoders write chunks of 8 KiB and more. A hostile file may have any number of tiny chunks.
-_MAX_PNG_CHUNKS = 1 << 20
+from mae_vit.core.bands import Bands
+from mae_vit.data.images.bands.dicom import is_dicom
+from mae_vit.data.images.bands.numpy_files import ARRAY_MAGIC
+from mae_vit.data.images.bands.png import PNG_MAGIC, check_png
+from mae_vit.data.images.bands.read import decode_bands, open_raster
+from mae_vit.data.images.bands.tiff_pages import is_tiff
+from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, MAX_PIXELS, DecodeError, check_bytes
+
+__all__ = ("MAX_IMAGE_BYTES", "MAX_PIXELS", "DecodeError", "Header", "check_bytes", "decode", "jpeg_size",
+           "pixels_of", "read_header")  # fmt: skip
 _JPEG_MAGIC = b"\xff\xd8\xff"
 # Only Pillow decodes these: libjpeg and simplejpeg convert them to RGB differently from Pillow,
 # which other codebases use.
@@ -52,20 +53,6 @@ _PNG_DEPTH_AT = 24
 _TIFF_BITS_PER_SAMPLE = 258
 
 
-class DecodeError(ValueError):
-    """The bytes are no complete image; the message gives the reason."""
-
-
-def check_bytes(count: int) -> None:
-    """Checks an encoded image's size in bytes, before it is read.
-
-    Raises:
-        DecodeError: if `count` is over `MAX_IMAGE_BYTES`.
-    """
-    if count > MAX_IMAGE_BYTES:
-        raise DecodeError(f"{count} bytes: no image is so large")
-
-
 @dataclass(frozen=True)
 class Header:
     """Facts from an image's header.
@@ -87,7 +74,9 @@ class Header:
     notes: tuple[str, ...] = ()
 
 
-def decode(data: bytes, channels: int, *, max_pixels: int | None = None) -> np.ndarray:
+def decode(
+    data: bytes, channels: int, *, max_pixels: int | None = None, bands: Bands | None = None
+) -> np.ndarray:
     """Decodes an image, or the first frame of an animation.
 
     EXIF orientation is not applied: the official MAE code and torchvision's ImageFolder do not
@@ -97,15 +86,18 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None) -> np.n
         data: an encoded image; its bytes, not its name, determine the format.
         channels: 1 for gray, 3 for RGB; other color modes are converted.
         max_pixels: largest height x width, against decompression bombs; `MAX_PIXELS` if None.
+        bands: of the image, whose raw values are wanted; None for 8-bit gray or RGB.
 
     Returns:
-        uint8 (C, H, W); 16 bits are scaled to 8. The channels of a pixel lie side by side in
-        memory, as decoders write them. To move them into planes would take a third of the decoding
-        time, also for pixels that a crop discards.
+        uint8 (C, H, W); 16 bits are scaled to 8. With `bands` raw values of their type instead. The channels of a
+        pixel lie side by side in memory, as decoders write them. To move them into planes would take a third of the
+        decoding time, also for pixels that a crop discards.
 
     Raises:
         DecodeError: for anything truncated, damaged, too large or unknown.
     """
+    if bands is not None:
+        return decode_bands(data, bands, max_pixels=max_pixels)
     bound = MAX_PIXELS if max_pixels is None else max_pixels
     if jpeg_size(data, max_pixels=bound) is not None:
         try:
@@ -114,7 +106,22 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None) -> np.n
             return np.asarray(pixels.transpose(2, 0, 1))
         except ValueError:
             pass  # simplejpeg refuses it, or it is damaged; Pillow decides
+    elif is_tiff(data):
+        _check_bands(data, bound)
     return _decode_with_pillow(data, channels, bound)
+
+
+def _check_bands(data: bytes, bound: int) -> None:
+    """Refuses TIFF files of which Pillow would drop bands.
+
+    Raises:
+        DecodeError: naming them.
+    """
+    raster = open_raster(data, max_pixels=bound)
+    if raster is not None and raster.count not in (1, 3):
+        raise DecodeError(
+            f"{raster.kind}: an image of {raster.count} bands, where 8-bit gray or RGB is expected"
+        )
 
 
 def jpeg_size(data: bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
@@ -143,6 +150,10 @@ def read_header(data: bytes) -> Header:
                 return Header("jpg", int(height), int(width), colorspace == "Gray")
         except ValueError:
             pass
+    if data.startswith(ARRAY_MAGIC) or is_dicom(data):
+        raster = open_raster(data)
+        assert raster is not None
+        return Header(raster.extension, raster.height, raster.width, raster.count == 1)
     with _pillow_errors(), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         return Header(
             extension=_EXTENSIONS[str(image.format)],
@@ -180,13 +191,14 @@ def _notes(image: Image.Image, data: bytes) -> tuple[str, ...]:
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         notes.append("transparent, made opaque")
     if image.format != "MPO" and getattr(image, "is_animated", False):
-        notes.append("animated, first frame taken")
+        pages = image.format == "TIFF"
+        notes.append("of several pages, first page taken" if pages else "animated, first frame taken")
     return tuple(notes)
 
 
 def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
-    if data.startswith(_PNG_MAGIC):
-        _check_png(data)
+    if data.startswith(PNG_MAGIC):
+        check_png(data)
     with _pillow_errors(), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         if image.width * image.height > bound:
             raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {bound}")
@@ -210,27 +222,6 @@ def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
         return np.repeat((deep >> 8).astype(np.uint8)[..., None], channels, axis=2).transpose(2, 0, 1)
     pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-
-
-def _check_png(data: bytes) -> None:
-    """Verifies the checksums of a PNG's pixels. Pillow does not, so it decodes some damaged files.
-
-    Other formats have no checksums.
-    """
-    at = len(_PNG_MAGIC)
-    for _ in range(_MAX_PNG_CHUNKS):
-        if at + 12 > len(data):
-            return  # chunks are missing; Pillow raises for that
-        length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
-        end = at + 12 + length
-        if kind == b"IDAT" and end <= len(data):
-            checksum = int.from_bytes(data[end - 4 : end], "big")
-            if zlib.crc32(memoryview(data)[at + 4 : end - 4]) != checksum:
-                raise DecodeError("the checksum of its pixels differs")
-        if kind == b"IEND":
-            return
-        at = end
-    raise DecodeError(f"over {_MAX_PNG_CHUNKS:,} chunks")
 
 
 @contextmanager

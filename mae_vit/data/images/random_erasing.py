@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.keyed_rng import RngStream, derive_key, threefry2x32, uniform
 
 # Share of the image's area. The paper's s_h is 0.4; timm's RandomErasing, which MAE's fine-tuning
@@ -36,18 +37,22 @@ class Erasing:
     key: tuple[int, int]
     index: np.ndarray
 
-    def fill(self, images: np.ndarray) -> None:
+    def fill(self, images: np.ndarray, bands: Bands | None = None) -> None:
         """Fills the boxes in place with uniform random bytes, independent for each pixel and channel.
 
         This is the paper's fill. It departs from timm's "pixel" mode, which MAE chose: that mode draws
         normal noise after normalization, which uint8 cannot hold.
 
         Args:
-            images: uint8 (B, C, H, W).
+            images: (B, C, H, W), uint8 or raw values of `bands`.
+            bands: bytes 0..255 are spread over their scale; None for 8-bit gray or RGB.
         """
         for row, pixels in self._noise(images.shape[1]):
             top, left, height, width = self.boxes[row]
-            images[row, :, top : top + height, left : left + width] = pixels.reshape(-1, height, width)
+            values = pixels.reshape(-1, height, width)
+            if bands is not None and not bands.eight_bit:
+                values = _in_scale(values, bands)
+            images[row, :, top : top + height, left : left + width] = values
 
     def _noise(self, channels: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yields (index in the batch, bytes) of each erased image. One call of the hash makes all bytes."""
@@ -67,6 +72,16 @@ class Erasing:
             rows.tolist(), (starts * _BLOCK_BYTES).tolist(), counts.tolist(), strict=True
         ):
             yield row, noise[start : start + count]
+
+
+def _in_scale(noise: np.ndarray, bands: Bands) -> np.ndarray:
+    """Maps bytes (C, H, W) to raw values between low and high of each band."""
+    low, high = (np.array(values).reshape(-1, 1, 1) for values in (bands.low, bands.high))
+    values = low + noise * ((high - low) / 255)
+    if not bands.dtype.startswith("float"):
+        limits = np.iinfo(bands.dtype)
+        values = np.clip(np.rint(values), limits.min, limits.max)
+    return values.astype(bands.dtype)
 
 
 def draw_erasing(

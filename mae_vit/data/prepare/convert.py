@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image
 
+from mae_vit.core.errors import InputError
+from mae_vit.data.images.bands.raster import Raster
+from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.decode import MAX_PIXELS, DecodeError, Header, decode, read_header
+from mae_vit.data.prepare.bands.convert import Sums, collect, convert_bands, photograph_of
+from mae_vit.data.prepare.bands.options import EIGHT_BIT, NO_OPTIONS, BandLayout, BandOptions
+from mae_vit.data.prepare.bands.statistics import BandStatistics
 
 # EXIF orientation -> the transposition that makes it upright (as PIL.ImageOps.exif_transpose).
 _UPRIGHT = {
@@ -35,6 +41,8 @@ class Conversion:
         upright: apply EXIF orientation.
         max_pixels: larger images are left out.
         hashed: hash the stored image.
+        in_place: the bytes of images stay as they are.
+        bands: of images other than 8-bit photographs.
     """
 
     resize: int | None = None
@@ -42,6 +50,8 @@ class Conversion:
     upright: bool = False
     max_pixels: int = MAX_PIXELS
     hashed: bool = False
+    in_place: bool = False
+    bands: BandOptions = NO_OPTIONS
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class Converted:
         squares: sum of their squares.
         notes: remarks, printed once for all equal ones.
         hash: of the image and of its mirror image, where asked for.
+        layout: its bands; None for photographs of 8 bits.
+        sums: statistics of its bands and those of images of the same chunk; one image of a chunk has them.
     """
 
     data: bytes | None
@@ -69,19 +81,39 @@ class Converted:
     squares: tuple[int, ...]
     notes: tuple[str, ...] = ()
     hash: tuple[int, int] | None = None
+    layout: BandLayout | None = None
+    sums: tuple[tuple[BandLayout, BandStatistics], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Bands and type such as "13xuint16", or "8-bit"."""
+        return EIGHT_BIT if self.layout is None else self.layout.kind
 
 
-def convert(data: bytes, extension: str, options: Conversion) -> Converted:
+def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None = None) -> Converted:
     """Decodes an image, and encodes it anew where `options` ask for it.
 
     Args:
         data: an encoded image.
         extension: that its file has.
         options: of the whole call.
+        sums: receives the statistics of its bands; photographs of 8 bits have theirs in the result.
 
     Raises:
         DecodeError: if it is damaged, too large or none.
+        InputError: if a package is missing, or an option does not go with bands.
     """
+    wanted = options.bands
+    if wanted.take != EIGHT_BIT:
+        raster = open_raster(data, max_pixels=options.max_pixels, every_band=wanted.every_band)
+        photograph = None if raster is None or options.in_place else photograph_of(raster, wanted)
+        if photograph is not None:
+            return replace(convert(photograph, "png", options), data=photograph)
+        if raster is not None:
+            return _convert_bands(raster, extension, options, {} if sums is None else sums)
+        if wanted.given:
+            read_header(data)  # of what is no image this is the reason
+            raise DecodeError(f"8-bit gray or RGB, which {wanted.given[0]} does not go with")
     header = read_header(data)
     pixels = decode(data, 1 if header.gray else 3, max_pixels=options.max_pixels)
     notes, stored = list(header.notes), None
@@ -113,15 +145,36 @@ def convert(data: bytes, extension: str, options: Conversion) -> Converted:
 def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[Converted | str]:
     """Converts several images; for one that cannot be, the reason."""
     results: list[Converted | str] = []
+    sums: Sums = {}
     for data, extension in chunk:
         try:
-            results.append(convert(data, extension, options))
+            results.append(convert(data, extension, options, sums))
         except DecodeError as error:
             results.append(str(error))
         except MemoryError:
             # The others may be smaller.
             results.append("takes more memory than there is (see --max-pixels)")
+    for place, result in enumerate(results):
+        if isinstance(result, Converted) and result.layout is not None:
+            results[place] = replace(result, sums=tuple(sums.items()))
+            break
     return results
+
+
+def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Sums) -> Converted:
+    if options.hashed:
+        raise InputError(f"--exclude compares photographs of 8 bits; an image is {raster.kind}")
+    image = convert_bands(raster, options.bands, resize=options.resize, in_place=options.in_place)
+    collect(sums, image)
+    notes, written = image.notes, "npy" if image.data is not None else raster.extension
+    if image.data is None and _SAME.get(extension, extension) != raster.extension:
+        notes = (*notes, "named as another format")
+    elif image.data is None:
+        written = extension
+    count, height, width = image.pixels.shape
+    return Converted(
+        image.data, written, height, width, count == 1, (0, 0, 0), (0, 0, 0), notes, layout=image.layout
+    )
 
 
 def _encode_anew(pixels: np.ndarray, header: Header, options: Conversion, shrunk: bool) -> tuple[bytes, str]:

@@ -20,6 +20,8 @@ Pair = tuple[Item, bytes, str]
 # Large enough that the round trip costs little, small enough to balance the processes.
 _CHUNK_IMAGES = 256
 _CHUNK_BYTES = 4 << 20
+# In this process: a step of the progress bar.
+_FEW_IMAGES = 16
 # Fewer images are done before processes have started.
 _MIN_IMAGES = 512
 
@@ -53,8 +55,10 @@ class ConverterPool:
             InputError: if a process died.
         """
         if not self._workers or count < _MIN_IMAGES:
-            for item, data, extension in images:
-                yield item, data, convert_chunk([(data, extension)], self.options)[0]
+            for chunk in _chunks(images, _FEW_IMAGES):
+                results = convert_chunk([(data, extension) for _, data, extension in chunk], self.options)
+                for (item, data, _), result in zip(chunk, results, strict=True):
+                    yield item, data, result
             return
         pending: deque[tuple[list[Pair[Item]], Future[list[Converted | str]]]] = deque()
         try:
@@ -85,13 +89,13 @@ class ConverterPool:
         return self._executor
 
 
-def _chunks(images: Iterable[Pair[Item]]) -> Iterator[list[Pair[Item]]]:
+def _chunks(images: Iterable[Pair[Item]], count: int = _CHUNK_IMAGES) -> Iterator[list[Pair[Item]]]:
     chunk: list[Pair[Item]] = []
     size = 0
     for image in images:
         chunk.append(image)
         size += len(image[1])
-        if len(chunk) >= _CHUNK_IMAGES or size >= _CHUNK_BYTES:
+        if len(chunk) >= count or size >= _CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:

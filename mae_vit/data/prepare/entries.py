@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
+from mae_vit.data.images.formats import is_array
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _DRIVE = re.compile(r"^[A-Za-z]:")
@@ -108,6 +109,7 @@ def entries_from_paths(
         InputError: if some images of a split lie in class folders and some do not, or a
             class has no proper name.
     """
+    _leave_out_arrays(files)
     placed = _split_off([tuple(path.split("/")) for path, _ in files.images], split)
     folders = {parts[0] if len(parts) > 1 else None for _, parts in placed}
     if wrapped and len(folders) == 1 and {own for own, _ in placed} == {split}:
@@ -131,6 +133,16 @@ def entries_from_paths(
         key = unique_key(base, keys.setdefault(own, {}))
         entries.append(Entry(own, class_name, key, path, extension.lower(), read))
     return ImageSource(name, entries, files.ignored, notes=tuple(files.notes))
+
+
+def _leave_out_arrays(files: Listing) -> None:
+    """Takes arrays beside photographs for what belongs to them, as webdataset does: features, masks, depth."""
+    arrays = sum(is_array(path) for path, _ in files.images)
+    if not 0 < arrays < len(files.images):
+        return
+    files.images = [(path, read) for path, read in files.images if not is_array(path)]
+    files.ignored += arrays
+    files.notes.append(f"left out {arrays} .npy, .npz or .dcm files beside images of other formats")
 
 
 def unique_key(name: str, taken: dict[str, int]) -> str:

@@ -13,6 +13,8 @@ import numpy as np
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.progress import progress
+from mae_vit.data.images.bounds import MAX_PIXELS
+from mae_vit.data.prepare.bands.options import BandOptions
 from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.prepare import Report
@@ -34,6 +36,7 @@ def index_in_place(
     split: str = "train",
     overwrite: bool = False,
     max_pixels: int | None = None,
+    bands: BandOptions | None = None,
     workers: int = 0,
 ) -> Report:
     """Reads, decodes and describes the shards of a folder.
@@ -43,6 +46,7 @@ def index_in_place(
         split: of shards whose names tell none.
         overwrite: replace `dataset.json`.
         max_pixels: larger images count as unreadable.
+        bands: scale, value of missing pixels.
         workers: processes that decode.
 
     Raises:
@@ -66,12 +70,18 @@ def index_in_place(
         raise InputError(f"--in-place {folder}: its {len(paths)} tars hold no images")
     labels = [label for path in paths for _, label in samples[path]]
     classes = numbered_classes(max(labels), folder)
-    conversion = Conversion() if max_pixels is None else Conversion(max_pixels=max_pixels)
+    options = bands or BandOptions()
+    conversion = Conversion(max_pixels=max_pixels or MAX_PIXELS, in_place=True, bands=options)
     gathered: dict[str, Statistics] = {}
     splits = {}
     with ConverterPool(conversion, workers) as pool:
         for name, shards in sorted(by_split.items()):
-            gathered[name] = _measure(name, [(path, samples[path]) for path in shards], pool, folder)
+            statistics = Statistics(scale=options.scale)
+            if gathered:
+                statistics.expect(next(iter(gathered.values())).layout)
+            gathered[name] = _measure(
+                name, [(path, samples[path]) for path in shards], pool, folder, statistics
+            )
             described = [describe_shard(path, len(samples[path])) for path in shards]
             splits[name] = gathered[name].describe(
                 described, source=f"{folder.resolve().name} (in place)", classes=len(classes)
@@ -85,6 +95,7 @@ def index_in_place(
     dataset = describe(classes, splits, of)
     write_description(folder, dataset)
     notes = [f"left out {len(empty)} tars that hold no images"] if empty else []
+    notes += of.remarks()
     conversions: Counter[str] = sum((s.notes for s in gathered.values()), Counter())
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
 
@@ -166,9 +177,13 @@ def _samples(path: Path, folder: Path) -> list[tuple[Sample, int]]:
 
 
 def _measure(
-    split: str, shards: list[tuple[Path, list[tuple[Sample, int]]]], pool: ConverterPool, folder: Path
+    split: str,
+    shards: list[tuple[Path, list[tuple[Sample, int]]]],
+    pool: ConverterPool,
+    folder: Path,
+    statistics: Statistics,
 ) -> Statistics:
-    statistics, failed = Statistics(), list[str]()
+    failed = list[str]()
     count = sum(len(samples) for _, samples in shards)
     bar = progress(total=count, desc=f"reading {split}", unit=" images")
     with bar:
@@ -178,7 +193,10 @@ def _measure(
                 failed.append(f"{path.name}, {sample.key}.{sample.extension}: {image}")
             else:
                 # It keeps its name, right or wrong.
-                statistics.add(replace(image, extension=sample.extension), None if label < 0 else label)
+                where = f"{path.name}, {sample.key}.{sample.extension}"
+                statistics.add(
+                    replace(image, extension=sample.extension), None if label < 0 else label, where
+                )
     if failed:
         more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
         raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from mae_vit.core.messages import plain_text
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.permutation import permute
+from mae_vit.data.prepare.bands.options import BandOptions, layout_of
 from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.entries import Entry, ImageSource
@@ -106,6 +107,8 @@ def prepare(
     conversions: Counter[str] = Counter()
     # train first: its statistics are the dataset's.
     written = sorted(by_split, key=lambda name: (name != "train", name))
+    notes = [note for source in sources for note in source.notes]
+    _check_scale(conversion.bands, existing, by_split, out)
     with ConverterPool(conversion, workers) as pool:
         for split in written:
             part, statistics, failed = _write_split(
@@ -114,6 +117,9 @@ def prepare(
                 names[split],
                 classes,
                 pool,
+                _begin_statistics(
+                    conversion.bands, dataset, set(by_split) if split == written[0] else {split}
+                ),
                 processing=_note(
                     selection.note(split, whole=len(by_split[split]) == len(found.get(split, ()))), conversion
                 ),
@@ -121,13 +127,30 @@ def prepare(
             )
             dataset = publish(out, dataset, classes, split, part, statistics)
             unreadable += failed
+            notes += statistics.remarks() if dataset.splits.keys() == {split} or split == "train" else []
             conversions += statistics.notes
     assert dataset is not None
     for source in sources:
         source.discard()
     ignored = sum(source.ignored for source in sources)
-    notes = [note for source in sources for note in source.notes]
     return Report(dataset, written, unreadable, ignored, notes, conversions)
+
+
+def _check_scale(
+    options: BandOptions, existing: Dataset | None, by_split: Collection[str], out: Path
+) -> None:
+    """Refuses a scale for splits beside those of train, whose scale is the data set's."""
+    left = set(existing.splits) - set(by_split) if existing else set()
+    if options.scale is not None and left and "train" not in by_split:
+        raise InputError(f"--scale: the scale of {out} is that of its {', '.join(sorted(left))} already")
+
+
+def _begin_statistics(options: BandOptions, dataset: Dataset | None, replaced: set[str]) -> Statistics:
+    """Returns empty statistics, which refuse images of other bands than those of splits that stay."""
+    statistics = Statistics(scale=options.scale)
+    if dataset is not None and set(dataset.splits) - replaced:
+        statistics.expect(None if dataset.bands is None else layout_of(dataset.bands))
+    return statistics
 
 
 def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, str]]:
@@ -194,6 +217,7 @@ def _write_split(
     source_name: str,
     classes: list[str],
     pool: ConverterPool,
+    statistics: Statistics,
     *,
     processing: Processing,
     exclusion: Exclusion | None = None,
@@ -202,7 +226,7 @@ def _write_split(
     partial, split = writer.folder, writer.split
     shutil.rmtree(partial, ignore_errors=True)
     number_of = {name: number for number, name in enumerate(classes)}
-    statistics, failed = Statistics(), list[str]()
+    failed = list[str]()
     if exclusion is not None:
         exclusion.begin()
     # Images of all classes in every shard: readers that shuffle only within a buffer,
@@ -221,8 +245,8 @@ def _write_split(
                 if exclusion is not None and exclusion.excludes(entry.key, image):
                     continue
                 label = None if entry.class_name is None else number_of[entry.class_name]
+                statistics.add(image, label, entry.path)
                 writer.write(entry.key, image.extension, image.data or data, label)
-                statistics.add(image, label)
             bar.update(len(entries) - bar.n)
         if exclusion is not None and exclusion.lines:
             if not statistics.images:
@@ -233,6 +257,7 @@ def _write_split(
             raise InputError(
                 f'no image of split "{split}" can be read: {failed[0] if failed else "it is empty"}'
             )
+        statistics.describe_bands()  # refuses what cannot be described
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -107,7 +107,7 @@ def write_rows(out: Path, split: str, rows: Sequence[np.ndarray]) -> IndexFile:
 
 def describe(classes: list[str], splits: dict[str, Split], statistics: Statistics) -> Dataset:
     """A folder's description, with the statistics of one split's images."""
-    mean, std = statistics.mean_std()
+    table, mean, std = statistics.describe_bands()
     return Dataset(
         format=FORMAT,
         tool=f"mae-vit {__version__}",
@@ -116,6 +116,7 @@ def describe(classes: list[str], splits: dict[str, Split], statistics: Statistic
         mean=mean,
         std=std,
         statistics_images=statistics.images,
+        band_table=table,
         splits=dict(sorted(splits.items())),
     )
 
@@ -123,4 +124,4 @@ def describe(classes: list[str], splits: dict[str, Split], statistics: Statistic
 def write_description(out: Path, dataset: Dataset) -> None:
     """Writes `dataset.json`, atomically."""
     with replacing(out / FILE_NAME) as partial:
-        partial.write_text(dataset.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
+        partial.write_text(dataset.to_json(), encoding="utf-8")

@@ -7,14 +7,31 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import plain_text
+from mae_vit.data.prepare.bands.describe import band_notes, describe_bands
+from mae_vit.data.prepare.bands.options import EIGHT_BIT, BandLayout
+from mae_vit.data.prepare.bands.statistics import BandStatistics
 from mae_vit.data.prepare.convert import Converted
+from mae_vit.data.shards.band_table import BandTable
 from mae_vit.data.shards.dataset_json import Processing, Shard, Split
 
 
 @dataclass
 class Statistics:
-    """Sums over the images of a split; exact integers, so that their order does not matter."""
+    """Sums over the images of a split; exact integers, so that their order does not matter.
 
+    Attributes:
+        scale: the option --scale.
+        kind: of all images, such as "13xuint16" or "8-bit"; None before the first.
+        layout: of all images; None for photographs of 8 bits.
+        bands: statistics of its bands.
+    """
+
+    scale: str | tuple[float, float] | None = None
+    kind: str | None = None
+    layout: BandLayout | None = None
+    bands: BandStatistics | None = None
     images: int = 0
     pixels: int = 0
     total: list[int] = field(default_factory=lambda: [0, 0, 0])
@@ -26,8 +43,22 @@ class Statistics:
     labels: Counter[int] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, image: Converted, label: int | None) -> None:
-        """Adds an image."""
+    def expect(self, layout: BandLayout | None) -> None:
+        """Sets the bands that all images must have; None for photographs of 8 bits."""
+        self.kind, self.layout = EIGHT_BIT if layout is None else layout.kind, layout
+
+    def add(self, image: Converted, label: int | None, path: str) -> None:
+        """Adds an image.
+
+        Raises:
+            InputError: if its bands or type are not those of the images before it.
+        """
+        self._check_kind(image, path)
+        for layout, sums in image.sums:
+            if self.layout is not None and self.layout.fits(layout):
+                if self.bands is None:
+                    self.bands = BandStatistics(sums.count, sums.dtype, sums.nodata)
+                self.bands.merge(sums)
         self.images += 1
         self.pixels += image.height * image.width
         self.total = [a + b for a, b in zip(self.total, image.total, strict=True)]
@@ -39,6 +70,41 @@ class Statistics:
         self.notes.update(image.notes)
         if label is not None:
             self.labels[label] += 1
+
+    def _check_kind(self, image: Converted, path: str) -> None:
+        if self.kind is None:
+            self.kind, self.layout = image.kind, image.layout
+        layout, where = image.layout, plain_text(path)
+        if image.kind != self.kind:
+            raise InputError(
+                f"files differ in bands or type: {where} is {image.kind}, others are {self.kind}: "
+                f"--take {self.kind} or --take {image.kind} takes one of them (8-bit: 16 bits become 8)"
+            )
+        if layout is None or self.layout is None:
+            return
+        if not self.layout.fits(layout):
+            if layout.nodata != self.layout.nodata:
+                raise InputError(
+                    f"files differ in their no-data value: {where} has {layout.nodata}, others have "
+                    f"{self.layout.nodata}: give --nodata"
+                )
+            raise InputError(
+                f"files differ in the names of their bands: {where} has {', '.join(layout.names)}, others have "
+                f"{', '.join(self.layout.names)}: order them by --bands NAME,NAME,..."
+            )
+        if layout.named and not self.layout.named:
+            self.layout = layout
+
+    def describe_bands(self) -> tuple[BandTable | None, list[float], list[float]]:
+        """Returns the section "bands", which is None for photographs, and mean and std by channel."""
+        if self.layout is None or self.bands is None:
+            return None, *self.mean_std()
+        return describe_bands(self.layout, self.bands, self.scale)
+
+    def remarks(self) -> list[str]:
+        """Returns what a user should know of the values of bands."""
+        table = self.describe_bands()[0]
+        return [] if table is None or self.bands is None else band_notes(table, self.bands)
 
     def mean_std(self) -> tuple[list[float], list[float]]:
         """Returns mean and standard deviation of pixels in 0..1, one value if all images are gray."""

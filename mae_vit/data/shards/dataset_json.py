@@ -7,21 +7,19 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path
 from mae_vit.data.images.formats import is_image
+from mae_vit.data.shards.band_table import BandTable, StrictModel
 
 FORMAT = 1
 FILE_NAME = "dataset.json"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Shard(_Strict):
+class Shard(StrictModel):
     """One tar file."""
 
     file: str = Field(pattern=r"^[^/\\]+\.tar$")
@@ -30,7 +28,7 @@ class Shard(_Strict):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class IndexFile(_Strict):
+class IndexFile(StrictModel):
     """Where the samples of a split lie in its shards, as `mae_vit.data.index` keeps it.
 
     It is for readers from far away, which would have to read all shards to make it.
@@ -41,7 +39,7 @@ class IndexFile(_Strict):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class Excluded(_Strict):
+class Excluded(StrictModel):
     """Images that a split was prepared without, since a test set has them.
 
     Attributes:
@@ -57,7 +55,7 @@ class Excluded(_Strict):
     samples: int = Field(ge=0)
 
 
-class Processing(_Strict):
+class Processing(StrictModel):
     """What was done to a split when it was prepared; None and "ignore" are nothing.
 
     Attributes:
@@ -81,7 +79,7 @@ class Processing(_Strict):
     excluded: list[Excluded] | None = None
 
 
-class Split(_Strict):
+class Split(StrictModel):
     """One split: its shards, and what its images are like.
 
     Attributes:
@@ -108,19 +106,22 @@ class Split(_Strict):
     index: IndexFile | None = None
 
 
-class Dataset(_Strict):
+class Dataset(StrictModel):
     """A folder of shards.
 
     Attributes:
         format: version of this file's layout.
         tool: what wrote it.
         classes: names; a sample's `.cls` is its place here; none if there are no labels.
-        channels: 1 if all images are gray, else 3.
-        mean: per-channel mean of train's pixels in 0..1.
+        channels: bands of the images; of 8-bit photographs 1 if all are gray, else 3.
+        mean: per-channel mean of train's pixels in 0..1 (of `bands` in unit scale, without missing ones).
         std: per-channel standard deviation.
         statistics_images: how many images mean and std are from.
+        band_table: the section "bands"; None for 8-bit gray or RGB.
         splits: by name.
     """
+
+    model_config = ConfigDict(populate_by_name=True)
 
     format: int
     tool: str
@@ -129,7 +130,28 @@ class Dataset(_Strict):
     mean: list[float]
     std: list[float]
     statistics_images: int
+    band_table: BandTable | None = Field(default=None, alias="bands")
     splits: dict[str, Split]
+
+    @model_validator(mode="after")
+    def _check(self) -> Dataset:
+        count = None if self.band_table is None else len(self.band_table.names)
+        if count is not None and {self.channels, len(self.mean), len(self.std)} != {count}:
+            raise ValueError(f"channels, mean and std must be of the {count} bands")
+        return self
+
+    @property
+    def bands(self) -> Bands | None:
+        """What the values of the images mean; None for 8-bit gray or RGB."""
+        table = self.band_table
+        if table is None:
+            return None
+        low, high = tuple(table.scale.low), tuple(table.scale.high)
+        return Bands(tuple(table.names), table.dtype, low, high, table.nodata)
+
+    def to_json(self) -> str:
+        """Returns the text of `dataset.json`."""
+        return self.model_dump_json(indent=1, exclude_none=True, by_alias=True) + "\n"
 
 
 def describe_shard(path: Path, samples: int) -> Shard:

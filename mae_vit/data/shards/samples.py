@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mae_vit.data.images.formats import IMAGE_EXTENSIONS
+from mae_vit.data.images.formats import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS
 from mae_vit.data.shards.tar_headers import DamagedTar, walk_tar
 
 # webdataset's own pattern (tariterators.base_plus_ext); files that it does not match
@@ -65,8 +65,11 @@ def read_samples(path: Path) -> Iterator[Sample]:
                 if image is not _NO_IMAGE:
                     yield Sample(key, *image, label)
                 key, image, label = member_key, _NO_IMAGE, None
-            if extension in IMAGE_EXTENSIONS:
-                if image is not _NO_IMAGE:
+            beside = extension in ARRAY_EXTENSIONS
+            if beside and image is not _NO_IMAGE and image[0] in IMAGE_EXTENSIONS:
+                continue  # an array beside a photograph is no image: features, a mask
+            if beside or extension in IMAGE_EXTENSIONS:
+                if image is not _NO_IMAGE and (beside or image[0] in IMAGE_EXTENSIONS):
                     raise DamagedTar(f"{path}: two images under the key {key}")
                 if member.size > _MAX_IMAGE_BYTES:
                     raise DamagedTar(f"{path}: {member.name} has {member.size} bytes: no image is so large")

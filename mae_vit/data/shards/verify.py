@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
@@ -47,7 +48,7 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
             first = 0
             for shard in split.shards:
                 rows = None if index is None else index[first : first + shard.samples]
-                problems += _check_shard(folder / shard.file, shard, rows, classes, decode_all)
+                problems += _check_shard(folder / shard.file, shard, rows, classes, decode_all, dataset.bands)
                 first += shard.samples
                 bar.update(shard.bytes)
     return problems
@@ -64,7 +65,12 @@ def _read_index(folder: Path, split: Split, classes: int) -> tuple[np.ndarray | 
 
 
 def _check_shard(
-    path: Path, shard: Shard, described: np.ndarray | None, classes: int, decode_all: bool
+    path: Path,
+    shard: Shard,
+    described: np.ndarray | None,
+    classes: int,
+    decode_all: bool,
+    bands: Bands | None,
 ) -> list[str]:
     try:
         size = path.stat().st_size
@@ -86,18 +92,18 @@ def _check_shard(
         if not problems and described is not None and not np.array_equal(rows[columns], described[columns]):
             problems.append(f"{shard.file}: the index says other samples: {reindex_hint(path.parent)}")
         if problems or decode_all:
-            problems += _undecodable(path)
+            problems += _undecodable(path, bands)
     except (DamagedTar, OSError) as error:
         problems.append(f"{shard.file}: {str(error).removeprefix(f'{path}: ')}")
     return problems
 
 
-def _undecodable(path: Path) -> list[str]:
+def _undecodable(path: Path, bands: Bands | None) -> list[str]:
     """Names the samples of a shard that do not decode."""
     bad = []
     for sample, data in images_of(path, read_samples(path)):
         try:
-            decode(data, 3)
+            decode(data, 3, bands=bands)
         except DecodeError as error:
             bad.append(f"{path.name}: {sample.key}.{sample.extension} at offset {sample.offset}: {error}")
     more = [f"{path.name}: {len(bad) - _NAMED} more samples do not decode"] if len(bad) > _NAMED else []

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from mae_vit.config.data import DataSection
 from mae_vit.config.optim import OptimSection
 from mae_vit.config.schema import Config, ModelSection, MonitorSection
-from mae_vit.config.section import Section, height_width
+from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, height_width
 from mae_vit.finetuning.config.mode_options import MODE_OPTIONS, unused_options
 from mae_vit.models.baselines import BASELINES, TIMM_PREFIX, WITHOUT_DROP_PATH, check_network
 from mae_vit.models.vit import SIZES, Pool
@@ -49,7 +49,7 @@ class NetworkSection(Section):
 
     name: str
     img_size: int | list[int]
-    in_chans: Literal[1, 3] = 3
+    in_chans: int | None = Field(default=None, gt=0, le=MAX_CHANNELS)
     drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
 
     @field_validator("name")
@@ -75,6 +75,11 @@ class NetworkSection(Section):
     def image_hw(self) -> tuple[int, int]:
         """Height and width in pixels."""
         return height_width(self.img_size)
+
+    @property
+    def channels(self) -> int:
+        """Bands of the images. Until the data are known they are taken for photographs."""
+        return self.in_chans or PHOTOGRAPH_CHANNELS
 
 
 def _kind_of(raw: Any) -> str:
@@ -220,6 +225,8 @@ class FinetuneConfig(Config):
         if isinstance(self.model, ModelSection):
             if self.model.init is not None:
                 raise ValueError("model.init is pretraining's: give weights to begin from by --ckpt")
+            if self.model.patch_init is not None and self.finetune.start is None:
+                raise ValueError(f'model.patch_init="{self.model.patch_init}" has no effect without --ckpt')
         else:
             self._check_network()
         unused = MonitorSection()

@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import torch
 
+from mae_vit.config.schema import ModelSection
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.label_overlap import start_label_overlap, warn_of_seen_labels
 from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier
+from mae_vit.models.vit import PatchInit
 from mae_vit.weights.load import LoadReport, load_weights, warn_normalization_differs
 from mae_vit.weights.seen_labels import Overlap
 from mae_vit.weights.start import Weights
@@ -31,7 +33,8 @@ def open_frozen(
     """
     model = build()
     assert isinstance(model, ViTClassifier)
-    loaded = load_frozen(model, start)
+    assert isinstance(config.model, ModelSection)
+    loaded = load_frozen(model, start, config.model.patch_init)
     labels_seen = start_label_overlap(start, None, config, data)
     if not say:
         return model, labels_seen
@@ -39,7 +42,7 @@ def open_frozen(
         print("note: no pretrained weights (--ckpt): these are the features of random weights")
         return model, labels_seen
     print(loaded.describe(start.source))
-    warn_normalization_differs(start, data.mean, data.std)
+    warn_normalization_differs(start, data.mean, data.std, data.bands)
     if "fc_norm.weight" in start.tensors and model.pool == "cls":
         print(
             "note: these weights were fine-tuned on the mean of the patch tokens; finetune.pool=mean uses it"
@@ -49,7 +52,9 @@ def open_frozen(
     return model, labels_seen
 
 
-def load_frozen(model: ViTClassifier, start: Weights | None) -> LoadReport | None:
+def load_frozen(
+    model: ViTClassifier, start: Weights | None, patch_init: PatchInit | None = None
+) -> LoadReport | None:
     """Loads pretrained weights into the encoder, and applies the norm that they were trained with.
 
     Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were
@@ -68,7 +73,7 @@ def load_frozen(model: ViTClassifier, start: Weights | None) -> LoadReport | Non
     norm_names = [name for name in ("fc_norm.weight", "fc_norm.bias") if name in start.tensors]
     if norm_names:
         model.encoder.norm, model.fc_norm = model.fc_norm, norm
-    report = load_weights(start, model.encoder)
+    report = load_weights(start, model.encoder, patch_init=patch_init)
     if norm_names:
         if len(norm_names) == 1:
             raise InputError(f"{start.source} has only {norm_names[0]} of the norm after the mean")

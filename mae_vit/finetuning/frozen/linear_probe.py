@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -233,6 +232,6 @@ def _bytes_of(probe: LinearProbe, config: FinetuneConfig, data: FinetuneData, ou
     """
     weight, bias = (tensor.cpu().contiguous() for tensor in probe.folded())
     metadata: dict[str, Any] = {"classes": data.classes, "mean": data.mean, "std": data.std}
-    metadata |= {**(asdict(outputs.info) if outputs.info else {}), "pool": config.finetune.pool}
+    metadata |= {**(outputs.info.to_dict() if outputs.info else {}), "pool": config.finetune.pool}
     metadata |= {"objective": "linear_probe", "start": config.finetune.start}
     return save_tensors({"head.weight": weight, "head.bias": bias}, metadata=to_metadata(metadata))

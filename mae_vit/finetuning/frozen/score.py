@@ -123,7 +123,7 @@ def _describe_plan(
     config: FinetuneConfig, data: FinetuneData, build: Callable[[], Classifier], plan: Plan | None
 ) -> str:
     if plan is not None:
-        image_shape = (config.model.in_chans, *config.model.image_hw)
+        image_shape = (config.model.channels, *config.model.image_hw)
         forward = estimate(build, image_shape=image_shape, batch_size_per_device=_batch_size(config))
         facts = describe_probe(config, data, plan, forward.flops_per_image / 3)
     else:

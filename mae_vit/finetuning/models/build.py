@@ -17,6 +17,7 @@ from mae_vit.finetuning.models.distillation import Distillation, DistilledViTCla
 from mae_vit.finetuning.models.teacher import Teacher, read_teacher
 from mae_vit.models.baselines import build_network
 from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.models.vit import PatchInit
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim.optimizers import OptimizerOptions
 from mae_vit.training.optim.param_groups import EMBEDDINGS
@@ -34,7 +35,7 @@ def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo 
     """
     if not isinstance(config.model, ModelSection):
         return None
-    return resolve_encoder(config.model, mean=data.mean, std=data.std, objective="finetune")
+    return resolve_encoder(config.model, mean=data.mean, std=data.std, objective="finetune", bands=data.bands)
 
 
 def teacher_from_config(config: FinetuneConfig, data: FinetuneData, device: torch.device) -> Teacher | None:
@@ -47,7 +48,7 @@ def teacher_from_config(config: FinetuneConfig, data: FinetuneData, device: torc
     if path is None or config.finetune.mode != "finetune":
         return None
     model = config.model
-    teacher = read_teacher(Path(path), classes=data.classes, in_chans=model.in_chans, img_size=model.image_hw)
+    teacher = read_teacher(Path(path), classes=data.classes, in_chans=model.channels, img_size=model.image_hw)
     teacher.model.to(device)
     return teacher
 
@@ -76,7 +77,7 @@ def build_classifier(
     labels = LabelLoss(
         classes, label_smoothing=finetune.label_smoothing, mixup=finetune.mixup, cutmix=finetune.cutmix
     )
-    common: dict[str, Any] = {"mean": data.mean, "std": data.std, "labels": labels}
+    common: dict[str, Any] = {"mean": data.mean, "std": data.std, "labels": labels, "bands": data.bands}
     if isinstance(model, ModelSection):
         assert info is not None
         encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
@@ -91,7 +92,7 @@ def build_classifier(
         network = build_network(
             model.name,
             num_classes=classes,
-            in_chans=model.in_chans,
+            in_chans=model.channels,
             img_size=model.image_hw,
             drop_path_rate=model.drop_path_rate,
         )
@@ -109,7 +110,7 @@ def draws_noise(model: Classifier) -> bool:
     )
 
 
-def load_weights_into(model: Classifier, start: Weights) -> LoadReport:
+def load_weights_into(model: Classifier, start: Weights, patch_init: PatchInit | None = None) -> LoadReport:
     """Loads pretrained weights into a fresh classifier's encoder.
 
     Returns:
@@ -119,7 +120,7 @@ def load_weights_into(model: Classifier, start: Weights) -> LoadReport:
         InputError: if the weights do not fit; names the difference.
     """
     assert isinstance(model, ViTClassifier)
-    coverage = load_weights(start, model.encoder)
+    coverage = load_weights(start, model.encoder, patch_init=patch_init)
     if model.pool == "mean":
         dropped = [name for name in _FINAL_NORM if name in coverage.skipped]
         coverage.skipped = [name for name in coverage.skipped if name not in dropped]

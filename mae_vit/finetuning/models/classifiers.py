@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.finetuning.config.schema import HeadInit
@@ -26,9 +27,16 @@ class Classifier(Task):
     Shapes: B batch, C channels, H W pixels, K classes.
     """
 
-    def __init__(self, *, mean: Sequence[float], std: Sequence[float], labels: LabelLoss) -> None:
-        """Holds the normalization and the training loss."""
-        super().__init__(mean=mean, std=std)
+    def __init__(
+        self,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        labels: LabelLoss,
+        bands: Bands | None = None,
+    ) -> None:
+        """Holds the normalization (see `Task`) and the training loss."""
+        super().__init__(mean=mean, std=std, bands=bands)
         self.labels = labels
 
     @abstractmethod
@@ -41,7 +49,7 @@ class Classifier(Task):
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean cross-entropy, and the accuracy on the augmented training images."""
-        images, targets = self.labels.targets(batch)
+        images, targets = self.labels.targets(self.mark_missing(batch))
         logits = self.logits(self.normalize(images)).float()
         return self.labels.output(self.labels.cross_entropy(logits, targets), logits, targets)
 
@@ -62,7 +70,7 @@ class Classifier(Task):
 
     def pictures(self, batch: Batch) -> list[Picture]:
         """Shows the wrongly classified images, and all images."""
-        return self.labels.pictures(batch, self.classify(batch))
+        return self.labels.pictures(batch, self.unit(batch.images), self.classify(batch))
 
 
 class ViTClassifier(Classifier):
@@ -82,9 +90,10 @@ class ViTClassifier(Classifier):
         mean: Sequence[float],
         std: Sequence[float],
         labels: LabelLoss,
+        bands: Bands | None = None,
     ) -> None:
         """Adds pooling and head to `encoder`. With "mean" it removes the encoder's final norm."""
-        super().__init__(mean=mean, std=std, labels=labels)
+        super().__init__(mean=mean, std=std, labels=labels, bands=bands)
         self.encoder = encoder
         self.pool = pool
         if pool == "mean":
@@ -120,9 +129,10 @@ class NetworkClassifier(Classifier):
         mean: Sequence[float],
         std: Sequence[float],
         labels: LabelLoss,
+        bands: Bands | None = None,
     ) -> None:
         """Holds the network, (B, C, H, W) -> (B, K)."""
-        super().__init__(mean=mean, std=std, labels=labels)
+        super().__init__(mean=mean, std=std, labels=labels, bands=bands)
         self.network = network
 
     def logits(self, images: Tensor) -> Tensor:

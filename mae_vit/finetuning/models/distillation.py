@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.finetuning.config.schema import DistillationKind, HeadInit
 from mae_vit.finetuning.models.classifiers import ViTClassifier, make_head
@@ -67,9 +68,12 @@ class DistilledViTClassifier(ViTClassifier):
         std: Sequence[float],
         labels: LabelLoss,
         distillation: Distillation,
+        bands: Bands | None = None,
     ) -> None:
         """Adds token and heads to `encoder`. The teacher is not a submodule."""
-        super().__init__(encoder, pool="cls", head_init=head_init, mean=mean, std=std, labels=labels)
+        super().__init__(
+            encoder, pool="cls", head_init=head_init, mean=mean, std=std, labels=labels, bands=bands
+        )
         self.distillation = distillation
         self.dist_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
         nn.init.normal_(self.dist_token, std=0.02)
@@ -90,7 +94,7 @@ class DistilledViTClassifier(ViTClassifier):
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the weighted sum of both heads' losses."""
-        images, targets = self.labels.targets(batch)
+        images, targets = self.labels.targets(self.mark_missing(batch))
         logits, taught_logits = self.both(self.normalize(images))
         labeled = self.labels.cross_entropy(logits, targets)
         taught = self.distillation.loss(taught_logits, self.distillation.teacher(images))

@@ -18,7 +18,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.models.baselines import build_network
-from mae_vit.models.encoder_file import read_metadata
+from mae_vit.models.encoder_file import bands_from, read_metadata
 from mae_vit.models.geometry import geometry_from
 from mae_vit.models.vit import Pool
 from mae_vit.objectives.label_loss import LabelLoss
@@ -38,6 +38,7 @@ class Description(BaseModel):
         network: name of the network; None for our Vision Transformers.
         pool: pooling of our Vision Transformers.
         labels: the labels that it was trained on.
+        bands: what the raw values of its images mean; None for 8 bits.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
@@ -49,6 +50,7 @@ class Description(BaseModel):
     network: str | None = None
     pool: Pool = "cls"
     labels: SeenLabels | None = None
+    bands: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier
         "mean": description.mean,
         "std": description.std,
         "labels": LabelLoss(len(description.classes)),
+        "bands": bands_from(description.bands),
     }
     build: Callable[[], Classifier]
     if description.network is not None:

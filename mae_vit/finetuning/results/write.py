@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.models.attention import choose_attention
-from mae_vit.models.encoder_file import EncoderInfo, to_metadata
+from mae_vit.models.encoder_file import EncoderInfo, plain_bands, to_metadata
 from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.ranks import share_weights
 from mae_vit.training.engines.state import BestWeights
@@ -153,9 +153,11 @@ class Outputs:
             "std": self.data.std,
         }
         if self.info is not None:
-            metadata |= {**asdict(self.info), "step": best.step, "pool": self.config.finetune.pool}
+            metadata |= {**self.info.to_dict(), "step": best.step, "pool": self.config.finetune.pool}
         else:
             metadata |= {"network": self.config.model.name, "img_size": list(self.config.model.image_hw)}
+            if self.data.bands is not None:
+                metadata["bands"] = plain_bands(self.data.bands)
         metadata["labels"] = self.labels.model_dump()
         return save_tensors(tensors, metadata=to_metadata(metadata))
 

@@ -166,6 +166,7 @@ def examine(config: PretrainConfig, ranks: Ranks, resume: ResumeMode, *, extend:
     )
     try:
         setup = set_up(config, ranks)
+        config = setup.config
         folder = open_run_folder(config)
         identity = run_identity(config, derived=setup.data.identity)
         checkpoint = find_checkpoint(folder, resume, identity, extend=extend, warn=ranks.rank == 0)
@@ -186,6 +187,7 @@ def check_run(setup: Setup, folder: Path) -> list[Check]:
     least = costs.least_gib(**sharing, kept_bytes=least_kept(setup))
     height, width = setup.info.img_size
     batch_bytes = setup.plan.batch_size_per_device * setup.info.in_chans * height * width
+    batch_bytes *= setup.data.source.dtype.itemsize
     return [
         check_memory(least, costs.memory_gib(**sharing), ranks, setup.device),
         check_disk(folder, retention(setup.config, setup.plan, setup.costs)[1]),
@@ -226,7 +228,7 @@ def check_samples(data: Data, channels: int, budget: float) -> Check:
     broken, begun = [], time.monotonic()
     for sample in chosen:
         try:
-            decode_sample(index, sample, channels)
+            decode_sample(index, sample, channels, index.dataset.bands)
         except (ReadError, DecodeError) as error:
             broken.append(index.damage(sample, str(error)))
     rate = len(chosen) / (time.monotonic() - begun)

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from mae_vit.weights.embed import output
 from mae_vit.weights.embed.features import Batch, Settings, compute_features
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.encoder import PretrainedEncoder
+from mae_vit.weights.other_bands import fit_bands
 
 SAVE_EVERY_S = 5.0
 # 1 had a file for each part of the features.
@@ -86,9 +87,12 @@ def embed(
         stop: asked after each batch.
 
     Raises:
-        InputError: if another process writes `out`, if it or its parts hold other features, or if no image
-            can be read.
+        InputError: if another process writes `out`, if it or its parts hold other features, if the images have
+            other bands than the encoder, or if no image can be read.
     """
+    if images.dataset is not None:
+        bands = fit_bands(encoder.info, images.dataset.bands, images.name)
+        encoder.info = replace(encoder.info, bands=bands)
     metadata, total, width = output.make_metadata(encoder, images, settings), len(images), encoder.embed_dim
     with locked_parts(out) as folder:
         state = None if restart else _read_state(folder)

@@ -73,14 +73,14 @@ def compute_features(
 def _crops(
     encoder: PretrainedEncoder, entries: Sequence[Entry], settings: Settings
 ) -> Iterator[np.ndarray | str]:
-    """Crops images as `PretrainedEncoder.crop` does, in order: uint8 (C, H, W), or why an image is broken."""
-    channels, img_size, reading = encoder.info.in_chans, encoder.info.img_size, Lock()
+    """Crops images as `PretrainedEncoder.crop` does, in order: raw values (C, H, W), or why an image is broken."""
+    info, reading = encoder.info, Lock()
 
     def crop(entry: Entry) -> np.ndarray | str:
         try:
             with reading:  # open files of archives and shards are shared
                 data = entry.read()
-            return center_crop(decode(data, channels), img_size)
+            return center_crop(decode(data, info.in_chans, bands=info.bands), info.img_size, info.bands)
         except OSError as error:
             return error_reason(error)
         except (ReadError, DecodeError) as error:
@@ -106,10 +106,10 @@ def _crops(
 
 @torch.inference_mode()
 def _encode(encoder: PretrainedEncoder, crops: list[np.ndarray], settings: Settings) -> Tensor:
-    """Encodes uint8 (C, H, W) crops: float32 (K, D) on the device."""
+    """Encodes crops (C, H, W): float32 (K, D) on the device."""
     if not crops:
         return torch.zeros(0, encoder.embed_dim, device=settings.device)
-    pixels = torch.from_numpy(np.stack(crops)).to(settings.device)  # uint8 (K, C, H, W)
+    pixels = torch.from_numpy(np.stack(crops)).to(settings.device)  # (K, C, H, W)
     enabled = settings.precision == "bf16"
     with torch.autocast(settings.device.type, dtype=torch.bfloat16, enabled=enabled):
         features = encoder(encoder.normalize(pixels))

@@ -18,7 +18,7 @@ from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.prepare.sources.foreign_shards import find_shards
-from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, read_dataset
 
 # Of images outside of split folders.
 _NO_SPLIT = "all"
@@ -35,6 +35,7 @@ class Images:
         classes: names of the labels.
         splits: names; empty where nothing is split.
         fingerprint: changes when the images or their order do.
+        dataset: description of prepared shards; None of other sources.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Images:
     classes: tuple[str, ...]
     splits: tuple[str, ...]
     fingerprint: str
+    dataset: Dataset | None = None
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -79,6 +81,7 @@ def _images_of_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) 
         classes=tuple(dataset.classes),
         splits=tuple(index.split for index in indexes),
         fingerprint=_digest(f"{index.split} {index.fingerprint}" for index in indexes),
+        dataset=dataset,
     )
 
 

@@ -15,6 +15,7 @@ from mae_vit.core import __version__
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, plain_text
+from mae_vit.models.encoder_file import plain_bands
 from mae_vit.weights.embed.features import Settings
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.encoder import PretrainedEncoder
@@ -62,6 +63,7 @@ def make_metadata(encoder: PretrainedEncoder, images: Images, settings: Settings
         "data_images": len(images),
         "data_fingerprint": images.fingerprint,
         "labels": bool((images.labels >= 0).any()),
+        **({} if info.bands is None else {"bands": plain_bands(info.bands)}),
     }
 
 
@@ -73,7 +75,7 @@ def check_same_features(saved: dict[str, Any], asked: dict[str, Any], *, where: 
     """
     differing = {key for key in asked if saved.get(key) != asked[key]}
     reasons = []
-    if differing & {"digest", "mean", "std"}:
+    if differing & {"digest", "mean", "std", "bands"}:
         same_name = "" if "start" in differing else " with other values"
         reasons.append(f"the weights were {saved.get('start')}{same_name}")
     if differing & {"data_fingerprint", "data_images"}:

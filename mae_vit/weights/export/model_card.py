@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mae_vit.core import __version__
+from mae_vit.core.bands import Bands
 from mae_vit.core.hub import HubName
+from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.weights.export.history import Facts
 from mae_vit.weights.export.network import ExportSource
 from mae_vit.weights.export.verify import TOLERANCE, Verification
@@ -48,9 +50,11 @@ def card(
 
 
 def images_code(handed: ExportSource) -> str:
-    """Python that makes `images` of a file as `PretrainedEncoder.transform` does, by Pillow alone."""
+    """Python that makes `images` of a file as `PretrainedEncoder.transform` does, by Pillow alone, or by NumPy."""
     info = handed.encoder.info
     height, width = info.img_size
+    if info.bands is not None:
+        return _bands_code(info, info.bands)
     mean, std = ([float(f"{value:.7g}") for value in values] for values in (info.mean, info.std))
     return f"""# By Pillow: the box of mae_vit.load_encoder(...).transform, pixels within 2 of 255 of it on photographs.
 import numpy as np
@@ -72,6 +76,31 @@ images = (pixels - mean) / std  # float32 (B, {info.in_chans}, {height}, {width}
 """
 
 
+def _bands_code(info: EncoderInfo, bands: Bands) -> str:
+    """Python for images of bands: raw values in, with the scale, the mean and the std of the training data."""
+    height, width = info.img_size
+    facts = [[float(f"{value:.7g}") for value in row] for row in (bands.low, bands.high, info.mean, info.std)]
+    missing = "" if bands.nodata is None else f" | (pixels == {bands.nodata:g})"
+    names = ", ".join(bands.names)
+    return f"""# Raw values, {bands.dtype} ({len(bands.names)}, height, width), of the bands {names}.
+import numpy as np
+import torch
+
+image = np.load("image.npy")
+assert image.dtype == "{bands.dtype}" and len(image) == {len(bands.names)}
+scale = min(image.shape[1] / {height}, image.shape[2] / {width})
+box_height, box_width = round(scale * {height}), round(scale * {width})
+top, left = (image.shape[1] - box_height) // 2, (image.shape[2] - box_width) // 2
+pixels = torch.from_numpy(image[:, top : top + box_height, left : left + box_width].astype("float32"))[None]
+missing = pixels.isnan(){missing}
+low, high, mean, std = (torch.tensor(values)[:, None, None] for values in ({", ".join(map(str, facts))}))
+images = (((pixels - low) / (high - low) - mean) / std).masked_fill(missing, 0)  # missing values: the mean
+if images.shape[2:] != ({height}, {width}):
+    images = torch.nn.functional.interpolate(images, ({height}, {width}), mode="bicubic", antialias=True)
+# images: float32 (B, {len(bands.names)}, {height}, {width})
+"""
+
+
 def describe(handed: ExportSource) -> str:
     """The network in one line."""
     info, network = handed.encoder.info, handed.network
@@ -87,17 +116,35 @@ def describe(handed: ExportSource) -> str:
 def _introduction(handed: ExportSource, facts: Facts) -> str:
     info = handed.encoder.info
     mean, std = ([float(f"{value:.4g}") for value in values] for values in (info.mean, info.std))
-    lines = [
-        f"{describe(handed)}. Objective: {facts.objective}.",
-        f"Images are float32 (B, {info.in_chans}, {info.img_size[0]}, {info.img_size[1]}): pixels in 0..1, then "
-        f"normalized by mean {mean} and standard deviation {std}.",
-    ]
+    images = f"Images are float32 (B, {info.in_chans}, {info.img_size[0]}, {info.img_size[1]})"
+    normalized = f"pixels in 0..1, then normalized by mean {mean} and standard deviation {std}."
+    if info.bands is not None:
+        normalized = f"the bands of this table, normalized. {_band_table(info, info.bands)}"
+    lines = [f"{describe(handed)}. Objective: {facts.objective}.", f"{images}: {normalized}"]
     if handed.classes:
         shown = ", ".join(handed.classes[:20])
         lines.append(
             f"Classes: {shown}{', ...' if len(handed.classes) > 20 else ''} ({len(handed.classes)})."
         )
     return "\n\n".join(lines)
+
+
+def _band_table(info: EncoderInfo, bands: Bands) -> str:
+    """Says what raw values mean, band by band."""
+    marks = [] if bands.nodata is None else [f"{bands.nodata:g}"]
+    marks += ["NaN"] if bands.dtype.startswith("float") else []
+    missing = f" Missing values ({' or '.join(marks)}) become 0 after the normalization." if marks else ""
+    rows = [
+        f"| {name} | {low:g} | {high:g} | {mean:.4g} | {std:.4g} |"
+        for name, low, high, mean, std in zip(
+            bands.names, bands.low, bands.high, info.mean, info.std, strict=True
+        )
+    ]
+    return (
+        f"Raw values are {bands.dtype}. Of each band, `low` becomes 0 and `high` becomes 1; values beyond stay beyond. "
+        f"Then the mean is subtracted, and the rest divided by the standard deviation.{missing}\n\n"
+        "| band | low | high | mean | std |\n| --- | --- | --- | --- | --- |\n" + "\n".join(rows)
+    )
 
 
 def _front_matter(target: str) -> str:

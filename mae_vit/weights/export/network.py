@@ -6,7 +6,7 @@ Shapes: B batch, C channels, H W pixels, D width, K classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ class ExportSource:
     def metadata(self) -> dict[str, str]:
         """Geometry, normalization, history and classes: what travels in a file's metadata."""
         more = {"pool": self.encoder.pool, **({"classes": self.classes} if self.classes else {})}
-        return to_metadata({**asdict(self.encoder.info), **more})
+        return to_metadata({**self.encoder.info.to_dict(), **more})
 
 
 def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -> ExportSource:

@@ -19,6 +19,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_file import raw_normalization
 from mae_vit.objectives.mae import LAYER_NORM_EPS, MAE
 from mae_vit.weights.export.network import ExportSource
 from mae_vit.weights.export.verify import Verification, expected, largest_difference, library, random_images
@@ -63,6 +64,8 @@ def write(handed: ExportSource, folder: Path) -> Verification:
         difference = _check_encoder(transformers, handed, folder)
     mae = _representable(handed, notes)
     height, width = handed.encoder.info.img_size
+    if handed.encoder.info.bands is not None:
+        notes.append("its preprocessor knows no missing values and resizes 8 bits alone: use the card's code")
     notes.append(
         "its preprocessor resizes before it crops: its box may lie half a pixel off, that of the card's code does not"
         if height == width
@@ -209,6 +212,7 @@ def _preprocessor(handed: ExportSource) -> dict[str, Any]:
     height, width = info.img_size
     size = {"height": height, "width": width}
     square = height == width
+    mean, std = raw_normalization(info)  # the processor has one factor for all bands, so it takes raw values
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
@@ -216,11 +220,11 @@ def _preprocessor(handed: ExportSource) -> dict[str, Any]:
         "resample": _BICUBIC,
         "do_center_crop": square,
         "crop_size": size,
-        "do_rescale": True,
+        "do_rescale": info.bands is None,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": list(info.mean),
-        "image_std": list(info.std),
+        "image_mean": list(mean),
+        "image_std": list(std),
     }
 
 

@@ -64,8 +64,15 @@ def _by_timm(handed: ExportSource, path: Path) -> float:
 
 def _by_ours(handed: ExportSource, path: Path) -> float:
     """Read again, the file gives the same features and the same tensors to the bit."""
-    # No shape tells how many heads there are.
-    start = replace(read_weights(str(path)), num_heads=handed.encoder.info.num_heads)
+    info = handed.encoder.info
+    # The file tells neither how many heads there are nor how images are normalized.
+    start = replace(
+        read_weights(str(path)),
+        num_heads=info.num_heads,
+        mean=tuple(info.mean),
+        std=tuple(info.std),
+        bands=info.bands,
+    )
     again = encoder_from_weights(start, pool=handed.encoder.pool)
     images = random_images(handed)
     with torch.no_grad():
@@ -121,6 +128,10 @@ def _notes(handed: ExportSource) -> tuple[str, ...]:
         notes.append(
             f"the official decoder's loss and pictures know 3 channels alone, not {info.in_chans}; encoder and "
             "prediction are as they were"
+        )
+    if info.bands is not None:
+        notes.append(
+            "the file does not say how bands are normalized: the card does, and `--to timm` keeps it in the file"
         )
     if handed.decoder is None and handed.network.head is None:
         notes.append("the start holds no decoder: for reconstructions, export a run folder")

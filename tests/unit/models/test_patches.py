@@ -5,11 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from mae_vit.models.patches import (
-    class_colors,
-    downsized_color_classes,
+    gather_cells,
     gather_patches,
+    join_bins,
+    mean_band_bins,
+    mean_color_bins,
     mean_color_classes,
     patchify,
+    split_bins,
     unpatchify,
 )
 from mae_vit.models.vit import ViTEncoder
@@ -61,10 +64,35 @@ def test_mean_color_of_gray_images_has_eight_classes():
     assert mean_color_classes(image, 2).tolist() == [[3]]
 
 
-def test_class_colors_lie_in_their_class():
+def test_split_bins_lie_in_their_class():
     classes = torch.arange(512)[None]
-    painted = unpatchify(class_colors(classes, 3).repeat(1, 1, 4), 2, (32, 64)).byte()
+    colors = split_bins(classes, 3) * 32 + 16
+    painted = unpatchify(colors.repeat(1, 1, 4), 2, (32, 64)).byte()
     assert torch.equal(mean_color_classes(painted, 2), classes)
+    assert torch.equal(join_bins(split_bins(classes, 3)), classes)
+
+
+def test_mean_bins_of_bands_by_hand():
+    """One patch of two bands: means of valid values 0.5 and 1.7; another with one value, 0.124, and none."""
+    images = torch.zeros(1, 2, 2, 4)
+    valid = torch.ones(1, 2, 2, 4, dtype=torch.bool)
+    images[0, 0, :, :2] = torch.tensor([[0.25, 0.75], [0.0, 0.5]])
+    valid[0, 0, 1, 0] = False
+    images[0, 1, :, :2] = 1.7
+    valid[0, :, :, 2:] = False
+    images[0, 0, 0, 2], valid[0, 0, 0, 2] = 0.124, True
+    bins, known = mean_band_bins(images, 2, valid)
+    assert bins.tolist() == [[[4, 7], [0, 0]]]
+    assert known is not None
+    assert known.tolist() == [[[True, True], [True, False]]]
+    assert mean_band_bins(images - 1, 2)[0].max() == 5  # values below count for the first bin
+
+
+def test_bins_of_bands_are_those_of_the_same_image_in_8_bits():
+    images = torch.randint(0, 256, (4, 5, 8, 8), dtype=torch.uint8)
+    bins, known = mean_band_bins(images.float() / 256, 4)
+    assert known is None
+    assert torch.equal(bins, mean_color_bins(images, 4))
 
 
 def test_downsized_colors_by_hand():
@@ -74,11 +102,10 @@ def test_downsized_colors_by_hand():
         for column in range(8):
             image[0, 1, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = 8 * (8 * row + column)
     image[0, 0, 0, 0] = 255  # one of four pixels: mean 63.75, bin 1
-    classes = downsized_color_classes(image, 8, 4)
+    classes = gather_cells(mean_color_classes(image, 2)[..., None], (1, 2), 4)[..., 0]
     expected = [
         [8 * ((8 * (8 * row + column)) // 32) for row in range(4) for column in range(4 * p, 4 * p + 4)]
         for p in (0, 1)
     ]
     expected[0][0] += 64
     assert classes.tolist() == [expected]
-    assert torch.equal(downsized_color_classes(image, 8, 1)[..., 0], mean_color_classes(image, 8))

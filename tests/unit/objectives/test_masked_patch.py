@@ -8,7 +8,7 @@ from helpers.objectives import batch_of, build
 
 from mae_vit.core.batch import Batch
 from mae_vit.models.masking import KIND_MASK, KIND_RANDOM
-from mae_vit.models.patches import mean_color_classes
+from mae_vit.models.patches import mean_color_bins, mean_color_classes
 
 
 def test_embeddings_are_replaced_as_drawn():
@@ -57,14 +57,14 @@ def test_loss_ignores_the_colors_of_visible_patches(monkeypatch):
     import mae_vit.objectives.masked_patch_targets as module
 
     def changed(where: torch.Tensor):
-        def classes(images: torch.Tensor, patch_size: int, cells: int) -> torch.Tensor:
-            return (mean_color_classes(images, patch_size) + 100 * where.long())[..., None] % 512
+        def bins(images: torch.Tensor, patch_size: int) -> torch.Tensor:
+            return (mean_color_bins(images, patch_size) + 3 * where.long()[..., None]) % 8
 
-        return classes
+        return bins
 
-    monkeypatch.setattr(module, "downsized_color_classes", changed(1 - drawn.mask))
+    monkeypatch.setattr(module, "mean_color_bins", changed(1 - drawn.mask))
     assert objective(batch).loss == expected
-    monkeypatch.setattr(module, "downsized_color_classes", changed(drawn.mask))
+    monkeypatch.setattr(module, "mean_color_bins", changed(drawn.mask))
     assert objective(batch).loss != expected
 
 

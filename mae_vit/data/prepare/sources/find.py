@@ -11,7 +11,7 @@ from pathlib import Path
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.core.messages import closest, closest_path, count_of, nearest
-from mae_vit.data.images.formats import IMAGE_EXTENSIONS
+from mae_vit.data.images.formats import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS, is_array
 from mae_vit.data.prepare.entries import ImageSource, entries_from_paths
 from mae_vit.data.prepare.sources.archives import open_archive, open_zip
 from mae_vit.data.prepare.sources.downloads import cifar10, cifar100, digits
@@ -118,14 +118,17 @@ def find_images(
 def _not_empty(source: ImageSource, spec: str) -> ImageSource:
     if not source.entries:
         source.discard()
-        raise InputError(f"source {spec} holds no images ({', '.join(IMAGE_EXTENSIONS)})")
+        raise InputError(
+            f"source {spec} holds no images ({', '.join((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))})"
+        )
     return source
 
 
 def _from_folder(path: Path, out: Path, split: str, parquet: ParquetOptions, labels: bool) -> ImageSource:
     """Opens a folder of images; of shards where there are none; of Parquet files where there are neither."""
     files = open_folder(path)
-    if not files.images and (shards := find_shards(path)):
+    # Beside shards lie indexes, which are arrays.
+    if all(is_array(name) for name, _ in files.images) and (shards := find_shards(path)):
         if out.exists() and out.samefile(path):
             raise InputError(f"{out} is the source itself: --in-place {path} uses its shards as they are")
         return open_shards(path, shards, split=split, name=path.resolve().name)

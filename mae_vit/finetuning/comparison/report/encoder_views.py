@@ -42,16 +42,9 @@ def best_attention(rows: Sequence[Row], data: str) -> tuple[str, bytes] | None:
     if best is None:
         return None
     model = load_encoder(best.cell.job.folder)
-    samples = draw_samples(
-        data,
-        count=_IMAGES,
-        channels=model.info.in_chans,
-        img_size=model.info.img_size,
-        split=best.values["test_split"],
-    )
-    images = samples.images
-    (weights,) = attention_weights(model.encoder, model.normalize(images), blocks=[-1])
-    view = block_view(model, images, weights, len(model.encoder.blocks) - 1)
+    samples = draw_samples(data, count=_IMAGES, encoder=model.info, split=best.values["test_split"])
+    (weights,) = attention_weights(model.encoder, model.normalize(samples.images), blocks=[-1])
+    view = block_view(model, samples.shown(), weights, len(model.encoder.blocks) - 1)
     return f"{_name(best)}. {view.title}. {view.reading}", to_png(view.drawn)
 
 

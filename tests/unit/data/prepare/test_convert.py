@@ -142,7 +142,9 @@ def test_what_decoding_changes_is_said_once(tmp_path, capsys):
     }
     source = write_files(tmp_path / "src", files)
     out = tmp_path / "out"
-    assert main(["prepare", str(source), str(out)]) == 0
+    assert main(["prepare", str(source), str(out)]) == 2
+    assert "deep.png is 1xuint16, others are 8-bit: --take 8-bit" in capsys.readouterr().err
+    assert main(["prepare", str(source), str(out), "--take", "8-bit"]) == 0
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("images: ")]
     for part in (
         "1 of 16 bits scaled to 8",
@@ -165,7 +167,7 @@ def test_deep_color_is_scaled_and_deeper_is_refused(tmp_path):
     wide = np.linspace(0, 65535, 1200).astype(np.uint16).reshape(30, 40)
     np.testing.assert_array_equal(decode(encoded(Image.fromarray(wide), "tiff"), 1)[0], wide >> 8)
     for pixels in (wide.astype(np.int32) * 70000, wide.astype(np.float32)):
-        with pytest.raises(DecodeError, match=r"16 bits|floating-point"):
+        with pytest.raises(DecodeError, match=r"its values are int32|its values are float32|floating-point"):
             decode(encoded(Image.fromarray(pixels), "tiff"), 3)
 
 

@@ -1,0 +1,56 @@
+"""What the numbers of an image mean: bands, value type, scale and missing values.
+
+Shapes: B images, C bands, H W pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DTYPES = ("uint8", "uint16", "int16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Bands of a data set, as dataset.json describes them.
+
+    The loader hands out raw values of `dtype`. `unit` maps each band's low..high to 0..1. Mean and std of
+    dataset.json, PSNR and pictures are in these units, so 8-bit images (low 0, high 255) need no case of their own.
+
+    Attributes:
+        names: one a band.
+        dtype: of the raw values, one of DTYPES.
+        low: raw value of each band that becomes 0.
+        high: raw value of each band that becomes 1.
+        nodata: raw value that marks a missing pixel of a band; NaN marks one in floating-point images without it.
+    """
+
+    names: tuple[str, ...]
+    dtype: str
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    nodata: float | None = None
+
+    @property
+    def eight_bit(self) -> bool:
+        """True for uint8 images of the full range without missing values: the path of RGB and gray images."""
+        full = set(self.low) == {0.0} and set(self.high) == {255.0}
+        return self.dtype == "uint8" and full and self.nodata is None
+
+    def unit(self, images: Tensor) -> Tensor:
+        """Maps raw values (B, C, H, W) to float32 with low..high at 0..1; values beyond stay beyond."""
+        if self.eight_bit:
+            return images.float() / 255
+        low, high = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (self.low, self.high))
+        return (images.float() - low) / (high - low)
+
+    def valid(self, images: Tensor) -> Tensor | None:
+        """Returns a bool tensor (B, C, H, W), false where a band has no value; None where none can be missing."""
+        if self.nodata is None and not self.dtype.startswith("float"):
+            return None
+        values = images.float()
+        valid = ~values.isnan()
+        return valid if self.nodata is None else valid & (values != self.nodata)

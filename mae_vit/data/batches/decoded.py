@@ -1,0 +1,72 @@
+"""Decodes samples: one, or all of a split into an array."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from mae_vit.core.bands import Bands
+from mae_vit.core.files import replacing
+from mae_vit.core.progress import progress
+from mae_vit.data.images.decode import DecodeError, decode
+from mae_vit.data.index import ShardIndex
+from mae_vit.data.shards.shard_files import ReadError
+
+# The name that arrays of 8 bits have had: they are not decoded again.
+_NAMES = {"uint8": "u8"}
+
+
+def dtype_of(bands: Bands | None) -> np.dtype:
+    """Returns the type of decoded values: uint8 for photographs, else that of the bands."""
+    return np.dtype("uint8" if bands is None else bands.dtype)
+
+
+def decode_sample(index: ShardIndex, sample: int, channels: int, bands: Bands | None = None) -> np.ndarray:
+    """Reads and decodes one sample: (C, H, W), uint8 or raw values of the data set's bands.
+
+    Raises:
+        ReadError: if its bytes cannot be read.
+        DecodeError: if they are no complete image, or if its size differs in a split of equal-size images.
+    """
+    image = decode(index.read(sample), channels, bands=bands)
+    check_size(image.shape[1:], index.one_size)
+    return image
+
+
+def check_size(size: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
+    """Checks an image's size in a split of equal-size images: `crop="pad"` and `MemorySource` rely on it."""
+    if expected is not None and size != expected:
+        raise DecodeError(f"{size[1]}x{size[0]} px, where all images are {expected[1]}x{expected[0]}")
+
+
+def array_bytes(index: ShardIndex, channels: int, bands: Bands | None) -> int:
+    """Returns the size of all images of a split, decoded."""
+    split = index.split_info
+    return len(index) * channels * split.height[1] * split.width[1] * dtype_of(bands).itemsize
+
+
+def decoded_array(index: ShardIndex, channels: int, bands: Bands | None) -> Path:
+    """Returns the file of all images, (N, C, H, W), damaged ones black; writes it if it is missing."""
+    kind = dtype_of(bands)
+    path, size = index.cache_path(f"{_NAMES.get(kind.name, kind.name)}-{channels}.npy"), index.one_size
+    assert size is not None
+    shape = (len(index), channels, *size)
+    with index.locked():
+        if not path.exists() and index.misfit_shards():
+            # By another name: once the shards are whole again, all images are decoded.
+            path = path.with_name(f"{path.stem}-partial.npy")
+        if not path.exists() or np.load(path, mmap_mode="r").shape != shape:
+            index.drop_stale()
+            with replacing(path) as partial:
+                array = np.lib.format.open_memmap(partial, mode="w+", dtype=kind, shape=shape)
+                _decode_all(index, channels, bands, array)
+                array.flush()
+    return path
+
+
+def _decode_all(index: ShardIndex, channels: int, bands: Bands | None, array: np.ndarray) -> None:
+    for sample in progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
+        with suppress(ReadError, DecodeError):  # a damaged image stays black
+            array[sample] = decode_sample(index, sample, channels, bands)

@@ -1,0 +1,62 @@
+"""`model.in_chans`: the channels of the images that a network takes, from the data."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from mae_vit.config.schema import Config
+from mae_vit.core.errors import InputError
+from mae_vit.core.urls import redact_url
+from mae_vit.data.remote.folder import resolve_data_path
+from mae_vit.data.shards.dataset_json import Dataset, read_dataset
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+# 8-bit photographs are read as gray or as RGB, whichever they are.
+_OF_PHOTOGRAPHS = (1, 3)
+_MOST_NAMED = 4
+
+
+def describe_data(config: Config, *, say: bool = False) -> Dataset:
+    """Reads the description of a config's data; `say` prints a warning where it is an earlier one.
+
+    Raises:
+        InputError: if there is no such data.
+    """
+    section = config.data
+    folder, _ = resolve_data_path(
+        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=say
+    )
+    return read_dataset(folder)
+
+
+def with_channels(config: AnyConfig, dataset: Dataset) -> AnyConfig:
+    """Returns the config with `model.in_chans`, which is the data's if the config does not say it.
+
+    Raises:
+        InputError: if what it says contradicts the data.
+    """
+    wanted, count = config.model.in_chans, dataset.channels
+    if wanted is None:
+        return set_channels(config, count)
+    path = redact_url(config.data.path)
+    if dataset.bands is not None and wanted != count:
+        raise InputError(
+            f"model.in_chans={wanted}, but the images of {path} have {count} bands ({name_bands(dataset)}): leave it "
+            "out, or choose bands when they are prepared (mae-vit prepare --bands)"
+        )
+    if dataset.bands is None and wanted not in _OF_PHOTOGRAPHS:
+        raise InputError(
+            f"model.in_chans={wanted}, but the images of {path} are 8-bit photographs: leave it out, or give 1 or 3"
+        )
+    return config
+
+
+def set_channels(config: AnyConfig, channels: int) -> AnyConfig:
+    """Returns the config with another `model.in_chans`."""
+    return config.model_copy(update={"model": config.model.model_copy(update={"in_chans": channels})})
+
+
+def name_bands(dataset: Dataset) -> str:
+    """Lists the names of bands, some of many."""
+    names = dataset.bands.names if dataset.bands else ()
+    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")

@@ -1,0 +1,78 @@
+"""An image of bands before its pixels are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mae_vit.core.bands import DTYPES
+from mae_vit.data.images.bounds import MAX_PIXELS, DecodeError
+
+# Hyperspectral sensors have 200 to 500 bands. More pages than this are a film or a volume.
+MAX_BANDS = 512
+
+
+@dataclass(frozen=True)
+class Raster:
+    """An image other than a photograph of 8 bits.
+
+    Attributes:
+        extension: of its format, determined from the bytes.
+        height: in pixels.
+        width: in pixels.
+        count: bands.
+        dtype: of the raw values, one of `mae_vit.core.bands.DTYPES`.
+        pixels: decodes it: (C, H, W) of `dtype`; raises DecodeError. The memory may be shared with the bytes.
+        names: of the bands; empty if the file names none.
+        nodata: raw value of missing pixels that the file states.
+        notes: what decoding changes beyond decompression.
+    """
+
+    extension: str
+    height: int
+    width: int
+    count: int
+    dtype: str
+    pixels: Callable[[], np.ndarray]
+    names: tuple[str, ...] = ()
+    nodata: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Bands and type, as `prepare --take` takes it: "13xuint16"."""
+        return f"{self.count}x{self.dtype}"
+
+
+def checked_dtype(name: str) -> str:
+    """Returns the name of a type that is taken.
+
+    Raises:
+        DecodeError: for other types.
+    """
+    if name not in DTYPES:
+        raise DecodeError(f"its values are {name}: taken are {', '.join(DTYPES)}")
+    return name
+
+
+def check_shape(count: int, height: int, width: int, dtype: str, max_pixels: int | None) -> None:
+    """Checks a declared size before memory is taken for it.
+
+    Raises:
+        DecodeError: if the image has no pixels, too many, or too many bands.
+    """
+    bound = MAX_PIXELS if max_pixels is None else max_pixels
+    if min(count, height, width) < 1:
+        raise DecodeError(f"its header says {count} bands of {width}x{height} pixels")
+    if count > MAX_BANDS:
+        raise DecodeError(f"{count} bands or pages: at most {MAX_BANDS} are taken as bands")
+    if height * width > bound:
+        raise DecodeError(f"{width}x{height} pixels are over the bound of {bound}")
+    size = count * height * width * np.dtype(dtype).itemsize
+    if size > 3 * bound:
+        raise DecodeError(
+            f"{width}x{height} pixels of {count} bands of {dtype} take {size} bytes, over the bound of {3 * bound}: "
+            "cut it into tiles"
+        )

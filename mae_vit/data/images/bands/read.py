@@ -1,0 +1,69 @@
+"""Opens an image of bands, whatever its format."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mae_vit.core.bands import Bands
+from mae_vit.data.images.bands.dicom import is_dicom, open_dicom
+from mae_vit.data.images.bands.numpy_files import NPY_MAGIC, NPZ_MAGIC, open_npy, open_npz
+from mae_vit.data.images.bands.png import PNG_MAGIC, is_deep, open_png
+from mae_vit.data.images.bands.raster import Raster
+from mae_vit.data.images.bands.tiff import open_tiff
+from mae_vit.data.images.bands.tiff_pages import is_tiff
+from mae_vit.data.images.bounds import DecodeError
+
+
+def open_raster(data: bytes, *, max_pixels: int | None = None, every_band: bool = False) -> Raster | None:
+    """Reads the header of an image other than a photograph of 8 bits.
+
+    Args:
+        data: an encoded image; its bytes, not its name, determine the format.
+        max_pixels: largest height x width, and a third of the largest size in bytes; `MAX_PIXELS` if None.
+        every_band: read TIFF files of 8 bits too, with their bands of transparency.
+
+    Returns:
+        The image; None if `mae_vit.data.images.decode` is to decode it.
+
+    Raises:
+        DecodeError: for anything truncated, damaged, too large or not taken; with the reason.
+        InputError: if a package is missing.
+    """
+    if data.startswith(PNG_MAGIC):
+        return open_png(data, max_pixels) if is_deep(data) else None
+    if is_tiff(data):
+        return open_tiff(data, max_pixels, every_band=every_band)
+    if data.startswith(NPY_MAGIC):
+        return open_npy(data, max_pixels)
+    if data.startswith(NPZ_MAGIC):
+        return open_npz(data, max_pixels)
+    if is_dicom(data):
+        return open_dicom(data, max_pixels)
+    return None
+
+
+def decode_bands(data: bytes, bands: Bands, *, max_pixels: int | None = None) -> np.ndarray:
+    """Decodes an image of the bands that a data set has: raw values (C, H, W) of their type.
+
+    Raises:
+        DecodeError: for anything damaged, too large, or of other bands.
+    """
+    return open_bands(data, bands, max_pixels=max_pixels).pixels()
+
+
+def open_bands(data: bytes, bands: Bands, *, max_pixels: int | None = None) -> Raster:
+    """Reads the header of an image of the bands that a data set has.
+
+    Raises:
+        DecodeError: for anything damaged, too large, or of other bands.
+    """
+    raster = open_raster(data, max_pixels=max_pixels)
+    count = len(bands.names)
+    if raster is None or (raster.count != count and raster.extension == "tiff"):
+        # Prepared with --bands, which takes bands of transparency too.
+        raster = open_raster(data, max_pixels=max_pixels, every_band=True)
+    if raster is None:
+        raise DecodeError(f"no image of {count} bands of {bands.dtype}")
+    if (raster.count, raster.dtype) != (count, bands.dtype):
+        raise DecodeError(f"{raster.kind}, where all images are {count}x{bands.dtype}")
+    return raster

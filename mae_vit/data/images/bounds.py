@@ -1,0 +1,23 @@
+"""How large an image may be, and the error of bytes that are none."""
+
+from __future__ import annotations
+
+# Pillow's bound against decompression bombs. It holds for all decoders: a header may promise
+# any size.
+MAX_PIXELS = 178_956_970
+# The size of MAX_PIXELS pixels without compression. No image needs more.
+MAX_IMAGE_BYTES = 3 * MAX_PIXELS + (1 << 20)
+
+
+class DecodeError(ValueError):
+    """The bytes are no complete image; the message gives the reason."""
+
+
+def check_bytes(count: int) -> None:
+    """Checks an encoded image's size in bytes, before it is read.
+
+    Raises:
+        DecodeError: if `count` is over `MAX_IMAGE_BYTES`.
+    """
+    if count > MAX_IMAGE_BYTES:
+        raise DecodeError(f"{count} bytes: no image is so large")

@@ -1,0 +1,1 @@
+"""Options, conversion and statistics of images of bands."""

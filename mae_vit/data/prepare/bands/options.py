@@ -1,0 +1,200 @@
+"""The options of `prepare` for images of bands, and what all images of a data set have in common."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mae_vit.core.bands import DTYPES, Bands
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import nearest
+from mae_vit.data.images.bounds import DecodeError
+
+EIGHT_BIT = "8-bit"
+PERCENTILES, NONE = "percentiles", "none"
+_RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
+_KIND = re.compile(rf"[1-9]\d{{0,3}}x({'|'.join(DTYPES)})")
+
+
+@dataclass(frozen=True)
+class BandLayout:
+    """What all images of a data set have in common.
+
+    Attributes:
+        names: one a band.
+        dtype: of raw values.
+        nodata: raw value of missing pixels; None if there is none.
+        named: the files name their bands; else their numbers do.
+    """
+
+    names: tuple[str, ...]
+    dtype: str
+    nodata: float | None = None
+    named: bool = True
+
+    @property
+    def kind(self) -> str:
+        """Bands and type: "13xuint16"."""
+        return f"{len(self.names)}x{self.dtype}"
+
+    def fits(self, other: BandLayout) -> bool:
+        """Whether images of both belong into one data set."""
+        if (self.kind, self.nodata) != (other.kind, other.nodata):
+            return False
+        return self.names == other.names or not (self.named and other.named)
+
+
+def band_number(place: int) -> str:
+    """Names the band at a place, from 0, of files that do not."""
+    return f"band {place + 1}"
+
+
+def layout_of(bands: Bands) -> BandLayout:
+    """Returns the layout that the images of a prepared data set have."""
+    named = not all(name.startswith("band ") for name in bands.names)
+    return BandLayout(bands.names, bands.dtype, bands.nodata, named)
+
+
+@dataclass(frozen=True)
+class BandOptions:
+    """Which bands are stored, and what their values mean.
+
+    Attributes:
+        select: numbers from 1, ranges of them, or names, in the order to store; all if empty.
+        scale: "percentiles", "none", or the raw values that are 0 and 1; None chooses.
+        nodata: raw value of missing pixels; None takes what the files state.
+        window: raw values are clipped to this lowest and highest one.
+        take: the kind of images to take where files differ, such as "13xuint16" or "8-bit".
+    """
+
+    select: tuple[str, ...] = ()
+    scale: str | tuple[float, float] | None = None
+    nodata: float | None = None
+    window: tuple[float, float] | None = None
+    take: str | None = None
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that are set, by the names of the command line."""
+        return tuple(
+            f"--{'bands' if name == 'select' else name}"
+            for name in ("select", "scale", "nodata", "window", "take")
+            if getattr(self, name) not in (None, ())
+        )
+
+    @property
+    def every_band(self) -> bool:
+        """Whether TIFF files of 8 bits are read as bands too: where their bands or values are spoken of."""
+        return bool(self.select) or (self.scale, self.nodata, self.window) != (None, None, None)
+
+    def chosen(self, names: Sequence[str], *, named: bool) -> list[int]:
+        """Returns the places of the chosen bands among all of an image; its file names them if `named`.
+
+        Raises:
+            DecodeError: if it lacks one of them.
+        """
+        places, count = list[int](), len(names)
+        for part in self.select or (f"1-{count}",):
+            if part in names:
+                places.append(names.index(part))
+                continue
+            numbers = _RANGE.fullmatch(part)
+            first, last = (
+                (int(numbers[1]), int(numbers[2]))
+                if numbers
+                else (_number(part, names if named else (), count),) * 2
+            )
+            if not 1 <= first <= last <= count:
+                raise DecodeError(f"it has bands 1 to {count}, not {part}")
+            places += range(first - 1, last)
+        if len(set(places)) < len(places):
+            raise DecodeError(f"--bands {','.join(self.select)} takes a band twice")
+        return places
+
+
+NO_OPTIONS = BandOptions()
+
+
+def _number(part: str, names: Sequence[str], count: int) -> int:
+    if part.isdecimal():
+        return int(part)
+    known = f": {nearest(part, names)}" if names else f", and its {count} bands have no names"
+    raise DecodeError(f'it has no band "{part}"{known}')
+
+
+def read_options(
+    *, bands: str | None, scale: str | None, nodata: str | None, window: str | None, take: str | None
+) -> BandOptions:
+    """Reads the options of the command line.
+
+    Raises:
+        InputError: for one that makes no sense.
+    """
+    select = tuple(part.strip() for part in bands.split(",")) if bands is not None else ()
+    if any(not part for part in select):
+        raise InputError(
+            f"--bands {bands}: give numbers from 1, ranges or names, such as 4,3,2 or 1-4 or red,nir"
+        )
+    if take is not None and take != EIGHT_BIT and not _KIND.fullmatch(take):
+        raise InputError(
+            f"--take {take}: give bands and type such as 13xuint16 ({', '.join(DTYPES)}), or {EIGHT_BIT}"
+        )
+    center = None if window is None else _two("--window", window, "CENTER,WIDTH")
+    if center is not None and center[1] <= 0:
+        raise InputError(f"--window {window}: its width must be above 0")
+    if center is not None and scale is not None:
+        raise InputError("--window sets the scale: leave --scale out")
+    limits = None if center is None else (center[0] - center[1] / 2, center[0] + center[1] / 2)
+    return BandOptions(select, _scale(scale) if limits is None else limits, _nodata(nodata), limits, take)
+
+
+def _scale(text: str | None) -> str | tuple[float, float] | None:
+    if text in (None, PERCENTILES, NONE):
+        return text
+    low, high = _two("--scale", text, f"{PERCENTILES}, {NONE} or LOW,HIGH")
+    if low >= high:
+        raise InputError(f"--scale {text}: LOW must be below HIGH")
+    return low, high
+
+
+def _two(option: str, text: str, usage: str) -> tuple[float, float]:
+    try:
+        first, second = (float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option} {text}: give {usage}") from None
+    if not (math.isfinite(first) and math.isfinite(second)):
+        raise InputError(f"{option} {text}: give finite numbers")
+    return first, second
+
+
+def _nodata(text: str | None) -> float | None:
+    try:
+        value = None if text is None else float(text)
+    except ValueError:
+        raise InputError(f"--nodata {text}: give a number") from None
+    if value is not None and math.isinf(value):
+        raise InputError(f"--nodata {text}: give a finite number, or nan")
+    return value
+
+
+def nodata_for(dtype: str, option: float | None, stated: float | None) -> float | None:
+    """Returns the value of missing pixels for images of a type; NaN, which marks them in floats anyway, is None.
+
+    Raises:
+        DecodeError: if the option's value is none of the type.
+    """
+    value = stated if option is None else option
+    if value is None or math.isnan(value):
+        return None
+    if dtype.startswith("float"):
+        return float(np.dtype(dtype).type(value)) if np.isfinite(np.dtype(dtype).type(value)) else None
+    limits = np.iinfo(dtype)
+    if not value.is_integer() or not limits.min <= value <= limits.max:
+        if option is None:
+            return None  # GDAL's files often state a value that they cannot hold
+        raise DecodeError(f"--nodata {value:g} is no value of {dtype}")
+    return value

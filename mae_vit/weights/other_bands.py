@@ -1,0 +1,102 @@
+"""Adapts pretrained weights to images of other bands: their patch projection, and their normalization."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from mae_vit.core.bands import Bands
+from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.models.vit import PatchInit
+from mae_vit.weights.start import Weights
+
+NAME = "patch_embed.proj.weight"
+
+
+def adapt_patch_projection(weight: Tensor, channels: int, how: PatchInit) -> tuple[Tensor, str]:
+    """Makes a projection of images with `channels` channels from one with another number.
+
+    Weights are scaled by old / new channels. So an image with equal channels gives the embedding that an image
+    with equal channels gave before (timm's `adapt_input_conv`, which does the same from 3 channels).
+
+    Args:
+        weight: (D, C, P, P).
+        channels: the new number, other than C.
+        how: "repeat" takes the channels in turn: 0, 1, 2, 0, 1, ...; for fewer channels it averages, because it
+            would drop some. "average" gives each new channel the mean of all.
+
+    Returns:
+        The weights (D, channels, P, P), and a phrase that says what was done.
+    """
+    old = weight.shape[1]
+    scale = old / channels
+    if how == "repeat" and channels > old:
+        turns = -(-channels // old)
+        adapted = weight.repeat(1, turns, 1, 1)[:, :channels] * scale
+        done = f"repeated in turn, times {old}/{channels}"
+    else:
+        adapted = weight.mean(dim=1, keepdim=True).expand(-1, channels, -1, -1) * scale
+        done = f"each the mean of {old}, times {old}/{channels}"
+    return adapted.contiguous(), f"{old} -> {channels} channels, {done}"
+
+
+def fit_normalization(
+    start: Weights, bands: Bands | None, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Returns the mean and std of pretrained weights in the unit scale of other data.
+
+    Raw values are then normalized as in pretraining, also if the data's 0..1 are other raw values.
+
+    Args:
+        start: pretrained weights.
+        bands: of the data; None for 8 bits.
+        channels: of the data.
+
+    Returns:
+        Mean and std, one a channel; None if raw values of both do not compare: another number of bands, another
+        type of values, or a normalization that is not known.
+    """
+    mean, std, theirs = start.mean, start.std, start.bands
+    if mean is None or std is None or len(mean) != channels:
+        return None
+    if theirs is None and bands is None:
+        return mean, std
+    if theirs is None or bands is None or theirs.dtype != bands.dtype:
+        return None
+    if (theirs.low, theirs.high) == (bands.low, bands.high):
+        return mean, std
+    # Raw values are linear in both scales: theirs = factor * ours + shift, in each band.
+    fitted_mean, fitted_std = [], []
+    ends = zip(theirs.low, theirs.high, bands.low, bands.high, strict=True)
+    for place, (their_low, their_high, low, high) in enumerate(ends):
+        factor, shift = (high - low) / (their_high - their_low), (low - their_low) / (their_high - their_low)
+        fitted_mean.append((mean[place] - shift) / factor)
+        fitted_std.append(std[place] / factor)
+    return tuple(fitted_mean), tuple(fitted_std)
+
+
+def fit_bands(encoder: EncoderInfo, bands: Bands | None, where: str) -> Bands | None:
+    """Returns how an encoder reads the raw values of data: by its own scale, with the data's mark of missing values.
+
+    Raises:
+        InputError: if the data have other bands than the encoder, with both.
+    """
+    theirs = encoder.bands
+    if theirs is None and bands is None:
+        return None
+    if (
+        theirs is None
+        or bands is None
+        or (len(theirs.names), theirs.dtype) != (len(bands.names), bands.dtype)
+    ):
+        raise InputError(
+            f"{where} holds images of {_kind(bands)}, the encoder takes {_kind(theirs)}: "
+            "fine-tune it, which adapts its patch projection"
+        )
+    return replace(theirs, nodata=bands.nodata)
+
+
+def _kind(bands: Bands | None) -> str:
+    return "8-bit gray or RGB" if bands is None else f"{len(bands.names)} bands of {bands.dtype}"

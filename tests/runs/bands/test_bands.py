@@ -1,0 +1,198 @@
+"""From files of 13 bands of uint16 to an encoder and further: values survive, in a small run and in a larger one.
+
+The tiles are mixtures of photographs' colors (docs/tools/mix_bands.py): real structure, no measurements.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.commands import ROOT, SMALL_MAE, lines_of, one_line
+from PIL import Image
+from safetensors.torch import load_file
+from sklearn.datasets import load_sample_images
+
+import mae_vit
+from mae_vit.cli.main import main
+from mae_vit.config.load import read_run_config
+from mae_vit.finetuning.job import main as finetune
+from mae_vit.inspection.band_views import band_views
+from mae_vit.inspection.images import draw_samples
+from mae_vit.inspection.subject import open_subject
+from mae_vit.pretraining.job import main as pretrain
+
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+import mix_bands
+
+CONFIG = str(ROOT / "configs" / "mae_satellite.yaml")
+SIDE = 32
+SMALL = [*SMALL_MAE, "model.img_size=32", "train.epochs=null", "train.warmup_epochs=null", "train.steps=4"]
+SMALL += ["train.warmup_steps=1", "train.effective_batch_size=16", "train.precision=fp32"]
+SMALL += ["monitor.tensorboard=false", "monitor.evaluate_every_steps=4", "monitor.log_every_steps=1"]
+FEW = ["train.effective_batch_size=16", "data.augment.policy=none"]
+
+
+def write_tiles(folder: Path, count: int) -> list[np.ndarray]:
+    """Cuts tiles out of two photographs, a class each."""
+    photos = [image.transpose(2, 0, 1) for image in load_sample_images().images]
+    rng, tiles = np.random.default_rng(0), []
+    for number in range(count):
+        photo = photos[number % 2]
+        top, left = (int(rng.integers(0, side - SIDE)) for side in photo.shape[1:])
+        tile = mix_bands.mix(photo[:, top : top + SIDE, left : left + SIDE], "satellite", rng)
+        stem = folder / ("china", "flower")[number % 2] / f"{number:05d}"
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        mix_bands.write(stem, tile, "satellite")
+        tiles.append(tile)
+    return tiles
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
+    folder = tmp_path_factory.mktemp("bands")
+    drawn = write_tiles(folder / "tiles", 60)
+    assert main(["prepare", str(folder / "tiles"), str(folder / "data"), "--holdout", "0.25"]) == 0
+    return folder, drawn
+
+
+@pytest.fixture(scope="module")
+def trained(tiles, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("run") / "mae"
+    assert pretrain(["--config", CONFIG, f"data.path={tiles[0] / 'data'}", f"run.dir={run}", *SMALL]) == 0
+    return run
+
+
+def test_a_run_takes_the_bands_of_the_data(tiles, trained):
+    folder, _ = tiles
+    table = json.loads((folder / "data" / "dataset.json").read_text())["bands"]
+    assert tuple(table["names"]) == tuple(mix_bands.SATELLITE)
+    assert table["nodata"] == mix_bands.NODATA
+    assert read_run_config(trained)["model"]["in_chans"] == 13
+    info = mae_vit.load_encoder(trained).info
+    assert (info.bands.names, info.bands.dtype) == (tuple(mix_bands.SATELLITE), "uint16")
+    assert info.bands.low == tuple(table["scale"]["low"])
+    assert all(np.isfinite(line["loss"]) for line in lines_of(trained) if line.get("loss") is not None)
+    # A held-out picture: four rows of labels and tiles.
+    assert len(list((trained / "pictures").glob("*.png"))) == 1
+
+
+def test_the_range_of_a_band_in_pictures_is_the_files(tiles, trained):
+    folder, drawn = tiles
+    subject = open_subject(str(trained))
+    samples = draw_samples(str(folder / "data"), count=16, encoder=subject.model.info, split="val")
+    views = {view.name: view for view in band_views(subject.objective, samples)}
+    assert views.keys() == {"bands", "reconstructions-bands"}
+    assert all(view.drawn.std() > 0 for view in views.values())
+    low, high = subject.model.info.bands.low[8], subject.model.info.bands.high[8]
+    assert f"B8A {low:g} to {high:g}" in views["bands"].reading
+    head, rows = views["bands"].table
+    assert head == ["band", "min", "mean", "max", "missing_share"]
+    whole = {tile.tobytes() for tile in drawn}
+    held_out = samples.images.numpy()
+    assert all(image.tobytes() in whole for image in held_out)
+    for band, row in enumerate(rows):
+        values = held_out[:, band][held_out[:, band] != mix_bands.NODATA].astype(float)
+        missing = (held_out[:, band] == mix_bands.NODATA).mean()
+        expected = [values.min(), values.mean(), values.max(), missing]
+        assert row[0] == list(mix_bands.SATELLITE)[band]
+        np.testing.assert_allclose(row[1:], expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_inspection_draws_a_page_of_bands(tiles, trained, tmp_path):
+    out, data = tmp_path / "inspect", str(tiles[0] / "data")
+    assert main(["inspect", "--ckpt", str(trained), "--data", data, "--images", "15", "--out", str(out)]) == 0
+    for name in ("bands", "reconstructions-bands", "reconstructions-random", "filters", "attention-rollout"):
+        assert np.asarray(Image.open(out / f"{name}.png")).std() > 0
+    page = (out / "index.html").read_text()
+    assert "B8A" in page
+    assert "uint16" in page
+
+
+def test_embed_export_and_fine_tuning_take_bands(tiles, trained, tmp_path, capsys):
+    folder, drawn = tiles
+    data = str(folder / "data")
+    assert main(["embed", str(trained), data, "--out", str(tmp_path / "f.npz")]) == 0
+    features = np.load(tmp_path / "f.npz")["features"]
+    assert features.shape == (60, 16)
+    encoder = mae_vit.load_encoder(trained)
+    ours = encoder(torch.stack([encoder.transform(tile) for tile in drawn])).detach().numpy()
+    # Shards have their own order.
+    distances = np.abs(features[:, None] - ours[None]).max(axis=2)
+    assert distances.min(axis=1).max() < 1e-4
+    assert main(["export", str(trained), "--to", "timm", "--out", str(tmp_path / "timm")]) == 0
+    assert "in_chans=13" in (tmp_path / "timm" / "README.md").read_text()
+    options = ["finetune.mode=few_shot", f"data.path={data}", f"run.dir={tmp_path / 'few'}", *FEW]
+    assert finetune(["--ckpt", str(trained), "--config", str(ROOT / "configs/finetune_cifar_tiny.yaml"),
+                     *options]) == 0  # fmt: skip
+    capsys.readouterr()
+    wrong = [
+        "--config",
+        CONFIG,
+        f"data.path={data}",
+        f"run.dir={tmp_path / 'no'}",
+        *SMALL,
+        "model.in_chans=3",
+    ]
+    assert pretrain(wrong) == 2
+    assert "model.in_chans=3, but the images" in one_line(capsys)
+    unknown = [*wrong[:-1], "monitor.picture_bands=[B4, B03, B02]"]
+    assert pretrain(unknown) == 2
+    assert 'did you mean "B04"' in one_line(capsys)
+
+
+def test_weights_of_photographs_are_adapted(tiles, tmp_path, capsys):
+    photographs = ROOT / "docs/results/encoders/mae_cifar_tiny_100.safetensors"
+    options = [f"data.path={tiles[0] / 'data'}", f"run.dir={tmp_path / 'run'}", *FEW]
+    config = ["--config", str(ROOT / "configs/finetune_cifar_tiny.yaml"), "--ckpt", str(photographs)]
+    assert finetune([*config, *options, "finetune.mode=few_shot"]) == 0
+    said = capsys.readouterr().out
+    assert "patch_embed.proj.weight (3 -> 13 channels, repeated in turn, times 3/13)" in said
+    assert "model.in_chans=13: the data's bands" in said
+    assert read_run_config(tmp_path / "run")["data"]["normalize"] == "dataset"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["mae", "masked_patch"])
+def test_two_thousand_tiles_on_two_ranks_resume_to_the_bit(objective, tmp_path_factory):
+    """200 steps in one go, and killed after some and resumed: the same weights."""
+    folder = tmp_path_factory.mktemp("large")
+    write_tiles(folder / "tiles", 2000)
+    data = folder / "data"
+    assert main(["prepare", str(folder / "tiles"), str(data), "--holdout", "0.1"]) == 0
+    assert main(["check", str(data)]) == 0
+    config = CONFIG if objective == "mae" else str(ROOT / "configs" / "masked_patch_cifar_tiny.yaml")
+    options = [f"data.path={data}", "model.img_size=32", "data.augment.crop=random_resized"]
+    options += ["train.epochs=null", "train.warmup_epochs=null", "train.steps=200", "train.warmup_steps=20"]
+    options += ["train.effective_batch_size=64", "train.precision=fp32", "checkpoint.every_steps=50"]
+    options += ["monitor.tensorboard=false", "train.engine=deepspeed"]
+
+    def launch(name: str, port: int) -> subprocess.Popen:
+        launcher = [sys.executable, str(Path(sys.executable).parent / "deepspeed"), "--num_accelerators", "2"]
+        words = ["--master_port", str(port), "pretrain/run.py", "--config", config, *options]
+        return subprocess.Popen([*launcher, *words, f"run.dir={folder / name}"], cwd=ROOT)
+
+    assert launch("whole", 29611).wait(timeout=1500) == 0
+    killed = launch("killed", 29613)
+    while not list((folder / "killed" / "checkpoints").glob("step-*100")):
+        assert killed.poll() is None
+        time.sleep(0.2)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(timeout=60)
+    time.sleep(5)  # its ranks notice, and let go of the run folder
+    assert launch("killed", 29615).wait(timeout=1500) == 0
+    first, second = (load_file(folder / name / "encoder.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert main(["export", str(folder / "whole"), "--to", "timm", "--out", str(folder / "timm")]) == 0
+    again, ours = (
+        mae_vit.load_encoder(folder / "timm" / "model.safetensors"),
+        mae_vit.load_encoder(folder / "whole"),
+    )
+    images = torch.randn(4, 13, 32, 32)
+    assert torch.equal(again(images), ours(images))

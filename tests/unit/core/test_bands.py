@@ -1,0 +1,104 @@
+"""What raw values mean: unit scale and missing pixels."""
+
+import json
+from typing import get_args
+
+import pytest
+import torch
+
+from mae_vit.core.bands import DTYPES, Bands
+from mae_vit.core.errors import InputError
+from mae_vit.data.shards.band_table import Dtype
+from mae_vit.data.shards.dataset_json import parse_dataset
+
+
+def test_unit_maps_low_and_high_of_each_band():
+    bands = Bands(("a", "b"), "uint16", (0.0, 100.0), (1000.0, 300.0))
+    images = torch.tensor([[[0, 500, 1000, 2000]], [[100, 200, 300, 500]]], dtype=torch.uint16)[None]
+    want = torch.tensor([[[0.0, 0.5, 1.0, 2.0]], [[0.0, 0.5, 1.0, 2.0]]])[None]
+    torch.testing.assert_close(bands.unit(images), want)
+    assert bands.valid(images) is None
+
+
+def test_eight_bit_is_the_path_of_photographs():
+    photographs = Bands(("gray",), "uint8", (0.0,), (255.0,))
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    assert photographs.eight_bit
+    assert torch.equal(photographs.unit(images), images.float() / 255)
+    assert not Bands(("gray",), "uint8", (0.0,), (200.0,)).eight_bit
+    assert not Bands(("gray",), "uint8", (0.0,), (255.0,), nodata=0).eight_bit
+
+
+def test_missing_pixels():
+    whole = Bands(("a",), "int16", (0.0,), (1.0,), nodata=-9999)
+    assert whole.valid(torch.tensor([[[[5, -9999]]]], dtype=torch.int16)).tolist() == [[[[True, False]]]]
+    floats = Bands(("a",), "float16", (0.0,), (1.0,))
+    images = torch.tensor([[[[5.0, float("nan")]]]], dtype=torch.float16)
+    assert floats.valid(images).tolist() == [[[[True, False]]]]
+
+
+def test_one_list_of_types():
+    assert get_args(Dtype) == DTYPES
+
+
+TABLE = {
+    "names": ["red", "near infrared"],
+    "dtype": "uint16",
+    "scale": {"low": [0, 10], "high": [4000, 5000], "by": "percentiles 1, 99"},
+    "nodata": 0,
+    "nodata_share": [0.25, 0],
+    "min": [1, 2],
+    "max": [9000, 9001],
+    "percentiles": {"1": [0, 10], "2": [1, 11], "50": [500, 600], "98": [3900, 4900], "99": [4000, 5000]},
+    "exact": True,
+}
+SPLIT = {
+    "samples": 1,
+    "shards": [{"file": "train-000000.tar", "samples": 1, "bytes": 10240, "sha256": "0" * 64}],
+    "source": "tiles",
+    "height": [8, 8],
+    "width": [8, 8],
+    "formats": {"tif": 1},
+    "class_counts": [],
+    "processing": {"exif_orientation": "ignore"},
+}
+DATASET = {
+    "format": 1,
+    "tool": "mae-vit 0.1.0",
+    "classes": [],
+    "channels": 2,
+    "mean": [0.5, 0.25],
+    "std": [0.1, 0.2],
+    "statistics_images": 1,
+    "bands": TABLE,
+    "splits": {"train": SPLIT},
+}
+
+
+def test_dataset_json_holds_bands():
+    dataset = parse_dataset(json.dumps(DATASET).encode(), "dataset.json")
+    assert dataset.bands == Bands(("red", "near infrared"), "uint16", (0, 10), (4000, 5000), 0)
+    assert json.loads(dataset.to_json()) == DATASET
+
+
+def test_without_bands_nothing_is_added():
+    plain = {**{key: value for key, value in DATASET.items() if key != "bands"}}
+    dataset = parse_dataset(json.dumps(plain).encode(), "dataset.json")
+    assert dataset.bands is None
+    assert dataset.to_json() == json.dumps(plain, indent=1) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"names": ["red", "red"]}, "two bands have one name"),
+        ({"min": [1]}, "min needs 2 finite numbers"),
+        ({"dtype": "float64"}, "dtype"),
+        ({"scale": {"low": [0, 0], "high": [1, 0], "by": "given"}}, "scale.high must be above"),
+        ({"names": ["red"], **{key: [1] for key in ("nodata_share", "min", "max")}}, "needs 1 finite"),
+    ],
+)
+def test_damaged_bands_are_one_line(change, why):
+    with pytest.raises(InputError, match=why) as error:
+        parse_dataset(json.dumps({**DATASET, "bands": {**TABLE, **change}}).encode(), "dataset.json")
+    assert len(error.value.lines) == 1

@@ -1,0 +1,72 @@
+"""Images of bands in colors: which bands, and what labels say."""
+
+import numpy as np
+import pytest
+import torch
+
+from mae_vit.core.bands import Bands
+from mae_vit.core.composites import compose, find_bands, in_colors
+from mae_vit.core.errors import InputError
+from mae_vit.core.image_rows import Picture
+
+NAMES = ("B01", "B02", "B03", "B04", "B08")
+BANDS = Bands(NAMES, "uint16", (0.0, 10.0, 20.0, 30.0, 40.0), (100.0, 110.0, 120.0, 130.0, 140.0))
+IMAGES = torch.rand(3, 5, 4, 6, generator=torch.Generator().manual_seed(0))
+
+
+def test_three_bands_by_name_or_number_are_red_green_and_blue():
+    for wanted in (["B08", "B04", "B01"], [5, 4, 1]):
+        colors = compose(IMAGES, BANDS, wanted)
+        assert torch.equal(colors(IMAGES), IMAGES[:, [4, 3, 0]])
+        assert colors.label == "B08 40..140, B04 30..130, B01 0..100 as red, green, blue"
+    gray = compose(IMAGES, BANDS, ["B03"])
+    assert torch.equal(gray(IMAGES), IMAGES[:, 2:3])
+    assert gray.label == "B03 20..120"
+
+
+def test_names_of_colors_are_known():
+    assert torch.equal(compose(IMAGES, BANDS)(IMAGES), IMAGES[:, [3, 2, 1]])
+    two = Bands(("vv", "vh"), "float32", (-25.0, -32.0), (0.0, -5.0))
+    assert compose(IMAGES[:, :2], two).label == "vv -25..0"
+
+
+def test_other_bands_are_shown_by_the_principal_components_of_numpy():
+    bands = Bands(tuple("abcde"), "uint16", BANDS.low, BANDS.high)
+    colors = compose(IMAGES, bands)
+    pixels = IMAGES.movedim(1, -1).reshape(-1, 5).double().numpy()
+    centered = pixels - pixels.mean(axis=0)
+    _, singular, vectors = np.linalg.svd(centered, full_matrices=False)
+    drawn = colors(IMAGES).movedim(1, -1).reshape(-1, 3).numpy()
+    for component in range(3):
+        vector = vectors[component] * np.sign(vectors[component][np.abs(vectors[component]).argmax()])
+        spread = singular[component] / np.sqrt(len(pixels))
+        expected = (centered @ vector / (5 * spread) + 0.5).clip(0, 1)
+        np.testing.assert_allclose(drawn[:, component], expected, atol=1e-5)
+    share = (singular[:3] ** 2).sum() / (singular**2).sum()
+    assert f"of 5 bands as red, green, blue ({share:.0%} of the variance)" in colors.label
+
+
+def test_rows_get_the_colors_of_the_original_and_photographs_stay():
+    rows = [Picture("masked", IMAGES * 0.5), Picture("original", IMAGES)]
+    drawn = in_colors(rows, BANDS)
+    assert [row.label for row in drawn] == [
+        "masked",
+        "original: B04 30..130, B03 20..120, B02 10..110 as red, green, blue",
+    ]
+    assert torch.equal(drawn[0].images, IMAGES[:, [3, 2, 1]] * 0.5)
+    photographs = [Picture("original", IMAGES[:, :3])]
+    assert in_colors(photographs, None)[0] is photographs[0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (["B4", "B03", "B02"], r'picture band B4 .* did you mean "B04"'),
+        ([0], "picture band 0 is none of 1 to 5"),
+        ([6], "picture band 6 is none of 1 to 5"),
+        ([1, 2], "give three, for red, green and blue, or one for gray"),
+    ],
+)
+def test_a_band_that_is_not_there_is_named(wanted, expected):
+    with pytest.raises(InputError, match=expected):
+        find_bands(wanted, BANDS, 5)

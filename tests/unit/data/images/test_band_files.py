@@ -1,0 +1,95 @@
+"""Each kind of file is read to the value, or refused by a line that says why."""
+
+import io
+
+import numpy as np
+import pytest
+from helpers.band_files import make_files, table
+from helpers.commands import ROOT
+
+from mae_vit.data.images.bands.read import open_raster
+from mae_vit.data.images.decode import DecodeError, decode
+from mae_vit.data.prepare.convert import Conversion, convert, convert_chunk
+from mae_vit.data.prepare.statistics import Statistics
+
+FILES = make_files()
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if file.kind is not None], ids=lambda file: file.name
+)
+def test_taken(file):
+    image = convert_chunk([(file.data, file.extension)], Conversion())[0]
+    assert not isinstance(image, str), image
+    assert image.kind == file.kind
+    assert image.extension == (file.written or file.extension)
+    statistics = Statistics()
+    statistics.add(image, None, "a")
+    table, mean, std = statistics.describe_bands()
+    stored = image.data or file.data
+    if file.kind == "8-bit":
+        assert table is None
+        pixels, want = decode(stored, len(file.pixels)), np.float64(file.pixels) / 255
+    else:
+        pixels = open_raster(stored).pixels()
+        want = np.float64(file.pixels).reshape(len(file.pixels), -1)
+        gap = table.nodata
+        want = np.where(want == gap, np.nan, want) if gap is not None else want
+        np.testing.assert_array_equal(table.min, np.nanmin(want, axis=1))
+        np.testing.assert_array_equal(table.max, np.nanmax(want, axis=1))
+        low, high = np.array(table.scale.low), np.array(table.scale.high)
+        want = ((want.T - low) / (high - low)).T
+        found = [table.percentiles[str(q)][0] for q in (1, 50, 99)]
+        exact = np.nanpercentile(np.float64(file.pixels[0]), (1, 50, 99), method="inverted_cdf")
+        np.testing.assert_allclose(
+            found, exact, rtol=0 if table.exact else 0.1, atol=0 if table.exact else 0.1
+        )
+    assert pixels.dtype == file.pixels.dtype
+    np.testing.assert_array_equal(pixels, file.pixels)
+    axes = tuple(range(1, want.ndim))
+    np.testing.assert_allclose(mean, np.nanmean(want, axis=axes), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(std, np.nanstd(want, axis=axes), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.kind is None], ids=lambda file: file.name)
+def test_refused(file):
+    with pytest.raises(DecodeError) as error:
+        convert(file.data, file.extension, Conversion())
+    assert file.why in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_names_and_missing_values_of_files():
+    gdal, ome = (
+        next(open_raster(file.data) for file in FILES if word in file.name) for word in ("GDAL", "OME")
+    )
+    assert (gdal.names, gdal.nodata) == (("B4", "B3", "B2"), 0.0)
+    assert (ome.names, ome.nodata) == (("DAPI", "GFP"), None)
+
+
+def test_the_documentation_has_this_table():
+    assert len(FILES) > 25
+    assert table() in (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def test_photographs_of_bands_are_not_cut_to_rgb():
+    """Pillow would give the first three bands, or the first page."""
+    for file in FILES:
+        if file.extension == "tif" and file.kind in ("4xuint8", "4xuint16", "13xuint8"):
+            with pytest.raises(DecodeError, match="an image of"):
+                decode(file.data, 3)
+
+
+def test_no_more_is_unpacked_than_declared(monkeypatch):
+    """A NPZ file of a few KB whose member unpacks to 64 MB, of which its header declares 2 KB."""
+    import tracemalloc
+    import zipfile
+
+    stream, inner = io.BytesIO(), io.BytesIO()
+    np.save(inner, np.zeros((1, 32, 32), np.uint16))
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", inner.getvalue() + bytes(64 << 20))
+    tracemalloc.start()
+    assert open_raster(stream.getvalue()).pixels().shape == (1, 32, 32)
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()

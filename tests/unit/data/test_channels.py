@@ -1,0 +1,78 @@
+"""`model.in_chans` is the data's, unless a config says otherwise."""
+
+import pytest
+from helpers.commands import ROOT
+
+from mae_vit.config.load import load_config
+from mae_vit.core.errors import InputError
+from mae_vit.data.channels import with_channels
+from mae_vit.data.shards.dataset_json import Dataset
+from mae_vit.objectives.pretrain_config import PretrainConfig
+
+
+def config_of(*overrides: str) -> PretrainConfig:
+    return load_config(PretrainConfig, ROOT / "configs" / "mae_satellite.yaml", list(overrides))
+
+
+def data_of(channels: int, *, bands: bool) -> Dataset:
+    values = {
+        "format": 1,
+        "tool": "",
+        "classes": [],
+        "channels": channels,
+        "statistics_images": 1,
+        "splits": {},
+    }
+    values |= {"mean": [0.5] * channels, "std": [0.5] * channels}
+    if bands:
+        ones = [1.0] * channels
+        values["bands"] = {
+            "names": [f"B{number}" for number in range(channels)],
+            "dtype": "uint16",
+            "scale": {"low": [0.0] * channels, "high": ones, "by": "given"},
+            **dict.fromkeys(("nodata_share", "min", "max"), ones),
+            "percentiles": {},
+            "exact": True,
+        }
+    return Dataset.model_validate(values)
+
+
+@pytest.mark.parametrize(("channels", "bands"), [(13, True), (1, True), (1, False), (3, False)])
+def test_it_is_the_datas(channels, bands):
+    config = config_of()
+    assert config.model.in_chans is None
+    assert with_channels(config, data_of(channels, bands=bands)).model.in_chans == channels
+
+
+def test_photographs_may_be_read_as_gray_or_rgb():
+    config = config_of("model.in_chans=3")
+    assert with_channels(config, data_of(1, bands=False)) is config
+
+
+@pytest.mark.parametrize(
+    ("said", "channels", "bands", "expected"),
+    [
+        (
+            3,
+            13,
+            True,
+            r"model.in_chans=3, but the images of data/tiles have 13 bands \(B0, B1, B2, B3, ...\)",
+        ),
+        (4, 3, False, "model.in_chans=4, but the images of data/tiles are 8-bit photographs"),
+    ],
+)
+def test_a_contradiction_is_one_line(said, channels, bands, expected):
+    with pytest.raises(InputError, match=expected) as found:
+        with_channels(config_of(f"model.in_chans={said}"), data_of(channels, bands=bands))
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "4097", "2.5"])
+def test_it_is_a_positive_number(value):
+    with pytest.raises(InputError, match=r"model\.in_chans"):
+        config_of(f"model.in_chans={value}")
+
+
+def test_a_way_to_adapt_nothing_is_refused():
+    with pytest.raises(InputError, match=r"patch_init.* has no effect without model\.init"):
+        config_of("model.patch_init=average")

@@ -1,0 +1,70 @@
+"""Exports of an encoder of five bands: each is the same network, and its card reads raw values as `transform` does."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from helpers.export import encoder_file, export
+
+import mae_vit
+from mae_vit.core.bands import Bands
+from mae_vit.models.encoder_file import raw_normalization
+
+FIVE = Bands(("blue", "green", "red", "nir", "swir"), "uint16", (0.0, 1.0, 2.0, 3.0, 4.0), (900.0,) * 5, 7.0)
+CHANGES = {"in_chans": 5, "mean": (0.1, 0.2, 0.3, 0.4, 0.5), "std": (0.2, 0.3, 0.4, 0.5, 0.6), "bands": FIVE}
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "timm",
+        "official",
+        "torch",
+        pytest.param("hf", marks=pytest.mark.slow),
+        pytest.param("onnx", marks=pytest.mark.slow),
+    ],
+)
+def test_the_card_reads_raw_values_as_transform_does(tmp_path, monkeypatch, to):
+    path, out = encoder_file(tmp_path / "encoder.safetensors", **CHANGES), tmp_path / "out"
+    assert export(path, "--to", to, "--out", out) == 0
+    raw = np.random.default_rng(0).integers(0, 1000, (5, 16, 20)).astype(np.uint16)
+    raw[1, 3:6] = 7
+    np.save(out / "image.npy", raw)
+    card = (out / "README.md").read_text()
+    for words in ("| nir | 3 | 900 | 0.4 | 0.5 |", "Missing values (7)", "uint16 (5, height, width)"):
+        assert words in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    monkeypatch.chdir(out)
+    found: dict = {}
+    with torch.no_grad():
+        exec(code, found)
+    encoder = mae_vit.load_encoder(path)
+    images = encoder.transform(raw)[None]
+    torch.testing.assert_close(found["images"], images, atol=1e-5, rtol=1e-5)
+    features = torch.as_tensor(found["features"])
+    torch.testing.assert_close(features, encoder(images).detach(), atol=1e-4, rtol=0)
+
+
+def test_raw_normalization_is_the_scale_and_the_normalization():
+    mean, std = raw_normalization(
+        mae_vit.models.encoder_file.EncoderInfo(
+            "tiny-cifar",
+            (16, 16),
+            4,
+            5,
+            32,
+            2,
+            4,
+            4.0,
+            "sincos",
+            CHANGES["mean"],
+            CHANGES["std"],
+            "mae",
+            1,
+            bands=FIVE,
+        )
+    )
+    raw = torch.full((1, 5, 1, 1), 321.0)
+    unit = (FIVE.unit(raw).flatten() - torch.tensor(CHANGES["mean"])) / torch.tensor(CHANGES["std"])
+    torch.testing.assert_close((raw.flatten() - torch.tensor(mean)) / torch.tensor(std), unit)
