@@ -1,7 +1,8 @@
 """What a step of each objective costs on the same encoder, and what partial decoding saves.
 
-MAE of a config, decoding all, a half and a quarter of the masked patches, and masked patch
-prediction, whose encoder sees all patches: each in a process of its own, in turns. Prints JSON.
+MAE of a config, decoding all, a half and a quarter of the masked patches; MAE with half of the patches
+masked and half of those decoded, without and with a contrast; and masked patch prediction, whose encoder
+sees all patches: each in a process of its own, in turns. Prints JSON.
 
     python benchmarks/objectives.py [--config configs/mae_base.yaml] [--batch 8] [--device cpu]
         [--precision bf16] [--rounds 5] [--steps 2] [--threads 2] [--out FILE] [KEY.PATH=VALUE ...]
@@ -24,10 +25,12 @@ from benchmarks.harness.turns import add_options, choose_device, paired, serve, 
 from benchmarks.harness.workloads import TINY, Workload, load
 from mae_vit.core.errors import InputError
 from mae_vit.objectives import ObjectiveSection
+from mae_vit.objectives.contrastive_mae import ContrastiveMAEConfig
 from mae_vit.objectives.mae import MAEConfig
 from mae_vit.objectives.masked_patch import MaskedPatchConfig
 
 WHOLE = "mae"
+_HALVES = {"mask_ratio": 0.5, "decode_ratio": 0.5}
 
 
 def variants(workload: Workload) -> dict[str, Workload]:
@@ -43,9 +46,27 @@ def variants(workload: Workload) -> dict[str, Workload]:
         WHOLE: mae.model_copy(update={"decode_ratio": 1.0}),
         "mae decode_ratio=0.5": mae.model_copy(update={"decode_ratio": 0.5}),
         "mae decode_ratio=0.25": mae.model_copy(update={"decode_ratio": 0.25}),
+        "mae mask_ratio=0.5 decode_ratio=0.5": mae.model_copy(update=_HALVES),
+        "contrastive_mae": _with_contrast(mae, workload),
         "masked_patch": MaskedPatchConfig(name="masked_patch"),
     }
     return {name: workload.with_objective(section) for name, section in sections.items()}
+
+
+def _with_contrast(mae: MAEConfig, workload: Workload) -> ContrastiveMAEConfig:
+    """The same masks and decoder with a contrast of as many images as a group of the default takes, at most a batch's.
+
+    Raises:
+        InputError: if a batch has no two images in two views.
+    """
+    largest = ContrastiveMAEConfig(name="contrastive_mae").group_size
+    group_size = next((size for size in range(largest, 1, -1) if workload.batch_size % (2 * size) == 0), None)
+    if group_size is None:
+        raise InputError(
+            f"--batch {workload.batch_size} holds no group of two images in two views: give one of 4"
+        )
+    options = {**mae.model_dump(exclude={"name"}), **_HALVES, "group_size": group_size}
+    return ContrastiveMAEConfig.model_validate({"name": "contrastive_mae", **options})
 
 
 def life(workload: Workload, pipe: Connection) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mae_vit.pretraining.reference_curves import Reference
 
 _SHOWN_DIFFERENCES = 6
+# Drawn and printed without a band: the references are older than these measures of the features.
+_OF_FEATURES = {"heldout.rankme": "effective rank (RankMe)", "heldout.feature_std": "standard deviation"}
 
 
 def add_curve(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -72,6 +74,8 @@ def run_curve(arguments: argparse.Namespace) -> int:
         )
     for departure in departures:
         print(f"outside    {departure}")
+    if features := _describe_features(lines, reference.total_steps):
+        print(f"features   {features}")
     print(f"picture    {out}")
     return EXIT_FAILED if departures else 0
 
@@ -85,6 +89,19 @@ def _lines_of(run: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def _describe_features(lines: Sequence[Mapping[str, Any]], total_steps: int) -> str:
+    """Returns first and last values of the features' measures; empty if none were logged."""
+    from mae_vit.pretraining.reference_curves import curves_of
+
+    curves = curves_of(lines, total_steps)
+    return "; ".join(
+        f"{title} {curves[key].values[0]:.4g} at step {curves[key].steps[0]:,}, "
+        f"{curves[key].values[-1]:.4g} at step {curves[key].steps[-1]:,}"
+        for key, title in _OF_FEATURES.items()
+        if key in curves
+    )
+
+
 def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, name: str) -> None:
     """Draws a panel for each curve that both have."""
     from matplotlib.figure import Figure
@@ -94,12 +111,17 @@ def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, n
     from mae_vit.pretraining.report.curves import draw_band, draw_curve
 
     curves = {
-        key: value for key, value in curves_of(lines, reference.total_steps).items() if key in reference.bands
+        key: value
+        for key, value in curves_of(lines, reference.total_steps).items()
+        if key in reference.bands or key in _OF_FEATURES
     }
     figure = Figure(figsize=(5.2 * max(1, len(curves)), 3.4), layout="constrained")
     panels: Sequence[Axes] = figure.subplots(1, max(1, len(curves)), squeeze=False)[0]
     for axes, (key, curve) in zip(panels, curves.items(), strict=False):
-        draw_band(axes, reference.bands[key], f"{reference.name}, {count_of(len(reference.seeds), 'seed')}")
+        if key in reference.bands:
+            draw_band(
+                axes, reference.bands[key], f"{reference.name}, {count_of(len(reference.seeds), 'seed')}"
+            )
         draw_curve(axes, curve, svg.plain(name))
         axes.set(xlabel="step", title=key)
         axes.grid(alpha=0.2)

@@ -47,6 +47,7 @@ def resolve_encoder(
         **asdict(size),
         mlp_ratio=model.mlp_ratio,
         pos_embed=model.pos_embed,
+        class_tokens=model.class_tokens,
         mean=mean,
         std=std,
         objective=objective,

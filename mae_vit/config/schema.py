@@ -47,6 +47,7 @@ class ModelSection(Section):
     - `in_chans`: number of bands; null takes the data's.
     - `patch_init`: adapts the patch projection of `init` to another number of bands. "repeat" (null) takes its
       channels in turn, "average" their mean, both times old / new channels; "fresh" begins at random.
+    - `class_tokens`: several give the read-out `pool="cls"` as their mean (Pixio, arXiv 2512.15715, has 8).
     """
 
     name: Literal["tiny-cifar", "Ti", "S", "B", "L", "H"]
@@ -58,6 +59,7 @@ class ModelSection(Section):
     num_heads: int | None = Field(default=None, gt=0)
     mlp_ratio: float = Field(default=4.0, gt=0)
     pos_embed: Literal["learnable", "sincos"] = "learnable"
+    class_tokens: int = Field(default=1, gt=0)
     drop_rate: float = Field(default=0.0, ge=0, lt=1)
     drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
     init: str | None = None

@@ -70,14 +70,20 @@ def attention_maps(weights: Tensor, grid_size: tuple[int, int], *, query: str = 
     Args:
         weights: (B, H, T, T), from `attention_weights`.
         grid_size: rows and columns of patches.
-        query: "cls", who asks; or "mean", the average over all patches, where the read-out
-            is their mean and [CLS] is not read.
+        query: "cls", who asks, the average over class tokens if there are several; or "mean", the
+            average over all patches, where the read-out is their mean and no class token is read.
 
     Returns:
-        (B, H, rows, columns); the rest of the sum of 1 is attention to [CLS].
+        (B, H, rows, columns); the rest of the sum of 1 is attention to class tokens.
     """
-    asked = weights[:, :, 0] if query == "cls" else weights[:, :, 1:].mean(dim=2)
-    return asked[:, :, 1:].unflatten(-1, grid_size)
+    count = count_class_tokens(weights, grid_size)
+    asked = weights[:, :, :count] if query == "cls" else weights[:, :, count:]
+    return asked.mean(dim=2)[:, :, count:].unflatten(-1, grid_size)
+
+
+def count_class_tokens(weights: Tensor, grid_size: tuple[int, int]) -> int:
+    """Returns how many of the T tokens of weights (..., T, T) are no patches; they come first."""
+    return weights.shape[-1] - grid_size[0] * grid_size[1]
 
 
 def rollout(weights: Sequence[Tensor]) -> Tensor:
@@ -106,7 +112,7 @@ def rollout(weights: Sequence[Tensor]) -> Tensor:
 def mean_attention_distance(weights: Tensor, grid_size: tuple[int, int], patch_size: int) -> Tensor:
     """How far heads look: distance between patch centers, weighted by attention (ViT Sec. 4.5, App. D.7).
 
-    Counts attention from patches to patches: [CLS] has no position, so the rest is normalized to 1.
+    Counts attention from patches to patches: class tokens have no place in the image, so the rest is normalized to 1.
 
     Args:
         weights: (B, H, T, T).
@@ -117,7 +123,8 @@ def mean_attention_distance(weights: Tensor, grid_size: tuple[int, int], patch_s
         (H,) in pixels, the mean over images and queries.
     """
     distances = squared_distances(grid_size, weights.device).sqrt() * patch_size
-    between = weights[:, :, 1:, 1:]
+    count = count_class_tokens(weights, grid_size)
+    between = weights[:, :, count:, count:]
     between = between / between.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(between.dtype).tiny)
     return (between * distances).sum(dim=-1).mean(dim=(0, 2))
 

@@ -30,7 +30,7 @@ def layer_features(model: PretrainedEncoder, samples: Samples) -> Tensor:
         samples: images.
 
     Returns:
-        float32 (L, n, D) on the CPU, of [CLS] or the mean of the patch tokens as the model reads.
+        float32 (L, n, D) on the CPU, of the class tokens or the patch tokens, their mean, as the model reads.
     """
     encoder = model.encoder
     parts = []
@@ -42,7 +42,7 @@ def layer_features(model: PretrainedEncoder, samples: Samples) -> Tensor:
             return_prefix_tokens=True,
             intermediates_only=True,
         )
-        read = [prefix[:, 0] if model.pool == "cls" else patches.mean(dim=1) for patches, prefix in layers]
+        read = [(prefix if model.pool == "cls" else patches).mean(dim=1) for patches, prefix in layers]
         parts.append(torch.stack([model.fc_norm(one).float().cpu() for one in read]))
     return torch.cat(parts, dim=1)
 

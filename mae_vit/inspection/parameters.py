@@ -11,16 +11,17 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def position_similarity(pos_embed: Tensor) -> Tensor:
+def position_similarity(pos_embed: Tensor, class_tokens: int = 1) -> Tensor:
     """Cosine similarity of all pairs of position embeddings (ViT Sec. 4.5, Fig. 7 center).
 
     Args:
-        pos_embed: (1, 1 + N, D), [CLS] first, which is left out.
+        pos_embed: (1, k + N, D).
+        class_tokens: k; their rows come first and are left out.
 
     Returns:
         float32 (N, N).
     """
-    directions = F.normalize(pos_embed[0, 1:].float(), dim=-1)
+    directions = F.normalize(pos_embed[0, class_tokens:].float(), dim=-1)
     return directions @ directions.T
 
 

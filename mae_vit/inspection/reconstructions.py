@@ -11,7 +11,7 @@ from torch import Tensor
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.masking import num_masked_patches, patch_noise
+from mae_vit.models.masking import Masking, num_masked_patches, random_masking, unit_masking
 from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.reconstruction import psnr_metrics, reconstruction_pictures
@@ -20,22 +20,19 @@ MaskKind = Literal["random", "block", "grid"]
 MASK_KINDS: tuple[MaskKind, ...] = ("random", "block", "grid")
 
 
-def mask_noise(kind: MaskKind, keys: SampleKeys, grid_size: tuple[int, int]) -> Tensor:
+def mask_noise(kind: Literal["block", "grid"], images: int, grid_size: tuple[int, int]) -> Tensor:
     """Ranks patches for `mae_vit.models.masking.random_masking`, which keeps the lowest (MAE Fig. 6).
 
     Args:
-        kind: "random" as in training; "block" hides a square around the middle; "grid" leaves
-            a regular lattice.
-        keys: of the images, for "random".
+        kind: "block" hides a square around the middle; "grid" leaves a regular lattice.
+        images: B.
         grid_size: rows and columns of patches.
 
     Returns:
         int64 (B, N), distinct within a row.
     """
     rows, columns = grid_size
-    num_patches, images = rows * columns, len(keys.index)
-    if kind == "random":
-        return patch_noise(keys, num_patches)
+    num_patches = rows * columns
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     if kind == "block":
         # Far from the middle is visible; as shares of the image, so that the block has its shape.
@@ -44,7 +41,16 @@ def mask_noise(kind: MaskKind, keys: SampleKeys, grid_size: tuple[int, int]) -> 
     else:
         order = _bayer(max(rows, columns))[row, column]
     noise = order.flatten() * num_patches + torch.arange(num_patches)
-    return noise.expand(images, -1).to(keys.index.device)
+    return noise.expand(images, -1)
+
+
+def masking_of(
+    kind: MaskKind, keys: SampleKeys, grid_size: tuple[int, int], ratio: float, mask_unit: int
+) -> Masking:
+    """Masks images in a way of `MASK_KINDS`; "random" masks whole units, as training does."""
+    if kind == "random":
+        return unit_masking(keys, grid_size, ratio, mask_unit)
+    return random_masking(mask_noise(kind, len(keys.index), grid_size).to(keys.index.device), ratio)
 
 
 def _bayer(size: int) -> Tensor:
@@ -101,17 +107,18 @@ def reconstruct(objective: Objective, batch: Batch, *, shown: int) -> list[Recon
                 "as trained", objective.hidden_ratio, objective.pictures(_first(batch, shown)), metrics
             )
         ]
-    count = objective.encoder.num_patches
+    # Ratios that mask some of the units of training, but not all, also do so of the smaller patches.
+    count = objective.encoder.num_patches // objective.mask_unit**2
     fitting = [ratio for ratio in _RATIOS if 0 < num_masked_patches(count, ratio) < count]
     return [_at(objective, batch, kind, ratio, shown) for kind in MASK_KINDS for ratio in fitting]
 
 
 def _at(mae: MAE, batch: Batch, kind: MaskKind, ratio: float, shown: int) -> Reconstruction:
     images, valid = mae.normalize(batch.images), mae.valid_patches(batch.images)
-    prediction, mask = mae.reconstruct(
-        images, mask_noise(kind, batch.keys, mae.encoder.grid_size), mask_ratio=ratio
-    )
+    masking = masking_of(kind, batch.keys, mae.encoder.grid_size, ratio, mae.mask_unit)
+    prediction, mask = mae.predict_all(images, masking), masking.mask
     pixels, _ = mae.undo_targets(images, prediction, valid)
+    # The baseline is that of training.
     sums = mae.pixel_errors(images, prediction, mask, valid)
     rows = reconstruction_pictures(
         mae, batch.images[:shown], pixels[:shown], mask[:shown], mae.predicted_label

@@ -139,8 +139,7 @@ def block_view(model: InspectableEncoder, images: Tensor, weights: Tensor, block
 def rollout_view(model: InspectableEncoder, images: Tensor, weights: Sequence[Tensor]) -> View:
     """Attention through all blocks, of images uint8 (B, C, H, W)."""
     joint = rollout(weights)
-    asked = joint[:, 0, 1:] if model.pool == "cls" else joint[:, 1:, 1:].mean(dim=1)
-    rolled = asked.unflatten(-1, model.encoder.grid_size).cpu().numpy()
+    rolled = attention_maps(joint[:, None], model.encoder.grid_size, query=model.pool)[:, 0].cpu().numpy()
     return View(
         "attention-rollout",
         "Attention rollout",
@@ -160,7 +159,7 @@ def rollout_view(model: InspectableEncoder, images: Tensor, weights: Sequence[Te
 def distance_view(model: InspectableEncoder, distances: np.ndarray, entropies: np.ndarray) -> View:
     """How far each head looks, from `head_statistics`."""
     encoder = model.encoder
-    same = torch.ones(1, 1, 1 + encoder.num_patches, 1 + encoder.num_patches)
+    same = torch.ones(1, 1, encoder.num_patches, encoder.num_patches)
     alike = mean_attention_distance(same, encoder.grid_size, encoder.patch_size).item()
     return View(
         "attention-distance",
@@ -177,7 +176,7 @@ def distance_view(model: InspectableEncoder, distances: np.ndarray, entropies: n
 
 def entropy_view(model: InspectableEncoder, distances: np.ndarray, entropies: np.ndarray) -> View:
     """How widely each head looks, from `head_statistics`."""
-    tokens = 1 + model.encoder.num_patches
+    tokens = model.encoder.num_prefix_tokens + model.encoder.num_patches
     return View(
         "attention-entropy",
         "Entropy of attention",
@@ -204,7 +203,9 @@ def _weights_of(model: InspectableEncoder, images: Tensor) -> list[Tensor]:
 
 
 def _who(model: InspectableEncoder) -> str:
-    return "the mean over all patches" if model.pool == "mean" else "[CLS]"
+    if model.pool == "mean":
+        return "the mean over all patches"
+    return "[CLS]" if model.encoder.num_prefix_tokens == 1 else "the mean over all class tokens"
 
 
 def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -226,7 +227,7 @@ def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarr
 
 def parameter_views(encoder: ViTEncoder) -> Iterator[View]:
     """Draws the encoder's parameters: positions and filters."""
-    similarity = position_similarity(encoder.pos_embed).cpu().numpy()
+    similarity = position_similarity(encoder.pos_embed, encoder.num_prefix_tokens).cpu().numpy()
     grid, center = encoder.grid_size, center_patch(encoder.grid_size)
     fixed = "The table is fixed (sin-cos): this is what it was given, not what it has learned." * (
         not encoder.pos_embed.requires_grad

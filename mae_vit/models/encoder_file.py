@@ -98,8 +98,12 @@ def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:
 
 
 def to_metadata(values: Mapping[str, Any]) -> dict[str, str]:
-    """Packs facts as the metadata of a safetensors file."""
-    return {_KEY: json.dumps(values, sort_keys=True)}
+    """Packs facts as the metadata of a safetensors file.
+
+    Files of one class token do not state it: their bytes are those of versions without the option.
+    """
+    stated = {key: value for key, value in values.items() if (key, value) != ("class_tokens", 1)}
+    return {_KEY: json.dumps(stated, sort_keys=True)}
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

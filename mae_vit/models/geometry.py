@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from mae_vit.models.pos_embed import PositionKind
@@ -24,6 +24,7 @@ class Geometry:
         num_heads: attention heads; divides D.
         mlp_ratio: hidden width of the MLP over D.
         pos_embed: "learnable" or "sincos".
+        class_tokens: class tokens; older files do not state it and have one.
     """
 
     size: str
@@ -35,6 +36,7 @@ class Geometry:
     num_heads: int
     mlp_ratio: float
     pos_embed: PositionKind
+    class_tokens: int = field(default=1, kw_only=True)
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -43,7 +45,7 @@ class Geometry:
 
     def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> ViTEncoder:
         """Builds an encoder of this geometry, with fresh weights."""
-        options = {field.name: getattr(self, field.name) for field in fields(Geometry)}
+        options = {one.name: getattr(self, one.name) for one in fields(Geometry)}
         del options["size"]
         return ViTEncoder(**options, drop_rate=drop_rate, drop_path_rate=drop_path_rate)
 
@@ -54,15 +56,19 @@ class Geometry:
 
 
 # The keys of a config's `model` section that define the geometry, besides `name`.
-GEOMETRY_KEYS = tuple(field.name for field in fields(Geometry) if field.name != "size")
+GEOMETRY_KEYS = tuple(one.name for one in fields(Geometry) if one.name != "size")
 
 
 def geometry_from(values: Mapping[str, Any]) -> Geometry | None:
-    """Returns the geometry from a mapping by field names; None if a field is missing."""
-    geometry = {field.name: values.get(field.name) for field in fields(Geometry)}
+    """Returns the geometry from a mapping by field names; None if a field without a default is missing."""
+    geometry: dict[str, Any] = {
+        one.name: values.get(one.name, None if one.default is MISSING else one.default)
+        for one in fields(Geometry)
+    }
     if any(value is None for value in geometry.values()):
         return None
-    return Geometry(**{**geometry, "img_size": (int(geometry["img_size"][0]), int(geometry["img_size"][1]))})  # type: ignore[arg-type, index]
+    height, width = geometry["img_size"]
+    return Geometry(**{**geometry, "img_size": (int(height), int(width))})
 
 
 def nearest_size(embed_dim: int, depth: int, num_heads: int | None = None) -> str:

@@ -2,7 +2,7 @@
 
 Masks index patches only (0..N-1), never prefix tokens; 1 = masked and counted in
 the loss, 0 = visible.
-Shapes: B images, N patches, N_keep visible patches, M corrupted patches.
+Shapes: B images, N patches, N_keep visible patches, M corrupted patches, u mask unit, U = N / u**2 units.
 """
 
 from __future__ import annotations
@@ -74,6 +74,55 @@ def random_masking(noise: Tensor, mask_ratio: float) -> Masking:
     ids_restore.scatter_(1, ids_shuffle, places)
     mask = (ids_restore >= num_keep).float()  # (B, N)
     return Masking(ids_shuffle[:, :num_keep], ids_shuffle[:, num_keep:], ids_restore, mask)
+
+
+def count_units(grid_size: tuple[int, int], mask_unit: int) -> int:
+    """Returns U, the number of squares of `mask_unit` x `mask_unit` patches in an image.
+
+    Raises:
+        ValueError: if they do not fill the grid; the message begins with the key.
+    """
+    rows, columns = grid_size
+    if rows % mask_unit or columns % mask_unit:
+        raise ValueError(f"mask_unit={mask_unit} does not divide the {rows} x {columns} patches of an image")
+    return rows * columns // mask_unit**2
+
+
+def spread_over_units(of_units: Tensor, grid_size: tuple[int, int], mask_unit: int) -> Tensor:
+    """Gives each patch the value of its square of patches: (B, U) -> (B, N)."""
+    rows, columns = grid_size
+    grid = of_units.reshape(-1, rows // mask_unit, columns // mask_unit)  # (B, rows / u, columns / u)
+    return grid.repeat_interleave(mask_unit, 1).repeat_interleave(mask_unit, 2).flatten(1)
+
+
+def unit_masking(
+    keys: SampleKeys, grid_size: tuple[int, int], mask_ratio: float, mask_unit: int = 1
+) -> Masking:
+    """Masks whole squares of patches, a fixed number per image, drawn by the keys.
+
+    SimMIM (arXiv 2111.09886, Sec. 3.2) and Pixio (arXiv 2512.15715) mask such squares. The patches of a
+    square are consecutive in the shuffled order. A unit of 1 gives the masks of single patches.
+
+    Args:
+        keys: of the images.
+        grid_size: rows and columns of patches, both divisible by `mask_unit`.
+        mask_ratio: share of units that are masked, in (0, 1).
+        mask_unit: u, side of a square in patches.
+    """
+    of_units = random_masking(patch_noise(keys, count_units(grid_size, mask_unit)), mask_ratio)
+    if mask_unit == 1:
+        return of_units
+    rows, columns = grid_size
+    device = keys.index.device
+    patches = torch.arange(rows * columns, device=device).view(
+        rows // mask_unit, mask_unit, columns // mask_unit, mask_unit
+    )
+    patches = patches.transpose(1, 2).reshape(-1, mask_unit**2)  # (U, u*u)
+    ids_keep, ids_masked = (patches[ids].flatten(1) for ids in (of_units.ids_keep, of_units.ids_masked))
+    ids_shuffle = torch.cat([ids_keep, ids_masked], dim=1)  # (B, N)
+    places = torch.arange(rows * columns, device=device).expand_as(ids_shuffle)  # (B, N)
+    ids_restore = torch.empty_like(ids_shuffle).scatter_(1, ids_shuffle, places)
+    return Masking(ids_keep, ids_masked, ids_restore, spread_over_units(of_units.mask, grid_size, mask_unit))
 
 
 @dataclass(frozen=True)

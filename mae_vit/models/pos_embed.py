@@ -1,6 +1,6 @@
 """Tables of fixed positions.
 
-Shapes: N patches, D width.
+Shapes: N patches, k class tokens, D width.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from torch import Tensor
 PositionKind = Literal["learnable", "sincos"]
 
 
-def sincos_position_table(grid_size: tuple[int, int], embed_dim: int) -> Tensor:
+def sincos_position_table(grid_size: tuple[int, int], embed_dim: int, class_tokens: int = 1) -> Tensor:
     """Builds the fixed 2-D table of the official MAE code.
 
     The first half of the channels encodes the column and the second half the row, each as
-    sines, then cosines. The first row is zero: it belongs to [CLS].
+    sines, then cosines. The first rows are zero: they belong to the class tokens.
 
     Args:
         grid_size: (rows, columns) of patches.
         embed_dim: D, divisible by 4.
+        class_tokens: k.
 
     Returns:
-        float32 (1, 1 + N, D).
+        float32 (1, k + N, D).
 
     Raises:
         ValueError: if `embed_dim` is not divisible by 4.
@@ -39,5 +40,5 @@ def sincos_position_table(grid_size: tuple[int, int], embed_dim: int) -> Tensor:
         angles = places.reshape(-1, 1).astype(np.float64) * frequencies  # (N, D / 4)
         halves += [np.sin(angles), np.cos(angles)]
     table = np.concatenate(halves, axis=1)  # (N, D)
-    table = np.concatenate([np.zeros((1, embed_dim)), table])  # (1 + N, D)
+    table = np.concatenate([np.zeros((class_tokens, embed_dim)), table])  # (k + N, D)
     return torch.from_numpy(table).float()[None]

@@ -1,7 +1,7 @@
 """The encoder of all objectives: timm's VisionTransformer with two entry points for masked images.
 
 Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible
-patches, D width.
+patches, k class tokens, D width.
 """
 
 from __future__ import annotations
@@ -59,9 +59,20 @@ def init_transformer(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def pooled(tokens: Tensor, pool: Pool) -> Tensor:
-    """Pools [CLS], or the mean of the patch tokens: (B, 1 + N, D) -> (B, D)."""
-    return tokens[:, 0] if pool == "cls" else tokens[:, 1:].mean(dim=1)
+def pooled(tokens: Tensor, pool: Pool, class_tokens: int = 1) -> Tensor:
+    """Pools the mean of the class tokens ([CLS] itself if there is one), or that of the patch tokens.
+
+    Args:
+        tokens: (B, k + N, D), class tokens first.
+        pool: "cls" or "mean".
+        class_tokens: k. Pixio (arXiv 2512.15715) reads the mean of several class tokens.
+
+    Returns:
+        (B, D).
+    """
+    if pool == "mean":
+        return tokens[:, class_tokens:].mean(dim=1)
+    return tokens[:, 0] if class_tokens == 1 else tokens[:, :class_tokens].mean(dim=1)
 
 
 def block_for_queries(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
@@ -79,8 +90,8 @@ class ViTEncoder(VisionTransformer):
 
     Its state dict is timm's, so it loads strictly into `timm.create_model` of the
     same geometry. Initialization follows the official MAE code: xavier-uniform
-    linear layers (the patch projection as a linear layer), [CLS] and learnable
-    positions normal with std 0.02.
+    linear layers (the patch projection as a linear layer), class tokens and learnable
+    positions normal with std 0.02. Class tokens beyond the first are timm's register tokens.
     """
 
     def __init__(
@@ -94,6 +105,7 @@ class ViTEncoder(VisionTransformer):
         num_heads: int,
         mlp_ratio: float = 4.0,
         pos_embed: PositionKind = "learnable",
+        class_tokens: int = 1,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
@@ -108,6 +120,7 @@ class ViTEncoder(VisionTransformer):
             num_heads: attention heads; divides D.
             mlp_ratio: hidden width of the MLP over D.
             pos_embed: "learnable" 1-D (ViT Sec. 3.1) or fixed 2-D "sincos" (MAE Sec. 3).
+            class_tokens: k, at least 1; each has a position of its own (Pixio, arXiv 2512.15715, has 8).
             drop_rate: dropout after positions are added and after every dense layer except
                 the q, k, v projection (ViT App. B.1).
             drop_path_rate: rate of stochastic depth at the last block; it grows linearly from 0 at the first.
@@ -121,6 +134,7 @@ class ViTEncoder(VisionTransformer):
             depth=depth,
             num_heads=num_heads,
             mlp_ratio=mlp_ratio,
+            reg_tokens=class_tokens - 1,
             pos_drop_rate=drop_rate,
             proj_drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
@@ -139,8 +153,12 @@ class ViTEncoder(VisionTransformer):
         nn.init.xavier_uniform_(projection.weight.view(projection.weight.shape[0], -1))
         nn.init.zeros_(projection.bias)
         nn.init.normal_(self.cls_token, std=0.02)
+        if self.reg_token is not None:
+            nn.init.normal_(self.reg_token, std=0.02)
         if pos_embed == "sincos":
-            self.pos_embed.data.copy_(sincos_position_table(self.grid_size, self.embed_dim))
+            self.pos_embed.data.copy_(
+                sincos_position_table(self.grid_size, self.embed_dim, self.num_prefix_tokens)
+            )
             self.pos_embed.requires_grad_(False)
         else:
             nn.init.normal_(self.pos_embed, std=0.02)
@@ -150,16 +168,19 @@ class ViTEncoder(VisionTransformer):
         return self.patch_embed(images)
 
     def encode(self, patch_tokens: Tensor) -> Tensor:
-        """Runs [CLS] and the given patch tokens through all blocks and the final norm.
+        """Runs the class tokens and the given patch tokens through all blocks and the final norm.
 
         Args:
             patch_tokens: (B, n, D), positions added.
 
         Returns:
-            (B, 1 + n, D), [CLS] first.
+            (B, k + n, D), class tokens first.
         """
-        cls_token = self.cls_token + self.pos_embed[:, :1]  # (1, 1, D)
-        tokens = torch.cat([cls_token.expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)
+        cls_tokens = (
+            self.cls_token if self.reg_token is None else torch.cat([self.cls_token, self.reg_token], 1)
+        )
+        cls_tokens = cls_tokens + self.pos_embed[:, : self.num_prefix_tokens]  # (1, k, D)
+        tokens = torch.cat([cls_tokens.expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)
         return self.norm(self.blocks(self.pos_drop(tokens)))
 
     def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
@@ -170,14 +191,14 @@ class ViTEncoder(VisionTransformer):
             ids_keep: int64 (B, N_keep), patch numbers; the output keeps their order.
 
         Returns:
-            (B, 1 + N_keep, D).
+            (B, k + N_keep, D).
         """
         # Gather pixels before projecting them. The tokens are the same, and masked patches are not
         # projected.
         weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
         # (B, N_keep, C*P*P) -> (B, N_keep, D)
         tokens = F.linear(gather_patches(images, self.patch_size, ids_keep), weight.flatten(1), bias)
-        return self.encode(tokens + F.embedding(ids_keep, self.pos_embed[0, 1:]))
+        return self.encode(tokens + F.embedding(ids_keep, self.pos_embed[0, self.num_prefix_tokens :]))
 
     def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
         """Encodes patch embeddings after some were replaced (ViT App. B.1.2).
@@ -187,6 +208,6 @@ class ViTEncoder(VisionTransformer):
                 this method adds the positions.
 
         Returns:
-            (B, 1 + N, D).
+            (B, k + N, D).
         """
-        return self.encode(patch_tokens + self.pos_embed[:, 1:])
+        return self.encode(patch_tokens + self.pos_embed[:, self.num_prefix_tokens :])

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.models.attention import without_autocast
-from mae_vit.models.masking import patch_noise, random_masking
 from mae_vit.models.vit import ViTEncoder, init_transformer
 from mae_vit.objectives.mae import MAE, MAEConfig
 from mae_vit.objectives.objective import Grouping, ObjectiveOutput
@@ -132,8 +131,9 @@ class ContrastiveMAE(MAE):
         self.projection.apply(init_transformer)
 
     def project(self, encoded: Tensor) -> Tensor:
-        """Maps encoded views (B, 1 + N_keep, D) to float32 (B, d) of length 1; [CLS] is not used."""
-        return F.normalize(self.projection(encoded[:, 1:].mean(dim=1)).float(), dim=1)
+        """Maps encoded views (B, k + N_keep, D) to float32 (B, d) of length 1; class tokens are not used."""
+        patches = encoded[:, self.encoder.num_prefix_tokens :]
+        return F.normalize(self.projection(patches.mean(dim=1)).float(), dim=1)
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the reconstruction loss and the contrast of whole groups."""
@@ -142,56 +142,53 @@ class ContrastiveMAE(MAE):
         with without_autocast(z):
             contrasts = contrast(z, self.group_size, self.temperature)
         loss = reconstruction + self.contrast_weight * contrasts.losses.mean()
-        return ObjectiveOutput(loss, _values(reconstruction, contrasts, z, self.group_size))
+        sums = contrast_sums(contrasts, z, self.group_size)
+        views = sums.pop(_VIEWS)
+        values = {"reconstruction_loss": (reconstruction.detach() * views, views)}
+        return ObjectiveOutput(loss, values | {name: (value, views) for name, value in sums.items()})
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Adds to MAE's sums how often two masked views of an image retrieve each other within whole groups."""
+        """Adds the contrast of two masks of each plain image to MAE's sums; only whole groups count."""
         sums = super().evaluation_sums(batch)
         whole = len(batch.images) // self.group_size * self.group_size
         if not whole:
-            nothing = torch.zeros_like(sums["loss"])
-            return {**sums, "retrieved": nothing, "contrast": nothing, "views": nothing}
+            return sums | dict.fromkeys((*METRICS, _VIEWS), torch.zeros_like(sums["loss"]))
         images = self.normalize(batch.images[:whole])
         keys = replace(batch.keys, index=batch.keys.index[:whole])
-        masks = [
-            random_masking(patch_noise(one, self.encoder.num_patches), self.mask_ratio)
-            for one in (keys, replace(keys, epoch=keys.epoch + 1))
-        ]
+        masks = [self.draw_masking(one) for one in (keys, replace(keys, epoch=keys.epoch + 1))]
         views = [self.project(self.encoder.forward_visible(images, mask.ids_keep)) for mask in masks]
         z = torch.stack(views, dim=1).flatten(0, 1)  # (2 * whole, d), partners side by side
         with without_autocast(z):
             contrasts = contrast(z, self.group_size, self.temperature)
-        return {
-            **sums,
-            "retrieved": contrasts.retrieved.sum(),
-            "contrast": contrasts.losses.sum(),
-            "views": torch.full_like(contrasts.losses.sum(), len(z)),
-        }
+        return sums | contrast_sums(contrasts, z, self.group_size)
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Adds retrieval (chance: 1 / (2G - 1)) and the contrast to MAE's metrics, if there was a whole group."""
+        """Adds the contrast's metrics to MAE's, if there was a whole group (chance of retrieval: 1 / (2G - 1))."""
         metrics = super().evaluation_metrics(sums)
-        if not sums["views"]:
+        if not sums[_VIEWS]:
             return metrics
-        return {
-            **metrics,
-            "retrieval_top1": sums["retrieved"] / sums["views"],
-            "contrast": sums["contrast"] / sums["views"],
-        }
+        return metrics | {name: sums[name] / sums[_VIEWS] for name in METRICS}
 
 
-def _values(
-    reconstruction: Tensor, contrasts: Contrast, z: Tensor, group_size: int
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns the values to log: both losses, retrieval, cosines, and the spread of z, which is 0 after a collapse."""
-    rows = torch.full_like(reconstruction.detach(), len(z))
-    # It is near 1 if the views of a group spread evenly over the sphere.
-    spread = z.detach().view(-1, 2 * group_size, z.shape[-1]).std(dim=1).mean() * z.shape[-1] ** 0.5
-    return {
-        "reconstruction_loss": (reconstruction.detach() * rows, rows),
-        "contrast_loss": (contrasts.losses.detach().sum(), rows),
-        "retrieval_top1": (contrasts.retrieved.sum().float(), rows),
-        "positive_cosine": (contrasts.positive.sum(), rows),
-        "negative_cosine": (contrasts.negative.sum(), rows),
-        "z_std": (spread * rows, rows),
-    }
+# What is logged of a contrast, in training and of held-out images.
+METRICS = ("contrast_loss", "retrieval_top1", "positive_cosine", "negative_cosine", "z_std")
+_VIEWS = "views"
+
+
+def contrast_sums(contrasts: Contrast, z: Tensor, group_size: int) -> dict[str, Tensor]:
+    """Sums `METRICS` over the views of whole groups, and counts the views.
+
+    `z_std` is the standard deviation of each dimension of z within a group, the mean over dimensions, times
+    sqrt(d). It is near 1 if views spread evenly over the sphere, and 0 after a collapse.
+
+    Args:
+        contrasts: of the views.
+        z: float32 (B, d), the views.
+        group_size: G, half of a group's rows.
+    """
+    z = z.detach()
+    views = z.new_full((), len(z))
+    spread = z.view(-1, 2 * group_size, z.shape[-1]).std(dim=1).mean() * z.shape[-1] ** 0.5
+    values = (contrasts.losses.detach(), contrasts.retrieved.float(), contrasts.positive, contrasts.negative)
+    totals = (*(value.sum() for value in values), spread * views)
+    return {**dict(zip(METRICS, totals, strict=True)), _VIEWS: views}

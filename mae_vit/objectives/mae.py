@@ -1,7 +1,7 @@
 """Masked autoencoder: pixel reconstruction from 25 % of the patches (arXiv 2111.06377).
 
 Shapes: B images, C channels, H W pixels, N patches, N_keep visible patches, M predicted patches, P patch size,
-D encoder width, D_dec decoder width.
+k class tokens, D encoder width, D_dec decoder width.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
+from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.attention import PlainOrFusedAttention
-from mae_vit.models.masking import num_masked_patches, patch_noise, random_masking
+from mae_vit.models.masking import Masking, count_units, num_masked_patches, random_masking, unit_masking
 from mae_vit.models.patches import patchify, take_tokens
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import ViTEncoder, block_for_queries, init_transformer
@@ -43,10 +44,13 @@ class MAEConfig(ObjectiveSection):
     decoder does not see the others. This follows the decoder masking of VideoMAE V2
     (arXiv 2303.16727) and the partial reconstruction of CrossMAE (arXiv 2401.14391), but with
     MAE's self-attention and a random choice. Held-out images and pictures are decoded whole.
+    `mask_unit` is the side in patches of the squares that are masked as a whole (Pixio, arXiv
+    2512.15715, has 4); 1 masks single patches, as MAE does.
     """
 
     name: Literal["mae"]
     mask_ratio: float = Field(default=0.75, gt=0, lt=1)
+    mask_unit: int = Field(default=1, gt=0)
     decoder_embed_dim: int = Field(default=512, gt=0)
     decoder_depth: int = Field(default=8, gt=0)
     decoder_num_heads: int = Field(default=16, gt=0)
@@ -55,15 +59,16 @@ class MAEConfig(ObjectiveSection):
 
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""
-        num_patches = grid_size[0] * grid_size[1]
-        num_masked = num_masked_patches(num_patches, self.mask_ratio)
-        if not 0 < num_masked < num_patches:
-            low, high = 1 / num_patches, 1 - 1 / num_patches
+        units = count_units(grid_size, self.mask_unit)
+        num_masked = num_masked_patches(units, self.mask_ratio)
+        if not 0 < num_masked < units:
             state = "visible" if num_masked else "masked"
+            what = "patches" if self.mask_unit == 1 else "mask units"
             raise ValueError(
-                f"mask_ratio={self.mask_ratio} leaves none of {num_patches} patches {state} "
-                f"(from {low:.3g} to {high:.3g})"
+                f"mask_ratio={self.mask_ratio} leaves none of {units} {what} {state} "
+                f"(from {1 / units:.3g} to {1 - 1 / units:.3g})"
             )
+        num_masked *= self.mask_unit**2
         if not num_decoded_patches(num_masked, self.decode_ratio):
             raise ValueError(
                 f"decode_ratio={self.decode_ratio} predicts none of {num_masked} masked patches "
@@ -109,13 +114,13 @@ class MAE(Objective):
         """Adds the decoder to `encoder`."""
         super().__init__(encoder, mean=mean, std=std, bands=bands)
         width = config.decoder_embed_dim
-        self.mask_ratio = config.mask_ratio
+        self.mask_ratio, self.mask_unit = config.mask_ratio, config.mask_unit
         self.decode_ratio = config.decode_ratio
         self.norm_pix_loss = config.norm_pix_loss
         self.decoder_embed = nn.Linear(encoder.embed_dim, width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
         self.decoder_pos_embed = nn.Parameter(
-            sincos_position_table(encoder.grid_size, width), requires_grad=False
+            sincos_position_table(encoder.grid_size, width, encoder.num_prefix_tokens), requires_grad=False
         )
         self.decoder_blocks = nn.Sequential(
             *[
@@ -141,6 +146,10 @@ class MAE(Objective):
         """The share of patches that are masked in training."""
         return self.mask_ratio
 
+    def draw_masking(self, keys: SampleKeys) -> Masking:
+        """Draws the masks of training."""
+        return unit_masking(keys, self.encoder.grid_size, self.mask_ratio, self.mask_unit)
+
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the reconstruction loss with the masks of the batch's keys."""
         return ObjectiveOutput(self.encode_and_reconstruct(batch)[0])
@@ -149,11 +158,11 @@ class MAE(Objective):
         """Masks by the batch's keys and predicts.
 
         Returns:
-            The loss, scalar float32, and the encoded visible tokens (B, 1 + N_keep, D), [CLS] first.
+            The loss, scalar float32, and the encoded visible tokens (B, k + N_keep, D), class tokens first.
         """
-        masking = random_masking(patch_noise(batch.keys, self.encoder.num_patches), self.mask_ratio)
+        masking = self.draw_masking(batch.keys)
         images = self.normalize(batch.images)  # float32 (B, C, H, W)
-        encoded = self.encoder.forward_visible(images, masking.ids_keep)  # (B, 1 + N_keep, D)
+        encoded = self.encoder.forward_visible(images, masking.ids_keep)  # (B, k + N_keep, D)
         ids = masking.ids_masked  # int64 (B, M)
         if self.decode_ratio < 1:
             # `ids_masked` is sorted by noise, so its first entries are a random choice by the keys.
@@ -169,7 +178,7 @@ class MAE(Objective):
     def reconstruct(
         self, images: Tensor, noise: Tensor, *, mask_ratio: float | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Masks, encodes and decodes.
+        """Masks single patches by given noise, encodes and decodes.
 
         Args:
             images: (B, C, H, W), normalized.
@@ -181,34 +190,37 @@ class MAE(Objective):
             1 = masked and counted in the loss.
         """
         masking = random_masking(noise, self.mask_ratio if mask_ratio is None else mask_ratio)
-        encoded = self.encoder.forward_visible(images, masking.ids_keep)  # (B, 1 + N_keep, D)
-        return self.decode(encoded, masking.ids_restore), masking.mask
+        return self.predict_all(images, masking), masking.mask
+
+    def predict_all(self, images: Tensor, masking: Masking) -> Tensor:
+        """Encodes the visible patches of normalized images and predicts all patches: (B, N, P*P*C)."""
+        return self.decode(self.encoder.forward_visible(images, masking.ids_keep), masking.ids_restore)
 
     def decode(self, encoded: Tensor, ids_restore: Tensor, ids: Tensor | None = None) -> Tensor:
         """Fills in mask tokens, restores the order and predicts pixels (MAE Sec. 3).
 
         Args:
-            encoded: (B, 1 + N_keep, D).
+            encoded: (B, k + N_keep, D).
             ids_restore: int64 (B, N).
             ids: int64 (B, M), the patches to predict; all N if not given.
 
         Returns:
             (B, N, P*P*C), or (B, M, P*P*C).
         """
-        tokens = self.decoder_embed(encoded)  # (B, 1 + N_keep, D_dec)
-        num_masked = ids_restore.shape[1] - (tokens.shape[1] - 1)
+        count = self.encoder.num_prefix_tokens
+        tokens = self.decoder_embed(encoded)  # (B, k + N_keep, D_dec)
+        num_masked = ids_restore.shape[1] - (tokens.shape[1] - count)
         mask_tokens = self.mask_token.to(tokens.dtype).expand(len(tokens), num_masked, -1)
-        patches = torch.cat([tokens[:, 1:], mask_tokens], dim=1)  # (B, N, D_dec), visible ones first
+        patches = torch.cat([tokens[:, count:], mask_tokens], dim=1)  # (B, N, D_dec), visible ones first
         patches = patches.gather(
             1, ids_restore[..., None].expand(-1, -1, patches.shape[-1])
         )  # in the image's order
-        tokens = torch.cat([tokens[:, :1], patches], dim=1) + self.decoder_pos_embed  # (B, 1 + N, D_dec)
+        tokens = torch.cat([tokens[:, :count], patches], dim=1) + self.decoder_pos_embed  # (B, k + N, D_dec)
         if ids is None:
-            return self.decoder_pred(self.decoder_norm(self.decoder_blocks(tokens)))[:, 1:]
+            return self.decoder_pred(self.decoder_norm(self.decoder_blocks(tokens)))[:, count:]
         tokens = self.decoder_blocks[:-1](tokens)
-        tokens = block_for_queries(
-            self.decoder_blocks[-1], tokens, ids + 1
-        )  # (B, M, D_dec); [CLS] stands in front
+        # Class tokens stand in front.
+        tokens = block_for_queries(self.decoder_blocks[-1], tokens, ids + count)  # (B, M, D_dec)
         return self.decoder_pred(self.decoder_norm(tokens))
 
     def decode_subset(self, encoded: Tensor, ids_keep: Tensor, ids: Tensor) -> Tensor:
@@ -217,16 +229,18 @@ class MAE(Objective):
         Tokens carry their positions, so their order does not matter and is not restored.
 
         Args:
-            encoded: (B, 1 + N_keep, D).
+            encoded: (B, k + N_keep, D).
             ids_keep: int64 (B, N_keep), the visible patches in the order of `encoded`.
             ids: int64 (B, M), the patches to predict.
 
         Returns:
             (B, M, P*P*C).
         """
-        tokens = self.decoder_embed(encoded)  # (B, 1 + N_keep, D_dec)
+        count = self.encoder.num_prefix_tokens
+        tokens = self.decoder_embed(encoded)  # (B, k + N_keep, D_dec)
         mask_tokens = self.mask_token.to(tokens.dtype).expand(*ids.shape, -1)  # (B, M, D_dec)
-        places = F.pad(torch.cat([ids_keep, ids], dim=1) + 1, (1, 0))  # (B, 1 + N_keep + M); 0 is [CLS]
+        # (B, k + N_keep + M); the table has the same row, of zeros, for all class tokens.
+        places = F.pad(torch.cat([ids_keep, ids], dim=1) + count, (count, 0))
         tokens = torch.cat([tokens, mask_tokens], dim=1) + F.embedding(places, self.decoder_pos_embed[0])
         tokens = self.decoder_blocks[:-1](tokens)
         predicted = torch.arange(encoded.shape[1], tokens.shape[1], device=tokens.device).expand_as(ids)
@@ -293,8 +307,9 @@ class MAE(Objective):
         The baseline needs no learning. Under norm_pix_loss it predicts zero and uses the
         true patch statistics; in raw pixels it is a local average of the visible patches.
         """
-        images, valid = self.normalize(batch.images), self.valid_patches(batch.images)
-        prediction, mask = self.reconstruct(images, patch_noise(batch.keys, self.encoder.num_patches))
+        images, masking = self.normalize(batch.images), self.draw_masking(batch.keys)
+        prediction, mask = self.predict_all(images, masking), masking.mask
+        valid = self.valid_patches(batch.images)
         error = weigh(self.squared_error(images, prediction, valid=valid), valid, mask)  # (B, N, P*P*C)
         loss = error.mean(dim=-1)  # (B, N)
         return {"loss": (loss * mask).sum(), **self.pixel_errors(images, prediction, mask, valid)}
@@ -327,8 +342,9 @@ class MAE(Objective):
 
     def pictures(self, batch: Batch) -> list[Picture]:
         """Shows masked, predicted, pasted, original; the label states if the true patch statistics are used."""
-        images, valid = self.normalize(batch.images), self.valid_patches(batch.images)
-        prediction, mask = self.reconstruct(images, patch_noise(batch.keys, self.encoder.num_patches))
+        images, masking = self.normalize(batch.images), self.draw_masking(batch.keys)
+        prediction, mask = self.predict_all(images, masking), masking.mask
+        valid = self.valid_patches(batch.images)
         pixels, _ = self.undo_targets(images, prediction, valid)
         return reconstruction_pictures(self, batch.images, pixels, mask, self.predicted_label)
 

@@ -108,8 +108,9 @@ class MaskedPatch(Objective):
             random_share=self.config.random_share,
         )
         tokens = self.encoder.embed_patches(self.normalize(batch.images))  # (B, N, D)
-        encoded = self.encoder.forward_replaced(self.replace(tokens, corruption))  # (B, 1 + N, D)
-        return self.head(take_tokens(encoded[:, 1:], corruption.ids)), corruption
+        encoded = self.encoder.forward_replaced(self.replace(tokens, corruption))  # (B, k + N, D)
+        patches = encoded[:, self.encoder.num_prefix_tokens :]
+        return self.head(take_tokens(patches, corruption.ids)), corruption
 
     def replace(self, tokens: Tensor, corruption: Corruption) -> Tensor:
         """Replaces patch embeddings (before positions): 80 % [mask], 10 % another patch's, 10 % kept.

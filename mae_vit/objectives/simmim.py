@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
-from mae_vit.models.masking import num_masked_patches, patch_noise, random_masking
+from mae_vit.models.masking import (
+    count_units,
+    num_masked_patches,
+    patch_noise,
+    random_masking,
+    spread_over_units,
+)
 from mae_vit.models.patches import patchify
 from mae_vit.models.vit import ViTEncoder, init_transformer
 from mae_vit.objectives.missing import weigh
@@ -38,12 +44,7 @@ class SimMIMConfig(ObjectiveSection):
 
     def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""
-        unit = self.mask_unit
-        if grid_size[0] % unit or grid_size[1] % unit:
-            raise ValueError(
-                f"mask_unit={unit} does not divide the {grid_size[0]} x {grid_size[1]} patches of an image"
-            )
-        units = grid_size[0] * grid_size[1] // unit**2
+        units = count_units(grid_size, self.mask_unit)
         if not 0 < num_masked_patches(units, self.mask_ratio) < units:
             raise ValueError(f"mask_ratio={self.mask_ratio} masks none or all of {units} mask units")
 
@@ -82,17 +83,17 @@ class SimMIM(Objective):
 
     def draw_mask(self, batch: Batch) -> Tensor:
         """Draws masks (B, N) by the batch's keys, 1 = masked; a fixed count of whole units per image."""
-        unit, (rows, columns) = self.config.mask_unit, self.encoder.grid_size
-        noise = patch_noise(batch.keys, rows * columns // unit**2)  # (B, N / u**2)
-        mask = random_masking(noise, self.config.mask_ratio).mask
-        mask = mask.reshape(-1, rows // unit, columns // unit)  # (B, rows / u, columns / u)
-        return mask.repeat_interleave(unit, 1).repeat_interleave(unit, 2).flatten(1)  # (B, N)
+        grid, unit = self.encoder.grid_size, self.config.mask_unit
+        of_units = random_masking(patch_noise(batch.keys, count_units(grid, unit)), self.config.mask_ratio)
+        return spread_over_units(of_units.mask, grid, unit)
 
     def reconstruct(self, images: Tensor, mask: Tensor) -> Tensor:
         """Predicts all patches, float32: (B, C, H, W) normalized, (B, N) -> (B, N, P*P*C)."""
         tokens = self.encoder.embed_patches(images)  # (B, N, D)
         tokens = torch.where(mask[..., None] > 0, self.mask_token.to(tokens.dtype), tokens)
-        return self.head(self.encoder.forward_replaced(tokens)[:, 1:]).float()  # (B, N, P*P*C)
+        return self.head(
+            self.encoder.forward_replaced(tokens)[:, self.encoder.num_prefix_tokens :]
+        ).float()  # (B, N, P*P*C)
 
     @property
     def hidden_ratio(self) -> float:

@@ -94,7 +94,9 @@ class Supervised(Objective):
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
-        return self.head(pooled(self.encoder.forward_features(images), self.pool))
+        return self.head(
+            pooled(self.encoder.forward_features(images), self.pool, self.encoder.num_prefix_tokens)
+        )
 
     def classify(self, batch: Batch) -> Tensor:
         """Returns float32 logits (B, K) of raw images."""

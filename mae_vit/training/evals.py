@@ -14,13 +14,18 @@ from mae_vit.config.plan import Due
 from mae_vit.core.batch import Batch
 from mae_vit.core.composites import in_colors
 from mae_vit.core.image_rows import Picture
+from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
+from mae_vit.models.vit import pooled
 from mae_vit.objectives.objective import Objective, Task
 from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.outputs.run_outputs import RunOutputs
+
+# The first held-out images whose features are measured: their rank cannot exceed this number.
+MOST_RANKED = 2048
 
 # Draws views of a task with some held-out images: name -> uint8 (H, W, 3).
 Views = Callable[[Task, Tensor], Mapping[str, np.ndarray]]
@@ -43,7 +48,7 @@ class HeldOut:
 
     @torch.no_grad()
     def evaluate(self, engine: Engine) -> dict[str, float]:
-        """Computes the objective's metrics over all ranks' parts; collective."""
+        """Computes the metrics of the objective and of its encoder's features over all ranks' parts; collective."""
         totals: dict[str, torch.Tensor] = {}
         engine.objective.eval()
         with engine.module.context():
@@ -53,7 +58,28 @@ class HeldOut:
         engine.objective.train()
         names = sorted(totals)
         sums = engine.all_reduce_sum(torch.stack([totals[name] for name in names])).tolist()
-        return engine.objective.evaluation_metrics(dict(zip(names, sums, strict=True)))
+        metrics = engine.objective.evaluation_metrics(dict(zip(names, sums, strict=True)))
+        if not isinstance(engine.objective, Objective):
+            return metrics
+        return {**metrics, **self._feature_metrics(engine, engine.objective)}
+
+    def _feature_metrics(self, engine: Engine, objective: Objective) -> dict[str, float]:
+        """Measures the features of whole images, `rankme` and `feature_std`; collective.
+
+        They are those of the online probe. The images do not depend on the number of ranks.
+        """
+        width = objective.encoder.embed_dim
+        left = len(range(engine.ranks.rank, MOST_RANKED, engine.ranks.world_size))
+        sums = torch.zeros(width**2 + 2 * width + 1, dtype=torch.float64, device=engine.device)
+        objective.eval()
+        with engine.module.context():
+            for batch in self.batches:
+                images = batch.images[:left]
+                left -= len(images)
+                if len(images):
+                    sums += feature_sums(mean_features(objective, images.to(engine.device)))
+        objective.train()
+        return feature_metrics(engine.all_reduce_sum(sums), width)
 
     @torch.no_grad()
     def pictures(self, engine: Engine) -> list[Picture]:
@@ -63,6 +89,13 @@ class HeldOut:
             rows = engine.objective.pictures(self.shown.to(engine.device))
         engine.objective.train()
         return in_colors(rows, engine.objective.bands, self.picture_bands)
+
+
+def mean_features(objective: Objective, images: Tensor) -> Tensor:
+    """Encodes whole images: uint8 (B, C, H, W) -> float32 (B, D), the mean of the patch tokens after the final norm."""
+    encoder = objective.encoder
+    tokens = encoder.forward_features(objective.normalize(images))
+    return pooled(tokens.float(), "mean", encoder.num_prefix_tokens)
 
 
 @dataclass(frozen=True)
@@ -98,12 +131,7 @@ class OnlineProbe:
         objective.eval()
         features = torch.zeros(len(self.labels), encoder.embed_dim, device=engine.device)
         with engine.module.context():
-            parts = [
-                encoder.forward_features(objective.normalize(batch.images.to(engine.device)))[:, 1:]
-                .float()
-                .mean(dim=1)
-                for batch in self.batches
-            ]
+            parts = [mean_features(objective, batch.images.to(engine.device)) for batch in self.batches]
         objective.train()
         features[self.places.to(engine.device)] = torch.cat(parts)
         features = engine.all_reduce_sum(features)

@@ -38,7 +38,7 @@ class PretrainedEncoder(nn.Module):
 
     Attributes:
         encoder: timm's VisionTransformer, in evaluation mode.
-        pool: "cls" pools [CLS], "mean" the mean of the patch tokens.
+        pool: "cls" pools [CLS] or the mean of several class tokens, "mean" that of the patch tokens.
         info: geometry, normalization and history.
         start: all tensors of the file, including a decoder if it has one.
     """
@@ -77,7 +77,7 @@ class PretrainedEncoder(nn.Module):
                 "transform makes them; load_encoder(..., img_size=...) interpolates its positions for others"
             )
         tokens = self.encoder.forward_features(images)
-        return self.fc_norm(pooled(tokens, self.pool))
+        return self.fc_norm(pooled(tokens, self.pool, self.encoder.num_prefix_tokens))
 
     def transform(self, image: ImageLike) -> Tensor:
         """Crops, resizes and normalizes one image for the encoder.

@@ -188,11 +188,17 @@ def _check_kind(start: Weights, names: set[str]) -> None:
 
 
 def _check_blocks(start: Weights, encoder: ViTEncoder) -> None:
-    """Checks the numbers of blocks and heads, which tensor shapes do not reveal.
+    """Checks the numbers of class tokens, blocks and heads, which tensor shapes do not reveal.
 
     Raises:
         InputError: if one differs.
     """
+    stated = start.geometry.class_tokens if start.geometry else 1
+    if stated != encoder.num_prefix_tokens:
+        raise InputError(
+            f"{start.source} does not fit the model: class_tokens is {stated} there, "
+            f"model.class_tokens={encoder.num_prefix_tokens} here"
+        )
     depth = len({name.split(".")[1] for name in start.tensors if name.startswith("blocks.")})
     if depth and depth != len(encoder.blocks):
         raise InputError(
@@ -215,24 +221,25 @@ def _load_positions(
     coverage: LoadReport,
     start: Weights,
 ) -> None:
-    """Loads learnable positions; resamples them in 2-D for another grid and keeps the row of [CLS].
+    """Loads learnable positions; resamples them in 2-D for another grid and keeps the rows of class tokens.
 
     Fixed positions are only checked: the model computes its own table.
     """
     source = start.source
     if loaded.ndim != 3 or loaded.shape[-1] != expected.shape[-1]:
         raise InputError(f"{source} does not fit the model: {_difference('pos_embed', loaded, expected)}")
-    num_loaded, known = loaded.shape[1] - 1, start.grid_size
+    count = encoder.num_prefix_tokens
+    num_loaded, known = loaded.shape[1] - count, start.grid_size
     if known is not None and known[0] * known[1] != num_loaded:
         raise InputError(
-            f"{source} is an encoder of another kind: its pos_embed has {num_loaded + 1} rows for "
-            f"{known[0]} x {known[1]} patches, ours one for each and one for [CLS]"
+            f"{source} is an encoder of another kind: its pos_embed has {loaded.shape[1]} rows for "
+            f"{known[0]} x {known[1]} patches, ours one for each and {count} for class tokens"
         )
     side = round(num_loaded**0.5)
     if not encoder.pos_embed.requires_grad:
         grid = known or (encoder.grid_size if num_loaded == encoder.num_patches else (side, side))
         if grid[0] * grid[1] != num_loaded or not torch.allclose(
-            loaded.float(), sincos_position_table(grid, loaded.shape[-1]), atol=1e-4
+            loaded.float(), sincos_position_table(grid, loaded.shape[-1], count), atol=1e-4
         ):
             raise InputError(
                 f'{source} has learned positions, which model.pos_embed="sincos" would throw away: use "learnable"'
@@ -249,7 +256,7 @@ def _load_positions(
             f"{source} does not fit the model: pos_embed of {num_loaded} patches is of no square image"
         )
     taken["pos_embed"] = resample_abs_pos_embed(
-        loaded.float(), list(encoder.grid_size), [old_rows, old_columns]
+        loaded.float(), list(encoder.grid_size), [old_rows, old_columns], num_prefix_tokens=count
     )
     rows, columns = encoder.grid_size
     coverage.interpolated["pos_embed"] = f"{old_rows} x {old_columns} -> {rows} x {columns} patches"

@@ -65,7 +65,9 @@ def read_decoder(
     width = tensors["decoder_embed.weight"].shape[0]
     if width % 4 == 0:
         # The table is fixed, so some files do not contain it.
-        tensors.setdefault("decoder_pos_embed", sincos_position_table(encoder.grid_size, width))
+        tensors.setdefault(
+            "decoder_pos_embed", sincos_position_table(encoder.grid_size, width, encoder.num_prefix_tokens)
+        )
     options = _options_of(start, f"objective.{prefix}")
     heads = options.get("decoder_num_heads") or (_OFFICIAL_HEADS if width == _OFFICIAL_WIDTH else None)
     notes = []
@@ -82,6 +84,7 @@ def read_decoder(
     config = MAEConfig(
         name="mae",
         mask_ratio=options.get("mask_ratio", 0.75),
+        mask_unit=options.get("mask_unit", 1),
         decoder_embed_dim=width,
         decoder_depth=max(1, len(blocks)),
         decoder_num_heads=heads,

@@ -156,6 +156,7 @@ def _geometry_of(identity: dict[str, Any], source: str) -> Geometry:
         **asdict(size),
         mlp_ratio=identity["model.mlp_ratio"],
         pos_embed=identity["model.pos_embed"],
+        class_tokens=identity.get("model.class_tokens", 1),
     )
 
 

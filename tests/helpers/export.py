@@ -95,7 +95,8 @@ def classifier_file(path: Path, *, pool: str, classes=("cat", "dog"), **changes)
 
     def logits(images):
         tokens = encoder.forward_features(images)
-        return head(tokens[:, 0] if pool == "cls" else fc_norm(tokens[:, 1:].mean(dim=1)))
+        count = info.class_tokens
+        return head(tokens[:, :count].mean(1) if pool == "cls" else fc_norm(tokens[:, count:].mean(dim=1)))
 
     metadata = {**asdict(info), "classes": list(classes), "pool": pool}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ OPTIONS = {
 # Further ways of an objective that must keep the same promises.
 VARIANTS = {
     "mae decoding a half": ("mae", {"decode_ratio": 0.5, "decoder_depth": 2}),
+    "mae of blocks": ("mae", {"mask_unit": 2, "mask_ratio": 0.5}),
     "masked_patch 4x4": ("masked_patch", {"target": "downsized_4x4"}),
     "masked_patch pixels": ("masked_patch", {"target": "pixels_l2"}),
     "supervised mixed": ("supervised", {"mixup": 0.8, "cutmix": 1.0}),
@@ -33,6 +34,7 @@ ENCODERS = {
     "non-square": {"img_size": (8, 24), "in_chans": 3, "pos_embed": "learnable"},
     "one channel": {"img_size": (16, 16), "in_chans": 1, "pos_embed": "learnable"},
     "sincos": {"img_size": (16, 16), "in_chans": 3, "pos_embed": "sincos"},
+    "class tokens": {"img_size": (16, 16), "in_chans": 3, "pos_embed": "learnable", "class_tokens": 3},
 }
 
 

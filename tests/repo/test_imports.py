@@ -90,8 +90,8 @@ MOST_PARAMETERS = 8
 MORE_PARAMETERS = {
     # An option of `mae-vit prepare` each.
     "mae_vit/data/prepare/prepare.py: prepare": 10,
-    # timm's names: the eight numbers of `Geometry`, and two rates.
-    "mae_vit/models/vit.py: ViTEncoder.__init__": 10,
+    # timm's names: the nine numbers of `Geometry`, and two rates.
+    "mae_vit/models/vit.py: ViTEncoder.__init__": 11,
 }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
@@ -35,13 +36,15 @@ def score_in_closed_form(
     """Classifies the test images by nearest neighbors or least squares, on the device; collective.
 
     Returns:
-        Entries of the summary, and predictions. For "few_shot" these are of the last draw with the most shots.
+        Entries of the summary, with measures of the training images' features, and predictions. For
+        "few_shot" these are of the last draw with the most shots.
     """
     train_labels = np.asarray(data.index.labels)[data.train].astype(np.int64)
     labels = torch.from_numpy(train_labels).to(predictor.device)
     test_labels = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
     classes = len(data.classes)
     support = read_features(model, data, data.plain, data.train, predictor)
+    measures = feature_metrics(feature_sums(support), support.shape[1])
     query = read_features(model, data, data.open_test(), data.test, predictor)
     if config.finetune.mode in WITH_ALL_LABELS:
         fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune)
@@ -49,7 +52,7 @@ def score_in_closed_form(
             partial(fit, support, labels, num_classes=classes, **options), query, predictor.ranks
         )
         guesses = predictions_of(test_labels, scores / scores.sum(dim=1, keepdim=True))
-        return {"test_top1": guesses.top1, "test_top5": guesses.top5, **options}, guesses
+        return {"test_top1": guesses.top1, "test_top5": guesses.top5, **options, **measures}, guesses
     results: dict[str, Any] = {}
     for shots in sorted(set(config.finetune.shots)):
         top1_by_draw = []
@@ -62,7 +65,11 @@ def score_in_closed_form(
             top1_by_draw.append(guesses.top1)
         spread = float(np.std(top1_by_draw, ddof=1)) if len(top1_by_draw) > 1 else None
         results[str(shots)] = {"mean": float(np.mean(top1_by_draw)), "std": spread, "draws": top1_by_draw}
-    return {"test_top1": results[str(max(config.finetune.shots))]["mean"], "few_shot": results}, guesses
+    return {
+        "test_top1": results[str(max(config.finetune.shots))]["mean"],
+        "few_shot": results,
+        **measures,
+    }, guesses
 
 
 def shared_scores(score: Callable[[Tensor], Tensor], query: Tensor, ranks: Ranks) -> Tensor:

@@ -49,7 +49,7 @@ def read_features(
     with predictor.autocast(), bar:
         for batch in data.fixed(source, samples, ranks, predictor.batch_size):
             tokens = model.encoder.forward_features(model.normalize(batch.to(predictor.device).images))
-            rows.append(model.fc_norm(pooled(tokens, model.pool)).float())
+            rows.append(model.fc_norm(pooled(tokens, model.pool, model.encoder.num_prefix_tokens)).float())
             bar.update(len(rows[-1]))
     if rows:
         features[ranks.rank :: ranks.world_size] = torch.cat(rows)

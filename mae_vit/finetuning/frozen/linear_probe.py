@@ -18,6 +18,7 @@ from mae_vit.config.plan import Plan, make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.progress import progress
 from mae_vit.core.urls import redact_url
+from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -119,6 +120,7 @@ def score_by_probe(
         "val_top1": rates[best]["val_top1"],
         "probe_lr": rates[best]["lr"],
         "probe_rates": rates,
+        **feature_metrics(feature_sums(support[0]), support[0].shape[1]),
         "probe_steps": plan.total_steps,
         "probe_epochs": plan.total_steps / plan.steps_per_epoch,
         "train_images_measured": len(known),

@@ -198,6 +198,10 @@ def _results(
         ]
     if mode == "linear_probe":
         lines += describe_results(summary, outputs)
+    lines.append(
+        f"  features  rank {summary['rankme']:.1f} of {outputs.info.embed_dim if outputs.info else '?'} (RankMe), "
+        f"standard deviation {summary['feature_std']:.3f}, of the training images"
+    )
     for shots, few_shot in summary.get("few_shot", {}).items():
         spread = (
             "" if few_shot["std"] is None else f" +- {few_shot['std']:.2%} over {config.finetune.draws} draws"

@@ -105,7 +105,7 @@ class ViTClassifier(Classifier):
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
         tokens = self.encoder.forward_features(images)
-        return self.head(self.fc_norm(pooled(tokens, self.pool)))
+        return self.head(self.fc_norm(pooled(tokens, self.pool, self.encoder.num_prefix_tokens)))
 
 
 def make_head(embed_dim: int, num_classes: int, init: HeadInit) -> nn.Linear:

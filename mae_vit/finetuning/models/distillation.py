@@ -13,7 +13,7 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.finetuning.config.schema import DistillationKind, HeadInit
 from mae_vit.finetuning.models.classifiers import ViTClassifier, make_head
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.vit import ViTEncoder, pooled
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import ObjectiveOutput
 
@@ -81,11 +81,12 @@ class DistilledViTClassifier(ViTClassifier):
 
     def both(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Returns both heads' float32 logits (B, K) of normalized images."""
-        patches = self.encoder.embed_patches(images) + self.encoder.pos_embed[:, 1:]
+        count = self.encoder.num_prefix_tokens
+        patches = self.encoder.embed_patches(images) + self.encoder.pos_embed[:, count:]
         tokens = self.encoder.encode(
             torch.cat([self.dist_token.expand(len(patches), -1, -1), patches], dim=1)
         )
-        return self.head(tokens[:, 0]).float(), self.head_dist(tokens[:, 1]).float()
+        return self.head(pooled(tokens, "cls", count)).float(), self.head_dist(tokens[:, count]).float()
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images by both heads: (B, K), the logarithm of the mean distribution."""

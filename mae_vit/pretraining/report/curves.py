@@ -19,6 +19,11 @@ REFERENCE_COLOR, RUN_COLOR = svg.COLORS[0], svg.COLORS[1]
 _MOST_POINTS = 400
 # A chart whose values span more decades has a logarithmic axis.
 _LOG_SPAN = 100.0
+# Measures of the features, which need no labels; other metrics keep their names as titles.
+_HELD_OUT_TITLES = {
+    "rankme": "held-out images: effective rank of features (RankMe)",
+    "feature_std": "held-out images: standard deviation of features (0 after a collapse)",
+}
 _SECTIONS = {
     "lr": "learning rate",
     "grad_norm": "gradient norm",
@@ -73,7 +78,10 @@ def _learned(record: RunRecord, bands: Mapping[str, Band], label: str) -> Iterat
         # Of a constant (the baseline of held-out images) there is nothing to see.
         if len(points) == 1 or len({value for _, value in points}) > 1:
             band = bands.get(f"heldout.{name}")
-            yield f"held-out images: {name}", _chart({"this run": points}, band, label)
+            yield (
+                _HELD_OUT_TITLES.get(name, f"held-out images: {name}"),
+                _chart({"this run": points}, band, label),
+            )
     scores = {
         name.removesuffix("_top1").replace("_", " "): points
         for name in held_out_names(record.lines, "probe")

@@ -11,10 +11,13 @@ from torch import nn
 
 # MAE's fine-tuning exempts these from weight decay, besides biases and 1-D parameters
 # (official code, models_vit.no_weight_decay). MAE's pretraining does not.
-EMBEDDINGS = ("cls_token", "pos_embed", "dist_token")
+EMBEDDINGS = ("cls_token", "reg_token", "pos_embed", "dist_token")
 
 _BLOCK = re.compile(r"encoder\.blocks\.(\d+)\.")
-_FIRST = ("encoder.cls_token", "encoder.pos_embed", "encoder.patch_embed.", "dist_token")
+_FIRST = (
+    *("encoder.cls_token", "encoder.reg_token", "encoder.pos_embed"),
+    *("encoder.patch_embed.", "dist_token"),
+)
 _LAST = ("encoder.norm.", "fc_norm.", "head.", "head_dist.")
 
 

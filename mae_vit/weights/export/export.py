@@ -11,16 +11,23 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import fsync_path, replace_folder, temporary_name
 from mae_vit.core.hub import HubName
 from mae_vit.core.messages import error_reason
-from mae_vit.weights.export import to_hf, to_official, to_onnx, to_timm, to_torch
+from mae_vit.weights.export import to_hf, to_hf_pixio, to_official, to_onnx, to_timm, to_torch
 from mae_vit.weights.export.history import collect_history
 from mae_vit.weights.export.model_card import CARD, SIGNATURE, card
 from mae_vit.weights.export.network import ExportSource
 from mae_vit.weights.export.verify import Verification
 from mae_vit.weights.start import name_of
 
+
+def _write_hf(handed: ExportSource, folder: Path) -> Verification:
+    """Writes the class of transformers that has as many class tokens."""
+    several = handed.encoder.info.class_tokens > 1
+    return (to_hf_pixio if several else to_hf).write(handed, folder)
+
+
 TARGETS: dict[str, Callable[[ExportSource, Path], Verification]] = {
     "timm": to_timm.write,
-    "hf": to_hf.write,
+    "hf": _write_hf,
     "official": to_official.write,
     "onnx": to_onnx.write,
     "torch": to_torch.write,

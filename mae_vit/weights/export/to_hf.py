@@ -60,7 +60,7 @@ def write(handed: ExportSource, folder: Path) -> Verification:
         )
     notes: list[str] = []
     _write_encoder(handed, folder)
-    with _quiet(transformers):
+    with quiet(transformers):
         difference = _check_encoder(transformers, handed, folder)
     mae = _representable(handed, notes)
     height, width = handed.encoder.info.img_size
@@ -73,7 +73,7 @@ def write(handed: ExportSource, folder: Path) -> Verification:
     )
     if mae is not None:
         _write_mae(handed, folder / MAE_FOLDER)
-        with _quiet(transformers):
+        with quiet(transformers):
             difference = max(difference, _check_mae(transformers, handed, mae, folder / MAE_FOLDER))
     what = handed.network.output_name
     return Verification(
@@ -144,8 +144,8 @@ def hub_names(tensors: dict[str, Tensor], *, prefix: str) -> dict[str, Tensor]:
     return renamed
 
 
-def _geometry(handed: ExportSource) -> dict[str, Any]:
-    """What the configs of both models share."""
+def geometry_of(handed: ExportSource) -> dict[str, Any]:
+    """Returns what the configs of all models share."""
     info = handed.encoder.info
     height, width = info.img_size
     return {
@@ -168,13 +168,13 @@ def _geometry(handed: ExportSource) -> dict[str, Any]:
 
 def _write_encoder(handed: ExportSource, folder: Path) -> None:
     head = handed.network.head
-    config = {"architectures": [_class_of(handed)], "model_type": "vit", **_geometry(handed)}
+    config = {"architectures": [_class_of(handed)], "model_type": "vit", **geometry_of(handed)}
     if head is not None:
         classes = handed.classes or tuple(f"LABEL_{number}" for number in range(head.out_features))
         config["id2label"] = {str(number): name for number, name in enumerate(classes)}
         config["label2id"] = {name: number for number, name in enumerate(classes)}
     tensors = hub_names(handed.network.timm_state(), prefix="" if head is None else "vit.")
-    _write_folder(handed, folder, config, tensors)
+    write_folder(handed, folder, config, tensors)
 
 
 def _write_mae(handed: ExportSource, folder: Path) -> None:
@@ -184,7 +184,7 @@ def _write_mae(handed: ExportSource, folder: Path) -> None:
     config = {
         "architectures": ["ViTMAEForPreTraining"],
         "model_type": "vit_mae",
-        **_geometry(handed),
+        **geometry_of(handed),
         "decoder_hidden_size": decoder.decoder_embed_dim,
         "decoder_num_hidden_layers": decoder.decoder_depth,
         "decoder_num_attention_heads": decoder.decoder_num_heads,
@@ -194,12 +194,13 @@ def _write_mae(handed: ExportSource, folder: Path) -> None:
     }
     folder.mkdir()
     tensors = {**handed.network.timm_state(), **handed.decoder.tensors}
-    _write_folder(handed, folder, config, hub_names(tensors, prefix="vit."))
+    write_folder(handed, folder, config, hub_names(tensors, prefix="vit."))
 
 
-def _write_folder(
+def write_folder(
     handed: ExportSource, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
 ) -> None:
+    """Writes weights, config and preprocessor of a model."""
     metadata = {"format": "pt", **handed.metadata()}
     (folder / _WEIGHTS).write_bytes(save_tensors(tensors, metadata=metadata))
     (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
@@ -228,7 +229,7 @@ def _preprocessor(handed: ExportSource) -> dict[str, Any]:
     }
 
 
-def _load(kind: Any, folder: Path, **options: Any) -> Any:
+def load_whole(kind: Any, folder: Path, **options: Any) -> Any:
     """Loads a model that must find all of its weights, and no others.
 
     Raises:
@@ -247,7 +248,7 @@ def _load(kind: Any, folder: Path, **options: Any) -> Any:
 @torch.no_grad()
 def _check_encoder(transformers: Any, handed: ExportSource, folder: Path) -> float:
     options = {"add_pooling_layer": False} if handed.network.head is None else {}
-    model = _load(getattr(transformers, _class_of(handed)), folder, **options)
+    model = load_whole(getattr(transformers, _class_of(handed)), folder, **options)
     found = model(pixel_values=random_images(handed))
     theirs = found.last_hidden_state[:, 0] if handed.network.head is None else found.logits
     return largest_difference(expected(handed), theirs, f"transformers' {handed.network.output_name}")
@@ -256,7 +257,7 @@ def _check_encoder(transformers: Any, handed: ExportSource, folder: Path) -> flo
 @torch.no_grad()
 def _check_mae(transformers: Any, handed: ExportSource, mae: MAE, folder: Path) -> float:
     """The same masks, by the same noise: the same predictions and the same loss."""
-    model = _load(transformers.ViTMAEForPreTraining, folder)
+    model = load_whole(transformers.ViTMAEForPreTraining, folder)
     images = random_images(handed)
     noise = torch.rand(len(images), mae.encoder.num_patches, generator=torch.Generator().manual_seed(1))
     theirs = model(pixel_values=images, noise=noise)
@@ -294,7 +295,7 @@ prediction = mae(pixel_values=images).logits
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Without progress bars and reports of loading."""
     log = transformers.utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()

@@ -28,6 +28,10 @@ def write(handed: ExportSource, folder: Path) -> Verification:
         InputError: if the official code has no such geometry.
     """
     info = handed.encoder.info
+    if info.class_tokens > 1:
+        raise InputError(
+            f"the official MAE code has one class token, not {info.class_tokens}: --to timm keeps them"
+        )
     if info.img_size[0] != info.img_size[1]:
         raise InputError(
             f"the official MAE code knows square images alone, not {info.img_size[0]} x {info.img_size[1]} px: "

@@ -44,10 +44,14 @@ def create_model_arguments(handed: ExportSource) -> tuple[str, dict[str, Any]]:
     }
     if info.in_chans != 3:
         arguments["in_chans"] = info.in_chans
+    if info.class_tokens > 1:
+        arguments["reg_tokens"] = info.class_tokens - 1
     if info.mlp_ratio != 4:
         arguments["mlp_ratio"] = info.mlp_ratio
     if handed.encoder.pool == "mean":
         arguments |= {"global_pool": "avg", "fc_norm": network.has_fc_norm}
+    elif info.class_tokens > 1:  # the model gives all tokens
+        arguments["global_pool"] = ""
     return _NAMES.get(info.size, "vit_tiny_patch16_224"), arguments
 
 
@@ -81,12 +85,21 @@ def write_native(handed: ExportSource, path: Path) -> None:
 def write(handed: ExportSource, folder: Path) -> Verification:
     """Writes the weights, and loads them with timm."""
     name, arguments = create_model_arguments(handed)
+    count = handed.encoder.info.class_tokens
+    reads_tokens = arguments.get("global_pool") == ""
+    if reads_tokens and handed.network.head is not None:
+        raise InputError(
+            f"{handed.start.source} classifies by the mean of {count} class tokens, which timm does not pool: "
+            "--to torch keeps it, or fine-tune with finetune.pool=mean"
+        )
     write_native(handed, folder / WEIGHTS)
     model = timm.create_model(name, **arguments).eval()
     model.load_state_dict(load_file(folder / WEIGHTS), strict=True)
     what = handed.network.output_name
     with torch.no_grad():
-        difference = largest_difference(expected(handed), model(random_images(handed)), f"timm's {what}")
+        theirs = model(random_images(handed))  # (3, D) or (3, K); (3, k + N, D) without pooling
+        theirs = theirs[:, :count].mean(dim=1) if reads_tokens else theirs
+    difference = largest_difference(expected(handed), theirs, f"timm's {what}")
     line = create_model_line(handed)
     summary = f'model = {line}; model.load_state_dict(safetensors.torch.load_file("{WEIGHTS}"))'
     code = f"""import timm
@@ -94,11 +107,13 @@ from safetensors.torch import load_file
 
 model = {line}
 model.load_state_dict(load_file("{WEIGHTS}"), strict=True)
-{what} = model.eval()(images)
+{what} = model.eval()(images){f"[:, :{count}].mean(dim=1)" if reads_tokens else ""}
 """
-    notes = (
+    notes: tuple[str, ...] = (
         ("without its head, by `model.reset_classifier(0)`, it gives features",)
         if handed.network.head
         else ()
     )
+    if reads_tokens:
+        notes += ("timm does not pool the mean of several class tokens: the code takes it from the tokens",)
     return Verification(f"timm {timm.__version__}", what, difference, code, summary, notes)

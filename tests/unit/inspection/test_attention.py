@@ -52,3 +52,13 @@ def test_maps_lie_as_the_patches_do():
     weights[0, 0, 1:, 1] = 0.5
     assert attention_maps(weights, (3, 2))[0, 0].tolist() == [[0, 0], [0, 0.5], [0, 0]]
     assert attention_maps(weights, (3, 2), query="mean")[0, 0].tolist() == [[0.5, 0], [0, 0], [0, 0]]
+
+
+def test_maps_of_several_class_tokens_are_their_mean():
+    weights = torch.zeros(1, 1, 8, 8)
+    weights[0, 0, 0, 2] = 1  # the first of two looks at the first patch
+    weights[0, 0, 1, 7] = 0.5  # the second at the last, and at itself
+    weights[0, 0, 1, 1] = 0.5
+    weights[0, 0, 2:, 3] = 1
+    assert attention_maps(weights, (3, 2))[0, 0].tolist() == [[0.5, 0], [0, 0], [0, 0.25]]
+    assert attention_maps(weights, (3, 2), query="mean")[0, 0].tolist() == [[0, 1], [0, 0], [0, 0]]

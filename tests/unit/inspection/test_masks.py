@@ -4,28 +4,31 @@ import pytest
 import torch
 
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.inspection.reconstructions import MASK_KINDS, mask_noise
-from mae_vit.models.masking import patch_noise, random_masking
+from mae_vit.inspection.reconstructions import MASK_KINDS, masking_of
+from mae_vit.models.masking import patch_noise, random_masking, unit_masking
 
 KEYS = SampleKeys(0, 0, torch.arange(3))
 
 
 def hidden(kind, grid, ratio):
-    return random_masking(mask_noise(kind, KEYS, grid), ratio).mask.reshape(3, *grid)
+    return masking_of(kind, KEYS, grid, ratio, 1).mask.reshape(3, *grid)
 
 
 @pytest.mark.parametrize("kind", MASK_KINDS)
 @pytest.mark.parametrize("grid", [(8, 8), (6, 10)])
 @pytest.mark.parametrize("ratio", [0.5, 0.75, 0.9])
 def test_all_kinds_hide_as_many(kind, grid, ratio):
-    ranks = mask_noise(kind, KEYS, grid)
-    assert all(len(row.unique()) == grid[0] * grid[1] for row in ranks)
+    masking = masking_of(kind, KEYS, grid, ratio, 1)
+    assert all(len(row.unique()) == grid[0] * grid[1] for row in masking.ids_restore)
     total = grid[0] * grid[1]
     assert (hidden(kind, grid, ratio).sum(dim=(1, 2)) == total - int(total * (1 - ratio))).all()
 
 
 def test_random_is_trainings():
-    assert torch.equal(mask_noise("random", KEYS, (8, 8)), patch_noise(KEYS, 64))
+    expected = random_masking(patch_noise(KEYS, 64), 0.75).mask
+    assert torch.equal(masking_of("random", KEYS, (8, 8), 0.75, 1).mask, expected)
+    blocks = unit_masking(KEYS, (8, 8), 0.75, 4).mask
+    assert torch.equal(masking_of("random", KEYS, (8, 8), 0.75, 4).mask, blocks)
 
 
 def test_a_block_is_around_the_middle():

@@ -7,7 +7,7 @@ import torch
 from helpers.objectives import batch_of, build
 
 from mae_vit.core.batch import Batch
-from mae_vit.objectives.contrastive_mae import contrast
+from mae_vit.objectives.contrastive_mae import METRICS, contrast, contrast_sums
 
 
 def unit_rows(rows: int, width: int = 6) -> torch.Tensor:
@@ -30,6 +30,22 @@ def test_infonce_is_that_of_each_group_by_hand():
         assert contrasts.positive[row].item() == pytest.approx(cosines[partner], abs=1e-6)
         others = [cosine for other, cosine in cosines.items() if other != partner]
         assert contrasts.negative[row].item() == pytest.approx(sum(others) / 4, abs=1e-6)
+
+
+def test_the_spread_is_that_of_each_group_by_hand():
+    z = unit_rows(12)
+    sums = contrast_sums(contrast(z, group_size=3, temperature=0.2), z, group_size=3)
+    assert sums["views"] == 12
+    spreads = []
+    for rows in (z[:6].double(), z[6:].double()):
+        for column in rows.T:
+            mean = sum(column.tolist()) / 6
+            spreads.append(math.sqrt(sum((value - mean) ** 2 for value in column.tolist()) / 5))
+    expected = sum(spreads) / len(spreads) * math.sqrt(6)
+    assert sums["z_std"].item() / 12 == pytest.approx(expected, rel=1e-5)
+    same = unit_rows(1).expand(6, -1)
+    collapsed = contrast_sums(contrast(same, group_size=3, temperature=0.2), same, group_size=3)
+    assert collapsed["z_std"].item() == pytest.approx(0, abs=1e-6)
 
 
 def test_partners_that_are_equal_find_each_other():
@@ -86,6 +102,9 @@ def test_retrieval_counts_whole_groups_and_is_left_out_without_one():
     assert sums["views"] == 8  # two masks of four of the five images
     metrics = objective.evaluation_metrics({name: float(value) for name, value in sums.items()})
     assert 0 <= metrics["retrieval_top1"] <= 1
+    assert -1 <= metrics["negative_cosine"] < metrics["positive_cosine"] <= 1
+    assert metrics["contrast_loss"] > 0
+    assert metrics["z_std"] > 0
     metrics = objective.evaluation_metrics({name: float(value) for name, value in none.items()})
-    assert "retrieval_top1" not in metrics
+    assert not {*METRICS, "views"} & {*metrics}
     assert math.isfinite(metrics["loss"])

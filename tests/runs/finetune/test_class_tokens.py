@@ -1,0 +1,63 @@
+"""The preset with Pixio's options: it trains, and what reads encoders reads this one."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers.commands import ROOT, lines_of, summary_of
+
+import mae_vit
+from mae_vit.cli.main import main as cli
+from mae_vit.finetuning.job import main as finetune
+from mae_vit.pretraining.job import main as pretrain
+
+SHORT = [
+    *("train.epochs=null", "train.steps=20", "train.warmup_epochs=null", "train.warmup_steps=4"),
+    *("train.effective_batch_size=16", "train.engine=torch", "monitor.evaluate_images=16"),
+    *("monitor.log_every_steps=1", "monitor.tensorboard=false", "monitor.picture_images=2"),
+    "monitor.probe_queries=0",
+]
+
+
+def train(data, folder, *changes) -> None:
+    config = str(ROOT / "configs" / "pixio_cifar_tiny.yaml")
+    assert pretrain(["--config", config, *SHORT, f"data.path={data}", f"run.dir={folder}", *changes]) == 0
+
+
+def test_the_preset_trains(colored, tmp_path):
+    train(colored, tmp_path / "run")
+    losses = [line["loss"] for line in lines_of(tmp_path / "run")]
+    assert len(losses) == 20
+    assert all(map(math.isfinite, losses))
+    assert np.mean(losses[-4:]) < 0.97 * np.mean(losses[:4])
+    encoder = mae_vit.load_encoder(tmp_path / "run")
+    assert encoder.info.class_tokens == 4
+    assert encoder.encoder.pos_embed.shape == (1, 4 + 64, 128)
+
+
+@pytest.mark.slow
+def test_all_that_reads_encoders_reads_it(colored, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    train(colored, run, "objective.decode_ratio=0.5", "model.depth=2", "objective.decoder_depth=2")
+    common = [f"data.path={colored}", "train.engine=torch", "monitor.tensorboard=false"]
+    short = ["train.epochs=null", "train.steps=2", "train.warmup_epochs=null", "train.warmup_steps=1"]
+    tune = ["--config", str(ROOT / "configs" / "finetune_cifar_tiny.yaml"), "--ckpt", str(run)]
+    for name, more in {
+        "cls": ["finetune.pool=cls", *short, "train.effective_batch_size=8"],
+        "mean": ["finetune.pool=mean", *short, "train.effective_batch_size=8"],
+        "knn": ["finetune.mode=knn"],
+        "few_shot": ["finetune.mode=few_shot", "finetune.shots=[2]", "finetune.draws=1"],
+    }.items():
+        folder = tmp_path / name
+        assert finetune([*tune, *common, *more, f"run.dir={folder}", "finetune.holdout=0"]) == 0, name
+        assert 0 <= summary_of(folder)["test_top1"] <= 1
+    tuned = mae_vit.load_encoder(tmp_path / "cls")
+    assert tuned.pool == "cls"
+    with torch.no_grad():
+        features = tuned(torch.randn(2, 3, 32, 32))
+    assert features.shape == (2, 128)
+    assert cli(["inspect", str(run), "--data", str(colored), "--out", str(tmp_path / "views")]) == 0
+    assert (tmp_path / "views" / "attention-rollout.png").exists()
+    assert cli(["embed", str(run), str(colored), "--out", str(tmp_path / "features.npz")]) == 0
+    assert np.load(tmp_path / "features.npz")["features"].shape[1] == 128

@@ -1,0 +1,112 @@
+"""Encoders of several class tokens: what each form keeps, and what it says where it cannot."""
+
+import json
+
+import pytest
+import timm
+import torch
+from helpers.export import classifier_file, encoder_file, export, info_of
+from safetensors.torch import load_file
+from transformers import PixioModel
+
+import mae_vit
+from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_file import encoder_bytes, read_metadata
+
+SEVERAL = {"class_tokens": 4, "pos_embed": "learnable"}
+
+
+def images():
+    return torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+
+
+def close(theirs, ours):
+    assert ours.std() > 0.05
+    torch.testing.assert_close(theirs.detach(), ours.detach(), atol=1e-4, rtol=0)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return encoder_file(tmp_path / "encoder.safetensors", **SEVERAL)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_timm_has_them_as_register_tokens(path, tmp_path, capsys, pool):
+    out = tmp_path / "out"
+    assert export(path, "--to", "timm", "--out", out, "--pool", pool) == 0
+    assert ("timm does not pool the mean of several" in capsys.readouterr().out) == (pool == "cls")
+    model = timm.create_model(
+        "vit_tiny_patch16_224",
+        **{"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4},
+        **{
+            "num_classes": 0,
+            "reg_tokens": 3,
+            "global_pool": "" if pool == "cls" else "avg",
+            "fc_norm": False,
+        },
+    )
+    model.load_state_dict(load_file(out / "model.safetensors"), strict=True)
+    theirs = model.eval()(images())
+    theirs = theirs[:, :4].mean(dim=1) if pool == "cls" else theirs
+    close(theirs, mae_vit.load_encoder(path, pool=pool)(images()))
+    # What was exported is read back whole.
+    close(mae_vit.load_encoder(out / "model.safetensors", pool=pool)(images()), theirs)
+
+
+def test_transformers_has_pixio_for_them(path, tmp_path):
+    out = tmp_path / "out"
+    assert export(path, "--to", "hf", "--out", out) == 0
+    model = PixioModel.from_pretrained(out).eval()
+    ours = mae_vit.load_encoder(path)
+    close(model(pixel_values=images()).pooler_output, ours(images()))
+    close(model(pixel_values=images()).last_hidden_state, ours.encoder.forward_features(images()))
+
+
+def test_a_program_keeps_any_read_out(path, tmp_path):
+    out = tmp_path / "out"
+    assert export(path, "--to", "torch", "--out", out) == 0
+    program = torch.export.load(out / "model.pt2").module()
+    close(program(images()), mae_vit.load_encoder(path)(images()))
+
+
+def test_forms_that_cannot_say_so(path, tmp_path, capsys):
+    classifier = tmp_path / "tuned" / "model.safetensors"
+    classifier_file(classifier, pool="mean", class_tokens=4)
+    tensors = load_file(classifier)
+    assert tensors["reg_token"].shape == (1, 3, 32)
+    for start, form, reason in (
+        (path, "official", "the official MAE code has one class token, not 4: --to timm keeps them"),
+        (classifier, "hf", "transformers has no classifier of several class tokens: --to torch keeps it"),
+    ):
+        out = tmp_path / form
+        assert export(start, "--to", form, "--out", out) == 2
+        assert reason in capsys.readouterr().err
+        assert not out.exists()
+    by_cls = tmp_path / "by_cls" / "model.safetensors"
+    classifier_file(by_cls, pool="cls", class_tokens=4)
+    assert export(by_cls, "--to", "timm", "--out", tmp_path / "out") == 2
+    assert "classifies by the mean of 4 class tokens, which timm does not pool" in capsys.readouterr().err
+    assert export(classifier, "--to", "timm", "--out", tmp_path / "out") == 0
+
+
+def test_other_numbers_of_class_tokens_do_not_fit(path):
+    from mae_vit.weights.load import load_weights
+    from mae_vit.weights.read import read_weights
+
+    start = read_weights(str(path))
+    with pytest.raises(InputError, match=r"class_tokens is 4 there, model.class_tokens=1 here"):
+        load_weights(start, info_of(pos_embed="learnable").build())
+
+
+def test_positions_are_interpolated_behind_all_class_tokens(path):
+    plain, larger = mae_vit.load_encoder(path), mae_vit.load_encoder(path, img_size=24)
+    assert larger.encoder.pos_embed.shape == (1, 4 + 36, 32)
+    assert torch.equal(larger.encoder.pos_embed[:, :4], plain.encoder.pos_embed[:, :4])
+
+
+def test_files_of_one_class_token_do_not_state_it(tmp_path, path):
+    assert read_metadata(path)["class_tokens"] == 4
+    plain = tmp_path / "plain.safetensors"
+    plain.write_bytes(encoder_bytes(info_of().build(), info_of()))
+    assert "class_tokens" not in json.dumps(read_metadata(plain))
+    assert mae_vit.load_encoder(plain).info.class_tokens == 1
