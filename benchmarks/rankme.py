@@ -8,7 +8,7 @@ correlation of each measure with each probe, with the share of permutations whos
     python benchmarks/rankme.py [NAME=]START ... --data data/cifar10 [--images 5000] [--queries 2000]
         [--out FILE]
 
-START is what `mae_vit.load_encoder` takes, or `random`: the first encoder's network with initial weights.
+START is what `--ckpt` takes, or `random`: the first encoder's network with initial weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.inspection.images import Samples, draw_samples
 from mae_vit.models.attention import choose_attention
-from mae_vit.weights.encoder import PretrainedEncoder, load_encoder
+from mae_vit.weights.encoder import PretrainedEncoder, load_vit
 
 RANDOM = "random"
 MEASURES = ("rankme", "feature_std")
@@ -57,7 +57,7 @@ def read_encoders(words: Sequence[str]) -> dict[str, PretrainedEncoder]:
         if name in encoders:
             raise InputError(f'two encoders have the name "{name}": give NAME=START')
         if start != RANDOM:
-            encoders[name] = load_encoder(start, pool="mean")
+            encoders[name] = load_vit(start, pool="mean")
             continue
         if not encoders:
             raise InputError(f'"{RANDOM}" takes the network of the first encoder: give it later')

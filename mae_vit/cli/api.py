@@ -65,9 +65,9 @@ class Run:
         Raises:
             InputError: if the run left none, as a comparison does.
         """
-        from mae_vit.weights.encoder import load_encoder
+        from mae_vit.weights.encoder import load_vit
 
-        return load_encoder(self.path)
+        return load_vit(self.path)
 
 
 def pretrain(

@@ -26,6 +26,7 @@ _EPILOG = """examples:
   mae-vit embed runs/mae_base photos/ --out photos.npz
   mae-vit embed encoder.safetensors data/cifar10 --split test --out test.parquet
   mae-vit embed timm:vit_base_patch16_224.augreg_in21k images.zip --out images.npz --pool mean --device cuda
+  mae-vit embed frozen:timm:vit_small_patch14_reg4_dinov2 photos/ --out dinov2.npz --img-size 224
 
 The largest centered box of each image is resized, and normalized as in the encoder's training. Unreadable images are
 left out and listed in FILE.broken.csv.
@@ -50,7 +51,8 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "start",
         metavar="WEIGHTS",
         help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, timm:NAME, or "
-        "hf:USER/NAME[@REVISION]",
+        "hf:USER/NAME[@REVISION]; of others, any backbone of timm: frozen:timm:NAME, "
+        "frozen:timm:NAME@FILE.safetensors, or frozen:FILE.safetensors with timm's config.json beside it",
     )
     parser.add_argument(
         "data",
@@ -144,7 +146,11 @@ def run_embed(arguments: argparse.Namespace) -> int:
         done = f"{outcome.done:,} of {count_of(outcome.total, 'image')}"
         print(f"mae-vit: stopped, {done} are saved: {again} resumes", file=sys.stderr)
         return EXIT_REQUEUE
+    from mae_vit.weights.start import origin_of  # slow to import
+
     _report(outcome, arguments.out)
+    if origin := origin_of(arguments.start):
+        print(f"{arguments.start} was {origin}")
     return 0
 
 

@@ -146,7 +146,8 @@ def parse_arguments(
             "--ckpt",
             metavar="WEIGHTS",
             help='pretrained weights: a run folder, an encoder.safetensors, an official MAE file, "timm:NAME" or '
-            '"hf:USER/NAME[@REVISION]"; without this option the network trains from scratch',
+            '"hf:USER/NAME[@REVISION]"; to score an encoder trained by others, '
+            '"frozen:timm:NAME[@FILE.safetensors]"; without this option the network trains from scratch',
         )
     parser.add_argument(
         "--resume",

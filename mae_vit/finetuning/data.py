@@ -17,7 +17,7 @@ from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.batches.subset import draw_held_out, limit_per_class
 from mae_vit.data.channels import describe_data, set_channels, with_channels
-from mae_vit.data.images.augment import Augment
+from mae_vit.data.images.augment import Augment, Interpolation
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.remote.folder import resolve_data_path
@@ -44,12 +44,14 @@ class FinetuneData(TrainingData):
             without `finetune.holdout`.
         plain: reads all images of the training split without augmentation.
         test_index: index of the test split. Nothing opens its images before the end of the run.
+        interpolation: resizes images that are not augmented.
     """
 
     config: FinetuneConfig
     held_out: np.ndarray
     plain: Source
     test_index: ShardIndex
+    interpolation: Interpolation = "bicubic"
 
     @property
     def train(self) -> np.ndarray:
@@ -127,7 +129,7 @@ class FinetuneData(TrainingData):
 
     def open_test(self) -> Source:
         """Opens the images of the test split. Call it once, at the end of a run."""
-        return _open_plain(self.config, self.test_index)
+        return _open_plain(self.config, self.test_index, self.interpolation)
 
 
 def fit_to_data(config: FinetuneConfig, start: Weights | None, *, say: bool = False) -> FinetuneConfig:
@@ -159,8 +161,14 @@ def fit_to_data(config: FinetuneConfig, start: Weights | None, *, say: bool = Fa
     return config.model_copy(update={"data": config.data.model_copy(update={"normalize": normalize})})
 
 
-def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> FinetuneData:
-    """Opens the splits and chooses samples, source and workers.
+def open_data(
+    config: FinetuneConfig,
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    interpolation: Interpolation = "bicubic",
+) -> FinetuneData:
+    """Opens the splits and chooses samples, source and workers; `interpolation` is for images as they are.
 
     Raises:
         InputError: if data or a split is missing, damaged or without labels, or if options do not fit the images.
@@ -184,17 +192,18 @@ def open_data(config: FinetuneConfig, ranks: Ranks, device: torch.device) -> Fin
         **vars(training),
         config=config,
         held_out=held_out,
-        plain=_open_plain(config, index),
+        plain=_open_plain(config, index, interpolation),
         test_index=test_index,
+        interpolation=interpolation,
     )
 
 
-def _open_plain(config: FinetuneConfig, index: ShardIndex) -> Source:
+def _open_plain(config: FinetuneConfig, index: ShardIndex, interpolation: Interpolation) -> Source:
     return open_source(
         index,
         "auto" if config.data.source == "memory" else config.data.source,
         channels=config.model.channels,
-        augment=Augment(img_size=config.model.image_hw),
+        augment=Augment(img_size=config.model.image_hw, interpolation=interpolation),
         memory_limit_gib=config.data.memory_limit_gib,
     )
 

@@ -22,7 +22,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
 from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
-from mae_vit.finetuning.config.read import read_config
+from mae_vit.finetuning.config.read import Starts, read_config
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
 from mae_vit.finetuning.frozen.score import score_frozen
@@ -59,7 +59,6 @@ from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import check_engine, check_length, is_finished, open_run_folder, resume_or_start
 from mae_vit.weights.load import warn_normalization_differs
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import Weights
 
 EXAMPLES = """examples:
   python finetune/run.py --ckpt runs/mae_cifar_tiny                      its data, the recipe for its size
@@ -99,30 +98,30 @@ def finetune(arguments: Arguments) -> Path:
         TrainingFailed: if the run cannot continue.
         RunInterrupted: if it was stopped, after saving.
     """
-    config, start, notes = read_config(arguments)
+    config, starts, notes = read_config(arguments)
     ranks = find_ranks()
     if ranks.rank == 0:
         print_notes(notes)
     check_engine(config, ranks)
     with open_run_folder(config) as folder:
-        _finetune(arguments, config, start, folder, ranks)
+        _finetune(arguments, config, starts, folder, ranks)
     return folder.path
 
 
 def _finetune(
-    arguments: Arguments, config: FinetuneConfig, start: Weights | None, folder: RunFolder, ranks: Ranks
+    arguments: Arguments, config: FinetuneConfig, starts: Starts, folder: RunFolder, ranks: Ranks
 ) -> None:
+    device, start = find_device(ranks), starts.weights
     config = fit_to_data(config, start, say=ranks.rank == 0)
     patch_init = getattr(config.model, "patch_init", None)
-    device = find_device(ranks)
-    data = open_data(config, ranks, device)
+    data = open_data(config, ranks, device, interpolation=starts.interpolation)
     info = describe_encoder(config, data)
     teacher = teacher_from_config(config, data, device)
     build = partial(build_classifier, config, data, info, teacher)
     if config.finetune.mode != "finetune":
         if arguments.extend:
             raise InputError(f'--extend has no effect with finetune.mode="{config.finetune.mode}"')
-        score_frozen(arguments, config, data, build, start, folder, ranks, device)
+        score_frozen(arguments, config, data, build, starts, folder, ranks, device)
         return
 
     plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)

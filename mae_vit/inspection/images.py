@@ -99,7 +99,7 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
     folder, remote = resolve_data_path(data)
     if (folder / FILE_NAME).is_file():
         index = _open(folder, split, remote)
-        bands = fit_bands(encoder, index.dataset.bands, redact_url(data))
+        bands = fit_bands(encoder.bands, index.dataset.bands, redact_url(data))
         drawn = _of_shards(index, count, encoder.in_chans, encoder.img_size, redact_url(data))
         return replace(drawn, bands=bands)
     if split is not None:

@@ -5,35 +5,70 @@ Shapes: B batch, C channels, H W pixels, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import error_reason
-from mae_vit.data.images.augment import center_crop
-from mae_vit.data.images.decode import DecodeError, decode, pixels_of
 from mae_vit.data.normalization import IMAGENET_MEAN, IMAGENET_STD
+from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import EncoderInfo, read_info
 from mae_vit.models.geometry import Geometry, nearest_size
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import SIZES, Pool, ViTEncoder, pooled
 from mae_vit.training.checkpoints.format import STATE, step_of
+from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
+from mae_vit.weights.foreign import read_foreign
+from mae_vit.weights.foreign_encoder import open_foreign
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import Weights
-
-ImageLike = str | Path | bytes | Image.Image | np.ndarray
+from mae_vit.weights.start import Weights, is_frozen
 
 
-class PretrainedEncoder(nn.Module):
+class ViTFeatures(FeatureEncoder):
+    """Pools the tokens of our encoder.
+
+    Attributes:
+        encoder: timm's VisionTransformer.
+        pool: "cls" pools [CLS], "mean" the mean of the patch tokens.
+        fc_norm: behind the pooling, for weights that were trained with it.
+    """
+
+    def __init__(self, encoder: ViTEncoder, images: ImageInput, *, pool: Pool, fc_norm: nn.Module) -> None:
+        """Wraps an encoder whose weights are already loaded."""
+        super().__init__(images)
+        self.encoder, self.pool, self.fc_norm = encoder, pool, fc_norm
+        self.num_features, self.num_prefix_tokens = int(encoder.embed_dim), int(encoder.num_prefix_tokens)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Encodes and pools normalized images: (B, C, H, W) -> (B, D)."""
+        return self.fc_norm(pooled(self.encoder.forward_features(images), self.pool, self.num_prefix_tokens))
+
+    def patch_map(self, images: Tensor) -> Tensor:
+        """Returns the patch tokens as a map: (B, C, H, W) -> (B, D, rows, columns).
+
+        A norm that was trained behind the mean is applied to each token.
+        """
+        tokens = self.fc_norm(self.encoder.forward_features(images)[:, self.num_prefix_tokens :])
+        return tokens.transpose(1, 2).unflatten(2, self.encoder.grid_size)
+
+    def description(self) -> dict[str, Any]:
+        """Returns JSON facts that determine the features, without those of the weights."""
+        images = self.input
+        facts = {"img_size": list(images.img_size), "mean": list(images.mean), "std": list(images.std)}
+        return {"pool": self.pool, "embed_dim": self.num_features, **facts}
+
+    def place(self, device: torch.device) -> None:
+        """Moves the encoder to a device, and chooses the attention that is faster there."""
+        choose_attention(self, device)
+        super().place(device)
+
+
+class PretrainedEncoder(ViTFeatures):
     """A pretrained encoder with its pooling and its normalization.
 
     Attributes:
@@ -45,10 +80,10 @@ class PretrainedEncoder(nn.Module):
 
     def __init__(self, encoder: ViTEncoder, *, pool: Pool, info: EncoderInfo, start: Weights) -> None:
         """Wraps an encoder whose weights are already loaded. Use `load_encoder` to load them."""
-        super().__init__()
-        self.encoder, self.pool, self.info, self.start = encoder, pool, info, start
+        images = ImageInput(info.img_size, info.in_chans, info.mean, info.std, bands=info.bands)
+        super().__init__(encoder, images, pool=pool, fc_norm=nn.Identity())
+        self.info, self.start = info, start
         # A classifier that pools the mean has its norm after the mean, and none before it (official MAE code).
-        self.fc_norm: nn.Module = nn.Identity()
         if "fc_norm.weight" in start.tensors:
             encoder.norm = nn.Identity()
             self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)
@@ -60,69 +95,54 @@ class PretrainedEncoder(nn.Module):
     @property
     def embed_dim(self) -> int:
         """D, the width of the features."""
-        return int(self.encoder.embed_dim)
+        return self.num_features
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Encodes normalized images from `transform`: float32 (B, C, H, W) -> (B, D).
-
-        Raises:
-            ValueError: for images of another shape, or of an integer type.
-        """
-        if not isinstance(images, Tensor) or not images.is_floating_point():
-            raise ValueError("images are float32 (B, C, H, W), as this encoder's transform makes them")
-        wanted = (self.info.in_chans, *self.info.img_size)
-        if images.shape[1:] != wanted:
-            raise ValueError(
-                f"images of {tuple(images.shape)}: this encoder takes (B, {', '.join(map(str, wanted))}), as its "
-                "transform makes them; load_encoder(..., img_size=...) interpolates its positions for others"
-            )
-        tokens = self.encoder.forward_features(images)
-        return self.fc_norm(pooled(tokens, self.pool, self.encoder.num_prefix_tokens))
-
-    def transform(self, image: ImageLike) -> Tensor:
-        """Crops, resizes and normalizes one image for the encoder.
-
-        It crops the largest centered box of the encoder's aspect ratio, resizes it (bicubic,
-        antialiased) and normalizes it. Fine-tuning evaluates on the same view.
-
-        Args:
-            image: a path, the bytes of an image file, a PIL image, or an array: uint8 (H, W, 3) or (H, W). An
-                encoder of other bands takes their raw values (C, H, W), of its dtype, and no PIL image.
-
-        Returns:
-            float32 (C, H, W).
-
-        Raises:
-            InputError: if the image cannot be read or decoded.
-        """
-        pixels = np.require(self.crop(image), requirements="W")  # of a file, it may be read-only
-        return self.normalize(torch.from_numpy(pixels)[None])[0]
-
-    def crop(self, image: ImageLike) -> np.ndarray:
-        """Crops and resizes one image like `transform`, but does not normalize it: raw values (C, H, W).
-
-        Raises:
-            InputError: if the image cannot be read or decoded.
-        """
-        bands = self.info.bands
-        pixels = _pixels_of(image, self.info.in_chans) if bands is None else _bands_of(image, bands)
-        return center_crop(pixels, self.info.img_size, bands)
-
-    def normalize(self, images: Tensor) -> Tensor:
-        """Normalizes raw images for the encoder: (B, C, H, W) -> float32; missing values become 0."""
-        shape = partial(torch.tensor, dtype=torch.float32, device=images.device)
-        mean, std = (shape(list(values)).view(-1, 1, 1) for values in (self.info.mean, self.info.std))
-        bands = self.info.bands
-        if bands is None:
-            return (images.float() / 255 - mean) / std
-        normalized, valid = (bands.unit(images) - mean) / std, bands.valid(images)
-        return normalized if valid is None else torch.where(valid, normalized, 0.0)
+    def description(self) -> dict[str, Any]:
+        """Returns JSON facts that determine the features: source, digest, sizes, normalization."""
+        info = self.info
+        return {
+            "start": self.start.source,
+            "digest": self.start.digest,
+            "objective": info.objective,
+            "step": info.step,
+            "pool": self.pool,
+            "img_size": list(info.img_size),
+            "patch_size": info.patch_size,
+            "embed_dim": self.embed_dim,
+            "mean": list(info.mean),
+            "std": list(info.std),
+        }
 
 
 def load_encoder(
     start: str | Path, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
+) -> FeatureEncoder:
+    """Loads an encoder, ours or one of others.
+
+    Args:
+        start: what `load_vit` takes; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
+            "frozen:FILE.safetensors" for any backbone of timm (`mae_vit.weights.foreign`).
+        img_size: side in pixels, or (H, W); None takes the size of its training.
+        pool: "cls" or "mean"; None takes that of its training. Encoders of others have their own.
+
+    Raises:
+        InputError: if there are no weights, or they do not fit.
+        FetchUnavailable: if the Hub cannot be reached.
+    """
+    if not is_frozen(str(start)):
+        return load_vit(start, img_size=img_size, pool=pool)
+    if pool is not None:
+        raise InputError(f'pool="{pool}" has no effect on {start}: it pools as timm says that it was trained')
+    foreign = read_foreign(str(start))
+    return open_foreign(
+        foreign, foreign.images if img_size is None else replace(foreign.images, img_size=_sides(img_size))
+    )
+
+
+def load_vit(
+    start: str | Path, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> PretrainedEncoder:
-    """Loads an encoder.
+    """Loads a Vision Transformer of ours.
 
     Args:
         start: a run folder, an `encoder.safetensors`, an official MAE file (.pth), "timm:NAME", or
@@ -141,7 +161,7 @@ def load_encoder(
 def encoder_from_weights(
     start: Weights, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> PretrainedEncoder:
-    """Builds the encoder from weights that `read_weights` returned; see `load_encoder`.
+    """Builds the encoder from weights that `read_weights` returned; see `load_vit`.
 
     Raises:
         InputError: if the weights are of no encoder that we support, or the size does not fit.
@@ -229,10 +249,7 @@ def _imagenet(values: tuple[float, ...], channels: int, source: str) -> tuple[fl
 
 
 def _size(img_size: int | Sequence[int], patch_size: int) -> tuple[int, int]:
-    sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-    if len(sides) != 2:
-        raise InputError(f"img_size={img_size}: give one number, or height and width")
-    height, width = sides
+    height, width = sides = _sides(img_size)
     for side in sides:
         if side % patch_size or side < patch_size:
             nearest = max(1, round(side / patch_size)) * patch_size
@@ -242,42 +259,8 @@ def _size(img_size: int | Sequence[int], patch_size: int) -> tuple[int, int]:
     return height, width
 
 
-def _bands_of(image: ImageLike, bands: Bands) -> np.ndarray:
-    """Returns raw values (C, H, W)."""
-    count = len(bands.names)
-    if isinstance(image, np.ndarray):
-        if image.dtype != bands.dtype or image.ndim != 3 or len(image) != count:
-            raise InputError(f"images are {bands.dtype} ({count}, H, W), not {image.dtype} {image.shape}")
-        return image
-    if isinstance(image, Image.Image):
-        raise InputError(f"a PIL image has no {count} bands: give a file, or {bands.dtype} ({count}, H, W)")
-    return _decode(image, partial(decode, channels=count, bands=bands))
-
-
-def _pixels_of(image: ImageLike, channels: int) -> np.ndarray:
-    """Returns uint8 (C, H, W)."""
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim not in (2, 3):
-            raise InputError(f"images are uint8 (H, W, 3) or (H, W), not {image.dtype} {image.shape}")
-        image = Image.fromarray(image)
-    try:
-        if isinstance(image, Image.Image):
-            if image.mode == "I" and image.format is None:
-                # In an image from a file, mode "I" means 16 bits.
-                raise DecodeError(
-                    'pixels of mode "I" have no known range if they come from no file: convert them'
-                )
-            return np.ascontiguousarray(pixels_of(image, channels))
-    except DecodeError as error:
-        raise InputError(f"the image cannot be decoded: {error}") from None
-    return _decode(image, partial(decode, channels=channels))
-
-
-def _decode(image: str | Path | bytes, decoder: Callable[[bytes], np.ndarray]) -> np.ndarray:
-    try:
-        return decoder(image if isinstance(image, bytes) else Path(image).read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read {image!s}: {error_reason(error)}") from None
-    except DecodeError as error:
-        named = str(image) if isinstance(image, str | Path) else "the image"
-        raise InputError(f"{named} cannot be decoded: {error}") from None
+def _sides(img_size: int | Sequence[int]) -> tuple[int, int]:
+    sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    if len(sides) != 2 or min(sides) < 1:
+        raise InputError(f"img_size={img_size}: give one number, or height and width")
+    return sides

@@ -19,7 +19,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import PatchInit, ViTEncoder
 from mae_vit.weights import other_bands
-from mae_vit.weights.start import ENCODER_PREFIX, Weights
+from mae_vit.weights.start import ENCODER_PREFIX, Normalized, Weights
 
 # A file with a smaller share of the encoder's parameters belongs to another model.
 MIN_COVERAGE = 0.9
@@ -154,7 +154,7 @@ def _adapt_channels(
 
 
 def warn_normalization_differs(
-    start: Weights, mean: Sequence[float], std: Sequence[float], bands: Bands | None = None
+    start: Normalized, mean: Sequence[float], std: Sequence[float], bands: Bands | None = None
 ) -> None:
     """Warns if the run normalizes images differently from the pretrained weights. Only an override causes it.
 

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
-from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.vit import PatchInit
-from mae_vit.weights.start import Weights
+from mae_vit.weights.start import Normalized
 
 NAME = "patch_embed.proj.weight"
 
@@ -43,7 +42,7 @@ def adapt_patch_projection(weight: Tensor, channels: int, how: PatchInit) -> tup
 
 
 def fit_normalization(
-    start: Weights, bands: Bands | None, channels: int
+    start: Normalized, bands: Bands | None, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Returns the mean and std of pretrained weights in the unit scale of other data.
 
@@ -77,13 +76,14 @@ def fit_normalization(
     return tuple(fitted_mean), tuple(fitted_std)
 
 
-def fit_bands(encoder: EncoderInfo, bands: Bands | None, where: str) -> Bands | None:
-    """Returns how an encoder reads the raw values of data: by its own scale, with the data's mark of missing values.
+def fit_bands(theirs: Bands | None, bands: Bands | None, where: str) -> Bands | None:
+    """Returns how an encoder of bands `theirs` reads the raw values of data.
+
+    It reads them by its own scale, with the data's mark of missing values.
 
     Raises:
         InputError: if the data have other bands than the encoder, with both.
     """
-    theirs = encoder.bands
     if theirs is None and bands is None:
         return None
     if (

@@ -38,7 +38,14 @@ from mae_vit.training.checkpoints.format import (
     step_of,
 )
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import _STARTS, ENCODER_PREFIX, Weights, check_there
+from mae_vit.weights.start import (
+    _STARTS,
+    ENCODER_PREFIX,
+    FOREIGN_ORIGIN,
+    Weights,
+    check_there,
+    is_frozen,
+)
 
 # What a repository of the Hub may hold: what `mae-vit export` writes. Others' files by timm's names fit too.
 _HUB_FILES = ("encoder.safetensors", "model.safetensors")
@@ -55,6 +62,11 @@ def read_weights(start: str) -> Weights:
         InputError: if there is nothing readable there.
         FetchUnavailable: if the Hub cannot be reached.
     """
+    if is_frozen(start):
+        raise InputError(
+            f"{start} is {FOREIGN_ORIGIN}, and only measured here: give it to `mae-vit embed`, or to fine-tuning "
+            "with finetune.mode=knn, few_shot or linear_probe"
+        )
     if start.startswith(TIMM_PREFIX):
         return _read_timm(start)
     check_there(start)

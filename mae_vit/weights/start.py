@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
@@ -17,7 +18,31 @@ from mae_vit.models.geometry import Geometry
 from mae_vit.weights.seen_labels import SeenLabels
 
 ENCODER_PREFIX = "encoder."
+# Of encoders that are measured as they are (`mae_vit.weights.foreign`).
+FROZEN_PREFIX = "frozen:"
+# What tables, summaries and reports say of them.
+FOREIGN_ORIGIN = "trained by others on other data"
 _STARTS = f'a run folder, an encoder.safetensors, an official MAE file (.pth), "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
+
+
+class Normalized(Protocol):
+    """Weights that know the normalization of their training, or None."""
+
+    @property
+    def source(self) -> str:
+        """The name of the weights."""
+
+    @property
+    def mean(self) -> tuple[float, ...] | None:
+        """Per-channel mean."""
+
+    @property
+    def std(self) -> tuple[float, ...] | None:
+        """Per-channel standard deviation."""
+
+    @property
+    def bands(self) -> Bands | None:
+        """What raw values mean; None for 8-bit gray or RGB."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +96,28 @@ class Weights:
         return found.hexdigest()
 
 
+def is_frozen(start: str | None) -> bool:
+    """Whether a start names an encoder of others that is measured and never trained."""
+    return start is not None and start.startswith(FROZEN_PREFIX)
+
+
+def origin_of(start: str | None) -> str | None:
+    """Says who trained a start, if its name shows that others did."""
+    return FOREIGN_ORIGIN if is_frozen(start) else None
+
+
+def split_frozen(start: str) -> tuple[str | None, Path | None]:
+    """Splits "frozen:timm:NAME", "frozen:timm:NAME@FILE" or "frozen:FILE": timm's name, and the file.
+
+    Each may be None.
+    """
+    text = start.removeprefix(FROZEN_PREFIX)
+    if not text.startswith(TIMM_PREFIX):
+        return None, Path(text)
+    name, at, file = text.removeprefix(TIMM_PREFIX).partition("@")
+    return name, Path(file) if at else None
+
+
 def check_there(start: str) -> None:
     """Makes sure that there is something at a start's path.
 
@@ -85,7 +132,10 @@ def check_there(start: str) -> None:
 
 
 def name_of(asked: str) -> str:
-    """A short name for weights: the run's folder, the file, the Hub's repository, or timm's model."""
+    """Returns a short name for weights: the run's folder, the file, the Hub's repository, or timm's model."""
+    if is_frozen(asked):
+        name, file = split_frozen(asked)
+        return "-".join(filter(None, (name, name_of(str(file)) if file else None)))
     if asked.startswith(TIMM_PREFIX):
         return asked.removeprefix(TIMM_PREFIX).replace("/", "-")
     if is_hub_name(asked):

@@ -37,11 +37,15 @@ ORDERS = {
         *("trainer", "run"),
     ),
     "mae_vit/weights": (
-        "seen_labels",
-        "start",
-        "other_bands",
-        "load mae_decoder read",
-        "encoder",
+        *(
+            "seen_labels",
+            "start",
+            "other_bands",
+            "feature_encoder load mae_decoder read",
+            "foreign",
+            "foreign_encoder",
+            "encoder",
+        ),
         "embed export",
     ),
     "mae_vit/pretraining": (
@@ -51,7 +55,14 @@ ORDERS = {
         *("config", "comparison data", "models", "label_overlap plan_text results", "frozen", "job"),
     ),
     "mae_vit/finetuning/comparison": (
-        *("config costs inputs", "jobs", "cell", "matrix progress_bar protocol", "report runner", "main"),
+        *(
+            "config costs inputs",
+            "jobs settings",
+            "cell",
+            "matrix progress_bar protocol",
+            "report runner",
+            "main",
+        ),
     ),
 }
 # The root offers `mae_vit.load_encoder`, which it imports late; config describes geometry, not networks.

@@ -42,7 +42,8 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.precision import Autocast
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.weights.embed.features import Settings, _encode
-from mae_vit.weights.encoder import load_encoder
+from mae_vit.weights.encoder import ViTFeatures, load_encoder
+from mae_vit.weights.feature_encoder import ImageInput
 
 DECODER = {"decoder_embed_dim": 16, "decoder_depth": 2, "decoder_num_heads": 2}
 OPTIONS = {"mae": DECODER, "contrastive_mae": {**DECODER, "group_size": 2}, "joint": {"mae": DECODER}}
@@ -219,11 +220,13 @@ def test_frozen_features(mode, left_behind, monkeypatch):
     options = SimpleNamespace(mode=mode, neighbors=3, shots=[1], draws=2)
     config = SimpleNamespace(finetune=options, run=SimpleNamespace(seed=0))
     task = classifier_of("cls")
+    images = ImageInput((8, 8), 1, [0.5], [0.5])
+    encoder = ViTFeatures(task.encoder, images, pool="cls", fc_norm=torch.nn.Identity())
     with fake_cuda():
-        on_cuda(task, but="encoder.norm.weight" if left_behind else "")
+        on_cuda(encoder, but="encoder.norm.weight" if left_behind else "")
         measuring = Predictor(Ranks(), CUDA, Autocast(task, CUDA, "bf16").context, 16)
         with noticed(left_behind):
-            _, guesses = score_in_closed_form(config, data, task, measuring)
+            _, guesses = score_in_closed_form(config, data, encoder, measuring)
             assert len(guesses.classes) == 8
 
 

@@ -23,6 +23,8 @@ from mae_vit.data.images.random_erasing import Erasing, draw_erasing
 # torchvision's RandomResizedCrop tries ten boxes before it falls back.
 _TRIES = 10
 
+Interpolation = Literal["bicubic", "bilinear"]
+
 
 class Policy(Protocol):
     """Changes pixels and keeps the image's size (`mae_vit.data.images.auto_augment`)."""
@@ -74,6 +76,7 @@ class Augment:
         erasing: probability that an image gets a box of random bytes, 0 to 1.
         fill: color (one value per channel) of pixels that a policy moves in from outside; None for black.
         bands: what raw values mean; None for 8-bit gray or RGB.
+        interpolation: resizes images, antialiased.
     """
 
     img_size: tuple[int, int]
@@ -86,6 +89,7 @@ class Augment:
     erasing: float = 0.0
     fill: tuple[int, ...] | None = None
     bands: Bands | None = None
+    interpolation: Interpolation = "bicubic"
 
     def draw(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> AugmentParams:
         """Draws the augmentation of a batch.
@@ -211,7 +215,7 @@ class Augment:
 
     def _resize(self, image: np.ndarray) -> np.ndarray:
         if self.bands is None or self.bands.eight_bit:
-            return _resize(image, self.img_size)
+            return _resize(image, self.img_size, self.interpolation)
         return resize_bands(image, self.img_size, self.bands.nodata)
 
 
@@ -226,8 +230,8 @@ def _border(bands: Bands) -> np.ndarray:
     return values.astype(bands.dtype).reshape(-1, 1, 1)
 
 
-def _resize(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
-    """Resizes a uint8 image by antialiased bicubic interpolation; within 0.03 of 255 of PIL's resize.
+def _resize(image: np.ndarray, img_size: tuple[int, int], interpolation: Interpolation) -> np.ndarray:
+    """Resizes a uint8 image by antialiased interpolation; bicubic is within 0.03 of 255 of PIL's resize.
 
     The memory layout of `image` may be planes or interleaved channels.
     """
@@ -235,24 +239,29 @@ def _resize(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
         # Copy here, which goes row by row; torch would copy such an image pixel by pixel.
         image = np.ascontiguousarray(image)
     pixels = torch.from_numpy(image)[None]
-    return F.interpolate(pixels, img_size, mode="bicubic", antialias=True)[0].numpy()
+    return F.interpolate(pixels, img_size, mode=interpolation, antialias=True)[0].numpy()
 
 
-def center_crop(image: np.ndarray, img_size: tuple[int, int], bands: Bands | None = None) -> np.ndarray:
+def center_crop(
+    image: np.ndarray,
+    img_size: tuple[int, int],
+    bands: Bands | None = None,
+    interpolation: Interpolation = "bicubic",
+) -> np.ndarray:
     """Crops the largest centered box of the result's aspect ratio and resizes it. Evaluation uses this view.
 
     Args:
         image: (C, H, W), uint8 or raw values of `bands`.
         img_size: (H, W) of the result.
         bands: what raw values mean; None for 8-bit gray or RGB.
+        interpolation: resizes the box.
 
     Returns:
         (C, *img_size) of the same type, contiguous.
     """
     box = _center_boxes(np.array([image.shape[1:]], np.int64), img_size)[0]
-    return np.ascontiguousarray(
-        Augment(img_size=img_size, bands=bands).crop_resize_flip(image, box, flip=False)
-    )
+    augment = Augment(img_size=img_size, bands=bands, interpolation=interpolation)
+    return np.ascontiguousarray(augment.crop_resize_flip(image, box, flip=False))
 
 
 def _center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:

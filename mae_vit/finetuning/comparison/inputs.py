@@ -15,6 +15,7 @@ from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.index import fingerprint_of
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
+from mae_vit.weights.start import is_frozen, split_frozen
 
 # Options that name weights. The content of the file counts, not only its path.
 WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")
@@ -113,7 +114,7 @@ def _digest_of_config(path: Path) -> str | None:
 
 
 def _digest_of_start(start: str) -> str | None:
-    path = Path(start)
+    path = (split_frozen(start)[1] or Path(start)) if is_frozen(start) else Path(start)
     files = [path] if not path.is_dir() else [path / name for name in _WEIGHTS]
     for file in files:
         if file.is_file():

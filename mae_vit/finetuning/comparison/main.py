@@ -30,7 +30,7 @@ from mae_vit.finetuning.comparison.protocol import keep_protocol
 from mae_vit.finetuning.comparison.report.encoder_views import write_inspection
 from mae_vit.finetuning.comparison.report.page import write_page, write_text
 from mae_vit.finetuning.comparison.report.predictions import PREDICTIONS, pack_predictions
-from mae_vit.finetuning.comparison.report.rows import Row, read_rows, table
+from mae_vit.finetuning.comparison.report.rows import Row, read_rows, table, title_of
 from mae_vit.finetuning.comparison.report.summary import lines_of, notes_of, terminal_table
 from mae_vit.finetuning.comparison.runner import Runner, slots_of
 from mae_vit.runtime.failures import RunInterrupted, TrainingFailed, run_to_exit_code
@@ -243,7 +243,7 @@ def _inspect(matrix: Matrix, rows: Sequence[Row], folder: Path) -> Path | None:
 
 def _hparams(rows: Sequence[Row]) -> dict[str, tuple[dict[str, Any], dict[str, float]]]:
     """Returns settings and results of cells, by a readable name."""
-    facts = ("entry", "start", "model", "labels_per_class", "mode", "seed", "settings")
+    facts = ("entry", "start", "start_origin", "model", "labels_per_class", "mode", "seed", "settings")
     scores = ("test_top1", "val_top1", "train_top1", "finetune_flops", "pretrain_flops")
     return {
         f"{row.cell.entry.name}, {row.cell.labels} labels, {row.cell.mode}, seed {row.cell.seed}": (
@@ -274,7 +274,7 @@ def _describe(matrix: Matrix, folder: Path) -> str:
     for entry, labels, mode in matrix.rows():
         seeds = matrix.seeds_of(entry, labels, mode)
         lines.append(
-            f"  {entry.name}, {labels} labels for each class, {mode}, seeds {', '.join(map(str, seeds))}"
+            f"  {title_of(entry)}, {labels} labels for each class, {mode}, seeds {', '.join(map(str, seeds))}"
         )
     return "\n".join([*lines, "all checks passed; nothing was run"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Labels, Mode, Overrides, slug
 from mae_vit.finetuning.comparison.costs import Cost, cost_of_run, cost_of_start
 from mae_vit.finetuning.comparison.jobs import Job, program_of
+from mae_vit.finetuning.comparison.settings import lines_of, settings_of
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -50,7 +50,7 @@ class Matrix:
         for name, section in self.config.pretrain.items():
             with_name = self._file(section.config)
             try:
-                load_config(PretrainConfig, with_name, _lines(section.set), overrides_from="set")
+                load_config(PretrainConfig, with_name, lines_of(section.set), overrides_from="set")
             except InputError as error:
                 raise InputError(f"pretrain.{name}: {error}") from None
         for entry in self.config.entries:
@@ -93,7 +93,7 @@ class Matrix:
         # Only the mode "finetune" is tuned.
         points = self.config.tuning_settings(entry) if mode == "finetune" else []
         for point in points or [{}]:
-            lines = _lines(self._settings(entry, mode, point))
+            lines = lines_of(self._settings(entry, mode, point))
             amend = WeightsOverrides(start, path, lines)
             try:
                 load_config(FinetuneConfig, path, lines, amend=amend, overrides_from="set")
@@ -250,7 +250,7 @@ class Matrix:
             elsewhere or folder,
             program_of("pretrain"),
             self._file(section.config),
-            tuple(_lines(settings)),
+            tuple(lines_of(settings)),
             settings["data.path"],
             notes=folder if elsewhere else None,
         )
@@ -295,18 +295,13 @@ class Matrix:
             folder,
             program_of("finetune"),
             self._file(entry.config),
-            (*(("--ckpt", start) if start else ()), *_lines(settings)),
+            (*(("--ckpt", start) if start else ()), *lines_of(settings)),
             self.config.data.path,
             start,
         )
 
     def _settings(self, entry: EntrySection, mode: Mode, point: Overrides) -> Overrides:
-        shared = {**self.config.set, **entry.set, **point}
-        if entry.compute_of is not None and "train.steps" in point:
-            shared = {
-                key: value for key, value in shared.items() if key not in ("train.epochs", "train.samples")
-            }
-        return {**shared, "data.path": self.config.data.path, "finetune.mode": mode}
+        return settings_of(self.config, entry, mode, point)
 
     def _file(self, name: str) -> Path:
         """Returns the path of a config beside the comparison's own, or of the preset of that name.
@@ -322,8 +317,3 @@ class Matrix:
             )
         preset = None if path.exists() else find_preset(name)
         return preset or path
-
-
-def _lines(overrides: Overrides) -> list[str]:
-    """Writes overrides as on the command line. Values are JSON, which is valid YAML."""
-    return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]

@@ -11,8 +11,9 @@ from mae_vit.config.overrides import drop_alternatives
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.models.vit import SIZES
+from mae_vit.weights.foreign import ForeignWeights, read_foreign
 from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import Weights, name_of
+from mae_vit.weights.start import FOREIGN_ORIGIN, Weights, is_frozen, name_of
 
 # Sections of a config file that override the others with pretrained weights.
 WITH_START = "with_start"
@@ -24,7 +25,7 @@ class WeightsOverrides:
     First the file's section `with_start`, then the encoder's geometry and the
     normalization that the start was trained with; `replaced` tells what else the file
     said, (its value, the start's) by key. The size of images is the file's, where it
-    gives one.
+    gives one. An encoder of others has its own network and size instead.
     """
 
     def __init__(self, ckpt: str | None, source: ConfigSource, overrides: Sequence[str] = ()) -> None:
@@ -43,7 +44,13 @@ class WeightsOverrides:
         ]
         stem = source.stem if isinstance(source, Path) else "finetune"
         self._ckpt, self._name = ckpt, "-".join([stem, *modes[-1:]])
+        self._mode = modes[-1] if modes else None
+        self._network = next(
+            (text.partition("=")[2].strip("\"' ") for text in overrides if text.startswith("model.name=")),
+            None,
+        )
         self.start: Weights | None = None
+        self.foreign: ForeignWeights | None = None
         self.replaced: dict[str, tuple[Any, Any]] = {}
 
     def __call__(self, raw: dict[str, Any]) -> None:
@@ -62,6 +69,9 @@ class WeightsOverrides:
             return
         if not isinstance(extra, dict):
             raise InputError(f"{WITH_START}: a mapping of sections, not {type(extra).__name__}")
+        if is_frozen(str(named)):
+            self._begin_from_foreign(raw, str(named))
+            return
         self.start = read_weights(str(named))
         _lay_over(raw, extra)
         # Of a branch of the Hub, which moves, the commit.
@@ -77,13 +87,58 @@ class WeightsOverrides:
                 del facts["model"]["img_size"]
         if self.start.mean is not None and self.start.std is not None:
             facts["data"] = {"normalize": [list(self.start.mean), list(self.start.std)]}
-        self.replaced = {
-            f"{section}.{key}": (raw[section][key], value)
-            for section in ("model", "data")
-            for key, value in facts.get(section, {}).items()
-            if isinstance(raw.get(section), dict) and raw[section].get(key, value) != value
-        }
+        self.replaced = _replaced(raw, facts)
         _lay_over(raw, facts)
+
+    def _begin_from_foreign(self, raw: dict[str, Any], start: str) -> None:
+        """Takes network, size and normalization of an encoder of others; the file's `model` gives way whole."""
+        section = raw.setdefault("finetune", {})
+        own_mode = section.get("mode") if isinstance(section, dict) else None
+        # Before anything is fetched.
+        check_frozen_mode(start, str(self._mode or own_mode or "finetune"))
+        self.foreign = read_foreign(start)
+        if self._network not in (None, self.foreign.name):
+            raise InputError(
+                f'override "model.name={self._network}": {start} brings its own network, {self.foreign.name}'
+            )
+        images = self.foreign.images
+        facts: dict[str, Any] = {
+            "finetune": {"start": start},
+            "model": {
+                "name": self.foreign.name,
+                "img_size": list(images.img_size),
+                "in_chans": images.in_chans,
+            },
+            "data": {"normalize": [list(images.mean), list(images.std)]},
+        }
+        self.replaced = _replaced(raw, facts)
+        raw["model"] = {}
+        if isinstance(section, dict):
+            section.pop("pool", None)
+        _lay_over(raw, facts)
+
+
+def check_frozen_mode(start: str, mode: str) -> None:
+    """Checks that an encoder of others is only measured.
+
+    Raises:
+        InputError: if the mode trains it.
+    """
+    if mode == "finetune":
+        raise InputError(
+            f"{start} is {FOREIGN_ORIGIN}, and never trained here: give finetune.mode=knn, few_shot or linear_probe "
+            f'(in a comparison "modes" of this entry), not "{mode}"'
+        )
+
+
+def _replaced(raw: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns what a config says otherwise than its start: its value and the start's, by key."""
+    return {
+        f"{section}.{key}": (raw[section][key], value)
+        for section in ("model", "data")
+        for key, value in facts.get(section, {}).items()
+        if isinstance(raw.get(section), dict) and raw[section].get(key, value) != value
+    }
 
 
 def start_name(start: str) -> str:

@@ -14,6 +14,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.weights.read import TIMM_PREFIX, read_weights
+from mae_vit.weights.start import is_frozen
 
 # Keys of a run's data that its fine-tuning needs too.
 _KEPT = {f"data.{name}": name for name in ("path", "split", "cache_dir", "cache_gib")}
@@ -50,7 +51,8 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
             f"nothing to do: give --ckpt WEIGHTS, --config FILE or both (see --help); or {_PASS}"
         )
     folder = Path(ckpt)
-    if not ckpt.startswith(TIMM_PREFIX) and not (folder / "config.yaml").is_file():
+    names_weights = ckpt.startswith(TIMM_PREFIX) or is_frozen(ckpt)
+    if not names_weights and not (folder / "config.yaml").is_file():
         # A config does not help if there are no weights.
         read_weights(ckpt)
     if not folder.is_dir():

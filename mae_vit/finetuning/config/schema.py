@@ -13,6 +13,7 @@ from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, h
 from mae_vit.finetuning.config.mode_options import MODE_OPTIONS, unused_options
 from mae_vit.models.baselines import BASELINES, TIMM_PREFIX, WITHOUT_DROP_PATH, check_network
 from mae_vit.models.vit import SIZES, Pool
+from mae_vit.weights.start import is_frozen
 
 HeadInit = Literal["zero", "small"]
 DistillationKind = Literal["hard", "soft"]
@@ -257,6 +258,9 @@ class FinetuneConfig(Config):
     def _check_network(self) -> None:
         """A network begins from scratch, and has its own read-out and head."""
         name, defaults = self.model.name, FinetuneSection()
+        if is_frozen(self.finetune.start):
+            self._check_frozen()
+            return
         if self.finetune.start is not None:
             raise ValueError(
                 f'model.name="{name}" begins from scratch, --ckpt {self.finetune.start} does not fit it'
@@ -268,3 +272,13 @@ class FinetuneConfig(Config):
                 raise ValueError(f'finetune.{key} has no effect with model.name="{name}"')
         if self.optim.layer_decay is not None:
             raise ValueError(f'optim.layer_decay has no effect with model.name="{name}"')
+
+    def _check_frozen(self) -> None:
+        """An encoder of others is measured as it is, with its own pooling."""
+        start = self.finetune.start
+        if self.finetune.mode == "finetune":
+            raise ValueError(f'finetune.mode="finetune" trains, and {start} is never trained here')
+        if self.finetune.pool != FinetuneSection().pool:
+            raise ValueError(
+                f'finetune.pool="{self.finetune.pool}" has no effect: {start} pools as timm says that it was trained'
+            )

@@ -17,10 +17,10 @@ from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.config.schema import FinetuneConfig, FinetuneSection
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen.features import read_features
-from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.finetuning.results.predict import Predictor, predictions_of
 from mae_vit.runtime.collectives import sum_over_ranks
 from mae_vit.runtime.ranks import Ranks
+from mae_vit.weights.feature_encoder import FeatureEncoder
 
 # For each mode that uses all labels: a function of (support, labels, query, *, num_classes, **options) that
 # returns scores (m, K) >= 0, not all 0 in a row, which are divided by their sum to be probabilities; and its
@@ -31,7 +31,7 @@ WITH_ALL_LABELS: dict[str, Callable[[FinetuneSection], tuple[Callable[..., Tenso
 
 
 def score_in_closed_form(
-    config: FinetuneConfig, data: FinetuneData, model: ViTClassifier, predictor: Predictor
+    config: FinetuneConfig, data: FinetuneData, encoder: FeatureEncoder, predictor: Predictor
 ) -> tuple[dict[str, Any], Predictions]:
     """Classifies the test images by nearest neighbors or least squares, on the device; collective.
 
@@ -43,9 +43,9 @@ def score_in_closed_form(
     labels = torch.from_numpy(train_labels).to(predictor.device)
     test_labels = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
     classes = len(data.classes)
-    support = read_features(model, data, data.plain, data.train, predictor)
+    support = read_features(encoder, data, data.plain, data.train, predictor)
     measures = feature_metrics(feature_sums(support), support.shape[1])
-    query = read_features(model, data, data.open_test(), data.test, predictor)
+    query = read_features(encoder, data, data.open_test(), data.test, predictor)
     if config.finetune.mode in WITH_ALL_LABELS:
         fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune)
         scores = shared_scores(

@@ -8,23 +8,21 @@ import torch
 from mae_vit.core.progress import progress
 from mae_vit.data.batches.sources import Source
 from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.finetuning.results.predict import Predictor
-from mae_vit.models.attention import choose_attention
-from mae_vit.models.vit import pooled
 from mae_vit.runtime.collectives import sum_over_ranks
+from mae_vit.weights.feature_encoder import FeatureEncoder
 
 
 @torch.no_grad()
 def read_features(
-    model: ViTClassifier, data: FinetuneData, source: Source, samples: np.ndarray, predictor: Predictor
+    encoder: FeatureEncoder, data: FinetuneData, source: Source, samples: np.ndarray, predictor: Predictor
 ) -> torch.Tensor:
-    """Encodes images and pools [CLS] or the mean of the patch tokens, with its norm; collective.
+    """Encodes images, and pools as the encoder does; collective.
 
     Each rank encodes every world_size-th image.
 
     Args:
-        model: the classifier, on the device; it is left in evaluation mode.
+        encoder: ours, or one of others; on the device; it is left in evaluation mode.
         data: makes the batches.
         source: reads images without augmentation.
         samples: int64 (n,), places in `source`.
@@ -33,10 +31,9 @@ def read_features(
     Returns:
         float32 (n, D) on the device, the same on all ranks.
     """
-    choose_attention(model, predictor.device)
-    model.eval()
+    encoder.eval()
     ranks, total = predictor.ranks, len(samples)
-    features = torch.zeros(total, model.encoder.embed_dim, device=predictor.device)
+    features = torch.zeros(total, encoder.num_features, device=predictor.device)
     rows = []
     bar = progress(
         total=len(range(ranks.rank, total, ranks.world_size)),
@@ -48,8 +45,8 @@ def read_features(
     )
     with predictor.autocast(), bar:
         for batch in data.fixed(source, samples, ranks, predictor.batch_size):
-            tokens = model.encoder.forward_features(model.normalize(batch.to(predictor.device).images))
-            rows.append(model.fc_norm(pooled(tokens, model.pool, model.encoder.num_prefix_tokens)).float())
+            images = encoder.normalize(batch.to(predictor.device).images)
+            rows.append(encoder.features(images).float())
             bar.update(len(rows[-1]))
     if rows:
         features[ranks.rank :: ranks.world_size] = torch.cat(rows)

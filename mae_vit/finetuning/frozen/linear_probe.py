@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save as save_tensors
+from torch import nn
 from tqdm import tqdm
 
 from mae_vit.config.plan import Plan, make_plan
@@ -24,14 +25,16 @@ from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen.features import read_features
+from mae_vit.finetuning.frozen.initial_model import Measured
 from mae_vit.finetuning.models.build import classifier_optimizer_options
-from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.finetuning.plan_text import describe_test
 from mae_vit.finetuning.results.predict import Predictor, predictions_of
 from mae_vit.finetuning.results.write import Outputs, measured_on_test
 from mae_vit.models.encoder_file import to_metadata
 from mae_vit.training.optim.lr_schedule import lr_at
 from mae_vit.training.optim.optimizers import make_optimizer
+from mae_vit.weights.feature_encoder import FeatureEncoder
+from mae_vit.weights.start import origin_of
 
 WEIGHTS = "linear.safetensors"
 # Multiplications per step from which several threads are worth it. Measured with two cores, both busy:
@@ -66,9 +69,10 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
         else "none: there is one rate"
     )
     height, width = config.model.image_hw
+    pooling = origin_of(config.finetune.start) or f"{config.finetune.pool} normed"
     facts = {
         "weights": config.finetune.start or "random weights",
-        "model": f"{config.model.name}, {height}x{width} px, frozen; feature {config.finetune.pool}, normalized",
+        "model": f"{config.model.name}, {height}x{width} px, frozen; {pooling}",
         "compute": f"{forward_flops / 1e9:.3f} GFLOP per image, which is encoded once; then one linear layer trains",
         "data": f'{redact_url(config.data.path)}, split "{config.data.split}": {len(data.train):,} images of '
         f"{len(data.classes)} classes, without augmentation",
@@ -83,7 +87,7 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
 
 
 def score_by_probe(
-    config: FinetuneConfig, data: FinetuneData, model: ViTClassifier, plan: Plan, outputs: Outputs
+    config: FinetuneConfig, data: FinetuneData, measured: Measured, plan: Plan, outputs: Outputs
 ) -> tuple[dict[str, Any], Predictions | None, bytes]:
     """Trains a probe at each rate, chooses by held-out images, and reads the test split once; collective.
 
@@ -96,10 +100,10 @@ def score_by_probe(
     Raises:
         InputError: if every rate is too large.
     """
-    predictor = outputs.predictor
-    support = _labeled(model, data, data.train, predictor)
-    held_out = _labeled(model, data, data.held_out, predictor) if len(data.held_out) else None
-    probes = _train_all(config, data, model, plan, support, predictor)
+    predictor, encoder = outputs.predictor, measured.encoder
+    support = _labeled(encoder, data, data.train, predictor)
+    held_out = _labeled(encoder, data, data.held_out, predictor) if len(data.held_out) else None
+    probes = _train_all(config, data, measured.head, plan, support, predictor)
     # Without held-out images there is only one rate; its score only shows whether it is too large.
     scores = [probe_top1(probe, *(held_out or support)) for probe in probes]
     best = best_of(scores)
@@ -128,7 +132,7 @@ def score_by_probe(
     weights = _bytes_of(chosen, config, data, outputs)
     if not config.finetune.test:
         return summary, None, weights
-    query = read_features(model, data, data.open_test(), data.test, predictor)
+    query = read_features(encoder, data, data.open_test(), data.test, predictor)
     asked = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
     test = predictions_of(asked, _chances(chosen, query))
     return summary | measured_on_test(train, test), test, weights
@@ -149,10 +153,10 @@ def describe_results(summary: dict[str, Any], outputs: Outputs) -> list[str]:
 
 
 def _labeled(
-    model: ViTClassifier, data: FinetuneData, samples: np.ndarray, predictor: Predictor
+    encoder: FeatureEncoder, data: FinetuneData, samples: np.ndarray, predictor: Predictor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns features (n, D) and labels int64 (n,) of samples of the training split, on the device."""
-    features = read_features(model, data, data.plain, samples, predictor)
+    features = read_features(encoder, data, data.plain, samples, predictor)
     labels = torch.from_numpy(np.asarray(data.index.labels)[samples].astype(np.int64))
     return features, labels.to(predictor.device)
 
@@ -160,7 +164,7 @@ def _labeled(
 def _train_all(
     config: FinetuneConfig,
     data: FinetuneData,
-    model: ViTClassifier,
+    head: nn.Linear,
     plan: Plan,
     support: tuple[torch.Tensor, torch.Tensor],
     predictor: Predictor,
@@ -175,10 +179,10 @@ def _train_all(
         leave=False,
         disable=predictor.ranks.rank > 0,
     )
-    multiplications = plan.effective_batch_size * model.head.weight.numel()
+    multiplications = plan.effective_batch_size * head.weight.numel()
     with bar, _threads_for(multiplications, predictor.device):
         for factor in factors:
-            probe = LinearProbe(model.head).to(predictor.device)
+            probe = LinearProbe(head).to(predictor.device)
             train_probe(
                 probe,
                 *support,
@@ -234,6 +238,9 @@ def _bytes_of(probe: LinearProbe, config: FinetuneConfig, data: FinetuneData, ou
     """
     weight, bias = (tensor.cpu().contiguous() for tensor in probe.folded())
     metadata: dict[str, Any] = {"classes": data.classes, "mean": data.mean, "std": data.std}
-    metadata |= {**(outputs.info.to_dict() if outputs.info else {}), "pool": config.finetune.pool}
+    if outputs.info is not None:
+        metadata |= {**outputs.info.to_dict(), "pool": config.finetune.pool}
+    else:
+        metadata |= {"network": config.model.name, "img_size": list(config.model.image_hw)}
     metadata |= {"objective": "linear_probe", "start": config.finetune.start}
     return save_tensors({"head.weight": weight, "head.bias": bias}, metadata=to_metadata(metadata))

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.config.mode_options import unused_options
+from mae_vit.finetuning.config.read import Starts
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
-from mae_vit.finetuning.frozen.initial_model import open_frozen
+from mae_vit.finetuning.frozen.initial_model import Measured, open_measured
 from mae_vit.finetuning.frozen.linear_probe import (
     WEIGHTS,
     describe_probe,
@@ -34,7 +36,7 @@ from mae_vit.finetuning.frozen.linear_probe import (
 )
 from mae_vit.finetuning.label_overlap import labels_after_training
 from mae_vit.finetuning.models.build import describe_encoder
-from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier
+from mae_vit.finetuning.models.classifiers import Classifier
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.results.write import Outputs, sizes_of
 from mae_vit.runtime.collectives import barrier, run_on_rank_zero
@@ -43,12 +45,12 @@ from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
 from mae_vit.training.checkpoints.resume import Identity, check_identity, run_identity
 from mae_vit.training.engines.cost import estimate
-from mae_vit.training.engines.precision import Autocast
+from mae_vit.training.engines.precision import autocast
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import resume_or_start, run_folder_locked
-from mae_vit.weights.start import Weights
+from mae_vit.weights.start import origin_of
 
 
 def score_frozen(
@@ -56,7 +58,7 @@ def score_frozen(
     config: FinetuneConfig,
     data: FinetuneData,
     build: Callable[[], Classifier],
-    start: Weights | None,
+    starts: Starts,
     folder: RunFolder,
     ranks: Ranks,
     device: torch.device,
@@ -73,19 +75,19 @@ def score_frozen(
     plan = plan_probe(config, data) if mode == "linear_probe" else None
     if plan is not None and ranks.rank == 0:
         print_notes(plan.notes)
-    derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
+    derived = {**data.identity, "finetune.start_digest": starts.digest}
     identity = run_identity(config, derived=derived)
     alone = ranks.world_size == 1 or arguments.dry_run  # several ranks ask together, once they are joined
     if alone and arguments.resume != "never" and _is_done(folder, identity):
         _say_finished(config, folder, ranks)
         return
-    model, labels_seen = open_frozen(config, data, build, start, say=ranks.rank == 0)
+    measured = open_measured(config, data, build, starts, say=ranks.rank == 0)
     if arguments.dry_run:
         if ranks.rank == 0:
             print(_describe_plan(config, data, build, plan))
         return
     resume_or_start(config, arguments, folder, identity, ranks, device, saves=False)
-    facts = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": labels_seen}
+    facts = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": measured.labels_seen}
 
     def create() -> None:
         folder.create(dump_config(config), describe_environment(sys.argv, ranks.world_size))
@@ -101,7 +103,7 @@ def score_frozen(
         run_on_rank_zero(create, ranks)
         try:
             with exit_on_signal():
-                lines = _score_and_write(config, data, model, plan, facts, folder, ranks, device)
+                lines = _score_and_write(config, data, measured, plan, facts, folder, ranks, device)
         except Exception:
             if ranks.rank == 0:
                 with suppress(OSError):
@@ -128,16 +130,21 @@ def _describe_plan(
         facts = describe_probe(config, data, plan, forward.flops_per_image / 3)
     else:
         facts = (
-            f"{config.finetune.mode} of {config.finetune.start or 'random weights'}: {len(data.train):,} labeled "
+            f"{config.finetune.mode} of {_named(config)}: {len(data.train):,} labeled "
             f'images, {len(data.test):,} of split "{data.test_index.split}"'
         )
     return f"{facts}\nall checks passed; nothing was scored"
 
 
+def _named(config: FinetuneConfig) -> str:
+    origin = origin_of(config.finetune.start)
+    return (config.finetune.start or "random weights") + (f" ({origin})" if origin else "")
+
+
 def _score_and_write(
     config: FinetuneConfig,
     data: FinetuneData,
-    model: ViTClassifier,
+    measured: Measured,
     plan: Plan | None,
     facts: dict[str, Any],
     folder: RunFolder,
@@ -146,16 +153,16 @@ def _score_and_write(
 ) -> list[str]:
     """Scores, writes the results, and returns the lines to print."""
     batch_size = _batch_size(config)
-    predictor = Predictor(ranks, device, Autocast(model, device, config.train.precision).context, batch_size)
+    predictor = Predictor(ranks, device, partial(autocast, device, config.train.precision), batch_size)
     outputs = Outputs(
         config, data, folder, predictor, describe_encoder(config, data), labels_after_training(config, data)
     )
-    model.to(device)
+    measured.encoder.place(device)
     guesses: Predictions | None
     if plan is not None:
-        scores, guesses, weights = score_by_probe(config, data, model, plan, outputs)
+        scores, guesses, weights = score_by_probe(config, data, measured, plan, outputs)
     else:
-        scores, guesses = score_in_closed_form(config, data, model, predictor)
+        scores, guesses = score_in_closed_form(config, data, measured.encoder, predictor)
         scores["test_most_frequent"] = guesses.most_frequent
         weights = None
     summary = {**facts, "train_top1": None, "val_top1": None, **scores}
@@ -185,7 +192,9 @@ def _results(
     config: FinetuneConfig, data: FinetuneData, summary: dict[str, Any], outputs: Outputs
 ) -> list[str]:
     """Returns the lines to print about results and files."""
-    path, mode = outputs.folder.path, config.finetune.mode
+    path, mode = outputs.folder.path, str(config.finetune.mode)
+    if origin := origin_of(config.finetune.start):
+        mode += f", {origin}"
     if config.finetune.test:
         lines = [
             f"done: test {summary['test_top1']:.2%} of {len(data.test):,} images ({mode}; always the most "
@@ -196,7 +205,7 @@ def _results(
             f"done: held-out {summary['val_top1']:.2%} of {len(data.held_out):,} images ({mode}); the test split "
             "was not read (finetune.test=false)"
         ]
-    if mode == "linear_probe":
+    if config.finetune.mode == "linear_probe":
         lines += describe_results(summary, outputs)
     lines.append(
         f"  features  rank {summary['rankme']:.1f} of {outputs.info.embed_dim if outputs.info else '?'} (RankMe), "

@@ -25,6 +25,7 @@ from mae_vit.runtime.ranks import share_weights
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
+from mae_vit.weights.start import origin_of
 
 # In the run folder: which weights were measured on the test split.
 TEST_READS = "test_reads.json"
@@ -180,6 +181,7 @@ def sizes_of(config: FinetuneConfig, data: FinetuneData) -> dict[str, Any]:
         "mode": config.finetune.mode,
         "model": config.model.name,
         "start": config.finetune.start,
+        "start_origin": origin_of(config.finetune.start),
         "seed": config.run.seed,
         "train_size": len(data.train),
         "val_size": len(data.held_out),

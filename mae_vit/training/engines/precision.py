@@ -15,6 +15,12 @@ Precision = Literal["fp32", "bf16", "fp16"]
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Returns a context of a precision, for a forward pass without `Autocast`."""
+    dtype = AUTOCAST_DTYPES.get(precision)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
 class Autocast(nn.Module):
     """Runs an objective in the run's precision."""
 

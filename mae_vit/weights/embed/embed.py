@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,7 @@ from mae_vit.runtime.signals import StopRequest
 from mae_vit.weights.embed import output
 from mae_vit.weights.embed.features import Batch, Settings, compute_features
 from mae_vit.weights.embed.images import Images
-from mae_vit.weights.encoder import PretrainedEncoder
-from mae_vit.weights.other_bands import fit_bands
+from mae_vit.weights.feature_encoder import FeatureEncoder
 
 SAVE_EVERY_S = 5.0
 # 1 had a file for each part of the features.
@@ -63,7 +62,7 @@ class _State:
 
 
 def embed(
-    encoder: PretrainedEncoder,
+    encoder: FeatureEncoder,
     images: Images,
     out: Path,
     settings: Settings,
@@ -91,9 +90,12 @@ def embed(
             other bands than the encoder, or if no image can be read.
     """
     if images.dataset is not None:
-        bands = fit_bands(encoder.info, images.dataset.bands, images.name)
-        encoder.info = replace(encoder.info, bands=bands)
-    metadata, total, width = output.make_metadata(encoder, images, settings), len(images), encoder.embed_dim
+        encoder.fit_bands(images.dataset.bands, images.name)
+    metadata, total, width = (
+        output.make_metadata(encoder, images, settings),
+        len(images),
+        encoder.num_features,
+    )
     with locked_parts(out) as folder:
         state = None if restart else _read_state(folder)
         if state is not None:

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason, plain_text
-from mae_vit.data.images.augment import center_crop
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.prepare.entries import Entry
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.weights.embed.images import Images
-from mae_vit.weights.encoder import PretrainedEncoder
+from mae_vit.weights.feature_encoder import FeatureEncoder
 
 Batch = tuple[int, np.ndarray, list[tuple[int, str]]]
 
@@ -37,7 +36,7 @@ class Settings:
 
 
 def compute_features(
-    encoder: PretrainedEncoder, images: Images, settings: Settings, *, first: int = 0
+    encoder: FeatureEncoder, images: Images, settings: Settings, *, first: int = 0
 ) -> Generator[Batch, None, None]:
     """Yields the features of all images from `first` on, a batch each.
 
@@ -71,16 +70,16 @@ def compute_features(
 
 
 def _crops(
-    encoder: PretrainedEncoder, entries: Sequence[Entry], settings: Settings
+    encoder: FeatureEncoder, entries: Sequence[Entry], settings: Settings
 ) -> Iterator[np.ndarray | str]:
-    """Crops images as `PretrainedEncoder.crop` does, in order: raw values (C, H, W), or why an image is broken."""
-    info, reading = encoder.info, Lock()
+    """Crops images as `FeatureEncoder.crop` does, in order: raw values (C, H, W), or why an image is broken."""
+    wanted, reading = encoder.input, Lock()
 
     def crop(entry: Entry) -> np.ndarray | str:
         try:
             with reading:  # open files of archives and shards are shared
                 data = entry.read()
-            return center_crop(decode(data, info.in_chans, bands=info.bands), info.img_size, info.bands)
+            return encoder.crop_pixels(decode(data, wanted.in_chans, bands=wanted.bands))
         except OSError as error:
             return error_reason(error)
         except (ReadError, DecodeError) as error:
@@ -105,10 +104,10 @@ def _crops(
 
 
 @torch.inference_mode()
-def _encode(encoder: PretrainedEncoder, crops: list[np.ndarray], settings: Settings) -> Tensor:
+def _encode(encoder: FeatureEncoder, crops: list[np.ndarray], settings: Settings) -> Tensor:
     """Encodes crops (C, H, W): float32 (K, D) on the device."""
     if not crops:
-        return torch.zeros(0, encoder.embed_dim, device=settings.device)
+        return torch.zeros(0, encoder.num_features, device=settings.device)
     pixels = torch.from_numpy(np.stack(crops)).to(settings.device)  # (K, C, H, W)
     enabled = settings.precision == "bf16"
     with torch.autocast(settings.device.type, dtype=torch.bfloat16, enabled=enabled):

@@ -18,7 +18,7 @@ from mae_vit.core.messages import count_of, plain_text
 from mae_vit.models.encoder_file import plain_bands
 from mae_vit.weights.embed.features import Settings
 from mae_vit.weights.embed.images import Images
-from mae_vit.weights.encoder import PretrainedEncoder
+from mae_vit.weights.feature_encoder import FeatureEncoder
 
 _METADATA = b"mae_vit"
 _ROW_GROUP_BYTES = 32 << 20
@@ -42,28 +42,18 @@ def check_out(out: Path) -> None:
             raise InputError(f"{needed}, or give --out FILE.npz") from None
 
 
-def make_metadata(encoder: PretrainedEncoder, images: Images, settings: Settings) -> dict[str, Any]:
+def make_metadata(encoder: FeatureEncoder, images: Images, settings: Settings) -> dict[str, Any]:
     """Describes an encoder, the images and the settings, as JSON."""
-    info = encoder.info
     return {
         "tool": f"mae-vit {__version__}",
-        "start": encoder.start.source,
-        "digest": encoder.start.digest,
-        "objective": info.objective,
-        "step": info.step,
-        "pool": encoder.pool,
-        "img_size": list(info.img_size),
-        "patch_size": info.patch_size,
-        "embed_dim": encoder.embed_dim,
-        "mean": list(info.mean),
-        "std": list(info.std),
+        **encoder.description(),
         "precision": settings.precision,
         "dtype": settings.dtype,
         "data": images.name,
         "data_images": len(images),
         "data_fingerprint": images.fingerprint,
         "labels": bool((images.labels >= 0).any()),
-        **({} if info.bands is None else {"bands": plain_bands(info.bands)}),
+        **({} if encoder.input.bands is None else {"bands": plain_bands(encoder.input.bands)}),
     }
 
 

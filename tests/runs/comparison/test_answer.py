@@ -3,41 +3,14 @@
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from helpers.comparison import row
+from helpers.comparison import config_of, rows_of
 
-from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.report.answer import answer, first_chart
 from mae_vit.finetuning.comparison.report.charts import Palette
 from mae_vit.finetuning.comparison.report.page import write_page, write_text
 from mae_vit.finetuning.comparison.report.summary import lines_of
-
-TESTED = 1000
-VALUES = {
-    "val_size": 0, "test_size": TESTED, "test_split": "test", "parameters": 1, "finetune_flops": 1.0,
-    "pretrain_flops": 0.0,
-}  # fmt: skip
-
-
-def rows_of(name, shares, *, start=None, seen=None, labels=200):
-    """A row for each seed; `shares` of the test images are classified correctly, the easy ones."""
-    found = []
-    for seed, share in enumerate(shares):
-        one = row(name, seed, np.arange(TESTED) < round(TESTED * share))
-        cell = replace(one.cell, entry=one.cell.entry.model_copy(update={"start": start}), labels=labels)
-        more = {"train_size": labels, "labels_seen_by_start": seen}
-        found.append(replace(one, cell=cell, values=one.values | VALUES | more))
-    return found
-
-
-def config_of(rows) -> CompareConfig:
-    names = list(dict.fromkeys(row.cell.entry.name for row in rows))
-    entries = [{"name": name, "config": "x.yaml"} for name in names]
-    return CompareConfig.model_validate(
-        {"run": {"name": "x"}, "data": {"path": "data"}, "entries": entries, "reference": names[0]}
-    )
 
 
 def answer_of(*groups):

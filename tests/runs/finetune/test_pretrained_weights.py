@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 from helpers.commands import ROOT, one_line, summary_of
-from helpers.official_weights import RunsCode, official
+from helpers.weights.official_weights import RunsCode, official
 from safetensors.torch import load_file
 
 from mae_vit.data.remote.folder import resolve_data_path

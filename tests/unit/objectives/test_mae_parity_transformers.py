@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.official_weights import convert, position_table, theirs
+from helpers.weights.official_weights import convert, position_table, theirs
 
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.masking import patch_noise

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 from helpers.commands import ROOT
-from helpers.official_weights import RunsCode, official
+from helpers.weights.official_weights import RunsCode, official
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes

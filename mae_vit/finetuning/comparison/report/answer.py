@@ -20,12 +20,15 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str | None:
     """Says in one sentence what pretraining without labels is worth here; None before there is something to compare.
 
     The sentence is on the best entry whose start has seen no labels (without one, the best with a start, then
-    any): against the reference, against the best entry without a start, and against whatever is clearly better.
+    any, encoders of others last): against the reference, against the best entry without a start, and against
+    whatever is clearly better.
     """
     told = [line for line in at_most_labels(config, lines) if line.mean("test_top1") is not None]
     reference = next((line for line in told if line.entry == config.reference), None)
     others = [line for line in told if line is not reference]
-    subject = _best(others, _unlabeled_start) or _best(others, _has_start) or _best(others, lambda line: True)
+    own = [line for line in others if line.origin is None]
+    subject = _best(own, _unlabeled_start) or _best(own, _has_start) or _best(own, lambda line: True)
+    subject = subject or _best(others, lambda line: True)
     if reference is None or subject is None:
         return None
     gap = subject.gap_to(reference)
@@ -34,14 +37,14 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str | None:
     rival = _best(rest, lambda line: not _has_start(line)) if _has_start(subject) else None
     if rival is not None:
         parts.append(_against(subject.gap_to(rival), rival, ", the best without pretraining"))
-    text = f"With {count_of(subject.size, 'label')}, {subject.entry} reaches {_percent(subject)}, "
+    text = f"With {count_of(subject.size, 'label')}, {subject.title} reaches {_percent(subject)}, "
     text += " and ".join(parts)
     better = _best([line for line in rest if line is not rival], lambda line: _clearly_above(line, subject))
     if better is not None:
-        text += f"; {better.entry} is better still, at {_percent(better)}"
+        text += f"; {better.title} is better still, at {_percent(better)}"
         text += (
             ", from a start that has seen labels"
-            if _has_start(better) and not _unlabeled_start(better)
+            if _has_start(better) and better.origin is None and not _unlabeled_start(better)
             else ""
         )
     return f"{text} ({_seeds(gap, subject)})."
@@ -105,7 +108,7 @@ def _clearly_above(line: Line, other: Line) -> bool:
 
 def _against(gap: Gap | None, other: Line, what: str = "") -> str:
     """Says how far the subject is from another entry, and `what` that is, no more surely than the interval allows."""
-    name = f"{other.entry} ({_percent(other)}{what})"
+    name = f"{other.title} ({_percent(other)}{what})"
     if gap is None:
         return f"beside {name}, of other seeds or test images"
     if not gap.is_clear and abs(gap.points) + gap.half_width <= LEVEL_POINTS:

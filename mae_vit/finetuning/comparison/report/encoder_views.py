@@ -15,7 +15,7 @@ from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.inspect import inspect
 from mae_vit.inspection.views import block_view
 from mae_vit.models.encoder_file import read_metadata
-from mae_vit.weights.encoder import load_encoder
+from mae_vit.weights.encoder import load_vit
 
 # Beside the report.
 INSPECTION = "inspect"
@@ -41,7 +41,7 @@ def best_attention(rows: Sequence[Row], data: str) -> tuple[str, bytes] | None:
     best = _best_vit(rows)
     if best is None:
         return None
-    model = load_encoder(best.cell.job.folder)
+    model = load_vit(best.cell.job.folder)
     samples = draw_samples(data, count=_IMAGES, encoder=model.info, split=best.values["test_split"])
     (weights,) = attention_weights(model.encoder, model.normalize(samples.images), blocks=[-1])
     view = block_view(model, samples.shown(), weights, len(model.encoder.blocks) - 1)

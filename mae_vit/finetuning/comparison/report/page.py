@@ -16,7 +16,7 @@ from mae_vit.finetuning.comparison.protocol import describe_changes
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.answer import answer, first_chart
 from mae_vit.finetuning.comparison.report.encoder_views import INSPECTION, best_attention
-from mae_vit.finetuning.comparison.report.rows import Row
+from mae_vit.finetuning.comparison.report.rows import Row, title_of
 from mae_vit.finetuning.comparison.report.summary import (
     Line,
     at_most_labels,
@@ -143,7 +143,7 @@ def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[
     """Columns that say the same in every row are left out."""
     subset = matrix.config.test_subset
     columns: dict[str, list[str]] = {
-        "entry": [line.entry for line in lines],
+        "entry": [line.title for line in lines],
         "labels / class": [str(line.labels) for line in lines],
         "mode": [_mode(line) for line in lines],
         "parameters": [
@@ -173,10 +173,10 @@ def _pairs(config: CompareConfig, lines: Sequence[Line]) -> tuple[list[str], lis
     if len(told) < 3:
         return None
     body = [
-        [line.entry, *("" if gap is None else gap.in_brackets() for gap in gaps)]
+        [line.title, *("" if gap is None else gap.in_brackets() for gap in gaps)]
         for line, gaps in each_against_each(told)
     ]
-    return ["above", *(line.entry for line in told)], body
+    return ["above", *(line.title for line in told)], body
 
 
 def _mode(line: Line) -> str:
@@ -204,7 +204,7 @@ def _costs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
         ]
         body.append(
             [
-                line.entry,
+                line.title,
                 str(line.labels),
                 _known(line.mean("pretrain_flops"), ".2e"),
                 _known(line.mean("finetune_flops"), ".2e"),
@@ -238,7 +238,7 @@ def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
         )
     return [
         f"<h2>Gain by class over {escape(config.reference)}, in points</h2>",
-        html.table(["class", f"{config.reference}, %", *told], body),
+        html.table(["class", f"{base.title}, %", *(line.title for line in told.values())], body),
     ]
 
 
@@ -253,7 +253,7 @@ def _settings(matrix: Matrix) -> list[str]:
         own = _told(matrix.distinguishing_settings(entry, {}))
         if mode != "finetune" or entry.compute_of is not None:
             more = f", as much compute as {entry.compute_of}" if entry.compute_of else ""
-            body.append([entry.name, f"{labels}, {mode}", own + more, "", ""])
+            body.append([title_of(entry), f"{labels}, {mode}", own + more, "", ""])
             continue
         point, scores = matrix.chosen(entry, labels)
         points = matrix.config.tuning_settings(entry) or [{}]

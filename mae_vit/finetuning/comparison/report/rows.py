@@ -15,10 +15,11 @@ import numpy as np
 from mae_vit.core.files import read_json_lines
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.finetuning.comparison.cell import Cell
-from mae_vit.finetuning.comparison.config import Labels
+from mae_vit.finetuning.comparison.config import EntrySection, Labels
 from mae_vit.finetuning.comparison.costs import cost_of_run
 from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.report.significance import Scores
+from mae_vit.weights.start import origin_of
 
 # Of which images, and in which precision, a result is; how often its folder has read the test split.
 _OF_THE_SUMMARY = ("precision", "data", "test_data", "train_images", "held_out_images", "test_reads")
@@ -59,6 +60,12 @@ class Row:
         return int(self.values["train_size"] + (self.values["val_size"] or 0))
 
 
+def title_of(entry: EntrySection) -> str:
+    """Returns an entry's name as tables show it: with who trained its start, if others did."""
+    origin = origin_of(entry.start)
+    return f"{entry.name} ({origin})" if origin else entry.name
+
+
 def read_rows(matrix: Matrix, cells: Sequence[Cell]) -> list[Row]:
     """Reads the cells that are done.
 
@@ -83,6 +90,7 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         "entry": cell.entry.name,
         "model": summary.get("model"),
         "start": cell.entry.start or "scratch",
+        "start_origin": origin_of(cell.entry.start),
         "labels_per_class": cell.labels,
         "mode": cell.mode,
         "shots": max(map(int, summary["few_shot"])) if summary.get("few_shot") else None,

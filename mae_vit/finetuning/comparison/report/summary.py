@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mae_vit.finetuning.comparison.config import CompareConfig, Labels
-from mae_vit.finetuning.comparison.report.rows import Row, group
+from mae_vit.finetuning.comparison.report.rows import Row, group, title_of
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
+from mae_vit.weights.start import origin_of
 
 # By what a run's summary says of its start's labels.
 _SEEN = {
@@ -40,18 +41,26 @@ class Line:
     gap: Gap | None
 
     @property
+    def title(self) -> str:
+        """Its name as tables show it: with who trained its start, if others did."""
+        return title_of(self.rows[0].cell.entry)
+
+    @property
+    def origin(self) -> str | None:
+        """Who trained its start, if others did."""
+        return origin_of(self.rows[0].cell.entry.start)
+
+    @property
     def notes(self) -> list[str]:
         """Returns what a reader must know of this row: the config's note, and which labels its start has seen."""
         seen = {row.values.get("labels_seen_by_start") for row in self.rows}
+        note = f"{self.origin}: which images and labels they were is not known" if self.origin else None
         several = any((row.values.get("test_reads") or 1) > 1 for row in self.rows)
+        more = "test images were read more than once, for weights of several lengths of the run"
         return [
-            *filter(None, [self.note]),
+            *filter(None, [self.note, note]),
             *(text for what, text in _SEEN.items() if what in seen),
-            *(
-                ["test images were read more than once, for weights of several lengths of the run"]
-                if several
-                else []
-            ),
+            *([more] if several else []),
         ]
 
     @property
@@ -126,13 +135,13 @@ def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
     if reference is None:
         return f"{config.reference}, which all is compared with, is not finished yet."
     tested = reference.rows[0].values["test_size"]
-    found = f"{config.reference} reaches {_percent(reference)} of {tested:,} test images"
+    found = f"{reference.title} reaches {_percent(reference)} of {tested:,} test images"
     begin = f"On {reference.size:,} labeled images, {found}"
     gaps = sorted((line for line in told if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
     if not gaps:
         return begin + "."
     said = [
-        f"{line.entry} {_percent(line)}, {line.gap.describe()}"
+        f"{line.title} {_percent(line)}, {line.gap.describe()}"
         + ("" if line.gap.is_clear else ", which chance may explain")
         for line in gaps
         if line.gap is not None
@@ -147,7 +156,7 @@ def terminal_table(lines: Sequence[Line]) -> str:
         labels = "all" if line.labels == "all" else str(line.labels)
         gap = "reference" if line.gap is None else f"{line.gap.points:+.1f}"
         accuracy = _percent(line) if line.mean("test_top1") is not None else "not tested"
-        body.append((line.entry, labels, line.mode, accuracy, gap))
+        body.append((line.title, labels, line.mode, accuracy, gap))
     rows = [("row", "labels a class", "mode", "test accuracy", "points above"), *body]
     columns = [
         [cell.ljust(max(map(len, column))) for cell in column]

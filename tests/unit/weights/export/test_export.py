@@ -84,6 +84,42 @@ def test_timm_builds_it_by_the_cards_line(tmp_path, monkeypatch, capsys, changes
     assert (again.info.mean, again.info.num_heads) == (ours.info.mean, ours.info.num_heads)
 
 
+@pytest.mark.parametrize("changes", GEOMETRIES[:2])
+def test_dense_heads_get_its_feature_maps_from_timm(tmp_path, changes):
+    """By `features_only`, as segmentation libraries ask for them, and by `forward_intermediates`."""
+    path = encoder_file(tmp_path / "encoder.safetensors", **changes)
+    assert export(path, "--to", "timm", "--out", tmp_path / "out") == 0
+    info = info_of(**changes)
+    geometry = {"img_size": info.img_size, "patch_size": 4, "in_chans": info.in_chans}
+    geometry |= {"embed_dim": 32, "depth": 2, "num_heads": 4}
+    file = str(tmp_path / "out" / "model.safetensors")
+    overlay = {"file": file, "num_classes": 0, "input_size": (info.in_chans, *info.img_size)}
+    network = timm.create_model(
+        "vit_tiny_patch16_224",
+        features_only=True,
+        out_indices=[0, 1],
+        pretrained=True,
+        pretrained_cfg_overlay=overlay,
+        **geometry,
+    ).eval()
+    ours, pictures = mae_vit.load_encoder(path), images(**changes)
+    tokens = ours.encoder.embed_patches(pictures) + ours.encoder.pos_embed[:, 1:]
+    cls_token = (ours.encoder.cls_token + ours.encoder.pos_embed[:, :1]).expand(len(tokens), -1, -1)
+    tokens = torch.cat([cls_token, tokens], dim=1)
+    rows, columns = ours.encoder.grid_size
+    maps = network(pictures)
+    assert len(maps) == 2
+    for block, drawn in zip(ours.encoder.blocks, maps, strict=True):
+        tokens = block(tokens)
+        expected = tokens[:, 1:].transpose(1, 2).reshape(len(tokens), -1, rows, columns)
+        close(drawn, expected)
+    assert network.feature_info.channels() == [32, 32]
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **geometry).eval()
+    model.load_state_dict(load_file(file), strict=True)
+    (drawn,) = model.forward_intermediates(pictures, indices=1, norm=True, intermediates_only=True)
+    close(drawn, ours.patch_map(pictures))
+
+
 @pytest.mark.parametrize(
     ("to", "pool"),
     [

@@ -1,0 +1,150 @@
+"""Backbones of timm with weights of others: as they are, with their own pooling.
+
+Shapes: B batch, C channels, H W pixels, D width of a feature, D_map width of a patch's token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mae_vit.core.errors import InputError
+from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
+from mae_vit.weights.foreign import ForeignWeights, short_reason
+from mae_vit.weights.start import FOREIGN_ORIGIN
+
+# Arguments of timm's `create_model` that are given here.
+_GIVEN = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
+
+
+class ForeignEncoder(FeatureEncoder):
+    """A backbone of timm with its own pooling.
+
+    Attributes:
+        network: timm's model without a head, in evaluation mode.
+        weights: what it was built from.
+    """
+
+    origin = FOREIGN_ORIGIN
+    network: Any
+
+    def __init__(self, network: Any, images: ImageInput, weights: ForeignWeights) -> None:
+        """Wraps a model whose weights are already loaded, and encodes a black image to see that it can.
+
+        Raises:
+            InputError: if the network does not take such images, or gives no vector.
+        """
+        super().__init__(images)
+        self.network, self.weights = network, weights
+        self.num_prefix_tokens = int(getattr(network, "num_prefix_tokens", 0))
+        self.eval().requires_grad_(False)
+        height, width = images.img_size
+        if images.img_size != weights.images.img_size:
+            self._check_patches(images.img_size)
+        try:
+            _, self.num_features = self.features(torch.zeros(1, images.in_chans, height, width)).shape
+        except (RuntimeError, AssertionError, ValueError) as error:
+            reason = short_reason(error)
+            raise InputError(
+                f"{weights.name} does not take images of {height}x{width} px: {reason}"
+            ) from None
+
+    def _check_patches(self, img_size: tuple[int, int]) -> None:
+        """Some of timm's networks leave out pixels of a last, incomplete patch without a word."""
+        patch_size = getattr(getattr(self.network, "patch_embed", None), "patch_size", None) or (1, 1)
+        sides = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+        if any(side % patch for side, patch in zip(img_size, sides, strict=True)):
+            nearest = [
+                max(1, round(side / patch)) * patch for side, patch in zip(img_size, sides, strict=True)
+            ]
+            raise InputError(
+                f"{self.weights.name} does not take images of {img_size[0]}x{img_size[1]} px: its patches have "
+                f"{sides[0]}x{sides[1]} px; {nearest[0]}x{nearest[1]} are whole patches"
+            )
+
+    def features(self, images: Tensor) -> Tensor:
+        """Encodes and pools normalized images as timm does without a head: (B, C, H, W) -> (B, D)."""
+        return self.network(images)
+
+    def patch_map(self, images: Tensor) -> Tensor:
+        """Returns the last map of features, normed: (B, C, H, W) -> (B, D_map, rows, columns).
+
+        Raises:
+            InputError: if timm gives none for this network.
+        """
+        if not hasattr(self.network, "forward_intermediates"):
+            raise InputError(f"timm gives no map of features for {self.weights.name}")
+        maps = self.network.forward_intermediates(
+            images, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
+        )
+        return maps[-1]
+
+    def description(self) -> dict[str, Any]:
+        """Returns JSON facts that determine the features: source, digest, sizes, normalization."""
+        pool = getattr(self.network, "global_pool", None)
+        return {
+            "start": self.weights.source,
+            "digest": self.weights.digest,
+            "origin": self.origin,
+            "network": self.weights.name,
+            "pool": pool if isinstance(pool, str) else "timm's",
+            "img_size": list(self.input.img_size),
+            "embed_dim": self.num_features,
+            "mean": list(self.input.mean),
+            "std": list(self.input.std),
+            "interpolation": self.input.interpolation,
+        }
+
+
+def open_foreign(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:
+    """Builds the network for images of a size, and loads all weights but the head.
+
+    Raises:
+        InputError: if weights and network do not fit, or the network does not take such a size.
+    """
+    try:
+        tensors = load_file(weights.file)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot read {weights.file}: {short_reason(error)}") from None
+    network = _load(weights, tensors, images.img_size)
+    network.pretrained_cfg.pop("state_dict", None)  # it would keep all weights twice
+    return ForeignEncoder(network, images, weights)
+
+
+def _load(weights: ForeignWeights, tensors: dict[str, Tensor], img_size: tuple[int, int]) -> Any:
+    options = {name: value for name, value in weights.arguments.items() if name not in _GIVEN}
+    if weights.config.fixed_input_size:
+        options["img_size"] = img_size
+    first: Exception | None = None
+    for heads in _heads(weights):
+        kept = {name: value for name, value in tensors.items() if not name.startswith(heads)}
+        try:
+            return timm.create_model(
+                weights.architecture,
+                pretrained=True,
+                pretrained_cfg=weights.config,
+                # With the number of classes that the network has, timm demands every tensor, and no other.
+                pretrained_cfg_overlay={"state_dict": kept, "num_classes": 0, "source": None},
+                num_classes=0,
+                **options,
+            )
+        except Exception as error:  # timm raises many types
+            first = first or error
+    height, width = img_size
+    reason = short_reason(first or ValueError("no head"))
+    raise InputError(
+        f"{weights.file} does not fit {weights.name} for images of {height}x{width} px: {reason}"
+    )
+
+
+def _heads(weights: ForeignWeights) -> list[tuple[str, ...]]:
+    """Lists prefixes of the head's tensors to leave out: its last layer; if that fails, the module around it."""
+    named = weights.config.classifier or ()
+    layers = (named,) if isinstance(named, str) else tuple(named)
+    around = [layer.rpartition(".")[0] or layer for layer in layers]
+    return list(dict.fromkeys(tuple(f"{name}." for name in names) for names in (layers, around)))

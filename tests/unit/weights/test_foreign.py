@@ -1,0 +1,188 @@
+"""Encoders of others: their features are timm's own, and what does not fit is one line."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from helpers.embedding import call, encoded, read_npz
+from helpers.servers.hub_server import Hub, use_hub
+from helpers.weights.foreign import KINDS, build, write_backbone
+from safetensors.torch import load_file, save_file
+
+import mae_vit
+from mae_vit.core.errors import FetchUnavailable, InputError
+from mae_vit.pretraining.job import main as pretrain
+from mae_vit.weights.read import read_weights
+from mae_vit.weights.start import name_of
+
+SMALLEST = "test_vit"
+REPO = "timm/test_vit.r160_in1k"
+
+
+def images_of(side: int) -> torch.Tensor:
+    return torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def smallest(tmp_path):
+    """The file of a network that timm knows by name."""
+    torch.manual_seed(0)
+    network = timm.create_model(SMALLEST)
+    path = tmp_path / "weights" / "model.safetensors"
+    path.parent.mkdir()
+    save_file(network.state_dict(), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_and_maps_are_timms(kind, tmp_path):
+    """At the size of training and at another, with its positions or windows fitted by timm."""
+    file = write_backbone(tmp_path, kind)
+    own = KINDS[kind][2]
+    for side in (own, 2 * own):
+        encoder = mae_vit.load_encoder(f"frozen:{file}", img_size=None if side == own else side)
+        assert encoder.input.img_size == (side, side)
+        network, images = build(kind, side, file=file), images_of(side)
+        with torch.no_grad():
+            features, expected = encoder(images), network(images)
+            torch.testing.assert_close(features, expected, rtol=0, atol=1e-6)
+            assert features.shape == (2, encoder.num_features)
+            assert features.std() > 0.01
+            tokens, drawn = network.forward_features(images), encoder.patch_map(images)
+        if tokens.ndim == 3:
+            grid = network.patch_embed.grid_size
+            tokens = tokens[:, network.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid)
+        elif kind == "swin":
+            tokens = tokens.permute(0, 3, 1, 2)
+        if kind != "convnext":  # its norm stands behind the pooling
+            torch.testing.assert_close(drawn, tokens, rtol=0, atol=1e-6)
+        assert drawn.shape == tokens.shape
+    prefix = {"dinov2": 5, "dinov3": 5, "clip": 1}
+    assert encoder.num_prefix_tokens == prefix.get(kind, 0)
+
+
+def test_the_map_of_ours_is_its_tokens(tmp_path):
+    from helpers.embedding import write_encoder
+
+    encoder = mae_vit.load_encoder(write_encoder(tmp_path / "encoder.safetensors"), img_size=(16, 24))
+    images = torch.randn(2, 3, 16, 24)
+    tokens, drawn = encoder.encoder.forward_features(images), encoder.patch_map(images)
+    assert drawn.shape == (2, 24, 4, 6)
+    assert torch.equal(drawn[1, :, 2, 3], tokens[1, 1 + 2 * 6 + 3])
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_images_are_prepared_as_its_data_config_says(tmp_path, interpolation):
+    encoder = mae_vit.load_encoder(f"frozen:{write_backbone(tmp_path, 'clip', interpolation=interpolation)}")
+    pixels = np.random.default_rng(0).integers(0, 256, (100, 80, 3), dtype=np.uint8)
+    box = torch.from_numpy(pixels[10:90].transpose(2, 0, 1).copy())[None]
+    resized = F.interpolate(box, (64, 64), mode=interpolation, antialias=True)[0]
+    facts = json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
+    mean, std = (torch.tensor(facts[name]).view(3, 1, 1) for name in ("mean", "std"))
+    torch.testing.assert_close(encoder.transform(pixels), (resized / 255 - mean) / std)
+
+
+def test_embed_writes_its_features_and_says_who_trained_it(tmp_path, capsys):
+    file = write_backbone(tmp_path / "dinov2", "dinov2")
+    for number in range(3):
+        path = tmp_path / "images" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encoded(number, "png"))
+    out = tmp_path / "features.npz"
+    assert call(f"frozen:{file}", tmp_path / "images", "--out", out) == 0
+    assert f"frozen:{file} was trained by others on other data" in capsys.readouterr().out
+    found, network = read_npz(out), build("dinov2", 28, file=file)
+    encoder = mae_vit.load_encoder(f"frozen:{file}")
+    images = torch.stack([encoder.transform(tmp_path / "images" / f"{number}.png") for number in range(3)])
+    np.testing.assert_allclose(found["features"], network(images).detach().numpy(), rtol=0, atol=1e-6)
+    facts = found["metadata"]
+    assert facts["origin"] == "trained by others on other data"
+    assert (facts["network"], facts["pool"]) == ("timm:vit_small_patch14_reg4_dinov2", "token")
+    assert call(f"frozen:{file}", tmp_path / "images", "--out", out, "--pool", "mean") == 2
+    assert 'pool="mean" has no effect on frozen:' in capsys.readouterr().err
+
+
+def test_a_file_with_its_network_named_is_that_of_the_config_beside_it(smallest, tmp_path):
+    named = mae_vit.load_encoder(f"frozen:timm:{SMALLEST}@{smallest}")
+    (smallest.parent / "config.json").write_text(json.dumps({"architecture": SMALLEST}))
+    images = torch.randn(2, 3, *named.input.img_size)
+    beside = mae_vit.load_encoder(f"frozen:{smallest}", img_size=named.input.img_size)
+    assert torch.equal(named(images), beside(images))
+    assert name_of(f"frozen:timm:{SMALLEST}@{smallest}") == f"{SMALLEST}-weights"
+
+
+def test_timms_weights_come_from_the_hub_and_then_from_its_cache(smallest, monkeypatch, tmp_path):
+    hub = Hub()
+    use_hub(hub, monkeypatch, tmp_path / "cache")
+    try:
+        hub.add(REPO, {"model.safetensors": smallest.read_bytes()})
+        fetched = mae_vit.load_encoder(f"frozen:timm:{SMALLEST}")
+    finally:
+        hub.stop()
+    local = mae_vit.load_encoder(f"frozen:timm:{SMALLEST}@{smallest}")
+    images = torch.randn(2, 3, *local.input.img_size)
+    assert torch.equal(fetched(images), local(images))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert torch.equal(mae_vit.load_encoder(f"frozen:timm:{SMALLEST}.r160_in1k")(images), local(images))
+
+
+def test_without_a_network_one_line_says_how_to_get_the_file(monkeypatch, tmp_path):
+    hub = Hub()
+    use_hub(hub, monkeypatch, tmp_path / "cache")
+    hub.stop()
+    by_hand = rf"`hf download {REPO} model.safetensors --local-dir DIR` .* frozen:timm:{SMALLEST}@DIR/model.safetensors"
+    with pytest.raises(FetchUnavailable, match=rf"cannot be reached.*{by_hand}"):
+        mae_vit.load_encoder(f"frozen:timm:{SMALLEST}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=rf"not in the cache.*{by_hand}") as caught:
+        mae_vit.load_encoder(f"frozen:timm:{SMALLEST}")
+    assert "\n" not in str(caught.value)
+
+
+def write_bad(folder, smallest):
+    """What is wrong, by the line that says so."""
+    cut, lone, odd = folder / "cut.safetensors", folder / "lone" / "a.safetensors", folder / "odd"
+    cut.write_bytes(smallest.read_bytes()[:-100])
+    lone.parent.mkdir()
+    shutil.copy(smallest, lone)
+    odd.mkdir()
+    shutil.copy(smallest, odd / "model.safetensors")
+    (odd / "config.json").write_text('{"architecture": "no_such_network"}')
+    (folder / "weights.pth").write_bytes(b"x")
+    missing = folder / "missing.safetensors"
+    save_file({name: value for name, value in load_file(smallest).items() if name != "cls_token"}, missing)
+    named = f"frozen:timm:{SMALLEST}@"
+    return {
+        "no network 'vit_small_patch14_dinov': did you mean": "frozen:timm:vit_small_patch14_dinov",
+        "no weights 'x' of test_vit: it has r160_in1k": f"frozen:timm:{SMALLEST}.x",
+        "model.safetensor does not exist": f"frozen:{smallest.parent}/model.safetensor",
+        "weights.pth is no .safetensors file": f"{named}{folder / 'weights.pth'}",
+        f"give frozen:timm:NAME@{lone}": f"frozen:{lone}",
+        "timm has no network 'no_such_network'": f"frozen:{odd / 'model.safetensors'}",
+        "cut.safetensors: Error while deserializing": f"{named}{cut}",
+        "does not fit timm:test_vit for images of 160x160 px: .*cls_token": f"{named}{missing}",
+        "does not fit timm:test_resnet": f"frozen:timm:test_resnet@{smallest}",
+    }
+
+
+def test_what_does_not_fit_is_one_line(smallest, tmp_path):
+    for expected, start in write_bad(tmp_path, smallest).items():
+        with pytest.raises(InputError, match=expected) as caught:
+            mae_vit.load_encoder(start)
+        assert "\n" not in str(caught.value), expected
+    with pytest.raises(InputError, match="images of 150x150 px"):
+        mae_vit.load_encoder(f"frozen:timm:{SMALLEST}@{smallest}", img_size=150)
+
+
+def test_nothing_trains_it(smallest, digits, tmp_path, capsys):
+    start = f"frozen:timm:{SMALLEST}@{smallest}"
+    with pytest.raises(InputError, match="only measured here: give it to `mae-vit embed`"):
+        read_weights(start)
+    options = [f"data.path={digits}", f"run.dir={tmp_path / 'run'}", f"model.init={start}"]
+    assert pretrain(["--config", "mae_digits", *options]) == 2
+    assert "only measured here" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
