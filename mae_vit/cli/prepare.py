@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mae_vit.cli.prepare_bands import add_band_options, band_options
-from mae_vit.cli.prepare_sources import add_parquet_options, check_sources, opened_sources
+from mae_vit.cli.prepare_sources import (
+    add_mask_options,
+    add_parquet_options,
+    check_sources,
+    opened_sources,
+)
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
@@ -25,6 +30,7 @@ _NOT_IN_PLACE = (
     "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels", "exclude",
     "shard_mib", "shard_samples", "exif_orientation", "image_column", "label_column", "config_name",
     "bands", "window", "take",
+    "masks", "mask_classes", "mask_ignore", "masked_only",
 )  # fmt: skip
 _NOT_IN_REINDEX = ("split", "overwrite", "max_pixels", "workers", "scale", "nodata")
 
@@ -71,6 +77,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument("--no-labels", action="store_true", help="do not take folders as classes")
     parser.add_argument("--overwrite", action="store_true", help="replace splits that exist")
     add_parquet_options(parser.add_argument_group("Parquet files and data sets of the Hub"))
+    add_mask_options(parser.add_argument_group("segmentation"))
     _add_choice(parser.add_argument_group("selecting images (of train; val and test stay whole)"))
     _add_form(parser.add_argument_group("format"))
     add_band_options(parser.add_argument_group("images of bands (TIFF, NPY, DICOM, 16 bits)"))
@@ -287,6 +294,8 @@ def _say(report: Report) -> None:
         labeled = sum(info.class_counts)
         labels = "" if labeled == info.samples else f", {labeled:,} with labels" if labeled else ", no labels"
         print(f"{split}: {count_of(info.samples, 'image')} in {count_of(len(info.shards), 'shard')}{labels}")
+        if info.masks is not None:
+            print(f"  {info.masks.describe(report.dataset.segmentation)}")
         if labeled and (missing := info.class_counts.count(0)):
             print(
                 f"  {count_of(missing, 'class', 'classes')} of {len(info.class_counts)} without an image in it"

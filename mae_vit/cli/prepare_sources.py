@@ -34,6 +34,53 @@ def add_parquet_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_mask_options(group: argparse._ArgumentGroup) -> None:
+    """Adds the options of masks."""
+    group.add_argument(
+        "--masks", type=Path, metavar="DIR", help="of the masks: PNGs at the same paths as the images of SRC"
+    )
+    group.add_argument(
+        "--mask-classes",
+        type=Path,
+        metavar="FILE",
+        help="names of classes, one a line: the first is that of id 0",
+    )
+    group.add_argument("--mask-ignore", type=int, metavar="ID", help="of pixels that do not count (255)")
+    group.add_argument("--masked-only", action="store_true", help="leave out images that have no mask")
+
+
+def _check_masks(arguments: argparse.Namespace) -> None:
+    if arguments.masks is None:
+        for name in ("mask_classes", "mask_ignore", "masked_only"):
+            if getattr(arguments, name) not in (None, False):
+                raise InputError(f"--{name.replace('_', '-')} changes nothing without --masks")
+        return
+    if arguments.mask_classes is None:
+        raise InputError("--masks needs --mask-classes FILE: names of classes, one a line, the first of id 0")
+    if arguments.mask_ignore is not None and not 0 <= arguments.mask_ignore < 1 << 16:
+        raise InputError(f"--mask-ignore {arguments.mask_ignore}: 0 to 65535")
+    if len(arguments.paths) != 2 or not Path(arguments.paths[0]).is_dir():
+        raise InputError("--masks takes one source, a folder of images")
+    if not arguments.masks.is_dir():
+        raise InputError(f"--masks {arguments.masks} is no folder")
+    if arguments.exif_orientation == "apply":
+        raise InputError("--exif-orientation apply turns images, not masks: leave it out with --masks")
+
+
+def _with_masks(source: ImageSource, arguments: argparse.Namespace) -> ImageSource:
+    from mae_vit.data.prepare.masks import DEFAULT_IGNORE, pair_masks, read_classes
+    from mae_vit.data.prepare.sources.folders import open_folder
+
+    ignore = DEFAULT_IGNORE if arguments.mask_ignore is None else arguments.mask_ignore
+    return pair_masks(
+        source,
+        open_folder(arguments.masks),
+        where=str(arguments.masks),
+        segmentation=read_classes(arguments.mask_classes, ignore),
+        partly=arguments.masked_only,
+    )
+
+
 def check_sources(arguments: argparse.Namespace) -> None:
     """Refuses options that change nothing for the sources that are given.
 
@@ -55,6 +102,7 @@ def check_sources(arguments: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} changes nothing: no source is of Parquet files")
     if arguments.label_column and arguments.no_labels:
         raise InputError("--label-column changes nothing with --no-labels")
+    _check_masks(arguments)
 
 
 @contextmanager
@@ -80,7 +128,7 @@ def opened_sources(arguments: argparse.Namespace) -> Iterator[list[ImageSource]]
         ),
     )
     try:
-        yield sources
+        yield [_with_masks(source, arguments) for source in sources] if arguments.masks else sources
     except InputError:
         for source in sources:
             source.discard()

@@ -95,6 +95,14 @@ class ShardIndex:
             raise ReadError("the shard holds another sample there")
         return data[BLOCK:]
 
+    def read_at(self, sample: int, offset: int, length: int) -> bytes:
+        """Reads bytes of the shard that a sample lies in.
+
+        Raises:
+            ReadError: if they are not there.
+        """
+        return self._files.read(self._row(sample)[2], offset, length)
+
     def _holds_other(self, shard: int, offset: int, header: bytes) -> bool:
         """Whether a header with another name is that of another sample: long names stand in blocks before it."""
         if name_is_cut(header):
@@ -134,14 +142,14 @@ class ShardIndex:
         """The numbers of the shards that samples lie in."""
         return np.asarray(self._rows["shard"][samples])
 
-    def fetch(self, shard: int) -> None:
-        """Brings a shard here, if the folder is elsewhere.
+    def fetch(self, shard: int) -> Path:
+        """Brings a shard here, if the folder is elsewhere; returns where it lies.
 
         Raises:
             ReadError: if its source does not have it.
             FetchUnavailable: if it cannot be had now.
         """
-        self._files.path(shard)
+        return self._files.path(shard)
 
     def find_key(self, sample: int) -> str | None:
         """The key of a sample, None where its shard does not tell it; a small read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,18 +13,19 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.core.urls import redact_url
 from mae_vit.data.batches.loader import FixedBatches
+from mae_vit.data.batches.masks import MaskedSource
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.sources import Source, open_source
-from mae_vit.data.batches.subset import draw_held_out, limit_per_class
+from mae_vit.data.batches.subset import SubsetSource, draw_held_out, limit_per_class
 from mae_vit.data.channels import describe_data, set_channels, with_channels
 from mae_vit.data.images.augment import Augment, Interpolation
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.splits import check_held_out, find_split, open_training_index, open_whole_index
-from mae_vit.data.training_data import TrainingData, check_pad, open_training_data
+from mae_vit.data.training_data import TrainingData, check_pad, make_augment, open_training_data
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
-from mae_vit.finetuning.config.schema import CLOSED_FORM, FinetuneConfig
+from mae_vit.finetuning.config.schema import CLOSED_FORM, FROZEN, SEGMENTATION, FinetuneConfig
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import HeldOut
 from mae_vit.weights.other_bands import fit_normalization
@@ -61,13 +62,16 @@ class FinetuneData(TrainingData):
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes; a label is an index into it."""
+        """Names of the classes; a label, or a pixel's class, is an index into it."""
+        segmentation = self.index.dataset.segmentation
+        if self.config.finetune.mode in SEGMENTATION and segmentation is not None:
+            return segmentation.classes
         return self.index.dataset.classes
 
     @property
     def test(self) -> np.ndarray:
-        """Int64 (n,), the test samples: all samples of the test split that have a label."""
-        return np.flatnonzero(self.test_index.labels >= 0)
+        """Int64 (n,), the test samples: all samples of the test split that have a label, or a mask."""
+        return np.flatnonzero(_labels_of(self.config, self.test_index) >= 0)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -180,7 +184,12 @@ def open_data(
     train, held_out = _choose(config, index, ranks)
     check_held_out(index, held_out)
     training = open_training_data(config, index, train, ranks, device)
-    if config.finetune.mode == "finetune":
+    if config.finetune.mode in SEGMENTATION:
+        assert isinstance(training.source, SubsetSource)
+        views = make_augment(config.data.augment, config.model.image_hw, training.mean)
+        masked = MaskedSource(training.source.source, index, views)
+        training = replace(training, source=SubsetSource(masked, train))
+    if config.finetune.mode not in FROZEN:
         check_cache(
             index,
             training.source,
@@ -199,13 +208,21 @@ def open_data(
 
 
 def _open_plain(config: FinetuneConfig, index: ShardIndex, interpolation: Interpolation) -> Source:
-    return open_source(
+    augment = Augment(img_size=config.model.image_hw, interpolation=interpolation)
+    source = open_source(
         index,
         "auto" if config.data.source == "memory" else config.data.source,
         channels=config.model.channels,
-        augment=Augment(img_size=config.model.image_hw, interpolation=interpolation),
+        augment=augment,
         memory_limit_gib=config.data.memory_limit_gib,
     )
+    return MaskedSource(source, index, augment) if config.finetune.mode in SEGMENTATION else source
+
+
+def _labels_of(config: FinetuneConfig, index: ShardIndex) -> np.ndarray:
+    """Returns int (N,), -1 for samples that are not used: with masks all are, those without a label as one class."""
+    labels = np.asarray(index.labels)
+    return np.maximum(labels, 0) if config.finetune.mode in SEGMENTATION else labels
 
 
 def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
@@ -214,7 +231,7 @@ def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
     path, remote = resolve_data_path(
         section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
     )
-    if config.finetune.mode != "finetune":
+    if config.finetune.mode in FROZEN:
         return open_whole_index(path, section.split, remote=remote)
     return open_training_index(
         path, section.split, damage_budget=section.damage_budget, say=say, remote=remote
@@ -226,9 +243,9 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
 
     It first draws the labeled subset, then the held-out share of it: both use labels.
     """
-    labels = np.asarray(index.labels)
+    labels = _labels_of(config, index)
     samples = np.flatnonzero(labels >= 0)
-    if len(np.unique(labels[samples])) < 2:
+    if config.finetune.mode not in SEGMENTATION and len(np.unique(labels[samples])) < 2:
         raise InputError(
             f'split "{index.split}" of {redact_url(config.data.path)} has no labels of two classes: fine-tuning needs '
             "them (mae-vit prepare takes them from class folders)"
@@ -248,7 +265,7 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
     held_out, train = draw_held_out(samples, labels, keys, share, draw=config.data.label_draw)
     if len(held_out) < ranks.world_size:
         chosen, else_ = ("rate", "with one of finetune.lr_factors")
-        if config.finetune.mode == "finetune":
+        if config.finetune.mode not in FROZEN:
             chosen, else_ = "epoch", "for the last epoch"
         raise InputError(
             f"finetune.holdout={share:g} of {len(samples)} images leaves {len(held_out)} to choose the {chosen} by: "
@@ -272,6 +289,6 @@ def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
             "mae-vit prepare ... --holdout 1/10 draws one, or give finetune.test_split"
         )
     test_index = open_whole_index(index.folder, split, remote=index.remote)
-    if not (test_index.labels >= 0).any():
+    if not (_labels_of(config, test_index) >= 0).any():
         raise InputError(f'split "{split}" of {redact_url(config.data.path)} has no labels to measure by')
     return test_index

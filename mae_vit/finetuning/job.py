@@ -23,7 +23,7 @@ from mae_vit.core.files import write_json
 from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.finetuning.config.read import Starts, read_config
-from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
+from mae_vit.finetuning.config.schema import FROZEN, HIDDEN_KEYS, SEGMENTATION, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
 from mae_vit.finetuning.frozen.score import score_frozen
 from mae_vit.finetuning.label_overlap import labels_after_training, start_label_overlap, warn_of_seen_labels
@@ -35,12 +35,19 @@ from mae_vit.finetuning.models.build import (
     load_weights_into,
     teacher_from_config,
 )
-from mae_vit.finetuning.models.classifiers import Classifier
+from mae_vit.finetuning.models.teacher import Teacher
 from mae_vit.finetuning.plan_text import describe_initial_model, describe_plan, describe_rates, rates_of
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.results.write import Outputs
+from mae_vit.finetuning.segmentation.build import (
+    build_segmenter,
+    load_weights_into_segmenter,
+    segmentation_notes,
+)
+from mae_vit.finetuning.segmentation.results import SegmentationOutputs, describe_scores
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.mixup import PAIRS
+from mae_vit.objectives.objective import Task
 from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.failures import run_to_exit_code
@@ -57,8 +64,8 @@ from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import check_engine, check_length, is_finished, open_run_folder, resume_or_start
-from mae_vit.weights.load import warn_normalization_differs
-from mae_vit.weights.seen_labels import SeenLabels
+from mae_vit.weights.load import LoadReport, warn_normalization_differs
+from mae_vit.weights.start import Weights
 
 EXAMPLES = """examples:
   python finetune/run.py --ckpt runs/mae_cifar_tiny                      its data, the recipe for its size
@@ -113,20 +120,20 @@ def _finetune(
 ) -> None:
     device, start = find_device(ranks), starts.weights
     config = fit_to_data(config, start, say=ranks.rank == 0)
-    patch_init = getattr(config.model, "patch_init", None)
     data = open_data(config, ranks, device, interpolation=starts.interpolation)
     info = describe_encoder(config, data)
     teacher = teacher_from_config(config, data, device)
-    build = partial(build_classifier, config, data, info, teacher)
-    if config.finetune.mode != "finetune":
+    if config.finetune.mode in FROZEN:
         if arguments.extend:
             raise InputError(f'--extend has no effect with finetune.mode="{config.finetune.mode}"')
-        score_frozen(arguments, config, data, build, starts, folder, ranks, device)
+        classifier = partial(build_classifier, config, data, info, teacher)
+        score_frozen(arguments, config, data, classifier, starts, folder, ranks, device)
         return
+    build, load, make_outputs, selects = _parts_of(config, data, info, teacher)
 
     plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
     if ranks.rank == 0:
-        print_notes(plan.notes)
+        print_notes([*plan.notes, *segmentation_notes(config)])
     if config.finetune.mixup or config.finetune.cutmix:
         check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
     costs = estimate_costs(config, plan, build)
@@ -147,7 +154,7 @@ def _finetune(
         )
         check_length(folder, checkpoint, plan)
         model = build()
-        coverage = load_weights_into(model, start, patch_init) if start else None
+        coverage = load(model, start) if start else None
         if ranks.rank == 0:
             print(describe_plan(config, plan, ranks, device, data, costs, folder, checkpoint))
             print(describe_initial_model(config, plan, model, coverage))
@@ -161,7 +168,7 @@ def _finetune(
         return
     model = build()
     if checkpoint is None and start is not None:
-        coverage = load_weights_into(model, start, patch_init)
+        coverage = load(model, start)
         if ranks.rank == 0:
             print(coverage.describe(start.source))
             warn_normalization_differs(start, data.mean, data.std, data.bands)
@@ -171,7 +178,6 @@ def _finetune(
             print(describe_rates(rates))
         run_on_rank_zero(lambda: _write_rates(folder, rates), ranks)
     engine = build_engine(config, plan, model, ranks, device, optimizer=classifier_optimizer_options(config))
-    selects = "top1" if len(data.held_out) else None
     setup = RunSetup(
         config,
         plan,
@@ -180,11 +186,29 @@ def _finetune(
         identity,
         costs,
         draws_noise(model),
-        selects,
+        selects if len(data.held_out) else None,
         config.finetune.start or "scratch",
     )
     facts = {"labels_seen_by_start": overlap}
-    run(setup, Job(config, plan, data, info, labels_seen, engine, folder, build(), facts), checkpoint)
+    outputs = partial(make_outputs, config, data, folder, info=info, labels=labels_seen)
+    run(setup, Job(config, plan, data, engine, folder, build(), outputs, facts), checkpoint)
+
+
+def _parts_of(
+    config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None, teacher: Teacher | None
+) -> tuple[Callable[[], Any], Callable[[Any, Weights], LoadReport], Callable[..., Any], str]:
+    """Returns what builds the network, loads weights into it, and measures it; and the metric that chooses."""
+    patch_init = getattr(config.model, "patch_init", None)
+    if config.finetune.mode in SEGMENTATION:
+        segmenter = partial(build_segmenter, config, data, info)
+        return (
+            segmenter,
+            partial(load_weights_into_segmenter, patch_init=patch_init),
+            SegmentationOutputs,
+            "miou",
+        )
+    classifier = partial(build_classifier, config, data, info, teacher)
+    return classifier, partial(load_weights_into, patch_init=patch_init), Outputs, "top1"
 
 
 def _write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:
@@ -192,7 +216,7 @@ def _write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:
     write_json(folder.path / "rates.json", [asdict(row) for row in rates])
 
 
-def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Classifier]) -> Estimate:
+def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Task]) -> Estimate:
     """Estimates the cost of the run.
 
     Raises:
@@ -224,17 +248,17 @@ class Job:
     Attributes:
         labels_seen: the labels that the final weights have seen.
         test_model: a second network, for the chosen weights.
+        outputs: makes what measures and writes, from a predictor.
         facts: entries of the summary beside measurements.
     """
 
     config: FinetuneConfig
     plan: Plan
     data: FinetuneData
-    info: EncoderInfo | None
-    labels_seen: SeenLabels
     engine: Engine
     folder: RunFolder
-    test_model: Classifier
+    test_model: Task
+    outputs: Callable[..., Any]
     facts: dict[str, Any]
     _summary: dict[str, Any] = field(default_factory=dict)
 
@@ -273,14 +297,15 @@ class Job:
             self.engine.module.context,
             self.plan.batch_size_per_device,
         )
-        outputs = Outputs(self.config, self.data, self.folder, predictor, self.info, self.labels_seen)
-        measured, write = outputs.measure(self.test_model, best)
+        measured, write = self.outputs(predictor=predictor).measure(self.test_model, best)
         self._summary.update({**self.facts, **measured})
         return self._summary, write
 
     def results(self) -> list[str]:
         """Names the outcome and the files."""
         summary, path = self._summary, self.folder.path
+        if self.config.finetune.mode in SEGMENTATION:
+            return describe_scores(self.config, summary, path)
         model = f"  model     {path / 'model.safetensors'}"
         if not self.config.finetune.test:
             return [

@@ -10,9 +10,9 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import ModelSection
 from mae_vit.core.messages import count_of
 from mae_vit.core.urls import redact_url
-from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.models.classifiers import Classifier
+from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.cost import Estimate
@@ -63,9 +63,7 @@ def describe_plan(
     return "\n".join([*lines, *(f"warning: {text}" for text in data.core_warnings())])
 
 
-def describe_initial_model(
-    config: FinetuneConfig, plan: Plan, model: Classifier, loaded: LoadReport | None
-) -> str:
+def describe_initial_model(config: FinetuneConfig, plan: Plan, model: Task, loaded: LoadReport | None) -> str:
     """Returns lines on the loaded weights and the learning rates of layers, which end the plan."""
     lines = [] if loaded is None else [loaded.describe(config.finetune.start or "")]
     if rates := rates_of(config, model, plan):
@@ -93,7 +91,11 @@ def describe_recipe(config: FinetuneConfig) -> str:
         "layer decay": config.optim.layer_decay,
     }
     texts = [f"{name} {value:g}" for name, value in parts.items() if value]
-    if isinstance(model, ModelSection):
+    if finetune.mode in SEGMENTATION:
+        texts.append(
+            "linear head on the frozen encoder" if finetune.mode == "segment_probe" else "light head"
+        )
+    elif isinstance(model, ModelSection):
         texts.append(
             f"{'[CLS]' if finetune.pool == 'cls' else 'mean of the patches'}, head {finetune.head_init}"
         )
@@ -104,7 +106,7 @@ def describe_recipe(config: FinetuneConfig) -> str:
     return ", ".join(texts) or "no extras"
 
 
-def rates_of(config: FinetuneConfig, model: Classifier, plan: Plan) -> list[LayerRate]:
+def rates_of(config: FinetuneConfig, model: Task, plan: Plan) -> list[LayerRate]:
     """Lists the learning rate of each layer; empty without layer-wise decay."""
     decay = config.optim.layer_decay
     return [] if decay is None else layer_rates(model, decay, plan.lr)

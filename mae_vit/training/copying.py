@@ -27,7 +27,8 @@ class Copier:
             copied = batch.to(self._device)
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._stream)
-        for tensor in (copied.images, copied.labels, copied.keys.index):
+        for tensor in (copied.images, copied.labels, copied.keys.index, copied.masks):
             # Without this the next copy could reuse the memory once the host frees it, while the GPU still reads it.
-            tensor.record_stream(computing)
+            if tensor is not None:
+                tensor.record_stream(computing)
         return copied

@@ -10,6 +10,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mae_vit.data.prepare.masks import pair_masks, read_classes
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.prepare.sources.folders import open_folder
+
 
 def picture(seed: int = 0, size: tuple[int, int] = (40, 30), mode: str = "RGB") -> Image.Image:
     """A smooth picture of any mode, different for each seed; `size` is (width, height)."""
@@ -114,3 +119,42 @@ def assert_share(count: float, total: int, share: float) -> None:
     """A count of drawn cases is within five standard errors of its binomial."""
     error = math.sqrt(total * share * (1 - share))
     assert abs(count - total * share) <= 5 * error, (count, total * share)
+
+
+# Gray value of class k: STEP * k + 10. Pixels of class 0 with this value more do not count.
+STEP, FIRST, IGNORED = 20, 10, 5
+
+
+def write_pairs(
+    folder: Path, *, count: int = 40, side: int = 8, classes: int = 3, splits=("train", "test")
+) -> Path:
+    """Writes images/SPLIT/N.png, masks/SPLIT/N.png and classes.txt; each mask has quadrants of random classes."""
+    rng = np.random.default_rng(0)
+    for split in splits:
+        for part in ("images", "masks"):
+            (folder / part / split).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            mask = np.kron(rng.integers(0, classes, (2, 2)), np.ones((side // 2, side // 2), int)).astype(
+                np.uint8
+            )
+            pixels = (FIRST + STEP * mask).astype(np.uint8)
+            mask[0, :2], pixels[0, :2] = 255, IGNORED
+            Image.fromarray(mask).save(folder / "masks" / split / f"{number}.png")
+            Image.fromarray(pixels).save(folder / "images" / split / f"{number}.png")
+    (folder / "classes.txt").write_text(
+        "\n".join(["ground", *(f"thing {k}" for k in range(1, classes))]) + "\n"
+    )
+    return folder
+
+
+def prepare_pairs(folder: Path, out: Path, *, ignore: int = 255, partly: bool = False, **options):
+    """Prepares what `write_pairs` wrote."""
+    source = find_images(str(folder / "images"), out=out, split="train", root=None)
+    paired = pair_masks(
+        source,
+        open_folder(folder / "masks"),
+        where="masks",
+        segmentation=read_classes(folder / "classes.txt", ignore),
+        partly=partly,
+    )
+    return prepare([paired], out, **options)

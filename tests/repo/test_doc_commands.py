@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.commands import ROOT, SMALL_MAE
+from helpers.images import prepare_pairs, write_pairs
 from PIL import Image
 
 from benchmarks.gpu.__main__ import parse as parse_gpu_parts
@@ -74,6 +75,11 @@ def sandbox(colored, digits, tmp_path_factory):
     assert mae_vit(["prepare", str(box / "tiles"), str(tiles), "--holdout", "0.2"]) == 0
     for name in ("cells", "xrays"):
         (box / "data" / name).symlink_to(tiles)
+    write_pairs(box / "pairs", side=32)
+    pairs = tmp_path_factory.mktemp("pairs")
+    prepare_pairs(box / "pairs", pairs)
+    for name in ("pairs", "objects_on_photos"):
+        (box / "data" / name).symlink_to(pairs)
     for part in ("configs", "docs", "slurm", "Makefile"):
         (box / part).symlink_to(ROOT / part)
     for split, form in (("train", "gztar"), ("test", "zip")):

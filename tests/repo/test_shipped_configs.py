@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.commands import ROOT
+from helpers.images import prepare_pairs, write_pairs
 
 from mae_vit.finetuning.job import main as finetune
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
@@ -27,9 +28,16 @@ def is_finetuning(path: Path) -> bool:
     return "\nfinetune:" in path.read_text()
 
 
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("masked")
+    prepare_pairs(write_pairs(folder / "in", side=32), folder / "out")
+    return folder / "out"
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_dry_run(path, colored, digits, tmp_path, capsys):
-    data = digits if "digits" in path.stem else colored
+def test_dry_run(path, colored, digits, masked, tmp_path, capsys):
+    data = masked if "segment" in path.stem else digits if "digits" in path.stem else colored
     main = finetune if is_finetuning(path) else pretrain
     options = [f"data.path={data}", f"run.dir={tmp_path / 'run'}", *SMALLER.get(path.stem, [])]
     assert main(["--config", str(path), "--dry-run", *options]) == 0

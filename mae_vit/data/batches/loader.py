@@ -80,9 +80,8 @@ class _Batches(Dataset[Any]):
     """
 
     def __init__(self, source: Source, seed: int, *, replace: bool, repeats: int = 1) -> None:
-        self._source = source
-        self._seed = seed
-        self._repeats = repeats
+        self._source, self._seed, self._repeats = source, seed, repeats
+        self.mask_planes: int = getattr(source, "mask_planes", 0)
         # A bound method would make a reference cycle, which would keep shards open.
         self._views_of = partial(_views_of, source, repeats)
         self._whole = WholeSamples(source, self._views_of) if replace else None
@@ -188,7 +187,8 @@ def _load(batches: _Batches, seed: int, positions: Any, *, workers: int, pin_mem
         if isinstance(loaded, (DamagedSample, FetchUnavailable)):
             raise loaded
         images, labels, index, epoch, damaged = loaded
-        yield Batch(images, labels, SampleKeys(seed, epoch, index), tuple(damaged))
+        batch = Batch(images, labels, SampleKeys(seed, epoch, index), tuple(damaged))
+        yield batch.split_masks(batches.mask_planes)
 
 
 def load_in_order(

@@ -54,6 +54,11 @@ class SubsetSource:
         return self.source.dtype
 
     @property
+    def mask_planes(self) -> int:
+        """How many of the channels, the last ones, are a mask (`mae_vit.data.batches.masks`)."""
+        return getattr(self.source, "mask_planes", 0)
+
+    @property
     def in_memory(self) -> bool:
         """Whether images are read from memory; reading a sample then opens no shard."""
         return self.source.in_memory

@@ -224,6 +224,29 @@ def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
+def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Decodes a mask: a PNG of one channel of 8 or 16 bits, or with a palette, whose numbers are class ids.
+
+    Returns:
+        uint16 (H, W).
+
+    Raises:
+        DecodeError: for anything else.
+    """
+    if not data.startswith(PNG_MAGIC):
+        raise DecodeError("no PNG: a mask is a PNG of one channel or with a palette")
+    check_png(data)
+    with _pillow_errors(), Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+        if image.width * image.height > max_pixels:
+            raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {max_pixels}")
+        # Pillow stretches gray values of 2 and 4 bits to 0..255.
+        if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
+            raise DecodeError(f"a {image.mode} image: a mask has one channel or a palette")
+        if image.mode == "L" and data[_PNG_DEPTH_AT] < 8:
+            raise DecodeError(f"gray of {data[_PNG_DEPTH_AT]} bits: store class ids in 8 or 16")
+        return np.array(image).astype(np.uint16)
+
+
 @contextmanager
 def _pillow_errors() -> Iterator[None]:
     """Turns every error of Pillow's parsers on damaged bytes into a DecodeError."""

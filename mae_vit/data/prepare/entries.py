@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
 from mae_vit.data.images.formats import is_array
+from mae_vit.data.shards.dataset_json import Segmentation
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _DRIVE = re.compile(r"^[A-Za-z]:")
@@ -28,6 +29,7 @@ class Entry:
         path: in the source.
         extension: lower case, without the dot.
         read: returns the encoded bytes; raises OSError or DecodeError.
+        read_mask: the same for its mask; None without one.
     """
 
     split: str
@@ -36,6 +38,7 @@ class Entry:
     path: str
     extension: str
     read: Reader
+    read_mask: Reader | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class ImageSource:
         classes: all class names, where the source gives them an order.
         notes: remarks on other skipped files.
         discard: removes what reading needed; called when all is prepared.
+        segmentation: the classes of the images' masks; None without masks.
     """
 
     name: str
@@ -57,6 +61,7 @@ class ImageSource:
     classes: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     discard: Callable[[], None] = lambda: None
+    segmentation: Segmentation | None = None
 
     def without_labels(self) -> ImageSource:
         """The same images with no class."""

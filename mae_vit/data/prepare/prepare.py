@@ -20,12 +20,20 @@ from mae_vit.data.prepare.bands.options import BandOptions, layout_of
 from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.entries import Entry, ImageSource
+from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation
 from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE, Exclusion, open_exclusion
 from mae_vit.data.prepare.publish import check_no_foreign_shards, excluded_file, partial_folder, publish
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Processing, Split, read_dataset
+from mae_vit.data.shards.dataset_json import (
+    FILE_NAME,
+    Dataset,
+    Processing,
+    Segmentation,
+    Split,
+    read_dataset,
+)
 
 # A constant: equal sources give equal shards.
 _SEED = 0
@@ -99,6 +107,7 @@ def prepare(
     if not overwrite:
         check_no_foreign_shards(by_split, existing, out)
     classes = _agree_on_classes(sources, by_split, existing, out, overwrite)
+    segmentation = agreed_segmentation(sources, _remaining_segmentation(existing, by_split))
     if exclude and set(by_split) <= set(MEASURED):
         raise InputError(f"--exclude leaves val and test whole; there is only {', '.join(sorted(by_split))}")
     exclusion = open_exclusion(exclude, exclude_distance, workers) if exclude else None
@@ -109,6 +118,7 @@ def prepare(
     written = sorted(by_split, key=lambda name: (name != "train", name))
     notes = [note for source in sources for note in source.notes]
     _check_scale(conversion.bands, existing, by_split, out)
+    masks = None if segmentation is None else MaskReader(segmentation)
     with ConverterPool(conversion, workers) as pool:
         for split in written:
             part, statistics, failed = _write_split(
@@ -124,8 +134,9 @@ def prepare(
                     selection.note(split, whole=len(by_split[split]) == len(found.get(split, ()))), conversion
                 ),
                 exclusion=None if split in MEASURED else exclusion,
+                masks=masks,
             )
-            dataset = publish(out, dataset, classes, split, part, statistics)
+            dataset = publish(out, dataset, classes, split, part, statistics, segmentation)
             unreadable += failed
             notes += statistics.remarks() if dataset.splits.keys() == {split} or split == "train" else []
             conversions += statistics.notes
@@ -200,6 +211,14 @@ def _agree_on_classes(
     return existing.classes
 
 
+def _remaining_segmentation(existing: Dataset | None, by_split: Collection[str]) -> Segmentation | None:
+    """Returns the classes of masks in splits that stay."""
+    stay = existing is not None and any(
+        info.masks is not None for name, info in existing.splits.items() if name not in by_split
+    )
+    return existing.segmentation if stay and existing is not None else None
+
+
 def _note(processing: Processing, conversion: Conversion) -> Processing:
     anew = conversion.resize is not None or conversion.upright
     return processing.model_copy(
@@ -221,6 +240,7 @@ def _write_split(
     *,
     processing: Processing,
     exclusion: Exclusion | None = None,
+    masks: MaskReader | None = None,
 ) -> tuple[Split, Statistics, list[str]]:
     """Writes the shards of a split into the writer's folder, which is begun anew."""
     partial, split = writer.folder, writer.split
@@ -244,9 +264,17 @@ def _write_split(
                     continue
                 if exclusion is not None and exclusion.excludes(entry.key, image):
                     continue
+                mask = None
+                if masks is not None and entry.read_mask is not None:
+                    try:
+                        mask, pixels = masks.read(entry, data, (image.height, image.width))
+                    except (DecodeError, OSError) as error:
+                        failed.append(f"the mask of {plain_text(entry.path)}: {error}")
+                        continue
+                    statistics.add_mask(pixels)
                 label = None if entry.class_name is None else number_of[entry.class_name]
                 statistics.add(image, label, entry.path)
-                writer.write(entry.key, image.extension, image.data or data, label)
+                writer.write(entry.key, image.extension, image.data or data, label, mask)
             bar.update(len(entries) - bar.n)
         if exclusion is not None and exclusion.lines:
             if not statistics.images:

@@ -13,7 +13,16 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import replacing
 from mae_vit.core.progress import progress
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, FORMAT, Dataset, IndexFile, Shard, Split, file_digest
+from mae_vit.data.shards.dataset_json import (
+    FILE_NAME,
+    FORMAT,
+    Dataset,
+    IndexFile,
+    Segmentation,
+    Shard,
+    Split,
+    file_digest,
+)
 from mae_vit.data.shards.index_rows import ROW, index_shard
 
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
@@ -52,7 +61,13 @@ def check_no_foreign_shards(splits: Iterable[str], existing: Dataset | None, out
 
 
 def publish(
-    out: Path, dataset: Dataset | None, classes: list[str], split: str, part: Split, statistics: Statistics
+    out: Path,
+    dataset: Dataset | None,
+    classes: list[str],
+    split: str,
+    part: Split,
+    statistics: Statistics,
+    segmentation: Segmentation | None = None,
 ) -> Dataset:
     """Moves a split's shards into place, then updates `dataset.json`."""
     old = dataset.splits.get(split) if dataset else None
@@ -81,6 +96,7 @@ def publish(
         dataset = describe(classes, splits, statistics)
     else:
         dataset = dataset.model_copy(update={"classes": classes, "splits": dict(sorted(splits.items()))})
+    dataset = dataset.model_copy(update={"segmentation": segmentation})
     write_description(out, dataset)
     # Last: until here it says whose the shards are, should this be killed.
     partial.rmdir()

@@ -9,6 +9,7 @@ from typing import Any
 import webdataset as wds
 
 from mae_vit.data.shards.dataset_json import Shard, describe_shard
+from mae_vit.data.shards.samples import MASK_EXTENSION
 
 
 class ShardWriter:
@@ -29,10 +30,13 @@ class ShardWriter:
     def __exit__(self, *_: object) -> None:
         self._close_shard()
 
-    def write(self, key: str, extension: str, data: bytes, label: int | None) -> None:
+    def write(
+        self, key: str, extension: str, data: bytes, label: int | None, mask: bytes | None = None
+    ) -> None:
         """Appends a sample; its bytes are stored unchanged. Without a label it has no `.cls`."""
+        size = len(data) + len(mask or b"")
         if self._file is not None and (
-            self._samples >= self._shard_samples or self._file.tell() + len(data) > self._shard_bytes
+            self._samples >= self._shard_samples or self._file.tell() + size > self._shard_bytes
         ):
             self._close_shard()
         if self._file is None:
@@ -40,6 +44,8 @@ class ShardWriter:
             # No time and no user: equal sources give equal bytes.
             self._writer = wds.TarWriter(self._file, encoder=False, mtime=0, user="", group="", mode=0o644)
         sample: dict[str, Any] = {"__key__": key, extension: data}
+        if mask is not None:
+            sample[MASK_EXTENSION] = mask
         if label is not None:
             sample["cls"] = str(label).encode()
         self._writer.write(sample)

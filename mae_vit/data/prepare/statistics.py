@@ -14,7 +14,7 @@ from mae_vit.data.prepare.bands.options import EIGHT_BIT, BandLayout
 from mae_vit.data.prepare.bands.statistics import BandStatistics
 from mae_vit.data.prepare.convert import Converted
 from mae_vit.data.shards.band_table import BandTable
-from mae_vit.data.shards.dataset_json import Processing, Shard, Split
+from mae_vit.data.shards.dataset_json import Masks, Processing, Shard, Split
 
 
 @dataclass
@@ -42,6 +42,7 @@ class Statistics:
     formats: Counter[str] = field(default_factory=Counter)
     labels: Counter[int] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+    mask_pixels: np.ndarray | None = None
 
     def expect(self, layout: BandLayout | None) -> None:
         """Sets the bands that all images must have; None for photographs of 8 bits."""
@@ -106,6 +107,17 @@ class Statistics:
         table = self.describe_bands()[0]
         return [] if table is None or self.bands is None else band_notes(table, self.bands)
 
+    def add_mask(self, pixels: np.ndarray) -> None:
+        """Adds a mask's pixels int64 (1 + K,): those that do not count, then those of each class."""
+        self.mask_pixels = pixels if self.mask_pixels is None else self.mask_pixels + pixels
+
+    def _masks(self) -> Masks | None:
+        if self.mask_pixels is None:
+            return None
+        counted = max(1, int(self.mask_pixels[1:].sum()))
+        shares = [round(float(count) / counted, 6) for count in self.mask_pixels[1:]]
+        return Masks(shares=shares, ignored=round(float(self.mask_pixels[0] / self.mask_pixels.sum()), 6))
+
     def mean_std(self) -> tuple[list[float], list[float]]:
         """Returns mean and standard deviation of pixels in 0..1, one value if all images are gray."""
         mean = np.array([total / self.pixels for total in self.total]) / 255
@@ -128,4 +140,5 @@ class Statistics:
             formats=dict(sorted(self.formats.items())),
             class_counts=[self.labels[number] for number in range(classes)],
             processing=processing or Processing(),
+            masks=self._masks(),
         )

@@ -79,6 +79,39 @@ class Processing(StrictModel):
     excluded: list[Excluded] | None = None
 
 
+class Segmentation(StrictModel):
+    """The classes of masks.
+
+    Attributes:
+        classes: names.
+        ids: the number that a pixel of each class has in masks.
+        ignore: the number of pixels that do not count.
+    """
+
+    classes: list[str] = Field(min_length=2)
+    ids: list[int] = Field(min_length=2)
+    ignore: int = Field(ge=0, le=0xFFFF)
+
+
+class Masks(StrictModel):
+    """The masks of a split: each image has one.
+
+    Attributes:
+        shares: of the pixels that count, by class.
+        ignored: share of all pixels that do not count.
+    """
+
+    shares: list[float]
+    ignored: float
+
+    def describe(self, segmentation: Segmentation | None) -> str:
+        """Names the number of classes, and the largest ones with their shares."""
+        names = segmentation.classes if segmentation else [str(number) for number in range(len(self.shares))]
+        largest = sorted(zip(names, self.shares, strict=True), key=lambda one: -one[1])[:5]
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in largest)
+        return f"masks of {len(names)} classes: {shares}; {self.ignored:.1%} of the pixels ignored"
+
+
 class Split(StrictModel):
     """One split: its shards, and what its images are like.
 
@@ -93,6 +126,7 @@ class Split(StrictModel):
             a label are not among them.
         processing: what was done to the images and their choice.
         index: its index; None in folders that only lie here.
+        masks: of its images; None without masks.
     """
 
     samples: int = Field(gt=0)
@@ -104,6 +138,7 @@ class Split(StrictModel):
     class_counts: list[int]
     processing: Processing = Processing()
     index: IndexFile | None = None
+    masks: Masks | None = None
 
 
 class Dataset(StrictModel):
@@ -119,6 +154,7 @@ class Dataset(StrictModel):
         statistics_images: how many images mean and std are from.
         band_table: the section "bands"; None for 8-bit gray or RGB.
         splits: by name.
+        segmentation: the classes of masks; None without masks.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -132,6 +168,7 @@ class Dataset(StrictModel):
     statistics_images: int
     band_table: BandTable | None = Field(default=None, alias="bands")
     splits: dict[str, Split]
+    segmentation: Segmentation | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Dataset:

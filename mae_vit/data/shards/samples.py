@@ -18,6 +18,8 @@ _METADATA = re.compile(r"__[^/]*__($|/)")
 _MAX_IMAGE_BYTES = 2**31 - 1  # what the index's column holds
 _MAX_LABEL_BYTES = 256
 _NO_IMAGE = ("", -1, 0)
+# Of a mask, beside its image.
+MASK_EXTENSION = "seg.png"
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,21 @@ def read_samples(path: Path) -> Iterator[Sample]:
                 label = os.pread(file.fileno(), min(member.size, _MAX_LABEL_BYTES), member.offset)
     if image is not _NO_IMAGE:
         yield Sample(key, *image, label)
+
+
+def find_masks(path: Path) -> dict[str, tuple[int, int]]:
+    """Lists the masks of a shard: offset and length, by key.
+
+    Raises:
+        DamagedTar: if the tar is damaged.
+        OSError: if it cannot be read.
+    """
+    masks = {}
+    for member in walk_tar(path):
+        key, extension = split_key(member.name)
+        if key and extension == MASK_EXTENSION:
+            masks[key] = member.offset, member.size
+    return masks
 
 
 def images_of(path: Path, samples: Iterable[Sample]) -> Iterator[tuple[Sample, bytes]]:

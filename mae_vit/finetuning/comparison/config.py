@@ -8,11 +8,13 @@ from pydantic import Field, model_validator
 
 from mae_vit.config.section import Section
 from mae_vit.core.messages import nearest
-from mae_vit.finetuning.config.schema import Mode
+from mae_vit.finetuning.config.schema import SEGMENTATION, Mode
 
 # Labels of each class; "all" takes all that there are.
 Labels = int | Literal["all"]
 Overrides = dict[str, Any]
+# The modes that train a whole network, and by which held-out metric their settings are chosen.
+TUNED_BY = {"finetune": "val_top1", "segment": "val_miou"}
 # Keys that the matrix sets itself -> the key of the comparison that determines the value.
 _OWN_KEYS = {
     "run.name": "run.name",
@@ -142,6 +144,7 @@ class CompareConfig(Section):
         _check_own_keys(self.set, "set")
         for point in self.tune:
             _check_own_keys(point, "tune")
+        self._check_modes()
         if self.parallel != "auto" and self.parallel < 1:
             raise ValueError(f"parallel={self.parallel}: at least 1")
         if set(self.tune_seeds) & {
@@ -152,6 +155,32 @@ class CompareConfig(Section):
                 "tune_seeds: give seeds that the table does not use, so that no run chooses itself"
             )
         return self
+
+    @property
+    def segments(self) -> bool:
+        """Whether the comparison is of segmentation."""
+        return any(mode in SEGMENTATION for mode in self._all_modes())
+
+    @property
+    def tuned_mode(self) -> Mode:
+        """The mode in which settings are chosen."""
+        return "segment" if self.segments else "finetune"
+
+    def _all_modes(self) -> list[Mode]:
+        return sorted({mode for entry in self.entries for mode in entry.modes or self.modes})
+
+    def _check_modes(self) -> None:
+        modes = self._all_modes()
+        if self.segments and not set(modes) <= {*SEGMENTATION}:
+            raise ValueError(
+                f"modes: {', '.join(modes)} measure different things: give segmentation a comparison of its own"
+            )
+        if self.segments and self.test_subset is not None:
+            raise ValueError(
+                "test_subset has no effect with segmentation, whose images are not of one class each"
+            )
+        if len(self.tune) > 1 and not any(mode in TUNED_BY for mode in modes):
+            raise ValueError(f"tune has no effect with modes={modes}: {' and '.join(TUNED_BY)} are tuned")
 
     def _check_entry(self, entry: EntrySection, where: str) -> None:
         others = {other.name: other for other in self.entries if other is not entry}

@@ -22,7 +22,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.finetuning.comparison.cell import Cell
-from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
 from mae_vit.finetuning.comparison.jobs import unfinished
 from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
@@ -31,6 +31,7 @@ from mae_vit.finetuning.comparison.report.encoder_views import write_inspection
 from mae_vit.finetuning.comparison.report.page import write_page, write_text
 from mae_vit.finetuning.comparison.report.predictions import PREDICTIONS, pack_predictions
 from mae_vit.finetuning.comparison.report.rows import Row, read_rows, table, title_of
+from mae_vit.finetuning.comparison.report.segmentation import MASKS, overlays
 from mae_vit.finetuning.comparison.report.summary import lines_of, notes_of, terminal_table
 from mae_vit.finetuning.comparison.runner import Runner, slots_of
 from mae_vit.runtime.failures import RunInterrupted, TrainingFailed, run_to_exit_code
@@ -178,7 +179,7 @@ def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) ->
     ready = []
     for cell in cells:
         # Else it would be another cell once the rest of its tuning is there.
-        if cell.mode != "finetune" or matrix.is_tuned(cell.entry, cell.labels):
+        if cell.mode not in TUNED_BY or matrix.is_tuned(cell.entry, cell.labels):
             ready.append(cell.job)
         else:
             runner.failed[cell.job.name] = "not all settings that it is to choose from were tried"
@@ -210,6 +211,8 @@ def _write_report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> None:
         if (entry.name, labels, mode) not in known
     ]
     inspected = _inspect(matrix, rows, folder)
+    if masks := overlays(matrix.config, rows):
+        write_atomically(folder / MASKS, masks)
     for name, content in (
         ("results.csv", table(rows).encode()),
         (PREDICTIONS, pack_predictions(rows)),
@@ -244,11 +247,12 @@ def _inspect(matrix: Matrix, rows: Sequence[Row], folder: Path) -> Path | None:
 def _hparams(rows: Sequence[Row]) -> dict[str, tuple[dict[str, Any], dict[str, float]]]:
     """Returns settings and results of cells, by a readable name."""
     facts = ("entry", "start", "start_origin", "model", "labels_per_class", "mode", "seed", "settings")
-    scores = ("test_top1", "val_top1", "train_top1", "finetune_flops", "pretrain_flops")
+    scores = [f"{part}_{metric}" for metric in ("top1", "miou") for part in ("test", "val", "train")]
+    scores += ["finetune_flops", "pretrain_flops"]
     return {
         f"{row.cell.entry.name}, {row.cell.labels} labels, {row.cell.mode}, seed {row.cell.seed}": (
             {name: row.values[name] for name in facts if row.values[name] is not None},
-            {name: float(row.values[name]) for name in scores if row.values[name] is not None},
+            {name: float(row.values[name]) for name in scores if row.values.get(name) is not None},
         )
         for row in rows
     }

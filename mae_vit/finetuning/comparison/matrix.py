@@ -16,15 +16,21 @@ from mae_vit.core.urls import is_url
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.cell import Cell
-from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Labels, Mode, Overrides, slug
+from mae_vit.finetuning.comparison.config import (
+    TUNED_BY,
+    CompareConfig,
+    EntrySection,
+    Labels,
+    Mode,
+    Overrides,
+    slug,
+)
 from mae_vit.finetuning.comparison.costs import Cost, cost_of_run, cost_of_start
 from mae_vit.finetuning.comparison.jobs import Job, program_of
 from mae_vit.finetuning.comparison.settings import lines_of, settings_of
 from mae_vit.finetuning.config.from_start import WeightsOverrides
-from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.config.schema import CLOSED_FORM, FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
-
-_TUNED_BY = "val_top1"
 
 
 class Matrix:
@@ -78,7 +84,8 @@ class Matrix:
         if is_url(path):
             return
         index = open_index(Path(path), self.config.set.get("data.split", "train"))
-        labels = np.asarray(index.labels)
+        # Of masks, images without a label are one class.
+        labels = np.maximum(index.labels, 0) if self.config.segments else np.asarray(index.labels)
         most = int(np.bincount(labels[labels >= 0], minlength=1).max())
         asked = max((number for _, number, _ in self.rows() if number != "all"), default=0)
         if asked > most:
@@ -90,8 +97,7 @@ class Matrix:
         path = self._file(entry.config)
         # Weights that the comparison still has to pretrain are checked when they exist.
         start = None if entry.start in self.config.pretrain else entry.start
-        # Only the mode "finetune" is tuned.
-        points = self.config.tuning_settings(entry) if mode == "finetune" else []
+        points = self.config.tuning_settings(entry) if mode in TUNED_BY else []
         for point in points or [{}]:
             lines = lines_of(self._settings(entry, mode, point))
             amend = WeightsOverrides(start, path, lines)
@@ -118,7 +124,7 @@ class Matrix:
         return [
             self._tune_job(entry, labels, number, seed)
             for entry, labels, mode in self.rows()
-            if mode == "finetune"
+            if mode in TUNED_BY
             for number in range(len(self.config.tuning_settings(entry)))
             for seed in self.config.tune_seeds
             if entry.compute_of is None and len(self.config.tuning_settings(entry)) > 1
@@ -139,7 +145,7 @@ class Matrix:
         scores = []
         for number in range(len(points)):
             run_scores = [
-                self._tune_job(entry, labels, number, seed).summary.get(_TUNED_BY)
+                self._tune_job(entry, labels, number, seed).summary.get(TUNED_BY[self.config.tuned_mode])
                 for seed in self.config.tune_seeds
             ]
             known = [float(score) for score in run_scores if score is not None]
@@ -161,7 +167,7 @@ class Matrix:
         With pretrained weights, `knn` draws nothing, and `few_shot` draws nothing if it uses all labels
         of the subset.
         """
-        drawn = mode == "finetune" or mode == "linear_probe" or (mode == "few_shot" and labels == "all")
+        drawn = mode not in CLOSED_FORM or (mode == "few_shot" and labels == "all")
         own_shots = mode == "few_shot" and "finetune.shots" in {**self.config.set, **entry.set}
         draws = self.config.draws_labels(labels, mode, {**self.config.set, **entry.set})
         return not (entry.start is None or drawn or own_shots or draws)
@@ -176,7 +182,7 @@ class Matrix:
         for entry, labels, mode in self.rows():
             if (entry.compute_of is not None) != compute_of:
                 continue
-            point = self.chosen(entry, labels)[0] if mode == "finetune" else {}
+            point = self.chosen(entry, labels)[0] if mode in TUNED_BY else {}
             for seed in self.seeds_of(entry, labels, mode):
                 more = self._steps_for(entry, labels, mode) if compute_of else {}
                 job = self._cell_job(entry, labels, mode, seed, point | more)
@@ -259,7 +265,7 @@ class Matrix:
         point = self.config.tuning_settings(entry)[number] | {"finetune.test": False}
         folder = self.folder / "tune" / slug(entry.name) / f"labels-{labels}-setting-{number}-seed-{seed}"
         name = f"tune {entry.name}, {labels} labels, setting {number}, seed {seed}"
-        return self._finetuning(name, folder, entry, labels, "finetune", seed, point)
+        return self._finetuning(name, folder, entry, labels, self.config.tuned_mode, seed, point)
 
     def _cell_job(self, entry: EntrySection, labels: Labels, mode: Mode, seed: int, point: Overrides) -> Job:
         folder = self.folder / "cells" / slug(entry.name) / f"{mode}-labels-{labels}-seed-{seed}"

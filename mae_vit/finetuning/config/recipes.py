@@ -13,6 +13,7 @@ from mae_vit.config.presets import PRESETS
 from mae_vit.core.errors import InputError
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.finetuning.config.schema import SEGMENTATION
 from mae_vit.weights.read import TIMM_PREFIX, read_weights
 from mae_vit.weights.start import is_frozen
 
@@ -68,18 +69,23 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     cache = {name: data.get(name) for name in ("cache_dir", "cache_gib")}
     cache |= {name: value for name in cache if (value := _given(given, f"data.{name}")) is not None}
     dataset = read_dataset(resolve_data_path(path, **cache).folder)
-    if not dataset.classes or not sum(dataset.splits[split].class_counts if split in dataset.splits else ()):
+    mode, info = _given(given, "finetune.mode"), dataset.splits.get(split)
+    if mode in SEGMENTATION and (info is None or info.masks is None):
+        raise InputError(f"{where} has no masks: {_PASS}")
+    if mode not in SEGMENTATION and (info is None or not sum(info.class_counts)):
         raise InputError(f"{where} has no labels: {_PASS}")
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
         raise InputError(f"{where} has no split to measure on (test or val): {_PASS}")
     if model["name"] not in _RECIPES:
         raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS}')
     taken = {key: data[name] for key, name in _KEPT.items() if data.get(name) is not None}
-    if _given(given, "finetune.mode") == "linear_probe":
+    if mode == "linear_probe":
         # Images are taken as they are.
         name, overrides = _PROBE_RECIPES[model["name"]]
     else:
         name, overrides = _RECIPES[model["name"]], ()
+        if mode in SEGMENTATION and model["name"] != "tiny-cifar":
+            name, overrides = "segment_base", (f"model.name={model['name']}",)
         taken |= _augmentation(data["augment"])
     taken["model.img_size"] = model["img_size"]
     return PRESETS / f"{name}.yaml", [

@@ -17,7 +17,7 @@ from mae_vit.weights.start import is_frozen
 
 HeadInit = Literal["zero", "small"]
 DistillationKind = Literal["hard", "soft"]
-Mode = Literal["finetune", "few_shot", "knn", "linear_probe"]
+Mode = Literal["finetune", "few_shot", "knn", "linear_probe", "segment", "segment_probe"]
 # They train nothing: no image is held out to choose by.
 CLOSED_FORM = ("few_shot", "knn")
 # DeiT Eq. 3; lambda and tau of Eq. 2 as DeiT Sec. 5 has them.
@@ -25,6 +25,10 @@ _DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
     "hard": {"distillation_weight": 0.5},
     "soft": {"distillation_weight": 0.1, "distillation_temperature": 3.0},
 }
+# They take images as they are, and encode each once.
+FROZEN = (*CLOSED_FORM, "linear_probe")
+# They predict the class of each pixel, from masks.
+SEGMENTATION = ("segment", "segment_probe")
 # Part of the schema, and refused: pretraining's, or given by --ckpt.
 _UNUSED_MONITOR = (
     "evaluate_split",
@@ -118,7 +122,8 @@ class FinetuneSection(Section):
 
     Attributes:
         mode: "finetune" trains the whole network. "linear_probe" trains one layer on frozen features.
-            "few_shot" and "knn" score frozen features without training.
+            "few_shot" and "knn" score frozen features without training. "segment" trains the whole network on
+            masks, "segment_probe" one layer on the frozen patch tokens.
         start: the pretrained weights; --ckpt sets it.
         pool: the feature: [CLS] after the final norm, or the mean of the patch tokens.
         head_init: "zero" (ViT Sec. 3.2), or "small": normal with std 2e-5 (official MAE code).
@@ -186,8 +191,8 @@ class FinetuneSection(Section):
                 raise ValueError(f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{mode}"')
         if not self.test and (self.mode in CLOSED_FORM or not self.holdout):
             raise ValueError(
-                'test=false leaves nothing to measure: it needs mode="finetune" or "linear_probe" and holdout '
-                "above 0"
+                'test=false leaves nothing to measure: it needs a mode that trains (not "few_shot" or "knn") and '
+                "holdout above 0"
             )
         if self.mode == "linear_probe" and not self.holdout and len(self.lr_factors) > 1:
             raise ValueError(
@@ -242,6 +247,8 @@ class FinetuneConfig(Config):
             )
         if self.finetune.mode == "linear_probe":
             self._check_probe()
+        if self.finetune.mode in SEGMENTATION:
+            self._check_segmentation()
         return self
 
     def _check_probe(self) -> None:
@@ -255,6 +262,20 @@ class FinetuneConfig(Config):
                 "train.effective_batch_size=1: the norm of a linear probe needs 2 images or more"
             )
 
+    def _check_segmentation(self) -> None:
+        """Each pixel keeps its class: nothing may move pixels without their mask, or mix images."""
+        mode, finetune, augment = self.finetune.mode, self.finetune, self.data.augment
+        refused = {
+            "finetune.mixup": finetune.mixup,
+            "finetune.cutmix": finetune.cutmix,
+            "finetune.teacher": finetune.teacher,
+            "data.augment.erasing": augment.erasing,
+            "data.augment.policy": augment.policy if augment.policy not in ("none", "color") else None,
+        }
+        for key, value in refused.items():
+            if value:
+                raise ValueError(f'{key}={value} changes images without their masks: not with mode="{mode}"')
+
     def _check_network(self) -> None:
         """A network begins from scratch, and has its own read-out and head."""
         name, defaults = self.model.name, FinetuneSection()
@@ -265,7 +286,7 @@ class FinetuneConfig(Config):
             raise ValueError(
                 f'model.name="{name}" begins from scratch, --ckpt {self.finetune.start} does not fit it'
             )
-        if self.finetune.mode != "finetune":
+        if self.finetune.mode not in ("finetune", "segment"):
             raise ValueError(f'finetune.mode="{self.finetune.mode}" needs a Vision Transformer, not "{name}"')
         for key in ("pool", "head_init", "freeze_patch_embed", "teacher"):
             if getattr(self.finetune, key) != getattr(defaults, key):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from mae_vit.config.geometry import resolve_encoder
 from mae_vit.config.schema import ModelSection
@@ -101,7 +102,7 @@ def build_classifier(
     return NetworkClassifier(network, **common)
 
 
-def draws_noise(model: Classifier) -> bool:
+def draws_noise(model: nn.Module) -> bool:
     """Returns whether layers draw random numbers: dropout or stochastic depth."""
     return any(
         max(getattr(module, "p", 0.0) or 0.0, getattr(module, "drop_prob", 0.0) or 0.0) > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,17 +17,14 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier
 from mae_vit.finetuning.results.predict import Predictor
+from mae_vit.finetuning.results.test_reads import record_test_read
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import EncoderInfo, plain_bands, to_metadata
-from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.ranks import share_weights
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
 from mae_vit.weights.start import origin_of
-
-# In the run folder: which weights were measured on the test split.
-TEST_READS = "test_reads.json"
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class Outputs:
         }
         test = None
         if self.config.finetune.test:
-            summary["test_reads"] = self._record_test_read(best)
+            summary["test_reads"] = record_test_read(self.config, self.folder, best, ranks)
             test = self.predictor.predict(
                 model,
                 data.fixed(data.open_test(), data.test, ranks, size),
@@ -96,26 +92,6 @@ class Outputs:
                 self.write(test, summary, {"train_images_measured": len(train.labels)})
 
         return summary, write
-
-    def _record_test_read(self, best: BestWeights) -> int:
-        """Notes in the run folder that weights are about to be measured on the test split; collective.
-
-        Returns:
-            How many different weights of this folder were measured so far: more than 1 after `--extend`.
-        """
-        train = self.config.train
-        weights = {"step": best.step, "epochs": train.epochs, "steps": train.steps, "samples": train.samples}
-
-        def record() -> int:
-            path = self.folder.path / TEST_READS
-            reads = json.loads(path.read_text()) if path.exists() else []
-            # A run that was killed in the middle measures the same weights again.
-            if weights not in reads:
-                reads.append(weights)
-                write_json(path, reads)
-            return len(reads)
-
-        return run_on_rank_zero(record, self.predictor.ranks)
 
     def write(self, test: Predictions, summary: dict[str, Any], more: dict[str, Any]) -> None:
         """Writes `results.json` and `predictions.csv`."""

@@ -18,7 +18,7 @@ _FIRST = (
     *("encoder.cls_token", "encoder.reg_token", "encoder.pos_embed"),
     *("encoder.patch_embed.", "dist_token"),
 )
-_LAST = ("encoder.norm.", "fc_norm.", "head.", "head_dist.")
+_LAST = ("encoder.norm.", "fc_norm.", "head.", "head_dist.", "decode_head.")
 
 
 def decay_groups(

@@ -7,9 +7,11 @@ import pytest
 import timm
 import torch
 from helpers.commands import ROOT, one_line, summary_of
+from helpers.images import prepare_pairs, write_pairs
 from helpers.weights.official_weights import RunsCode, official
 from safetensors.torch import load_file
 
+from mae_vit.core.errors import InputError
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.finetuning.config.recipes import find_recipe
 from mae_vit.finetuning.job import main
@@ -267,6 +269,17 @@ def test_a_run_folder_is_fine_tuned_by_the_recipe_for_its_size(colored, tmp_path
     config, overrides = find_recipe(run_folder(tmp_path, size, colored), [f"finetune.mode={mode}"])
     assert config.stem == expected
     assert f'data.path="{colored}"' in overrides
+
+
+def test_masks_are_segmented_by_a_recipe_of_their_own(colored, tmp_path):
+    prepare_pairs(write_pairs(tmp_path / "in", side=32), tmp_path / "out")
+    given = ["finetune.mode=segment", f"data.path={tmp_path / 'out'}"]
+    for size, expected in (("L", "segment_base"), ("tiny-cifar", "finetune_cifar_tiny")):
+        config, overrides = find_recipe(run_folder(tmp_path, size, colored), given)
+        assert config.stem == expected
+        assert ("model.name=L" in overrides) == (size == "L")
+    with pytest.raises(InputError, match="has no masks"):
+        find_recipe(run_folder(tmp_path, "L", colored), ["finetune.mode=segment_probe"])
 
 
 def test_labels_of_other_data_are_looked_for_in_the_cache_that_is_asked_for(colored, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from mae_vit.core.messages import count_of
-from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.rows import Row
 from mae_vit.finetuning.comparison.report.significance import Gap
@@ -23,7 +23,7 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str | None:
     any, encoders of others last): against the reference, against the best entry without a start, and against
     whatever is clearly better.
     """
-    told = [line for line in at_most_labels(config, lines) if line.mean("test_top1") is not None]
+    told = [line for line in at_most_labels(config, lines) if line.score is not None]
     reference = next((line for line in told if line.entry == config.reference), None)
     others = [line for line in told if line is not reference]
     own = [line for line in others if line.origin is None]
@@ -37,7 +37,8 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str | None:
     rival = _best(rest, lambda line: not _has_start(line)) if _has_start(subject) else None
     if rival is not None:
         parts.append(_against(subject.gap_to(rival), rival, ", the best without pretraining"))
-    text = f"With {count_of(subject.size, 'label')}, {subject.title} reaches {_percent(subject)}, "
+    noun = "mask" if subject.segments else "label"
+    text = f"With {count_of(subject.size, noun)}, {subject.title} reaches {_percent(subject)}, "
     text += " and ".join(parts)
     better = _best([line for line in rest if line is not rival], lambda line: _clearly_above(line, subject))
     if better is not None:
@@ -60,24 +61,25 @@ def first_chart(
     """
     if drawn := charts.against_labels(rows, palette):
         return drawn, crossings_told(config.reference, lines)
-    told = [line for line in at_most_labels(config, lines) if line.mean("test_top1") is not None]
+    told = [line for line in at_most_labels(config, lines) if line.score is not None]
     drawn = charts.bars([(line.entry, line.rows) for line in told], palette)
-    return (drawn, "Accuracy on test images: mean over seeds, a dot for each.") if drawn else None
+    what = "Mean IoU" if told and told[0].segments else "Accuracy"
+    return (drawn, f"{what} on test images: mean over seeds, a dot for each.") if drawn else None
 
 
 def crossings_told(reference: str, lines: Sequence[Line]) -> str:
     """Says where an entry overtakes the reference, or falls behind it: as far as the gaps around it are clear."""
     by_entry: dict[str, list[Line]] = {}
     for line in sorted(lines, key=lambda line: line.size):
-        if line.mode == "finetune":
+        if line.mode in TUNED_BY:
             by_entry.setdefault(line.entry, []).append(line)
-    base = {line.size: line.mean("test_top1") or 0.0 for line in by_entry.pop(reference, [])}
+    base = {line.size: line.score or 0.0 for line in by_entry.pop(reference, [])}
     found = []
     for entry, several in by_entry.items():
         for one, other in pairwise(line for line in several if line.gap is not None):
             assert one.gap is not None
             assert other.gap is not None
-            own = [(float(line.size), line.mean("test_top1") or 0.0) for line in (one, other)]
+            own = [(float(line.size), line.score or 0.0) for line in (one, other)]
             for at in charts.crossings(own, [(size, base[int(size)]) for size, _ in own]):
                 found.append(
                     f"{entry} crosses {reference} at about {at:,.0f} labels"
@@ -88,9 +90,7 @@ def crossings_told(reference: str, lines: Sequence[Line]) -> str:
 
 
 def _best(lines: Sequence[Line], wanted: Callable[[Line], bool]) -> Line | None:
-    return max(
-        (line for line in lines if wanted(line)), key=lambda line: line.mean("test_top1") or 0, default=None
-    )
+    return max((line for line in lines if wanted(line)), key=lambda line: line.score or 0, default=None)
 
 
 def _has_start(line: Line) -> bool:
@@ -119,7 +119,7 @@ def _against(gap: Gap | None, other: Line, what: str = "") -> str:
 
 
 def _percent(line: Line) -> str:
-    return f"{100 * (line.mean('test_top1') or 0):.1f} %"
+    return f"{100 * (line.score or 0):.1f} %" + (" mIoU" if line.segments else "")
 
 
 def _seeds(gap: Gap | None, subject: Line) -> str:

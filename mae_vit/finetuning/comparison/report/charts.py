@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from mae_vit.finetuning.comparison.config import TUNED_BY
 from mae_vit.finetuning.comparison.report.rows import Row, group, title_of
 from mae_vit.inspection import svg
 
@@ -29,10 +30,10 @@ class Palette:
 
 def curves(rows: Sequence[Row], palette: Palette, labels: object) -> str | None:
     """Draws held-out accuracy against epochs: mean over seeds, and the range between them."""
-    with svg.chart("epoch", "held-out top-1, %") as (figure, axes):
+    with svg.chart("epoch", f"held-out {_metric(rows)}, %") as (figure, axes):
         drawn = False
         for (entry, count, mode), several in group(rows).items():
-            if count != labels or mode != "finetune" or not all(row.curve for row in several):
+            if count != labels or mode not in TUNED_BY or not all(row.curve for row in several):
                 continue
             epochs = np.array([point[0] for point in several[0].curve])
             values = 100 * np.array(
@@ -57,7 +58,8 @@ def bars(entries: Sequence[tuple[str, Sequence[Row]]], palette: Palette) -> str 
     """
     if not entries:
         return None
-    with svg.chart("test top-1, %", "", width=5.4, height=0.62 * len(entries) + 0.6) as (figure, axes):
+    measured = f"test {_metric(entries[0][1])}, %"
+    with svg.chart(measured, "", width=5.4, height=0.62 * len(entries) + 0.6) as (figure, axes):
         for place, (entry, several) in enumerate(entries):
             scores, color = _scores(several), palette.of(entry)["color"]
             axes.barh(place, scores.mean(), height=0.34, color=color, alpha=0.75)
@@ -75,15 +77,15 @@ def bars(entries: Sequence[tuple[str, Sequence[Row]]], palette: Palette) -> str 
 def against_labels(rows: Sequence[Row], palette: Palette) -> str | None:
     """Draws test accuracy against labels for each class; None with one number of labels."""
     found = group(rows)
-    sizes = {row.size for row in rows if row.cell.mode == "finetune"}
+    sizes = {row.size for row in rows if row.cell.mode in TUNED_BY}
     if len(sizes) < 2:
         return None
-    with svg.chart("labeled images", "test top-1, %") as (figure, axes):
+    with svg.chart("labeled images", f"test {_metric(rows)}, %") as (figure, axes):
         for entry in dict.fromkeys(name for name, _, _ in found):
             points = [
                 (several[0].size, _scores(several))
                 for (name, _, mode), several in found.items()
-                if name == entry and mode == "finetune"
+                if name == entry and mode in TUNED_BY
             ]
             points.sort(key=lambda point: point[0])
             _line(axes, points, palette, entry)
@@ -94,10 +96,11 @@ def against_labels(rows: Sequence[Row], palette: Palette) -> str | None:
 
 def against_compute(rows: Sequence[Row], palette: Palette) -> str | None:
     """Draws test accuracy against FLOPs of pretraining and fine-tuning together."""
-    found = [item for item in group(rows).items() if item[0][2] == "finetune"]
+    found = [item for item in group(rows).items() if item[0][2] in TUNED_BY]
     if not found:
         return None
-    with svg.chart("model FLOPs, pretraining and fine-tuning", "test top-1, %") as (figure, axes):
+    measured = f"test {_metric(rows)}, %"
+    with svg.chart("model FLOPs, pretraining and fine-tuning", measured) as (figure, axes):
         for entry in dict.fromkeys(name for (name, _, _), _ in found):
             points = [
                 (several[0].values["finetune_flops"] + several[0].values["pretrain_flops"], _scores(several))
@@ -134,7 +137,11 @@ def crossings(points: Sequence[tuple[float, float]], others: Sequence[tuple[floa
 
 
 def _scores(rows: Sequence[Row]) -> np.ndarray:
-    return np.array([100 * row.values["test_top1"] for row in rows])
+    return np.array([100 * row.score for row in rows])
+
+
+def _metric(rows: Sequence[Row]) -> str:
+    return "top-1" if not rows or rows[0].overlaps is None else "mIoU"
 
 
 def _line(axes: Axes, points: Sequence[tuple[float, np.ndarray]], palette: Palette, entry: str) -> None:

@@ -72,7 +72,7 @@ def write_inspection(config: CompareConfig, rows: Sequence[Row], folder: Path) -
 
 
 def _best_vit(rows: Sequence[Row]) -> Row | None:
-    for row in sorted(rows, key=lambda row: -row.values["test_top1"]):
+    for row in sorted(rows, key=lambda row: -row.score):
         path = row.cell.job.folder / "model.safetensors"
         if not path.exists():
             continue

@@ -10,13 +10,18 @@ from typing import Any
 from mae_vit.core.errors import InputError
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
 from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.protocol import describe_changes
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.answer import answer, first_chart
 from mae_vit.finetuning.comparison.report.encoder_views import INSPECTION, best_attention
 from mae_vit.finetuning.comparison.report.rows import Row, title_of
+from mae_vit.finetuning.comparison.report.segmentation import (
+    OVERLAYS_CAPTION,
+    SEGMENTATION_READING,
+    overlays,
+)
 from mae_vit.finetuning.comparison.report.summary import (
     Line,
     at_most_labels,
@@ -78,7 +83,7 @@ def write_page(
     if missing:
         parts.append(f"<p><strong>Not finished:</strong> {escape('; '.join(missing))}.</p>")
     parts += [
-        "<h2>Accuracy</h2>",
+        "<h2>Mean IoU</h2>" if config.segments else "<h2>Accuracy</h2>",
         html.table(
             *_table(matrix, lines), [n for n, line in enumerate(lines) if line.entry == config.reference]
         ),
@@ -105,10 +110,12 @@ def write_page(
     if drawn := charts.against_compute(rows, palette):
         caption = "Pretraining counts whole for each entry that begins from it, though one run serves all."
         parts += [
-            "<h2>Accuracy against compute</h2>",
+            "<h2>Against compute</h2>" if config.segments else "<h2>Accuracy against compute</h2>",
             html.figure(drawn, caption),
             html.table(*_costs(lines)),
         ]
+    if masks := overlays(config, rows):
+        parts += ["<h2>Masks</h2>", html.figure(html.image(masks, "masks"), OVERLAYS_CAPTION)]
     parts += _per_class(config, lines)
     parts += _settings(matrix)
     parts += _attention(matrix, rows)
@@ -132,7 +139,8 @@ def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
         if config.label_draws
         else "It does not cover another draw of labels or"
     )
-    told = [_READING.format(size=values["test_size"], split=values["test_split"], covered=covered)]
+    reading = SEGMENTATION_READING if config.segments else _READING
+    told = [reading.format(size=values["test_size"], split=values["test_split"], covered=covered)]
     told += [_TUNED] if any(len(config.tuning_settings(entry)) > 1 for entry in config.entries) else []
     told += [_ONE_SEED] if any(line.gap and line.gap.seeds == 1 for line in lines) else []
     told += [_MONITORED] if config.pretrain else []
@@ -149,14 +157,15 @@ def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[
         "parameters": [
             f"{count:,}" if (count := line.rows[0].values["parameters"]) else "" for line in lines
         ],
-        "test %": [_mean(line, "test_top1") for line in lines],
+        "mIoU %" if matrix.config.segments else "test %": [_mean(line, line.metric) for line in lines],
+        "pixels %": [_mean(line, "test_pixel_accuracy") for line in lines],
         f"on {subset} %": [_mean(line, f"test_top1_{subset}") for line in lines] if subset else [],
         "gap, points": [line.gap.in_brackets() if line.gap else "" for line in lines],
         "p images": [_p(line.gap.p_images) if line.gap else "" for line in lines],
         "p seeds": [_p(line.gap.p_seeds) if line.gap else "" for line in lines],
         "top-5 %": [_mean(line, "test_top5") for line in lines],
-        "train %": [_mean(line, "train_top1") for line in lines],
-        "held-out %": [_mean(line, "val_top1") for line in lines],
+        "train %": [_mean(line, line.metric.replace("test", "train")) for line in lines],
+        "held-out %": [_mean(line, line.metric.replace("test", "val")) for line in lines],
         "ECE %": [_mean(line, "calibration_error") for line in lines],
     }
     kept = {
@@ -196,7 +205,7 @@ def _costs(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     ]
     body = []
     for line in lines:
-        if line.mode != "finetune":
+        if line.mode not in TUNED_BY:
             continue
         images = [line.mean("images_seen"), line.mean("pretrain_images_seen")]
         hours = [
@@ -221,7 +230,7 @@ def _known(value: float | None, form: str) -> str:
 
 def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
     """Gains over the reference by class, at the most labels."""
-    told = {line.entry: line for line in at_most_labels(config, lines) if line.mode == "finetune"}
+    told = {line.entry: line for line in at_most_labels(config, lines) if line.mode in TUNED_BY}
     base = told.pop(config.reference, None)
     if base is None or not told:
         return []
@@ -251,7 +260,7 @@ def _settings(matrix: Matrix) -> list[str]:
     body = []
     for entry, labels, mode in matrix.rows():
         own = _told(matrix.distinguishing_settings(entry, {}))
-        if mode != "finetune" or entry.compute_of is not None:
+        if mode not in TUNED_BY or entry.compute_of is not None:
             more = f", as much compute as {entry.compute_of}" if entry.compute_of else ""
             body.append([title_of(entry), f"{labels}, {mode}", own + more, "", ""])
             continue

@@ -14,15 +14,24 @@ import numpy as np
 
 from mae_vit.core.files import read_json_lines
 from mae_vit.data.batches.subset import limit_per_class
+from mae_vit.evaluation.segmentation import IMAGES_FILE, Overlaps
 from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.config import EntrySection, Labels
 from mae_vit.finetuning.comparison.costs import cost_of_run
 from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.report.significance import Scores
+from mae_vit.finetuning.config.schema import SEGMENTATION
 from mae_vit.weights.start import origin_of
 
 # Of which images, and in which precision, a result is; how often its folder has read the test split.
 _OF_THE_SUMMARY = ("precision", "data", "test_data", "train_images", "held_out_images", "test_reads")
+_SCORES = (
+    (
+        *("train_top1", "val_top1", "labels_seen_by_start", "test_top1", "test_top5"),
+        "calibration_error",
+    ),
+    ("train_miou", "val_miou", "labels_seen_by_start", "test_miou", "test_pixel_accuracy"),
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,8 @@ class Row:
         truth: int (n,), the classes of the test images.
         predicted: int (n,), the predicted classes.
         curve: epochs and held-out accuracies.
-        per_class: class -> accuracy on test images.
+        per_class: class -> accuracy, or intersection over union, on test images.
+        overlaps: of segmentation, by test image in the order of `keys`; `correct` is empty then.
     """
 
     cell: Cell
@@ -48,6 +58,17 @@ class Row:
     predicted: np.ndarray
     curve: tuple[tuple[float, float], ...]
     per_class: dict[str, float]
+    overlaps: Overlaps | None = None
+
+    @property
+    def metric(self) -> str:
+        """The column that rows are compared by."""
+        return "test_top1" if self.overlaps is None else "test_miou"
+
+    @property
+    def score(self) -> float:
+        """The row's value of `metric`, 0 to 1."""
+        return float(self.values[self.metric])
 
     @property
     def scores(self) -> Scores:
@@ -78,13 +99,17 @@ def read_rows(matrix: Matrix, cells: Sequence[Cell]) -> list[Row]:
 def _read(matrix: Matrix, cell: Cell) -> Row:
     summary, folder = cell.job.summary, cell.job.folder
     details = json.loads((folder / "results.json").read_text())
-    told = sorted(
-        csv.DictReader(io.StringIO((folder / "predictions.csv").read_text())), key=lambda row: row["key"]
-    )
-    keys, labels = tuple(row["key"] for row in told), tuple(row["label"] for row in told)
-    numbers = {name: number for number, name in enumerate(details["classes"])}
-    truth = np.array([numbers[label] for label in labels])
-    predicted = np.array([numbers[row["prediction"]] for row in told])
+    table = list(csv.DictReader(io.StringIO((folder / "predictions.csv").read_text())))
+    order = sorted(range(len(table)), key=lambda place: table[place]["key"])
+    lines = [table[place] for place in order]
+    keys = tuple(line["key"] for line in lines)
+    overlaps = _overlaps(folder, order) if cell.mode in SEGMENTATION else None
+    truth, predicted = np.zeros(0, int), np.zeros(0, int)
+    if overlaps is None:
+        numbers = {name: number for number, name in enumerate(details["classes"])}
+        truth, predicted = (
+            np.array([numbers[line[name]] for line in lines]) for name in ("label", "prediction")
+        )
     before, own = matrix.cost_before(cell.entry), cost_of_run(summary)
     values: dict[str, Any] = {
         "entry": cell.entry.name,
@@ -102,15 +127,11 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         "test_split": details["test_split"],
         "test_size": summary.get("test_size"),
         "best_step": summary.get("best_step"),
-        "train_top1": summary.get("train_top1"),
-        "val_top1": summary.get("val_top1"),
-        "labels_seen_by_start": summary.get("labels_seen_by_start"),
-        "test_top1": summary.get("test_top1"),
-        "test_top5": summary.get("test_top5"),
-        "calibration_error": summary.get("calibration_error"),
+        **{name: summary.get(name) for name in _SCORES[overlaps is not None]},
         **_provenance(summary, folder),
     }
     if (size := matrix.config.test_subset) is not None:
+        labels = [line["label"] for line in lines]
         values[f"test_top1_{size}"] = float((truth == predicted)[choose_subset(keys, labels, size)].mean())
     values |= {
         "images_seen": own.images,
@@ -129,6 +150,7 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         predicted,
         tuple(_curve(folder / "metrics.jsonl")),
         {name: share for name, share in details["per_class"].items() if share is not None},
+        overlaps,
     )
 
 
@@ -141,6 +163,14 @@ def _provenance(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
         "hardware": ", ".join([environment.get("processor") or "", *environment.get("gpus", ())]),
         **{name: summary.get(name) for name in _OF_THE_SUMMARY},
     }
+
+
+def _overlaps(folder: Path, order: Sequence[int]) -> Overlaps:
+    with np.load(folder / IMAGES_FILE) as arrays:
+        both, either = (arrays[name][order].astype(float) for name in ("intersections", "unions"))
+    # A wrong pixel is in two unions, its class's and the predicted one's: n = hits + wrong.
+    hits = both.sum(axis=1)
+    return Overlaps(both, either, hits + (either.sum(axis=1) - hits) / 2)
 
 
 def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.ndarray:
@@ -158,7 +188,13 @@ def _curve(metrics: Path) -> list[tuple[float, float]]:
     if not metrics.exists():
         return []
     lines = read_json_lines(metrics)
-    return [(line["epoch"], line["heldout"]["top1"]) for line in lines if "top1" in line.get("heldout", {})]
+    return [
+        (line["epoch"], held_out[name])
+        for line in lines
+        if (held_out := line.get("heldout", {}))
+        for name in ("top1", "miou")
+        if name in held_out
+    ]
 
 
 def _rounded(seconds: float | None) -> float | None:

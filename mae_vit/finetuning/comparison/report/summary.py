@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mae_vit.finetuning.comparison.config import CompareConfig, Labels
+from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Labels
 from mae_vit.finetuning.comparison.report.rows import Row, group, title_of
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
 from mae_vit.weights.start import origin_of
@@ -72,6 +72,21 @@ class Line:
         """By how much this line's accuracy exceeds another's; None where no seed is in both."""
         return gap_between([row.scores for row in self.rows], [row.scores for row in other.rows])
 
+    @property
+    def metric(self) -> str:
+        """The column that lines are compared by."""
+        return self.rows[0].metric
+
+    @property
+    def segments(self) -> bool:
+        """Whether masks were predicted."""
+        return self.rows[0].overlaps is not None
+
+    @property
+    def score(self) -> float | None:
+        """Mean of `metric` over seeds; None where it was not measured."""
+        return self.mean(self.metric)
+
     def mean(self, column: str) -> float | None:
         """Mean over seeds; None where it was not measured."""
         values = self._values(column)
@@ -106,8 +121,8 @@ def notes_of(lines: Sequence[Line]) -> list[str]:
 
 
 def at_most_labels(config: CompareConfig, lines: Sequence[Line]) -> list[Line]:
-    """Takes the lines of fine-tuning (of other modes, if there is none) where the reference has most labels."""
-    tuned = [line for line in lines if line.mode == "finetune"] or list(lines)
+    """Takes the lines of whole networks (of other modes, if there is none) where the reference has most labels."""
+    tuned = [line for line in lines if line.mode in TUNED_BY] or list(lines)
     sizes = [line.size for line in tuned if line.entry == config.reference] or [line.size for line in tuned]
     return [line for line in tuned if line.size == max(sizes)]
 
@@ -135,7 +150,8 @@ def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
     if reference is None:
         return f"{config.reference}, which all is compared with, is not finished yet."
     tested = reference.rows[0].values["test_size"]
-    found = f"{reference.title} reaches {_percent(reference)} of {tested:,} test images"
+    on = "mean IoU on" if reference.segments else "of"
+    found = f"{reference.title} reaches {_percent(reference)} {on} {tested:,} test images"
     begin = f"On {reference.size:,} labeled images, {found}"
     gaps = sorted((line for line in told if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
     if not gaps:
@@ -155,9 +171,10 @@ def terminal_table(lines: Sequence[Line]) -> str:
     for line in lines:
         labels = "all" if line.labels == "all" else str(line.labels)
         gap = "reference" if line.gap is None else f"{line.gap.points:+.1f}"
-        accuracy = _percent(line) if line.mean("test_top1") is not None else "not tested"
+        accuracy = _percent(line) if line.score is not None else "not tested"
         body.append((line.title, labels, line.mode, accuracy, gap))
-    rows = [("row", "labels a class", "mode", "test accuracy", "points above"), *body]
+    measured = "test mIoU" if any(line.segments for line in lines) else "test accuracy"
+    rows = [("row", "labels a class", "mode", measured, "points above"), *body]
     columns = [
         [cell.ljust(max(map(len, column))) for cell in column]
         for column in zip(*rows, strict=True)
@@ -168,7 +185,7 @@ def terminal_table(lines: Sequence[Line]) -> str:
 
 
 def _percent(line: Line) -> str:
-    mean, spread = line.mean("test_top1"), line.spread("test_top1")
+    mean, spread = line.mean(line.metric), line.spread(line.metric)
     assert mean is not None
     return f"{100 * mean:.1f} %" + (
         f" (± {100 * spread:.1f} over {len(line.rows)} seeds)" if spread is not None else ""

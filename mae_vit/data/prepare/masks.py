@@ -1,0 +1,142 @@
+"""Masks beside images: each image's is found by its path, checked, and counted."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import count_of, plain_text
+from mae_vit.data.images.decode import DecodeError, decode_mask, read_header
+from mae_vit.data.images.masks import id_table, numbered
+from mae_vit.data.prepare.entries import Entry, ImageSource, Listing
+from mae_vit.data.shards.dataset_json import Segmentation
+
+DEFAULT_IGNORE = 255
+_NAMED = 3
+
+
+def read_classes(path: Path, ignore: int) -> Segmentation:
+    """Reads the names of classes, one a line: the first is that of id 0. That of `ignore` is no class.
+
+    Raises:
+        InputError: if the file cannot be read, or names less than two classes or one twice.
+    """
+    try:
+        names = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--mask-classes {path} cannot be read: {error}") from None
+    named = {number: name.strip() for number, name in enumerate(names) if number != ignore and name.strip()}
+    if len(named) < 2 or len(set(named.values())) < len(named):
+        raise InputError(
+            f"--mask-classes {path}: {count_of(len(set(named.values())), 'name')} for {len(named)} ids: give each "
+            "class a line with its own name, two classes or more"
+        )
+    return Segmentation(classes=list(named.values()), ids=list(named), ignore=ignore)
+
+
+def pair_masks(
+    source: ImageSource, masks: Listing, *, where: str, segmentation: Segmentation, partly: bool = False
+) -> ImageSource:
+    """Gives each image the mask at the same path, but for the extension.
+
+    Args:
+        source: the images.
+        masks: the files of the masks' folder.
+        where: names that folder in errors.
+        segmentation: the classes.
+        partly: leave out images without a mask.
+
+    Raises:
+        InputError: naming images that have none.
+    """
+    by_stem = {_stem(path): read for path, read in masks.images if path.lower().endswith(".png")}
+    entries = [replace(entry, read_mask=by_stem.get(_stem(entry.path))) for entry in source.entries]
+    missing = [entry.path for entry in entries if entry.read_mask is None]
+    if missing and (not partly or len(missing) == len(entries)):
+        shown = ", ".join(plain_text(path) for path in missing[:_NAMED])
+        raise InputError(
+            f"{where} has no mask for {count_of(len(missing), 'image')} of {len(entries):,}: {shown}"
+            f"{', ...' if len(missing) > _NAMED else ''} (a mask is {_stem(missing[0])}.png; --masked-only leaves "
+            "such images out)"
+        )
+    notes = [f"left out {count_of(len(missing), 'image')} without a mask"] if missing else []
+    return replace(
+        source,
+        entries=[entry for entry in entries if entry.read_mask is not None],
+        notes=(*source.notes, *notes),
+        segmentation=segmentation,
+    )
+
+
+def agreed_segmentation(sources: Sequence[ImageSource], existing: Segmentation | None) -> Segmentation | None:
+    """Returns the classes of all masks; None without masks.
+
+    Raises:
+        InputError: if the folder has masks of other classes.
+    """
+    given = [source.segmentation for source in sources if source.segmentation is not None]
+    if given and existing is not None and given[0] != existing:
+        raise InputError(
+            f"the folder has masks of {len(existing.classes)} classes, with ignored id {existing.ignore}: give the "
+            "same --mask-classes and --mask-ignore, or another folder"
+        )
+    return given[0] if given else existing
+
+
+class MaskReader:
+    """Reads the masks of entries for the shards."""
+
+    def __init__(self, segmentation: Segmentation) -> None:
+        """Takes the classes."""
+        self._classes = len(segmentation.classes)
+        self._table = id_table(segmentation.ids, segmentation.ignore)
+
+    def read(self, entry: Entry, image: bytes, stored: tuple[int, int]) -> tuple[bytes, np.ndarray]:
+        """Reads an image's mask, and resizes it where the image was resized.
+
+        Args:
+            entry: the image, which has a mask.
+            image: its bytes in the source.
+            stored: (height, width) in the shards.
+
+        Returns:
+            The mask as a PNG, and its pixels as `Statistics.add_mask` takes them.
+
+        Raises:
+            DecodeError, OSError: if it is damaged.
+            InputError: if it is of another size than the image, or has an id that is no class.
+        """
+        assert entry.read_mask is not None
+        data = entry.read_mask()
+        mask, header = decode_mask(data), read_header(image)
+        name = plain_text(entry.path)
+        if mask.shape != (header.height, header.width):
+            raise InputError(
+                f"the mask of {name} has {mask.shape[1]}x{mask.shape[0]} px, its image {header.width}x{header.height}"
+            )
+        try:
+            numbers = numbered(mask, self._table)
+        except DecodeError as error:
+            raise InputError(
+                f"the mask of {name}: {error}: --mask-classes names {self._classes} ids, --mask-ignore one more"
+            ) from None
+        if mask.shape != stored:
+            resized = Image.fromarray(mask).resize((stored[1], stored[0]), Image.Resampling.NEAREST)
+            data, numbers = _encoded(np.array(resized)), numbered(np.array(resized), self._table)
+        return data, np.bincount(numbers.ravel(), minlength=1 + self._classes)
+
+
+def _encoded(mask: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(mask.astype(np.uint8) if mask.max() < 256 else mask).save(stream, "png")
+    return stream.getvalue()
+
+
+def _stem(path: str) -> str:
+    return path.rpartition(".")[0]

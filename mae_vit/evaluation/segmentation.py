@@ -1,0 +1,90 @@
+"""Metrics of segmentation: intersection over union by class, its mean, pixel accuracy.
+
+Shapes: n images, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Of a run: counts by test image, and some images with their classes.
+IMAGES_FILE = "images.npz"
+
+
+def count_overlaps(classes: Tensor, truth: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Counts the pixels of each image in the intersection and in the union of prediction and truth, by class.
+
+    Args:
+        classes: int64 (B, H, W), predicted.
+        truth: int64 (B, H, W), -1 where a pixel does not count.
+        num_classes: K.
+
+    Returns:
+        float64 (B, K) each.
+    """
+    batch = torch.arange(len(truth), device=truth.device)[:, None, None]
+    counted = truth >= 0
+
+    def count(values: Tensor, chosen: Tensor) -> Tensor:
+        flat = (batch * num_classes + values)[chosen]
+        return torch.bincount(flat, minlength=len(truth) * num_classes).view(-1, num_classes).double()
+
+    both = count(truth, counted & (classes == truth))
+    return both, count(truth, counted) + count(classes, counted) - both
+
+
+def mean_iou(intersections: np.ndarray, unions: np.ndarray) -> np.ndarray:
+    """Averages intersection over union over the classes with a union: (..., K) each -> (...).
+
+    A class that is neither there nor predicted does not count (as in mmsegmentation). Without any the mean is 1.
+    """
+    there = unions > 0
+    ious = np.where(there, intersections / np.maximum(unions, 1), 0.0)
+    number = there.sum(axis=-1)
+    means: np.ndarray = np.where(number > 0, ious.sum(axis=-1) / np.maximum(number, 1), 1.0)
+    return means
+
+
+@dataclass(frozen=True)
+class Overlaps:
+    """Counts of pixels by image and class.
+
+    Attributes:
+        intersections: float64 (n, K).
+        unions: float64 (n, K).
+        pixels: float64 (n,), those that count.
+    """
+
+    intersections: np.ndarray
+    unions: np.ndarray
+    pixels: np.ndarray
+
+    @property
+    def miou(self) -> float:
+        """Mean over classes of the intersection over union of all images' pixels together."""
+        return float(mean_iou(self.intersections.sum(axis=0), self.unions.sum(axis=0)))
+
+    @property
+    def miou_by_image(self) -> np.ndarray:
+        """(n,), each image's mean over the classes in it or predicted."""
+        return mean_iou(self.intersections, self.unions)
+
+    @property
+    def pixel_accuracy(self) -> float:
+        """Share of the pixels that have the right class."""
+        return float(self.intersections.sum() / max(self.pixels.sum(), 1.0))
+
+    @property
+    def pixel_accuracy_by_image(self) -> np.ndarray:
+        """(n,)."""
+        shares: np.ndarray = self.intersections.sum(axis=1) / np.maximum(self.pixels, 1.0)
+        return shares
+
+    def per_class(self) -> list[float | None]:
+        """Intersection over union of each class; None for one that is neither there nor predicted."""
+        both, either = self.intersections.sum(axis=0), self.unions.sum(axis=0)
+        return [float(b / e) if e else None for b, e in zip(both, either, strict=True)]

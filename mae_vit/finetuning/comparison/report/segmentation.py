@@ -1,0 +1,49 @@
+"""What the report of a comparison says and shows of segmentation."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+
+from mae_vit.evaluation.segmentation import IMAGES_FILE
+from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
+from mae_vit.finetuning.comparison.report.rows import Row
+from mae_vit.inspection.class_maps import draw_class_maps
+
+SEGMENTATION_READING = """mIoU is the mean over classes of the intersection over union of all pixels of the test
+images ({size:,}, split {split}; a class that is neither there nor predicted does not count), at the size that the
+network sees; each run reads them once. Mean and standard deviation are over seeds. The gap is to the reference in the
+same mode, seed by seed, in parentheses if chance may explain it; its interval covers the choice of test images (a
+bootstrap of images) and of seeds, not another subset of masks or another pretraining run. p is Wilcoxon's signed-rank
+test on the images' own mean IoU (of all seeds the one that speaks least for a difference), then the paired t-test over
+seeds."""
+# Beside the report, which shows it too.
+MASKS = "masks.png"
+OVERLAYS_CAPTION = "Some test images, drawn before any result; the classes of each entry's first seed."
+
+
+def overlays(config: CompareConfig, rows: Sequence[Row]) -> bytes | None:
+    """Draws some test images with their true classes, and those that each entry predicts, as a PNG.
+
+    Whole networks are shown, other modes where there are none; None without segmentation.
+    """
+    segmented = [row for row in rows if row.overlaps is not None]
+    shown = [row for row in segmented if row.cell.mode in TUNED_BY] or segmented
+    first: dict[str, Row] = {}
+    for row in shown:
+        first.setdefault(row.cell.entry.name, row)
+    if not first:
+        return None
+    arrays, classes = {}, list[str]()
+    for name, row in first.items():
+        with np.load(row.cell.job.folder / IMAGES_FILE) as file:
+            arrays[name] = {key: file[key] for key in ("pixels", "truth", "predicted")}
+            classes = file["classes"].tolist()
+    base = next(iter(arrays.values()))
+    same = {name: one for name, one in arrays.items() if np.array_equal(one["truth"], base["truth"])}
+    columns = {"true": base["truth"], **{name: one["predicted"] for name, one in same.items()}}
+    stream = io.BytesIO()
+    draw_class_maps(base["pixels"], columns, classes, base["truth"]).save(stream, "png")
+    return stream.getvalue()

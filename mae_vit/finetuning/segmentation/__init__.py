@@ -1,0 +1,1 @@
+"""Segmentation: `finetune.mode=segment` and `finetune.mode=segment_probe`."""

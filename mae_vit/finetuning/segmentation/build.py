@@ -1,0 +1,86 @@
+"""Builds the network of a segmentation run and loads pretrained weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mae_vit.config.schema import ModelSection
+from mae_vit.core.errors import InputError
+from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
+from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.segmentation.networks import build_map_network, map_width
+from mae_vit.finetuning.segmentation.segmenter import NetworkSegmenter, Segmenter, ViTSegmenter
+from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.models.vit import PatchInit
+from mae_vit.weights.load import LoadReport, load_weights
+from mae_vit.weights.start import Weights
+
+# Options of the encoder's training, and of a classifier.
+_UNUSED_BY_PROBE = (
+    ("optim", "layer_decay", None),
+    ("model", "drop_path_rate", 0.0),
+    ("finetune", "freeze_patch_embed", False),
+)
+_UNUSED = (("finetune", "pool", "cls"), ("finetune", "head_init", "zero"))
+
+
+def build_segmenter(config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None) -> Segmenter:
+    """Builds the network with fresh weights drawn from the run's seed.
+
+    Raises:
+        InputError: if it cannot be built with these options.
+    """
+    torch.manual_seed(config.run.seed)
+    model, finetune = config.model, config.finetune
+    common: dict[str, Any] = {
+        "num_classes": len(data.classes),
+        "label_smoothing": finetune.label_smoothing,
+        "mean": data.mean,
+        "std": data.std,
+    }
+    if isinstance(model, ModelSection):
+        assert info is not None
+        encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
+        if finetune.freeze_patch_embed:
+            encoder.patch_embed.requires_grad_(False)
+        return ViTSegmenter(encoder, probe=finetune.mode == "segment_probe", **common)
+    try:
+        network = build_map_network(model)
+        return NetworkSegmenter(network, width=map_width(network, model), **common)
+    except ValueError as error:
+        raise InputError(f"model.name: {error}") from None
+
+
+def load_weights_into_segmenter(
+    model: Segmenter, start: Weights, patch_init: PatchInit | None = None
+) -> LoadReport:
+    """Loads pretrained weights into a fresh segmenter's encoder; returns how each tensor was loaded.
+
+    Raises:
+        InputError: if the weights do not fit; names the difference.
+    """
+    assert isinstance(model, ViTSegmenter)
+    # Weights fit learned positions or a fixed table, which a frozen encoder would not tell apart.
+    model.freeze(False)
+    coverage = load_weights(start, model.encoder, patch_init=patch_init)
+    model.freeze(model.probe)
+    coverage.by_design["decode_head"] = "fresh: the classes of these masks"
+    return coverage
+
+
+def segmentation_notes(config: FinetuneConfig) -> list[str]:
+    """Returns a note on options that have no effect in a segmentation mode; empty in other modes."""
+    unused = _unused_options(config) if config.finetune.mode in SEGMENTATION else []
+    return [f"{', '.join(unused)}: no effect with finetune.mode={config.finetune.mode}"] if unused else []
+
+
+def _unused_options(config: FinetuneConfig) -> list[str]:
+    probe = config.finetune.mode == "segment_probe"
+    unused = []
+    for section, key, neutral in (*_UNUSED, *(_UNUSED_BY_PROBE if probe else ())):
+        value = getattr(getattr(config, section), key, neutral)
+        if value != neutral:
+            unused.append(f"{section}.{key}={str(value).lower() if isinstance(value, bool) else value}")
+    return unused

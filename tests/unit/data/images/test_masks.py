@@ -1,0 +1,136 @@
+"""Masks: what counts as one, and that they are cut as their images are."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from mae_vit.data.images.augment import Augment
+from mae_vit.data.images.decode import DecodeError, decode_mask
+from mae_vit.data.images.masks import crop_mask, id_table, numbered
+
+IDS = np.arange(48).reshape(6, 8) % 7
+
+
+def png(image: Image.Image, form: str = "png", **options) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return stream.getvalue()
+
+
+def with_palette() -> Image.Image:
+    image = Image.fromarray(IDS.astype(np.uint8), "P")
+    image.putpalette([200 - 3 * n for n in range(30)])
+    return image
+
+
+@pytest.mark.parametrize(
+    ("image", "scale"),
+    [
+        (Image.fromarray(IDS.astype(np.uint8)), 1),
+        (Image.fromarray((IDS * 9000).astype(np.uint16)), 9000),
+        (with_palette(), 1),
+    ],
+    ids=["gray", "16 bits", "palette"],
+)
+def test_ids_are_read_as_they_are(image, scale):
+    mask = decode_mask(png(image))
+    assert mask.dtype == np.uint16
+    np.testing.assert_array_equal(mask, IDS * scale)
+
+
+def test_a_palette_of_few_colors_is_read_too():
+    """Such PNGs have 1, 2 or 4 bits a pixel."""
+    for bits in (1, 2, 4):
+        ids = (IDS % 2**bits).astype(np.uint8)
+        image = Image.fromarray(ids, "P")
+        image.putpalette(list(range(3 * 2**bits)))
+        np.testing.assert_array_equal(decode_mask(png(image, bits=bits)), ids)
+
+
+def gray_of_two_bits() -> bytes:
+    """Pillow does not write such a PNG: one of 8 bits with another depth in its header, and fewer bytes a line."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", 4, 1, 2, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0\x1b"))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (png(Image.fromarray(np.zeros((4, 4, 3), np.uint8))), "RGB"),
+        (png(Image.fromarray(IDS.astype(np.uint8)), "jpeg"), "no PNG"),
+        (gray_of_two_bits(), "2 bits"),
+        (png(Image.fromarray(IDS.astype(np.uint8)))[:-40], "trunc|broken|incomplete"),
+    ],
+    ids=["colors", "JPEG", "2 bits", "cut short"],
+)
+def test_anything_else_is_refused(data, reason):
+    with pytest.raises(DecodeError, match=reason):
+        decode_mask(data)
+
+
+def test_ids_become_classes():
+    table = id_table([1, 5, 700], 0)
+    np.testing.assert_array_equal(numbered(np.array([[1, 5], [700, 0]], np.uint16), table), [[1, 2], [3, 0]])
+    with pytest.raises(DecodeError, match=r"pixel \(0, 1\) has the id 4"):
+        numbered(np.array([[1, 4]], np.uint16), table)
+
+
+@pytest.mark.parametrize("crop", ["pad", "none", "random_resized"])
+def test_a_mask_is_cut_as_its_image_is(crop):
+    """An image of large blocks keeps its gray values where blocks are not mixed; elsewhere the nearest is compared."""
+    size = (16, 16) if crop == "pad" else (12, 12)
+    options = {
+        "pad": {"pad_px": 3},
+        "random_resized": {"scale": (0.4, 0.9), "ratio": (0.8, 1.2)},
+        "none": {},
+    }[crop]
+    augment = Augment(img_size=size, crop=crop, flip=True, **options)
+    rng = np.random.default_rng(0)
+    index = np.arange(40)
+    view = augment.draw(3, 1, index, np.full((40, 2), 16))
+    assert view.flips.any()
+    assert not view.flips.all()
+    for place in index:
+        classes = np.kron(rng.integers(0, 4, (2, 2)), np.ones((8, 8), int))
+        mask = crop_mask((classes + 1).astype(np.uint16), view.boxes[place], bool(view.flips[place]), size)
+        image = augment.crop_resize_flip(
+            (50 * classes[None] + 50).astype(np.uint8), view.boxes[place], view.flips[place]
+        )
+        if crop == "pad":
+            np.testing.assert_array_equal(image[0], 50 * mask)  # outside: black, and not counted
+        else:
+            # Blocks of 8 px: a good part of the result's pixels are of one block alone.
+            exact = np.isin(image[0], (50, 100, 150, 200))
+            assert exact.mean() > 0.25
+            assert (image[0][exact] == 50 * mask[exact]).mean() > 0.9
+
+
+def test_the_nearest_pixel_is_that_of_torch():
+    rng = np.random.default_rng(0)
+    for height, width in ((5, 7), (16, 3), (24, 24)):
+        mask = rng.integers(0, 9, (20, 30)).astype(np.uint16)
+        box = np.array([2, 3, 15, 21])
+        expected = F.interpolate(
+            torch.from_numpy(mask[2:17, 3:24].astype(np.float32))[None, None],
+            (height, width),
+            mode="nearest-exact",
+        )
+        np.testing.assert_array_equal(crop_mask(mask, box, False, (height, width)), expected[0, 0].numpy())
+        np.testing.assert_array_equal(
+            crop_mask(mask, box, True, (height, width)), expected[0, 0].numpy()[:, ::-1]
+        )
