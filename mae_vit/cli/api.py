@@ -16,6 +16,7 @@ from mae_vit.config.load import ConfigSource, ConfigValues
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
+from mae_vit.core.messages import closest_path
 from mae_vit.runtime.library_call import library_call
 
 if TYPE_CHECKING:
@@ -37,27 +38,42 @@ class Run:
 
     path: Path
 
+    def __post_init__(self) -> None:
+        """Takes a path given as text, too."""
+        object.__setattr__(self, "path", Path(self.path))
+
     @property
     def summary(self) -> dict[str, Any]:
         """What came of it: status, steps, loss, accuracies (`summary.json`); empty for a comparison."""
-        path = self.path / "summary.json"
+        path = self._file("summary.json")
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return summary
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """One dictionary for each logged step (`metrics.jsonl`); empty where nothing was trained."""
-        path = self.path / "metrics.jsonl"
+        path = self._file("metrics.jsonl")
         return list(read_json_lines(path)) if path.exists() else []
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary for each cell of a comparison (`results.csv`), numbers as numbers; else empty."""
-        path = self.path / "results.csv"
+        path = self._file("results.csv")
         if not path.exists():
             return []
         with path.open(encoding="utf-8", newline="") as file:
             return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+    def _file(self, name: str) -> Path:
+        """The path of a file in the folder.
+
+        Raises:
+            InputError: if the folder is not there.
+        """
+        if not self.path.is_dir():
+            hint = closest_path(self.path)
+            raise InputError(f"no run folder {self.path}{f': {hint}' if hint else ''}")
+        return self.path / name
 
     def encoder(self) -> PretrainedEncoder:
         """Loads the encoder (`mae_vit.load_encoder`).

@@ -13,7 +13,7 @@ _DESCRIPTION = """Draw what an encoder has learned: reconstructions, attention, 
 filters, nearest neighbors, a t-SNE map of the features, and a linear probe of each block. Writes one page,
 OUT/index.html, and beside it the pictures as PNG and their numbers as CSV and NPZ."""
 _EXAMPLES = """examples:
-  mae-vit inspect --ckpt runs/mae_base                                  its held-out images -> runs/mae_base/inspect
+  mae-vit inspect runs/mae_base                                         its held-out images -> runs/mae_base/inspect
   mae-vit inspect --ckpt runs/mae_base --data photos/ --out look
   mae-vit inspect --ckpt runs/scratch --against runs/mae_base --data data/mine --out before_after
   mae-vit inspect --ckpt mae_visualize_vit_large.pth --data photos/ --out look     an official file
@@ -30,9 +30,9 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("start", nargs="?", metavar="START", help="the same as --ckpt")
     parser.add_argument(
         "--ckpt",
-        required=True,
         metavar="WEIGHTS",
         help='a run folder, an encoder.safetensors, an official MAE file (.pth), "timm:NAME" or '
         '"hf:USER/NAME[@REVISION]"',
@@ -71,6 +71,9 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: for every error that the user can fix.
     """
+    if (arguments.ckpt is None) == (arguments.start is None):
+        arguments.parser.error("give START once: a run folder, a file or a name")
+    arguments.ckpt = arguments.ckpt or arguments.start
     if arguments.images < 2:
         raise InputError(f"--images {arguments.images}: at least 2")
     # Imports torch, timm and matplotlib: not for --help.

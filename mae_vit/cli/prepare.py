@@ -8,10 +8,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mae_vit.cli.prepare_bands import add_band_options, band_options
 from mae_vit.cli.prepare_sources import (
+    add_band_options,
     add_mask_options,
     add_parquet_options,
+    band_options,
     check_sources,
     opened_sources,
 )

@@ -45,6 +45,8 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
             unknown.append(".".join(path))
         else:
             begin, message = _explain(schema, path, problem)
+            if problem["type"] == "missing" and path[0] in document.overridden:
+                message = f': "{path[0]}" is replaced as a whole; to change a part of it, write {path[0]}.KEY'
             messages.setdefault(begin, []).append(message)
     # While a section's `name` is wrong, its valid keys are not known.
     misnamed = {begin.partition(".name=")[0] for begin in messages if ".name=" in begin}

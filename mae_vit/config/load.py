@@ -101,7 +101,7 @@ def _read(source: ConfigSource) -> str:
         if source.stat().st_size > MAX_CONFIG_BYTES:
             raise InputError(f"{source} is larger than {MAX_CONFIG_BYTES} bytes: not a config")
         return source.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         hint = hint_at_config(source)
         raise InputError(
             f"cannot read config {source}: {error_reason(error)}{f'; {hint}' if hint else ''}"

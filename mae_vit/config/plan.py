@@ -195,7 +195,7 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
 def _short_warmup(train: TrainSection, warmup: int, total: int) -> str:
     return (
         f"{_as_given(train, 'warmup_', warmup)} is {'longer than' if warmup > total else 'as long as'} "
-        f"{_as_given(train, '', total)}: warm-up is a tenth of the run, {total // 10} steps"
+        f"{_as_given(train, '', total)}: warm-up is a tenth of the run, {count_of(total // 10, 'step')}"
     )
 
 

@@ -71,7 +71,11 @@ def find_config(given: str | Path) -> Path:
 
 
 def hint_at_config(path: Path) -> str:
-    """Returns a hint at a config that is there, where `path` is not: a preset, or a file in its folder."""
+    """Returns a hint at what is meant by a path that is no config: a preset, a file in its folder, a run, data."""
+    if (path / "config.yaml").is_file():
+        return f"for the weights of a run give --ckpt {path} (fine-tuning) or model.init={path} (pretraining)"
+    if path.is_dir():
+        return f"for data give a config, and data.path={path} behind it"
     among = [file for folder in (Path("configs"), path.parent) for file in folder.glob(f"*{_SUFFIX}")]
     if hint := closest_path(path, among):
         return hint

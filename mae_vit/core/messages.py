@@ -75,6 +75,11 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def format_rate(per_second: float) -> str:
+    """Returns a rate as a whole number, and one below 10 with two digits: `193`, `8.1`, `0.34`."""
+    return f"{per_second:.0f}" if per_second >= 9.95 else f"{per_second:.2g}"
+
+
 def format_duration(seconds: float) -> str:
     """Returns a time as `h:mm:ss`."""
     minutes, seconds = divmod(round(seconds), 60)

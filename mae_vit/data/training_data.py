@@ -184,13 +184,9 @@ class TrainingData:
     @property
     def identity(self) -> dict[str, Any]:
         """Returns the identity of the data: its shards' fingerprint and its normalization."""
-        identity: dict[str, Any] = {
-            "data.fingerprint": self.index.fingerprint,
-            "data.mean": list(self.mean),
-            "data.std": list(self.std),
-        }
-        # Runs on 8-bit images have no such entry: they keep the identity of older ones.
-        return identity if self.bands is None else {**identity, "data.bands": plain_bands(self.bands)}
+        bands = {} if self.bands is None else {"data.bands": plain_bands(self.bands)}
+        facts = {"data.mean": list(self.mean), "data.std": list(self.std), **bands}
+        return {"data.fingerprint": self.index.fingerprint, **facts}
 
     @property
     def bands(self) -> Bands | None:

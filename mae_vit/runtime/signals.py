@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -60,6 +61,21 @@ def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
     finally:
         for number, held in before.items():
             signal.signal(number, held)
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Processes of multiprocessing's that start meanwhile do not run the main program again.
+
+    Theirs is to read images, and a script that calls the library may have no guard.
+    """
+    main = sys.modules["__main__"].__dict__
+    held: dict[str, Any] = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+    main["__spec__"] = None  # multiprocessing asks for it
+    try:
+        yield
+    finally:
+        main.update(held)
 
 
 def exit_with_parent() -> None:

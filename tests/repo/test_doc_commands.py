@@ -75,7 +75,7 @@ def sandbox(colored, digits, tmp_path_factory):
     assert mae_vit(["prepare", str(box / "tiles"), str(tiles), "--holdout", "0.2"]) == 0
     for name in ("cells", "xrays"):
         (box / "data" / name).symlink_to(tiles)
-    write_pairs(box / "pairs", side=32)
+    write_pairs(box / "pairs", count=160, side=32)
     pairs = tmp_path_factory.mktemp("pairs")
     prepare_pairs(box / "pairs", pairs)
     for name in ("pairs", "objects_on_photos"):

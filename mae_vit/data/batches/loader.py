@@ -7,9 +7,7 @@ import math
 import multiprocessing
 import multiprocessing.forkserver
 import signal
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,7 +23,7 @@ from mae_vit.data.batches.damaged import WholeSamples
 from mae_vit.data.batches.sources import Source
 from mae_vit.data.order.order import Order, RankSlice, micro_batches, view_keys
 from mae_vit.data.order.skipped_steps import Skipped
-from mae_vit.runtime.signals import STOP_SIGNALS, exit_with_parent, handling
+from mae_vit.runtime.signals import STOP_SIGNALS, exit_with_parent, handling, without_main
 
 _MAX_AUTO_WORKERS = 16
 _MEMORY_WORKERS = 4
@@ -214,20 +212,8 @@ def load_in_order(
         # torch's global generator as it is.
         generator=torch.Generator(),
     )
-    with _main_left_out():
+    with without_main():
         return iter(loader)
-
-
-@contextmanager
-def _main_left_out() -> Iterator[None]:
-    """Processes that start do not run the main program again: theirs is to read, and a script may have no guard."""
-    main = sys.modules["__main__"].__dict__
-    held: dict[str, Any] = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
-    main["__spec__"] = None  # multiprocessing asks for it
-    try:
-        yield
-    finally:
-        main.update(held)
 
 
 class FixedBatches:

@@ -124,12 +124,17 @@ class TarSource(_IndexedSource):
     ) -> np.ndarray:
         """Computes augmented images: (B, C, H, W), see `Source`."""
         damaged: dict[int, str] = {}
-        opened = []
+        opened: list[tuple[bytes | np.ndarray | Raster, tuple[int, int]]] = []
         # Views of one image follow each other: they begin at `begins` (n,), and each image is read once.
         begins = np.flatnonzero(np.diff(samples, prepend=-1))
         counts = np.diff(begins, append=len(samples))
         once = samples[begins]
+        # Where sizes are known, bands are read one at a time too: each takes some MB.
+        known = self._size if self._bands is not None else None
         for place, sample in enumerate(once.tolist()):
+            if known is not None:
+                opened.append((b"", known))
+                continue
             try:
                 opened.append(self._open(sample))
             except (ReadError, DecodeError) as error:
@@ -144,9 +149,9 @@ class TarSource(_IndexedSource):
             if place in damaged:
                 continue
             try:
-                pixels = self._decode(image)
+                pixels = self._decode(image if known is None else self._open(int(once[place]))[0])
                 check_size(pixels.shape[1:], size)
-            except DecodeError as error:
+            except (ReadError, DecodeError) as error:
                 damaged[place] = str(error)
                 continue
             for position in range(begins[place], begins[place] + counts[place]):

@@ -163,7 +163,9 @@ class Augment:
             top, left, height, width = box.tolist()
             cut = image[:, top : top + height, left : left + width]
             if cut.shape[1:] != self.img_size:
-                cut = self._resize(cut)
+                if self.bands is not None and not self.bands.eight_bit:
+                    return resize_bands(cut, self.img_size, self.bands.nodata, flip=bool(flip))
+                cut = _resize(cut, self.img_size, self.interpolation)
         return cut[..., ::-1] if flip else cut
 
     def apply(self, images: Sequence[np.ndarray], view: AugmentParams) -> np.ndarray:
@@ -212,11 +214,6 @@ class Augment:
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.img_size, axis=(2, 3))
         shifted: np.ndarray = windows[np.arange(len(images)), :, boxes[:, 0] + pad, boxes[:, 1] + pad]
         return shifted
-
-    def _resize(self, image: np.ndarray) -> np.ndarray:
-        if self.bands is None or self.bands.eight_bit:
-            return _resize(image, self.img_size, self.interpolation)
-        return resize_bands(image, self.img_size, self.bands.nodata)
 
 
 def _border(bands: Bands) -> np.ndarray:

@@ -18,3 +18,14 @@ def is_image(path: str) -> bool:
 def is_array(path: str) -> bool:
     """Returns whether a path has an extension of `ARRAY_EXTENSIONS`."""
     return path.rpartition(".")[2].lower() in ARRAY_EXTENSIONS
+
+
+def unread_photo(path: str) -> str | None:
+    """Returns the extension of a photograph that nothing here decodes, such as "heic"; None for other files."""
+    name = path.rpartition("/")[2]
+    extension = name.rpartition(".")[2].lower()
+    return extension if extension in _UNREAD_EXTENSIONS and not f"/{path}".count("/.") else None
+
+
+# What phones and cameras write, and Pillow does not read.
+_UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2")

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.prepare.convert import Conversion, Converted, convert_chunk
-from mae_vit.runtime.signals import exit_with_parent, handling
+from mae_vit.runtime.signals import exit_with_parent, handling, without_main
 
 Item = TypeVar("Item")
 Pair = tuple[Item, bytes, str]
@@ -64,7 +64,7 @@ class ConverterPool:
         try:
             for chunk in _chunks(images):
                 task = [(data, extension) for _, data, extension in chunk]
-                pending.append((chunk, self._start().submit(convert_chunk, task, self.options)))
+                pending.append((chunk, self._submit(self._start(), task)))
                 # Two chunks each: none waits while this process writes.
                 if len(pending) > 2 * self._workers:
                     yield from _results(*pending.popleft())
@@ -85,8 +85,14 @@ class ConverterPool:
             # The processes inherit this: Ctrl-C is for the one that starts them.
             with handling([signal.SIGINT], signal.SIG_IGN):
                 for _ in range(self._workers):  # a task each starts them all
-                    self._executor.submit(convert_chunk, [], self.options)
+                    self._submit(self._executor, [])
         return self._executor
+
+    def _submit(
+        self, executor: ProcessPoolExecutor, task: list[tuple[bytes, str]]
+    ) -> Future[list[Converted | str]]:
+        with without_main():  # a task may start a process
+            return executor.submit(convert_chunk, task, self.options)
 
 
 def _chunks(images: Iterable[Pair[Item]], count: int = _CHUNK_IMAGES) -> Iterator[list[Pair[Item]]]:

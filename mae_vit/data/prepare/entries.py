@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import plain_text
-from mae_vit.data.images.formats import is_array
+from mae_vit.core.messages import count_of, plain_text
+from mae_vit.data.images.formats import is_array, unread_photo
 from mae_vit.data.shards.dataset_json import Segmentation
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -76,12 +77,32 @@ class Listing:
     Attributes:
         images: path and reader of each image, by path.
         ignored: how many other files there are.
+        unread: how many photographs there are in formats that are not decoded, by extension.
         notes: remarks on skipped files.
     """
 
     images: list[tuple[str, Reader]] = field(default_factory=list)
     ignored: int = 0
+    unread: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+
+    def leave_out(self, path: str) -> None:
+        """Counts a file that is no image."""
+        if extension := unread_photo(path):
+            self.unread[extension] += 1
+        else:
+            self.ignored += 1
+
+    def all_notes(self) -> tuple[str, ...]:
+        """Returns the remarks, with one on the photographs in formats that are not decoded."""
+        if not self.unread:
+            return tuple(self.notes)
+        counts = ", ".join(f"{count:,} .{extension}" for extension, count in sorted(self.unread.items()))
+        photos = count_of(self.unread.total(), "photograph")
+        return (
+            *self.notes,
+            f"left out {photos} in a format that cannot be read ({counts}): convert to JPEG first",
+        )
 
 
 def safe_member_path(name: str, where: str) -> str:
@@ -137,7 +158,7 @@ def entries_from_paths(
             base = f"{class_name}/{'_'.join([*parts[1:-1], stem]).replace('.', '_')}"
         key = unique_key(base, keys.setdefault(own, {}))
         entries.append(Entry(own, class_name, key, path, extension.lower(), read))
-    return ImageSource(name, entries, files.ignored, notes=tuple(files.notes))
+    return ImageSource(name, entries, files.ignored, notes=files.all_notes())
 
 
 def _leave_out_arrays(files: Listing) -> None:

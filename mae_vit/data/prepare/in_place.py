@@ -57,17 +57,10 @@ def index_in_place(
         raise InputError(f"--in-place {folder}: is no folder")
     if (folder / FILE_NAME).exists() and not overwrite:
         raise InputError(f"{folder} already has {FILE_NAME}: --overwrite makes it anew")
-    paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and not path.name.startswith("."))
-    if not paths:
-        raise InputError(f"--in-place {folder}: holds no .tar shards")
+    paths = _tars(folder)
     samples = {path: _samples(path, folder) for path in paths}
     empty = [path for path in paths if not samples[path]]
-    by_split: dict[str, list[Path]] = {}
-    for path in paths:
-        if samples[path]:
-            by_split.setdefault(split_of(path, folder, split), []).append(path)
-    if not by_split:
-        raise InputError(f"--in-place {folder}: its {len(paths)} tars hold no images")
+    by_split = _by_split(samples, folder, split)
     labels = [label for path in paths for _, label in samples[path]]
     classes = numbered_classes(max(labels), folder)
     options = bands or BandOptions()
@@ -96,8 +89,27 @@ def index_in_place(
     write_description(folder, dataset)
     notes = [f"left out {len(empty)} tars that hold no images"] if empty else []
     notes += of.remarks()
-    conversions: Counter[str] = sum((s.notes for s in gathered.values()), Counter())
+    conversions = sum((s.notes for s in gathered.values()), Counter[str]())
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
+
+
+def _by_split(
+    samples: dict[Path, list[tuple[Sample, int]]], folder: Path, split: str
+) -> dict[str, list[Path]]:
+    """Returns the shards that hold images, by the split that their names tell."""
+    by_split: dict[str, list[Path]] = {}
+    for path in (path for path, held in samples.items() if held):
+        by_split.setdefault(split_of(path, folder, split), []).append(path)
+    if not by_split:
+        raise InputError(f"--in-place {folder}: its {len(samples)} tars hold no images")
+    return by_split
+
+
+def _tars(folder: Path) -> list[Path]:
+    paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and not path.name.startswith("."))
+    if not paths:
+        raise InputError(f"--in-place {folder}: holds no .tar shards")
+    return paths
 
 
 def reindex(folder: Path) -> Report:

@@ -111,14 +111,12 @@ def prepare(
     if exclude and set(by_split) <= set(MEASURED):
         raise InputError(f"--exclude leaves val and test whole; there is only {', '.join(sorted(by_split))}")
     exclusion = open_exclusion(exclude, exclude_distance, workers) if exclude else None
-    dataset = existing
-    unreadable: list[str] = []
-    conversions: Counter[str] = Counter()
+    dataset, unreadable, conversions = existing, list[str](), Counter[str]()
     # train first: its statistics are the dataset's.
     written = sorted(by_split, key=lambda name: (name != "train", name))
-    notes = [note for source in sources for note in source.notes]
     _check_scale(conversion.bands, existing, by_split, out)
     masks = None if segmentation is None else MaskReader(segmentation)
+    notes = [note for source in sources for note in source.notes]
     with ConverterPool(conversion, workers) as pool:
         for split in written:
             part, statistics, failed = _write_split(
@@ -143,8 +141,7 @@ def prepare(
     assert dataset is not None
     for source in sources:
         source.discard()
-    ignored = sum(source.ignored for source in sources)
-    return Report(dataset, written, unreadable, ignored, notes, conversions)
+    return Report(dataset, written, unreadable, sum(s.ignored for s in sources), notes, conversions)
 
 
 def _check_scale(

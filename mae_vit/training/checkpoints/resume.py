@@ -112,6 +112,10 @@ def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
     return [(prefix, value)]
 
 
+def _shown(value: Any) -> str:
+    return "unset" if value is None else repr(value)
+
+
 def check_identity(
     saved: Mapping[str, Any], identity: Identity, place: Path, *, extend: bool = False
 ) -> None:
@@ -136,11 +140,12 @@ def check_identity(
         and not (extend and key in _LENGTH_KEYS)
     ]
     if differing:
-        shown = [f"{key} was {saved.get(key)!r}, now {now.get(key)!r}" for key in differing[:4]]
+        shown = [f"{key} was {_shown(saved.get(key))}, now {_shown(now.get(key))}" for key in differing[:4]]
         longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
             f"{place} belongs to another run: {'; '.join(shown)}. "
-            f"Take those back{longer}, or give this run another run.name"
+            f"Take those back{longer}, or give this run another run.name; --resume never starts over and moves "
+            "the old run aside"
         )
 
 

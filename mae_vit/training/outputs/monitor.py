@@ -13,7 +13,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from mae_vit.core.image_rows import Picture, draw_rows
-from mae_vit.core.messages import error_reason, format_duration
+from mae_vit.core.messages import error_reason, format_duration, format_rate
 from mae_vit.training.outputs.run_folder import RunFolder, Status
 from mae_vit.training.outputs.trackers.base import Tracker
 from mae_vit.training.outputs.trackers.names import scalars_of
@@ -49,13 +49,13 @@ class Monitor:
                 shown = ", ".join(f"{name} {value:.4f}" for name, value in line[group].items())
                 self.say(f"step {line['step']} {title}: {shown}")
         if self._bar is not None:
-            shown = f"loss {_shown(line['loss'])}, {line['images_per_s']:.0f} images/s"
+            shown = f"loss {_shown(line['loss'])}, {format_rate(line['images_per_s'])} images/s"
             self._bar.set_postfix_str(shown, refresh=False)
             self._bar.update(line["step"] - self._bar.n)
         else:
             print(
                 f"step {line['step']}/{self._total_steps} epoch {line['epoch']:.2f} loss {_shown(line['loss'])} "
-                f"lr {line['lr']:.2e} {line['images_per_s']:.0f} images/s{self._eta(line['step'])}",
+                f"lr {line['lr']:.2e} {format_rate(line['images_per_s'])} images/s{self._eta(line['step'])}",
                 file=sys.stderr,
                 flush=True,
             )

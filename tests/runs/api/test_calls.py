@@ -197,6 +197,16 @@ def test_a_process_group_of_the_callers_is_refused(changes, tmp_path):
         torch.distributed.destroy_process_group()
 
 
+def test_a_run_is_named_by_text_too_and_a_misspelled_one_is_no_empty_run(commanded):
+    run = mae_vit.Run(str(commanded))
+    assert run == mae_vit.Run(commanded)
+    assert run.summary["status"] == "done"
+    misspelled = mae_vit.Run(f"{commanded}s")
+    for name in ("summary", "metrics", "rows"):
+        with pytest.raises(mae_vit.InputError, match=f"no run folder {commanded}s: did you mean"):
+            getattr(misspelled, name)
+
+
 def test_fine_tuning_takes_a_run_and_few_shots_too(commanded, tmp_path):
     before = state_of_the_process()
     pretrained = mae_vit.Run(commanded)
@@ -223,6 +233,19 @@ def test_prepare_is_the_command(tmp_path, capsys):
     with pytest.raises(mae_vit.InputError, match="overwrite"):
         mae_vit.prepare("digits", folder)
     assert mae_vit.prepare(["digits"], folder, overwrite=True, exclude=None) == folder
+
+
+def test_a_script_without_a_guard_prepares_on_several_processes(tmp_path):
+    """They would run the script again, from its first line."""
+    script = tmp_path / "mine.py"
+    script.write_text('print("begun")\nimport mae_vit\nmae_vit.prepare("digits", "data/digits", workers=2)\n')
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("begun") == 1
+    assert (tmp_path / "data" / "digits" / "dataset.json").is_file()
 
 
 SCRIPT = """

@@ -154,8 +154,8 @@ def take(path, schema, folder) -> bool:
     if schema is PretrainConfig:
         info = resolve_encoder(
             config.model,
-            mean=(0.5,) * config.model.in_chans,
-            std=(0.5,) * config.model.in_chans,
+            mean=(0.5,) * config.model.channels,
+            std=(0.5,) * config.model.channels,
             objective="x",
         )
         if config.model.name == "tiny-cifar" and info.depth <= 12 and info.embed_dim <= 512:

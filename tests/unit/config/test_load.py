@@ -26,6 +26,7 @@ BAD = {
     "objective.mask_ration=0.5": 'unknown key "objective.mask_ration": did you mean "objective.mask_ratio"?',
     "data.augment.flipp=true": 'unknown key "data.augment.flipp": did you mean "data.augment.flip"?',
     "train.epoch=3": 'command line: unknown key "train.epoch": did you mean "train.epochs"?',
+    "train={epochs: 3}": 'batch_size" is missing: "train" is replaced as a whole; to change a part of it, write ',
     "epochs=3": 'command line: unknown key "epochs": did you mean "train.epochs"?',
     "epoch=3": 'unknown key "epoch": did you mean "train.epochs"?',
     "lr=1e-3": 'unknown key "lr": did you mean "optim.lr"?',
@@ -260,8 +261,12 @@ def test_a_config_that_is_not_there_names_one_that_is(monkeypatch, tmp_path):
     mine.write_text("")
     assert message_of(tmp_path / "photo.yaml").endswith(f'did you mean "{mine}"?')
     assert message_of(tmp_path / "else.yaml").endswith("no such file or directory")
-    # One that is there is named alone.
-    assert message_of(tmp_path).endswith("is a directory")
+    # A folder that is there: what it may be meant for.
+    assert message_of(tmp_path).endswith(
+        f"is a directory; for data give a config, and data.path={tmp_path} behind it"
+    )
+    (tmp_path / "config.yaml").write_text("")
+    assert f"is a directory; for the weights of a run give --ckpt {tmp_path} (" in message_of(tmp_path)
     assert message_of(Path("x" * 300)).endswith("file name too long")
 
 

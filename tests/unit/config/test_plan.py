@@ -8,6 +8,7 @@ import pytest
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import check_grouping, make_plan
 from mae_vit.core.errors import InputError
+from mae_vit.core.messages import count_of
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.contrastive_mae import ContrastiveMAEConfig
@@ -196,6 +197,7 @@ def test_impossible_plans(overrides, world_size, expected):
             "train.warmup_epochs=31 (341 steps) is longer than train.epochs=30 (330 steps)",
         ),
         (["train.steps=20"], 2, "train.warmup_epochs=3 (33 steps) is longer than train.steps=20"),
+        (["train.steps=12"], 1, "train.warmup_epochs=3 (33 steps) is longer than train.steps=12"),
         (["train.steps=33"], 3, "train.warmup_epochs=3 (33 steps) is as long as train.steps=33"),
         (
             ["train.warmup_samples=1500", "train.samples=1000"],
@@ -208,5 +210,5 @@ def test_impossible_plans(overrides, world_size, expected):
 def test_the_warm_up_of_a_short_try_is_a_tenth_of_it(overrides, warmup, note):
     made = plan(*overrides, num_samples=1497)
     assert made.warmup_steps == warmup
-    expected = () if note is None else (f"{note}: warm-up is a tenth of the run, {warmup} steps",)
+    expected = () if note is None else (f"{note}: warm-up is a tenth of the run, {count_of(warmup, 'step')}",)
     assert made.notes == expected

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import ROOT, SMALL_MAE
+from helpers.export import info_of
 from PIL import Image
 
 from mae_vit.cli.main import main
@@ -19,6 +20,7 @@ from mae_vit.objectives.mae import MAE
 from mae_vit.pretraining.job import main as pretrain_main
 from mae_vit.weights.encoder import load_encoder
 
+GRAY = info_of(in_chans=1, img_size=(8, 8), mean=(0.5,), std=(0.5,))
 SMALL = [
     *SMALL_MAE,
     "train.steps=6",
@@ -98,7 +100,7 @@ def test_numbers_are_there_for_each_head_and_mask(looked):
 def test_random_masks_as_trained_say_what_training_says(runs, digits):
     subject = open_subject(str(runs / "mae"))
     assert isinstance(subject.objective, MAE)
-    batch = draw_samples(str(digits), count=64, channels=1, img_size=(8, 8)).batch(64)
+    batch = draw_samples(str(digits), count=64, encoder=GRAY).batch(64)
     (reconstruction,) = [
         one
         for one in reconstruct(subject.objective, batch, shown=2)
@@ -173,10 +175,10 @@ def test_all_is_moved_to_the_device_that_computes(runs, digits):
     """On the meta device, where whatever was left on the CPU is refused."""
     subject = open_subject(str(runs / "mae"))
     subject.objective.to("meta")
-    batch = draw_samples(str(digits), count=8, channels=1, img_size=(8, 8)).batch(8)
+    batch = draw_samples(str(digits), count=8, encoder=GRAY).batch(8)
     with torch.no_grad():
         subject.objective.evaluation_sums(batch.to(subject.objective.mean.device))
-    views = reconstruction_views(subject, draw_samples(str(digits), count=8, channels=1, img_size=(8, 8)))
+    views = reconstruction_views(subject, draw_samples(str(digits), count=8, encoder=GRAY))
     with pytest.raises(RuntimeError, match="meta tensors"):  # at the very end: to numbers
         next(iter(views))
 
@@ -199,6 +201,9 @@ def test_the_history_of_a_run_is_its_own(runs, tmp_path):
     [
         (["--ckpt", "nowhere", "--data", "x", "--out", "y"], "start nowhere does not exist"),
         (["--ckpt", "nowhere"], "start nowhere does not exist"),
+        (["nowhere"], "start nowhere does not exist"),
+        (["nowhere", "--ckpt", "nowhere"], "give START once"),
+        ([], "give START once"),
         (["--ckpt", "{encoder}", "--data", "{data}"], "--out is needed"),
         (["--ckpt", "{encoder}", "--out", "{out}"], "--data is needed"),
         (["--ckpt", "{encoder}", "--out", "{out}", "--data", "{data}", "--images", "1"], "at least 2"),
@@ -224,13 +229,13 @@ def test_what_does_not_fit_is_one_line(runs, digits, tmp_path, capsys, arguments
 
 def test_the_last_block_is_what_the_encoder_says(runs, digits):
     model = load_encoder(runs / "mae")
-    samples = draw_samples(str(digits), count=150, channels=1, img_size=(8, 8))
+    samples = draw_samples(str(digits), count=150, encoder=GRAY)
     by_layer = layer_features(model, samples)
     with torch.no_grad():
         expected = model(model.normalize(samples.images))
     torch.testing.assert_close(by_layer[-1], expected, atol=1e-5, rtol=0)
     # Fewer are the first of more.
-    fewer = draw_samples(str(digits), count=20, channels=1, img_size=(8, 8))
+    fewer = draw_samples(str(digits), count=20, encoder=GRAY)
     assert torch.equal(fewer.images, samples.images[:20])
 
 

@@ -11,10 +11,12 @@ import torch.nn.functional as F
 # Below this share of valid weight a value is no more than a guess, and is drawn towards the mean of the crop.
 _LEAST_WEIGHT = 0.25
 # Rows of the result that are computed at once: few enough that most of their weights are not zero.
-_BLOCK = 32
+_BLOCK = 16
 
 
-def resize_bands(image: np.ndarray, img_size: tuple[int, int], nodata: float | None) -> np.ndarray:
+def resize_bands(
+    image: np.ndarray, img_size: tuple[int, int], nodata: float | None, *, flip: bool = False
+) -> np.ndarray:
     """Resizes an image by antialiased bicubic interpolation.
 
     A pixel is missing in the result if the nearest pixel of the image is; others are interpolated from pixels
@@ -24,22 +26,24 @@ def resize_bands(image: np.ndarray, img_size: tuple[int, int], nodata: float | N
         image: (C, H, W) of any type of `mae_vit.core.bands.DTYPES`.
         img_size: (H, W) of the result.
         nodata: raw value of missing pixels; NaN marks them in floats without it.
+        flip: mirror the result, which costs nothing here.
 
     Returns:
         (C, *img_size) of the same type; whole numbers are rounded and clipped to their range.
     """
     missing = _missing(image, nodata)
     if missing is None:
-        return _rounded(_interpolate(image, img_size), image.dtype)
+        return _rounded(_interpolate(image, img_size, flip), image.dtype)
     valid = (~missing).astype(np.float32)
     filled = np.where(missing, 0, image).astype(np.float32)
     # Zero lies far from the values: only differences to their mean are spread into gaps.
     pixels = np.maximum(valid.sum(axis=(1, 2), keepdims=True, dtype=np.float64), 1)
     mean = (filled.sum(axis=(1, 2), keepdims=True, dtype=np.float64) / pixels).astype(np.float32)
-    weight = np.maximum(_interpolate(valid, img_size), _LEAST_WEIGHT)
-    spread = _interpolate((filled - mean) * valid, img_size) / weight + mean
+    weight = np.maximum(_interpolate(valid, img_size, flip), _LEAST_WEIGHT)
+    spread = _interpolate((filled - mean) * valid, img_size, flip) / weight + mean
     out = _rounded(spread, image.dtype)
-    out[_nearest(missing, img_size)] = np.nan if nodata is None else nodata
+    gaps = _nearest(missing, img_size)
+    out[gaps[..., ::-1] if flip else gaps] = np.nan if nodata is None else nodata
     return out
 
 
@@ -53,8 +57,8 @@ def _missing(image: np.ndarray, nodata: float | None) -> np.ndarray | None:
     return missing if missing.any() else None
 
 
-def _interpolate(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
-    """Resizes (C, H, W) in float32, as `torch.nn.functional.interpolate` does but in a third of its time.
+def _interpolate(image: np.ndarray, img_size: tuple[int, int], flip: bool) -> np.ndarray:
+    """Resizes (C, H, W) in float32, as `torch.nn.functional.interpolate` does but in half of its time.
 
     Each output row is a weighted sum of a few input rows, and likewise columns: products with the blocks of a matrix
     that are not zero.
@@ -63,20 +67,22 @@ def _interpolate(image: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
     (high, wide), bands = img_size, np.ascontiguousarray(image.transpose(1, 0, 2), np.float32)
     rows = bands.reshape(height, count * width)
     tall = np.empty((high, count * width), np.float32)
-    for top, first, weights in _weights(height, high):
+    for top, first, weights in _weights(height, high, False):
         np.matmul(weights, rows[first : first + weights.shape[1]], out=tall[top : top + len(weights)])
-    columns = tall.reshape(high * count, width)
-    out = np.empty((high * count, wide), np.float32)
-    for left, first, weights in _weights(width, wide):
-        out[:, left : left + len(weights)] = columns[:, first : first + weights.shape[1]] @ weights.T
-    return out.reshape(high, count, wide).transpose(1, 0, 2)
+    columns, out = torch.from_numpy(tall).view(high * count, width), torch.empty(high * count, wide)
+    for left, first, weights in _weights(width, wide, flip):
+        # NumPy would copy to and from a block of columns.
+        block = out[:, left : left + len(weights)]
+        torch.mm(columns[:, first : first + weights.shape[1]], torch.from_numpy(weights).T, out=block)
+    return out.numpy().reshape(high, count, wide).transpose(1, 0, 2)
 
 
 @lru_cache(maxsize=1024)
-def _weights(old: int, new: int) -> tuple[tuple[int, int, np.ndarray], ...]:
+def _weights(old: int, new: int, flip: bool) -> tuple[tuple[int, int, np.ndarray], ...]:
     """Returns torch's weights of an antialiased bicubic resize, in blocks: (first output, first input, weights)."""
     identity = torch.eye(old)[None, None]
     whole = F.interpolate(identity, (new, old), mode="bicubic", antialias=True)[0, 0].numpy()
+    whole = whole[::-1] if flip else whole
     blocks = []
     for top in range(0, new, _BLOCK):
         block = whole[top : top + _BLOCK]

@@ -118,7 +118,7 @@ def _list(named: Iterable[tuple[str, _Any]]) -> tuple[Listing, list[tuple[str, _
     files, last, copies = Listing(), dict[str, _Any](), 0
     for name, member in named:
         if not is_image(name):
-            files.ignored += 1
+            files.leave_out(name)
             continue
         copies += name in last
         last[name] = member

@@ -118,8 +118,9 @@ def find_images(
 def _not_empty(source: ImageSource, spec: str) -> ImageSource:
     if not source.entries:
         source.discard()
+        notes = "".join(f"; {note}" for note in source.notes)
         raise InputError(
-            f"source {spec} holds no images ({', '.join((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))})"
+            f"source {spec} holds no images ({', '.join((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))}){notes}"
         )
     return source
 

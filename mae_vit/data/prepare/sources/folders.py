@@ -19,7 +19,7 @@ def open_folder(path: Path) -> Listing:
     for file in found:
         name = file.relative_to(path).as_posix()
         if not is_image(name):
-            files.ignored += 1
+            files.leave_out(name)
         elif not _is_regular(file):
             special += 1
         else:

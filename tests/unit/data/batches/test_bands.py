@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.band_files import chunky, npy, planes, tiff
+from unit.data.band_files import chunky, npy, planes, tiff
 
 from mae_vit.cli.main import main
 from mae_vit.config.data import AugmentSection

@@ -61,6 +61,10 @@ def test_images_are_those_without_masks(pairs):
     chosen = np.array([4, 4, 30, 7])
     both = masked(pairs).images(5, 2, chosen, np.arange(4))
     np.testing.assert_array_equal(both[:, :1], plain.images(5, 2, chosen, np.arange(4)))
+    # Two views of one image have two masks.
+    classes = torch.from_numpy(both[:, 1].astype(int)) - 1
+    torch.testing.assert_close(classes, expected_classes(torch.from_numpy(both)))
+    assert not torch.equal(classes[0], classes[1])
 
 
 def test_more_than_255_classes_take_two_planes(tmp_path):

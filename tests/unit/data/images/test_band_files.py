@@ -4,8 +4,8 @@ import io
 
 import numpy as np
 import pytest
-from helpers.band_files import make_files, table
 from helpers.commands import ROOT
+from unit.data.band_files import make_files, table
 
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.decode import DecodeError, decode

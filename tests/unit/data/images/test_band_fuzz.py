@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from helpers.band_files import BandFile, make_files, npy
+from unit.data.band_files import BandFile, make_files, npy
 
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import DecodeError

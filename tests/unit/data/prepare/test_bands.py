@@ -6,8 +6,8 @@ import tarfile
 
 import numpy as np
 import pytest
-from helpers.band_files import chunky, dicom, npy, planes, png, tiff, values
 from PIL import Image
+from unit.data.band_files import chunky, dicom, npy, planes, png, tiff, values
 
 from mae_vit.cli.main import main
 from mae_vit.core.bands import Bands

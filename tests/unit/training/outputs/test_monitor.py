@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from mae_vit.training.outputs.monitor import Monitor
 from mae_vit.training.outputs.run_folder import RunFolder
 
@@ -22,3 +24,12 @@ def test_the_time_left_is_that_of_the_steps_since_the_first_line(tmp_path, capsy
     assert "eta 0:02:13" in said[2]  # 80 s for 30 steps, 50 left
     assert "eta" not in said[3]  # gone back: it begins anew
     assert "eta 0:01:00" in said[4]  # 10 s for 10 steps, 60 left
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"), [(193.4, "193"), (12.0, "12"), (9.97, "10"), (8.14, "8.1"), (0.34, "0.34"), (0.0, "0")]
+)
+def test_a_slow_rate_is_not_shown_as_none(rate, shown, tmp_path, capsys):
+    monitor = Monitor(RunFolder(tmp_path), [], start_step=0, total_steps=100)
+    monitor.log_step({"step": 5, "epoch": 0.1, "loss": 1.0, "lr": 1e-3, "images_per_s": rate})
+    assert f" {shown} images/s" in capsys.readouterr().err
