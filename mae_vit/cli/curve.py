@@ -106,7 +106,7 @@ def _draw(reference: Reference, lines: Sequence[Mapping[str, Any]], out: Path, n
     """Draws a panel for each curve that both have."""
     from matplotlib.figure import Figure
 
-    from mae_vit.inspection import svg
+    from mae_vit.inspection.page import svg
     from mae_vit.pretraining.reference_curves import curves_of
     from mae_vit.pretraining.report.curves import draw_band, draw_curve
 

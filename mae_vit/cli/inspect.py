@@ -30,7 +30,7 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("start", nargs="?", metavar="START", help="the same as --ckpt")
+    parser.add_argument("start", nargs="?", metavar="WEIGHTS", help="the same as --ckpt")
     parser.add_argument(
         "--ckpt",
         metavar="WEIGHTS",
@@ -72,7 +72,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         InputError: for every error that the user can fix.
     """
     if (arguments.ckpt is None) == (arguments.start is None):
-        arguments.parser.error("give START once: a run folder, a file or a name")
+        arguments.parser.error("give WEIGHTS once: a run folder, a file or a name")
     arguments.ckpt = arguments.ckpt or arguments.start
     if arguments.images < 2:
         raise InputError(f"--images {arguments.images}: at least 2")

@@ -146,14 +146,14 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     warmup = to_steps(
         steps=train.warmup_steps, epochs=train.warmup_epochs, samples=train.warmup_samples, **sizes
     )
-    if warmup >= total > 1:
+    if warmup and warmup >= total:
         # A short try of a long recipe keeps its shape: warm-up, then decay.
         notes.append(_short_warmup(train, warmup, total))
         warmup = total // 10
     decay = round(total * optim.decay_share) if optim.decay_share else 0
     if warmup + decay > total:
         raise InputError(
-            f"warm-up of {warmup} steps and decay of {decay} steps (optim.decay_share={optim.decay_share:g}) "
+            f"warm-up of {warmup} steps and decay of {decay} steps (optim.decay_share={optim.decay_share}) "
             f"are longer than the run of {total} steps"
         )
     lr = _peak_rate(optim.lr, optim.blr, batch)

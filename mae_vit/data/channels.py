@@ -37,7 +37,9 @@ def with_channels(config: AnyConfig, dataset: Dataset) -> AnyConfig:
     """
     wanted, count = config.model.in_chans, dataset.channels
     if wanted is None:
-        return set_channels(config, count)
+        # Gray photographs are read as RGB where the normalization is that of RGB.
+        as_rgb = config.data.normalize == "imagenet" and dataset.bands is None
+        return set_channels(config, 3 if as_rgb else count)
     path = redact_url(config.data.path)
     if dataset.bands is not None and wanted != count:
         raise InputError(

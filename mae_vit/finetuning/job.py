@@ -64,7 +64,8 @@ from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import check_engine, check_length, is_finished, open_run_folder, resume_or_start
-from mae_vit.weights.load import LoadReport, warn_normalization_differs
+from mae_vit.weights.load import warn_normalization_differs
+from mae_vit.weights.load_report import LoadReport
 from mae_vit.weights.start import Weights
 
 EXAMPLES = """examples:

@@ -19,7 +19,7 @@ from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.optim.param_groups import LayerRate, layer_rates
 from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.weights.load import LoadReport
+from mae_vit.weights.load_report import LoadReport
 
 
 def describe_plan(

@@ -17,9 +17,9 @@ import torch
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import replace_folder, temporary_name
 from mae_vit.core.messages import count_of, error_reason
-from mae_vit.inspection import html
 from mae_vit.inspection.drawing import to_png
 from mae_vit.inspection.images import Samples, draw_samples
+from mae_vit.inspection.page import html
 from mae_vit.inspection.subject import InspectedEncoder, open_subject
 from mae_vit.inspection.views import CONDITIONAL, View, all_views
 

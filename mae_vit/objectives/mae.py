@@ -51,7 +51,7 @@ class MAEConfig(ObjectiveSection):
     name: Literal["mae"]
     mask_ratio: float = Field(default=0.75, gt=0, lt=1)
     mask_unit: int = Field(default=1, gt=0)
-    decoder_embed_dim: int = Field(default=512, gt=0)
+    decoder_embed_dim: int = Field(default=512, gt=0, le=65536)
     decoder_depth: int = Field(default=8, gt=0)
     decoder_num_heads: int = Field(default=16, gt=0)
     norm_pix_loss: bool = True

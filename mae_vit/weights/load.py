@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import PatchInit, ViTEncoder
 from mae_vit.weights import other_bands
+from mae_vit.weights.load_report import LoadReport, shorten
 from mae_vit.weights.start import ENCODER_PREFIX, Normalized, Weights
 
 # A file with a smaller share of the encoder's parameters belongs to another model.
@@ -26,50 +26,6 @@ MIN_COVERAGE = 0.9
 # Parts that only other encoders have (layer scale, registers, a norm before the blocks). Without
 # them the remaining weights compute something else.
 _FOREIGN = ("blocks.", "reg_token", "norm_pre.", "dist_token")
-
-
-@dataclass
-class LoadReport:
-    """Reports how each tensor of pretrained weights was loaded.
-
-    Attributes:
-        loaded: names that were loaded.
-        interpolated: position tables that were resampled to another grid, with both grids.
-        adapted: patch projections that were changed to another number of channels, and how.
-        kept: names that the model keeps on purpose, with the reason.
-        skipped: names in the file that the model does not use.
-        random: names of the model that the file does not have; they keep their random values.
-        by_design: names of model or file that are not loaded by design, with the reason.
-        share: share of the encoder's parameters that were loaded, adapted, kept or left out by design, 0 to 1.
-        passed_over: reasons why newer checkpoints of the same run were skipped.
-    """
-
-    loaded: list[str] = field(default_factory=list)
-    interpolated: dict[str, str] = field(default_factory=dict)
-    adapted: dict[str, str] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)
-    skipped: list[str] = field(default_factory=list)
-    random: list[str] = field(default_factory=list)
-    by_design: dict[str, str] = field(default_factory=dict)
-    share: float = 0.0
-    passed_over: tuple[str, ...] = ()
-
-    def describe(self, source: str) -> str:
-        """Returns the report as lines of text."""
-        lines = [f"weights  {source}: {self.share:.1%} of the encoder's parameters"]
-        lines += [f"  passed over   {problem}" for problem in self.passed_over]
-        lines.append(f"  loaded        {len(self.loaded)} tensors: {_shorten(self.loaded)}")
-        for title, notes in (
-            ("interpolated", self.interpolated),
-            ("adapted", self.adapted),
-            ("kept", self.kept),
-            ("not loaded", self.by_design),
-        ):
-            lines += [f"  {title:<13} {name} ({note})" for name, note in notes.items()]
-        for title, names in (("skipped", self.skipped), ("left random", self.random)):
-            if names:
-                lines.append(f"  {title:<13} {len(names)} tensors: {_shorten(names)}")
-        return "\n".join(lines)
 
 
 def load_weights(
@@ -120,7 +76,7 @@ def load_weights(
     if coverage.share < MIN_COVERAGE:
         raise InputError(
             f"{start.source} covers {coverage.share:.0%} of the encoder's parameters (at least "
-            f"{MIN_COVERAGE:.0%} needed): it is another model's; missing: {_shorten(coverage.random)}"
+            f"{MIN_COVERAGE:.0%} needed): it is another model's; missing: {shorten(coverage.random)}"
         )
     encoder.load_state_dict({**state, **taken})
     used = set(state)
@@ -295,12 +251,3 @@ def _difference(name: str, loaded: Tensor, expected: Tensor) -> str:
     if name in ("cls_token", "norm.weight") or name.endswith("norm1.weight") or name == "pos_embed":
         return f"embed_dim is {loaded.shape[-1]} there, model.embed_dim={expected.shape[-1]} here"
     return f"{name} is {list(loaded.shape)} there, {list(expected.shape)} here"
-
-
-def _shorten(names: list[str]) -> str:
-    """Lists names by their first part, with counts: blocks (72), patch_embed (2)."""
-    counts: dict[str, int] = {}
-    for name in names:
-        first = name.split(".")[0]
-        counts[first] = counts.get(first, 0) + 1
-    return ", ".join(first if count == 1 else f"{first} ({count})" for first, count in counts.items())

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 # The overlap that flatters a result most comes first.
 Overlap = Literal["held-out", "other data", "others"]
@@ -34,6 +34,14 @@ class SplitLabels(BaseModel):
     per_class: int | None = Field(default=None, gt=0)
     holdout: float = Field(default=0.0, ge=0, le=1)
     draw: int = Field(default=0, ge=0)
+
+    @model_serializer(mode="wrap")
+    def _leave_out_usual_draw(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Files of draw 0 do not state it, as those of earlier versions."""
+        values: dict[str, Any] = handler(self)
+        if not self.draw:
+            values.pop("draw", None)
+        return values
 
     def and_of_this_split(self, before: SplitLabels) -> SplitLabels:
         """Returns the union with labels of the same split."""

@@ -23,6 +23,7 @@ def saved(run: Run) -> list[int]:
     return [step_of(path) for path in list_checkpoints(run.folder / "checkpoints")]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_ranks_whose_clocks_differ_save_together(digits, tmp_path):
     run = Run(tmp_path / "run", "torchrun", 2, [*BY_TIME, f"data.path={digits}"], script=SCRIPT)

@@ -75,6 +75,9 @@ def sandbox(colored, digits, tmp_path_factory):
     assert mae_vit(["prepare", str(box / "tiles"), str(tiles), "--holdout", "0.2"]) == 0
     for name in ("cells", "xrays"):
         (box / "data" / name).symlink_to(tiles)
+    (box / "scans").mkdir()
+    for number in range(3):
+        np.save(box / "scans" / f"{number}.npy", np.full((1, 32, 32), 40 * number, np.int16))
     write_pairs(box / "pairs", count=160, side=32)
     pairs = tmp_path_factory.mktemp("pairs")
     prepare_pairs(box / "pairs", pairs)
@@ -111,9 +114,10 @@ def mix_folder(photos, out, kind):
     rng = np.random.default_rng(0)
     for path in sorted(photos.rglob("*.jpg")):
         photo = np.asarray(Image.open(path))[:32, :32].transpose(2, 0, 1)
-        stem = out / path.relative_to(photos).with_suffix("")
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        mix_bands.write(stem, mix_bands.mix(photo, kind, rng), kind)
+        for number in range(4):
+            stem = out / path.relative_to(photos).with_name(f"{path.stem}-{number}")
+            stem.parent.mkdir(parents=True, exist_ok=True)
+            mix_bands.write(stem, mix_bands.mix(photo, kind, rng), kind)
 
 
 def dry(main, words):
@@ -148,7 +152,7 @@ def of_python(words):
     place = next(n for n, word in enumerate(words) if word.endswith(".py"))
     script, rest = words[place], words[place + 1 :]
     mains = {"pretrain/run.py": pretrain, "finetune/run.py": finetune, "finetune/compare.py": compare}
-    if script == "pretrain/run.py":
+    if script == "pretrain/run.py" and not any("=runs/" in word for word in rest):
         shutil.rmtree("runs")  # those that others begin from: this one is new
     if script in mains:
         dry(mains[script], rest)

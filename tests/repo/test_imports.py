@@ -41,6 +41,7 @@ ORDERS = {
             "seen_labels",
             "start",
             "other_bands",
+            "load_report",
             "feature_encoder load mae_decoder read",
             "foreign",
             "foreign_encoder",
@@ -83,7 +84,7 @@ MOST_ENTRIES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 14, 300, 60
 LONGER = {
     "mae_vit/cli/prepare.py": 325,
     "mae_vit/config/schema.py": 305,
-    "mae_vit/data/prepare/prepare.py": 310,
+    "mae_vit/data/prepare/prepare.py": 320,
     "mae_vit/finetuning/comparison/matrix.py": 350,
     "mae_vit/finetuning/comparison/report/page.py": 350,
     "mae_vit/finetuning/job.py": 325,
@@ -95,7 +96,7 @@ LONGER = {
 LONG_FUNCTIONS = {
     "mae_vit/config/command_line.py: parse_arguments": 74,
     "mae_vit/config/plan.py: make_plan": 84,
-    "mae_vit/data/prepare/prepare.py: prepare": 77,
+    "mae_vit/data/prepare/prepare.py: prepare": 80,
     "mae_vit/finetuning/job.py: _finetune": 84,
 }
 

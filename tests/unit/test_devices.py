@@ -80,7 +80,11 @@ def engine_of(task) -> SimpleNamespace:
     """What evaluation asks of an engine."""
     choose_attention(task, CUDA)
     return SimpleNamespace(
-        objective=task, device=CUDA, module=Autocast(task, CUDA, "bf16"), all_reduce_sum=lambda values: values
+        ranks=Ranks(),
+        objective=task,
+        device=CUDA,
+        module=Autocast(task, CUDA, "bf16"),
+        all_reduce_sum=lambda values: values,
     )
 
 

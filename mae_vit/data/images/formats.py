@@ -5,6 +5,8 @@ from __future__ import annotations
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "avif")
 # Images only where no other kind is beside them: of photographs these are features, masks or metadata.
 ARRAY_EXTENSIONS = ("npy", "npz", "dcm", "dicom")
+# What phones and cameras write, and Pillow does not read.
+_UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2")
 _ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
 
 
@@ -25,7 +27,3 @@ def unread_photo(path: str) -> str | None:
     name = path.rpartition("/")[2]
     extension = name.rpartition(".")[2].lower()
     return extension if extension in _UNREAD_EXTENSIONS and not f"/{path}".count("/.") else None
-
-
-# What phones and cameras write, and Pillow does not read.
-_UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2")

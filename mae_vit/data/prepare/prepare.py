@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.prepare.bands.options import BandOptions, layout_of
-from mae_vit.data.prepare.convert import Conversion
+from mae_vit.data.prepare.convert import Conversion, Converted
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation
@@ -131,8 +132,7 @@ def prepare(
                 processing=_note(
                     selection.note(split, whole=len(by_split[split]) == len(found.get(split, ()))), conversion
                 ),
-                exclusion=None if split in MEASURED else exclusion,
-                masks=masks,
+                companions=_Companions(None if split in MEASURED else exclusion, masks),
             )
             dataset = publish(out, dataset, classes, split, part, statistics, segmentation)
             unreadable += failed
@@ -227,6 +227,13 @@ def _note(processing: Processing, conversion: Conversion) -> Processing:
     )
 
 
+class _Companions(NamedTuple):
+    """What decides beside an image whether it is written, and with what."""
+
+    exclusion: Exclusion | None
+    masks: MaskReader | None
+
+
 def _write_split(
     writer: ShardWriter,
     entries: list[Entry],
@@ -236,11 +243,11 @@ def _write_split(
     statistics: Statistics,
     *,
     processing: Processing,
-    exclusion: Exclusion | None = None,
-    masks: MaskReader | None = None,
+    companions: _Companions,
 ) -> tuple[Split, Statistics, list[str]]:
     """Writes the shards of a split into the writer's folder, which is begun anew."""
     partial, split = writer.folder, writer.split
+    exclusion, masks = companions
     shutil.rmtree(partial, ignore_errors=True)
     number_of = {name: number for number, name in enumerate(classes)}
     failed = list[str]()
@@ -263,12 +270,9 @@ def _write_split(
                     continue
                 mask = None
                 if masks is not None and entry.read_mask is not None:
-                    try:
-                        mask, pixels = masks.read(entry, data, (image.height, image.width))
-                    except (DecodeError, OSError) as error:
-                        failed.append(f"the mask of {plain_text(entry.path)}: {error}")
+                    mask = _read_mask(masks, entry, data, image, statistics, failed)
+                    if mask is None:
                         continue
-                    statistics.add_mask(pixels)
                 label = None if entry.class_name is None else number_of[entry.class_name]
                 statistics.add(image, label, entry.path)
                 writer.write(entry.key, image.extension, image.data or data, label, mask)
@@ -276,8 +280,7 @@ def _write_split(
         if exclusion is not None and exclusion.lines:
             if not statistics.images:
                 raise InputError(f'--exclude leaves nothing of split "{split}": all its images are known')
-            text = "".join(f"{line}\n" for line in exclusion.lines)
-            (partial / excluded_file(split)).write_text(text, encoding="utf-8")
+            (partial / excluded_file(split)).write_text("\n".join([*exclusion.lines, ""]), encoding="utf-8")
         if not statistics.images:
             raise InputError(
                 f'no image of split "{split}" can be read: {failed[0] if failed else "it is empty"}'
@@ -290,6 +293,19 @@ def _write_split(
         processing = processing.model_copy(update={"excluded": exclusion.describe()})
     part = statistics.describe(writer.shards, source=source_name, classes=len(classes), processing=processing)
     return part, statistics, failed
+
+
+def _read_mask(
+    masks: MaskReader, entry: Entry, data: bytes, image: Converted, statistics: Statistics, failed: list[str]
+) -> bytes | None:
+    """Returns an image's mask, which enters the statistics; None if it cannot be read, which `failed` then says."""
+    try:
+        mask, pixels = masks.read(entry, data, (image.height, image.width))
+    except (DecodeError, OSError) as error:
+        failed.append(f"the mask of {plain_text(entry.path)}: {error}")
+        return None
+    statistics.add_mask(pixels)
+    return mask
 
 
 def _read_all(entries: Iterator[Entry], failed: list[str]) -> Iterator[tuple[Entry, bytes, str]]:

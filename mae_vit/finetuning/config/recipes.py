@@ -72,7 +72,8 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     mode, info = _given(given, "finetune.mode"), dataset.splits.get(split)
     if mode in SEGMENTATION and (info is None or info.masks is None):
         raise InputError(f"{where} has no masks: {_PASS}")
-    if mode not in SEGMENTATION and (info is None or not sum(info.class_counts)):
+    labeled = info is not None and dataset.classes and sum(info.class_counts)
+    if mode not in SEGMENTATION and not labeled:
         raise InputError(f"{where} has no labels: {_PASS}")
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
         raise InputError(f"{where} has no split to measure on (test or val): {_PASS}")

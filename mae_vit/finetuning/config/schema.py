@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from mae_vit.config.data import DataSection
 from mae_vit.config.optim import OptimSection
 from mae_vit.config.schema import Config, ModelSection, MonitorSection
-from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, height_width
+from mae_vit.config.section import Section
 from mae_vit.finetuning.config.mode_options import MODE_OPTIONS, unused_options
-from mae_vit.models.baselines import BASELINES, TIMM_PREFIX, WITHOUT_DROP_PATH, check_network
+from mae_vit.finetuning.config.network import NetworkSection
 from mae_vit.models.vit import SIZES, Pool
 from mae_vit.weights.start import is_frozen
 
@@ -43,48 +43,6 @@ HIDDEN_KEYS = (
     *("model.init", "finetune.start", "data.leave_out_per_class"),
     *(f"monitor.{name}" for name in _UNUSED_MONITOR),
 )
-
-
-class NetworkSection(Section):
-    """Another network: a baseline, or `timm:NAME`.
-
-    Attributes:
-        name: `SimpleCNN`, `SmallResNet`, `SmallBiT`, `SmallHybrid` or `timm:NAME`.
-    """
-
-    name: str
-    img_size: int | list[int]
-    in_chans: int | None = Field(default=None, gt=0, le=MAX_CHANNELS)
-    drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if name in BASELINES:
-            return name
-        if not name.startswith(TIMM_PREFIX):
-            known = ", ".join((*SIZES, *BASELINES))
-            raise ValueError(f'"{name}" is none of {known} and "{TIMM_PREFIX}NAME"')
-        check_network(name)
-        return name
-
-    @model_validator(mode="after")
-    def _check(self) -> NetworkSection:
-        if min(self.image_hw) <= 0:
-            raise ValueError(f"img_size={self.img_size}: needs to be above 0")
-        if self.drop_path_rate and self.name in WITHOUT_DROP_PATH:
-            raise ValueError(f'drop_path_rate has no effect with name="{self.name}"')
-        return self
-
-    @property
-    def image_hw(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return height_width(self.img_size)
-
-    @property
-    def channels(self) -> int:
-        """Bands of the images. Until the data are known they are taken for photographs."""
-        return self.in_chans or PHOTOGRAPH_CHANNELS
 
 
 def _kind_of(raw: Any) -> str:

@@ -20,7 +20,8 @@ from mae_vit.weights.encoder import ViTFeatures
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.foreign_encoder import open_foreign
-from mae_vit.weights.load import LoadReport, load_weights, warn_normalization_differs
+from mae_vit.weights.load import load_weights, warn_normalization_differs
+from mae_vit.weights.load_report import LoadReport
 from mae_vit.weights.seen_labels import Overlap
 from mae_vit.weights.start import FOREIGN_ORIGIN, Weights
 

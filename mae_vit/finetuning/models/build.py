@@ -22,7 +22,8 @@ from mae_vit.models.vit import PatchInit
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim.optimizers import OptimizerOptions
 from mae_vit.training.optim.param_groups import EMBEDDINGS
-from mae_vit.weights.load import LoadReport, load_weights
+from mae_vit.weights.load import load_weights
+from mae_vit.weights.load_report import LoadReport
 from mae_vit.weights.start import Weights
 
 _FINAL_NORM = ("norm.weight", "norm.bias")

@@ -14,7 +14,8 @@ from mae_vit.finetuning.segmentation.networks import build_map_network, map_widt
 from mae_vit.finetuning.segmentation.segmenter import NetworkSegmenter, Segmenter, ViTSegmenter
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.vit import PatchInit
-from mae_vit.weights.load import LoadReport, load_weights
+from mae_vit.weights.load import load_weights
+from mae_vit.weights.load_report import LoadReport
 from mae_vit.weights.start import Weights
 
 # Options of the encoder's training, and of a classifier.

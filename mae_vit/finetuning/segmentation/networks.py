@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mae_vit.core.messages import error_reason
-from mae_vit.finetuning.config.schema import NetworkSection
+from mae_vit.finetuning.config.network import NetworkSection
 from mae_vit.models.baselines import TIMM_PREFIX, build_network
 from mae_vit.models.vit import ViTEncoder
 

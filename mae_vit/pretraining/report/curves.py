@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from mae_vit.inspection import svg
+from mae_vit.inspection.page import svg
 from mae_vit.pretraining.reference_curves import Band, Curve, curves_of
 from mae_vit.pretraining.report.run_record import RunRecord
 from mae_vit.pretraining.report.verdict import Comparison, held_out_names, numbers, values_of

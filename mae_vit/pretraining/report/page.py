@@ -12,7 +12,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from mae_vit.core.messages import count_of, format_duration
-from mae_vit.inspection import html
+from mae_vit.inspection.page import html
 from mae_vit.pretraining.report.curves import draw_all
 from mae_vit.pretraining.report.run_record import RunRecord, command_of
 from mae_vit.pretraining.report.verdict import Comparison, verdict

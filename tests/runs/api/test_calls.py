@@ -235,6 +235,7 @@ def test_prepare_is_the_command(tmp_path, capsys):
     assert mae_vit.prepare(["digits"], folder, overwrite=True, exclude=None) == folder
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_prepares_on_several_processes(tmp_path):
     """They would run the script again, from its first line."""
     script = tmp_path / "mine.py"

@@ -113,6 +113,7 @@ def test_save(measured):
     assert all(math.isfinite(value) for value in figure.values())
 
 
+@pytest.mark.slow
 def test_the_command_runs_the_tests_of_gpus(tmp_path):
     words = ["tests", "--tiny", "--out", str(tmp_path), "--only", "*test_cuda_agrees", "--commit", "c0ffee"]
     command = [sys.executable, "-m", "benchmarks.gpu", *words]

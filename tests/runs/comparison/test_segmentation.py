@@ -2,12 +2,13 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from helpers.commands import ROOT, one_line
-from helpers.comparison import row
+from helpers.comparison import gap_of, row
 from helpers.finetune import TINY
 from helpers.images import prepare_pairs, write_pairs
 from PIL import Image
@@ -15,7 +16,6 @@ from scipy import stats
 
 from mae_vit.evaluation.segmentation import Overlaps, count_overlaps
 from mae_vit.finetuning.comparison.main import main
-from mae_vit.finetuning.comparison.report.significance import gap_between
 
 K, IMAGES = 3, 60
 
@@ -28,14 +28,15 @@ def segmented(name: str, seed: int, right: float):
     both, either = count_overlaps(torch.from_numpy(guess), torch.from_numpy(truth), K)
     overlaps = Overlaps(both.numpy(), either.numpy(), np.full(IMAGES, 36.0))
     base = row(name, seed, np.zeros(IMAGES, bool))
-    return type(base)(base.cell, {"test_miou": overlaps.miou}, np.array([]), base.keys, (), {}, overlaps)
+    nothing = np.zeros(0, bool)
+    return replace(base, values={"test_miou": overlaps.miou}, correct=nothing, overlaps=overlaps)
 
 
 def test_a_gap_is_that_of_the_mean_iou():
     ours, theirs = (
         [segmented(name, seed, right) for seed in range(3)] for name, right in (("a", 0.7), ("b", 0.5))
     )
-    gap = gap_between(ours, theirs)
+    gap = gap_of(ours, theirs)
     by_run = np.array(
         [one.overlaps.miou - other.overlaps.miou for one, other in zip(ours, theirs, strict=True)]
     )
@@ -72,7 +73,7 @@ def test_a_gap_is_that_of_the_mean_iou():
 
 def test_equal_rows_have_no_gap():
     ours = [segmented("a", 0, 0.6)]
-    gap = gap_between(ours, [segmented("b", 0, 0.6)])
+    gap = gap_of(ours, [segmented("b", 0, 0.6)])
     assert (gap.points, gap.p_images) == (0, 1)
     assert not gap.is_clear
 

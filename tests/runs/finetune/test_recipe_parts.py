@@ -159,6 +159,7 @@ def test_a_kill_in_the_middle_changes_nothing(call, teacher, tmp_path, part):
         assert (cut / name).read_bytes() == (straight / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_another_teacher_is_another_run(call, teacher, tmp_path, capsys):
     options = [CLS, f"finetune.teacher={teacher}"]
     assert call(*options) == 0

@@ -42,6 +42,7 @@ def test_a_run_leaves_what_it_promises(call, digits, pretrained, tmp_path, capsy
         "summary.json",
         "results.json",
         "predictions.csv",
+        "test_reads.json",
         "rates.json",
         "model.safetensors",
     }

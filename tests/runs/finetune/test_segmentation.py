@@ -17,7 +17,7 @@ from sklearn.metrics import jaccard_score, log_loss
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.finetuning.config.schema import NetworkSection
+from mae_vit.finetuning.config.network import NetworkSection
 from mae_vit.finetuning.job import main
 from mae_vit.finetuning.segmentation.networks import build_map_network, map_width
 from mae_vit.finetuning.segmentation.segmenter import ViTSegmenter
@@ -91,6 +91,7 @@ def random_batch(count: int, classes: int = 3) -> Batch:
     return batch_of(images, truth)
 
 
+@pytest.mark.slow
 def test_the_probe_is_scikit_learns_logistic_regression():
     """With one pixel a token, nothing is between the linear layer and the pixels."""
     model, batch = segmenter(probe=True, patch_size=1), random_batch(40)
@@ -238,6 +239,7 @@ def test_a_run_from_a_start(segment, pretrained, tmp_path, capsys):
     torch.testing.assert_close(load_encoder(folder)(images), load_encoder(pretrained)(images))
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_resumes(segment, tmp_path, capsys):
     """The gray value tells the class, so that it is learned; resuming halfway gives the same bits."""
     options = ["train.steps=80", "train.warmup_steps=4", "optim.lr=5e-3", "checkpoint.every_steps=40"]

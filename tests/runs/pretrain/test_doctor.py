@@ -68,7 +68,7 @@ def test_without_a_config_it_checks_what_all_runs_need(monkeypatch, capsys):
     assert cli.main(["doctor"]) == 1
     output = capsys.readouterr().out
     assert {"python", "torch", "deepspeed", "device", "ranks"} <= set(read(output))
-    assert "depend on the run: --config FILE" in output
+    assert "They depend on the run: give --config FILE" in output
     assert cli.main(["doctor", "--find-batch"]) == 2
     assert "--find-batch needs --config FILE" in capsys.readouterr().err
 

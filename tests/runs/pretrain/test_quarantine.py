@@ -14,6 +14,8 @@ from PIL import Image
 from mae_vit.core.errors import Damage
 from mae_vit.data import training_data
 from mae_vit.data.index import open_index
+from mae_vit.data.prepare.bands.options import BandOptions
+from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.runtime.ranks import Ranks
@@ -216,7 +218,8 @@ def test_healthy_oddities_are_not_counted(call, tmp_path, capsys):
         frames = {"save_all": True, "append_images": [image.rotate(90)]} if kind == "gif" else {}
         odd.save(stream, kind, **frames)
         (images / f"{number}{name}").write_bytes(stream.getvalue())
-    prepare([find_images(str(images), out=tmp_path / "data")], tmp_path / "data")
+    conversion = Conversion(bands=BandOptions(take="8-bit"))
+    prepare([find_images(str(images), out=tmp_path / "data")], tmp_path / "data", conversion=conversion)
     assert len(open_index(tmp_path / "data", "train")) == 64
     options = [f"data.path={tmp_path / 'data'}", "train.effective_batch_size=16", "data.damage_budget=0"]
     for source in ("memory", "tar"):

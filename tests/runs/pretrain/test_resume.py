@@ -103,7 +103,7 @@ def test_an_older_checkpoint_may_lack_options_at_their_defaults(call, tmp_path, 
     assert call(*resume, name="second") == 0
     forget("optim.lr")
     assert call(*resume, name="third") == 2
-    assert "optim.lr was None, now" in capsys.readouterr().err
+    assert "optim.lr was unset, now" in capsys.readouterr().err
 
 
 def test_another_normalization_is_another_run(call, tmp_path, capsys):

@@ -38,9 +38,9 @@ BAD = {
     "zzz=1": 'unknown key "zzz": known: checkpoint, data, guard, model, ',
     "train.zzz=1": 'unknown key "train.zzz": known in train: activation_checkpointing, ',
     "objective.corrupt_ratio=0.5": 'objective.corrupt_ratio belongs to objective "masked_patch"; '
-    'options of "mae": mask_ratio, decoder_embed_dim, ',
-    "objective.mask_unit=4 objective.corrupt_ratio=0.5": "objective.mask_unit, objective.corrupt_ratio belong "
-    'to objective "masked_patch" or "simmim"',
+    'options of "mae": mask_ratio, mask_unit, decoder_embed_dim, ',
+    "objective.temperature=4 objective.corrupt_ratio=0.5": "objective.temperature, objective.corrupt_ratio belong "
+    'to objective "contrastive_mae" or "masked_patch"',
     "objective.name=null": '"objective.name" is missing: one of contrastive_mae, joint, mae, ',
     "objective=mae": "objective='mae': this is a section: give its keys, e.g. objective.name=...",
     "train.epoks=null": 'unknown key "train.epoks": did you mean "train.epochs"?',

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.evaluation.rankme import correlations, spearman
 from mae_vit.evaluation.feature_rank import effective_rank, feature_metrics, feature_sums
 
 
@@ -59,3 +60,15 @@ def test_features_that_are_not_finite_have_no_rank():
     assert math.isfinite(feature_metrics(feature_sums(rows), 2)["rankme"])
     rows[1, 1] = math.nan
     assert all(math.isnan(value) for value in feature_metrics(feature_sums(rows), 2).values())
+
+
+def test_rank_correlations_are_spearmans():
+    # 1 - 6 * sum(d^2) / (n (n^2 - 1)) by hand: d = 0, 1, 1, 0.
+    assert spearman([0.1, 0.2, 0.3, 0.9], [5, 7, 6, 8])["rho"] == pytest.approx(1 - 6 * 2 / 60)
+    ordered = spearman(range(6), [10 * place for place in range(6)])
+    assert ordered["rho"] == 1
+    assert 0 < ordered["p"] < 0.02  # 2 of 720 orders are as far from 0
+    keys = ("rankme", "feature_std", "few_shot_top1", "knn_top1")
+    rows = [dict(zip(keys, (place, -place, place, place), strict=True)) for place in range(4)]
+    assert correlations(rows)["rankme, knn_top1"]["rho"] == 1
+    assert correlations(rows)["feature_std, few_shot_top1"]["rho"] == -1

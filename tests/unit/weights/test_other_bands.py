@@ -57,7 +57,7 @@ def test_the_report_says_how_weights_were_adapted(tmp_path, how):
     after = encoder.patch_embed.proj.weight.detach()
     if how == "fresh":
         assert torch.equal(after, before)
-        assert "by design     patch_embed.proj.weight (fresh: 3 -> 5 channels)" in text
+        assert "not loaded    patch_embed.proj.weight (fresh: 3 -> 5 channels)" in text
     else:
         expected, _ = adapt_patch_projection(start.tensors["patch_embed.proj.weight"], 5, how or "repeat")
         assert torch.equal(after, expected)
@@ -131,8 +131,8 @@ def test_features_of_raw_values_are_the_objectives(tmp_path):
 
 
 def test_data_of_other_bands_are_refused_with_both():
-    ours, three = info_of(**OF_FIVE), replace(FIVE, names=tuple("abc"), low=(0.0,) * 3, high=(1.0,) * 3)
-    assert fit_bands(info_of(), None, "data") is None
+    ours, three = FIVE, replace(FIVE, names=tuple("abc"), low=(0.0,) * 3, high=(1.0,) * 3)
+    assert fit_bands(None, None, "data") is None
     assert fit_bands(ours, replace(FIVE, low=(1.0,) * 5, nodata=None), "data") == replace(FIVE, nodata=None)
     for bands, kind in ((None, "8-bit gray or RGB"), (three, "3 bands of uint16")):
         with pytest.raises(

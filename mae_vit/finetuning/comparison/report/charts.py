@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from mae_vit.finetuning.comparison.config import TUNED_BY
 from mae_vit.finetuning.comparison.report.rows import Row, group, title_of
-from mae_vit.inspection import svg
+from mae_vit.inspection.page import svg
 
 _MARKERS = "osD^vPX*<"
 

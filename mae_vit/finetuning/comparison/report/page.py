@@ -30,7 +30,7 @@ from mae_vit.finetuning.comparison.report.summary import (
     lines_of,
     notes_of,
 )
-from mae_vit.inspection import html
+from mae_vit.inspection.page import html
 
 _READING = """Accuracy is top-1 accuracy on the test images ({size:,}, split {split}). Each run reads them once, after
 images held out of its labels have chosen the epoch. The table has the mean and standard deviation over seeds. The gap

@@ -23,13 +23,15 @@ Group = tuple[str, str, str]
 
 
 def pack_predictions(rows: Sequence[Row]) -> bytes:
-    """Packs the predicted classes of all cells, compressed.
+    """Packs the predicted classes of all cells but those of segmentation, compressed.
 
     Arrays: `cells`, JSON with a row's place in `results.csv` and whether all seeds give its result; for each test
     split `truth_I` (n,), `keys_I` (n,), and `predicted_I` (cells, n), in the smallest unsigned integers.
     """
     splits: dict[tuple[str, ...], list[int]] = {}
     for number, row in enumerate(rows):
+        if row.overlaps is not None:
+            continue  # classes of pixels would be too large
         splits.setdefault(row.keys, []).append(number)
     arrays: dict[str, np.ndarray] = {}
     cells = []
@@ -61,8 +63,8 @@ def read_scores(folder: Path) -> dict[Group, list[Scores]]:
         cells = json.loads(str(packed["cells"]))
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{folder} has no results.csv with {PREDICTIONS} beside it: {error}") from None
-    if len(cells) != len(rows):
-        raise InputError(f"{folder}: {PREDICTIONS} has {len(cells)} cells, results.csv {len(rows)}")
+    if any(cell["row"] >= len(rows) for cell in cells):
+        raise InputError(f"{folder}: {PREDICTIONS} has more cells than results.csv")
     groups: dict[Group, list[Scores]] = {}
     places = {split: iter(packed[f"predicted_{split}"]) for split in {cell["split"] for cell in cells}}
     for cell in cells:

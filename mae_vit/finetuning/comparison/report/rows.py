@@ -73,7 +73,7 @@ class Row:
     @property
     def scores(self) -> Scores:
         """What gaps between rows are computed from."""
-        return Scores(None if self.cell.fixed else self.cell.seed, self.correct, self.keys)
+        return Scores(None if self.cell.fixed else self.cell.seed, self.correct, self.keys, self.overlaps)
 
     @property
     def size(self) -> int:

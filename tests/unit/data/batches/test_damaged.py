@@ -15,7 +15,7 @@ from PIL import Image
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import DamagedSample
-from mae_vit.data.batches import sources as reading
+from mae_vit.data.batches import decoded as reading
 from mae_vit.data.batches.damaged import WholeSamples, replacement_candidates
 from mae_vit.data.batches.loader import FixedBatches, load_batches, start_worker_server
 from mae_vit.data.batches.subset import SubsetSource

@@ -292,5 +292,5 @@ def test_a_run_from_before_there_were_policies_goes_on(digits, tmp_path):
     check_identity(before, now, tmp_path)
     for change in (RANDAUGMENTED, "data.augment.erasing=0.5"):
         other = run_identity(configured(PretrainConfig, digits, change), derived={})
-        with pytest.raises(InputError, match=f"{change.partition('=')[0]} was None, now"):
+        with pytest.raises(InputError, match=f"{change.partition('=')[0]} was unset, now"):
             check_identity(before, other, tmp_path)

@@ -3,7 +3,6 @@
 import json
 import re
 import zipfile
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -185,8 +184,8 @@ def test_programs_take_any_number_of_images(tmp_path, monkeypatch, to, changes):
     names_no_files(out / ("model.pt2" if to == "torch" else "model.onnx"))
     told = json.loads(metadata_of_program(out))
     assert told["pool"] == "mean"
-    info = json.loads(json.dumps(asdict(read_info(path))))
-    assert info.pop("class_tokens") == 1  # which files of one class token do not state
+    info = json.loads(json.dumps(read_info(path).to_dict()))
+    info.pop("class_tokens", None)  # files of one class token do not state it
     assert {name: told[name] for name in info} == info
 
 

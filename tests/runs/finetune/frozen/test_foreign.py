@@ -36,9 +36,7 @@ def test_neighbors_are_those_of_timms_features(measure, digits, tmp_path, capsys
     assert code == 0
     out = capsys.readouterr().out
     assert "trained by others on other data" in out
-    assert (
-        "model.name=tiny-cifar of linear_probe_cifar_tiny.yaml gives way to the start's timm:vit_base" in out
-    )
+    assert "the pretrained weights have model.name=timm:vit_base" in out
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["start_origin"] == "trained by others on other data"
     assert summary["model"] == "timm:vit_base_patch32_clip_224"

@@ -5,7 +5,7 @@ probes with labels, fitted on the same images, classify images of a held-out spl
 correlation of each measure with each probe, with the share of permutations whose correlation is as far from
 0. Prints JSON.
 
-    python benchmarks/rankme.py [NAME=]START ... --data data/cifar10 [--images 5000] [--queries 2000]
+    python benchmarks/evaluation/rankme.py [NAME=]START ... --data data/cifar10 [--images 5000] [--queries 2000]
         [--out FILE]
 
 START is what `--ckpt` takes, or `random`: the first encoder's network with initial weights.
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 # So that a checkout runs without being installed.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.reports import add_out, publish
 from mae_vit.core.errors import InputError

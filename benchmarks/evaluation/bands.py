@@ -21,7 +21,7 @@ from types import ModuleType
 import numpy as np
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RGB = ("B04", "B03", "B02")
 ARMS = {"13 bands, 16 bits": "all", "3 bands, 16 bits": "three", "RGB cut to 8 bits": "eight"}
 

@@ -153,6 +153,7 @@ def test_a_failure_is_told_by_the_folder_and_the_next_run_is_whole(call, pretrai
     assert json.loads(summary.read_text())["status"] == "done"
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrained, tmp_path):
     config = ["--config", str(ROOT / "configs" / "finetune_cifar_tiny.yaml"), "--ckpt", str(pretrained)]
     options = [

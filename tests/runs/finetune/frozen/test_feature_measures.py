@@ -12,13 +12,13 @@ from mae_vit.finetuning.job import main as finetune_main
 from mae_vit.inspection.images import draw_samples
 from mae_vit.pretraining.job import main as pretrain_main
 from mae_vit.training import evals
-from mae_vit.weights.encoder import load_encoder
+from mae_vit.weights.encoder import load_vit
 
 
 def by_hand(path, data, split: str, pool: str) -> tuple[float, float]:
     """Both measures of all images of a split, from an SVD."""
-    encoder = load_encoder(path, pool=pool)
-    samples = draw_samples(str(data), count=10_000, channels=1, img_size=(8, 8), split=split)
+    encoder = load_vit(path, pool=pool)
+    samples = draw_samples(str(data), count=10_000, encoder=encoder.info, split=split)
     with torch.no_grad():
         features = encoder(encoder.normalize(samples.images)).double().numpy()
     singular = np.linalg.svd(features, compute_uv=False)

@@ -1,0 +1,1 @@
+"""What pretraining learns: bands against RGB, measures without labels."""
