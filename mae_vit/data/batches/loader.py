@@ -79,7 +79,7 @@ class _Batches(Dataset[Any]):
 
     def __init__(self, source: Source, seed: int, *, replace: bool, repeats: int = 1) -> None:
         self._source, self._seed, self._repeats = source, seed, repeats
-        self.mask_planes: int = getattr(source, "mask_planes", 0)
+        self.mask_planes = source.mask_planes
         # A bound method would make a reference cycle, which would keep shards open.
         self._views_of = partial(_views_of, source, repeats)
         self._whole = WholeSamples(source, self._views_of) if replace else None

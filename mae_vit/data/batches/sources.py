@@ -43,6 +43,10 @@ class Source(Protocol):
     def in_memory(self) -> bool:
         """Whether images are read from memory; reading a sample then opens no shard."""
 
+    @property
+    def mask_planes(self) -> int:
+        """How many of the channels, the last ones, are a mask (`mae_vit.data.batches.masks`)."""
+
     def numbers(self, places: np.ndarray) -> np.ndarray:
         """Int64 (B,), the numbers in the split of the samples at `places` (B,)."""
 
@@ -75,6 +79,7 @@ class _IndexedSource:
     """Common parts of the sources that read all samples of one index."""
 
     in_memory = False
+    mask_planes = 0
 
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
         """Reads the samples of `index` in `channels` channels."""

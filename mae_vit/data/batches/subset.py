@@ -56,7 +56,7 @@ class SubsetSource:
     @property
     def mask_planes(self) -> int:
         """How many of the channels, the last ones, are a mask (`mae_vit.data.batches.masks`)."""
-        return getattr(self.source, "mask_planes", 0)
+        return self.source.mask_planes
 
     @property
     def in_memory(self) -> bool:

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save as save_tensors
 
 from mae_vit.core.files import write_atomically, write_json
 from mae_vit.evaluation.metrics import Predictions, interpret_gap
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier
+from mae_vit.finetuning.models.classifiers import Classifier
+from mae_vit.finetuning.results.final_weights import load_chosen, model_bytes
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.results.test_reads import record_test_read
-from mae_vit.models.attention import choose_attention
-from mae_vit.models.encoder_file import EncoderInfo, plain_bands, to_metadata
-from mae_vit.runtime.ranks import share_weights
+from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
@@ -57,11 +55,7 @@ class Outputs:
         Returns:
             Entries for `summary.json`, and a function that writes weights and results.
         """
-        if self.predictor.ranks.rank == 0:
-            model.load_state_dict(best.tensors, strict=True)
-        model.to(self.predictor.device)
-        share_weights(model, self.predictor.ranks)
-        choose_attention(model, self.predictor.device)
+        load_chosen(model, best, self.predictor)
         data, ranks, size = self.data, self.predictor.ranks, self.predictor.batch_size
         known = data.some_of_train(self.config.finetune.train_images)
         train = self.predictor.predict(
@@ -118,25 +112,10 @@ class Outputs:
         return stream.getvalue()
 
     def _model_bytes(self, model: Classifier, best: BestWeights) -> bytes:
-        """Returns the classifier as a safetensors file: timm's names for a Vision Transformer, else the network's."""
-        prefix = "encoder." if isinstance(model, ViTClassifier) else "network."
-        tensors = {
-            name.removeprefix(prefix): value.detach().cpu().contiguous()
-            for name, value in model.state_dict().items()
-        }
-        metadata: dict[str, Any] = {
-            "classes": self.data.classes,
-            "mean": self.data.mean,
-            "std": self.data.std,
-        }
+        facts: dict[str, Any] = {"classes": self.data.classes, "labels": self.labels.model_dump()}
         if self.info is not None:
-            metadata |= {**self.info.to_dict(), "step": best.step, "pool": self.config.finetune.pool}
-        else:
-            metadata |= {"network": self.config.model.name, "img_size": list(self.config.model.image_hw)}
-            if self.data.bands is not None:
-                metadata["bands"] = plain_bands(self.data.bands)
-        metadata["labels"] = self.labels.model_dump()
-        return save_tensors(tensors, metadata=to_metadata(metadata))
+            facts |= {"step": best.step, "pool": self.config.finetune.pool}
+        return model_bytes(model, facts, self.config, self.data, self.info)
 
 
 def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:

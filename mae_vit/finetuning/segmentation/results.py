@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save as save_tensors
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.files import replacing, write_atomically, write_json
@@ -20,15 +19,14 @@ from mae_vit.data.order.permutation import permute
 from mae_vit.evaluation.segmentation import IMAGES_FILE, Overlaps, count_overlaps
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.results.final_weights import load_chosen, model_bytes
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.results.test_reads import record_test_read
 from mae_vit.finetuning.results.write import sizes_of
-from mae_vit.finetuning.segmentation.segmenter import Segmenter, ViTSegmenter
+from mae_vit.finetuning.segmentation.segmenter import Segmenter
 from mae_vit.inspection.class_maps import draw_class_maps
-from mae_vit.models.attention import choose_attention
-from mae_vit.models.encoder_file import EncoderInfo, to_metadata
+from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.runtime.collectives import sum_over_ranks
-from mae_vit.runtime.ranks import share_weights
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
@@ -68,11 +66,7 @@ class SegmentationOutputs:
             Entries for `summary.json`, and a function that writes weights and results.
         """
         ranks, data, size = self.predictor.ranks, self.data, self.predictor.batch_size
-        if ranks.rank == 0:
-            model.load_state_dict(best.tensors, strict=True)
-        model.to(self.predictor.device)
-        share_weights(model, ranks)
-        choose_attention(model, self.predictor.device)
+        load_chosen(model, best, self.predictor)
         known = data.some_of_train(self.config.finetune.train_images)
         train = self._overlaps(model, data.fixed(data.plain, known, ranks, size, replace=True), len(known))
         summary = {
@@ -166,23 +160,10 @@ class SegmentationOutputs:
         return stream.getvalue()
 
     def _model_bytes(self, model: Segmenter, best: BestWeights) -> bytes:
-        """Returns the network as a safetensors file: timm's names for a Vision Transformer, and `decode_head.*`."""
-        prefix = "encoder." if isinstance(model, ViTSegmenter) else "network."
-        tensors = {
-            name.removeprefix(prefix): value.detach().cpu().contiguous()
-            for name, value in model.state_dict().items()
-        }
-        metadata: dict[str, Any] = {
-            "segments": self.data.classes,
-            "mean": self.data.mean,
-            "std": self.data.std,
-        }
+        facts: dict[str, Any] = {"segments": self.data.classes, "labels": self.labels.model_dump()}
         if self.info is not None:
-            metadata |= {**asdict(self.info), "step": best.step}
-        else:
-            metadata |= {"network": self.config.model.name, "img_size": list(self.config.model.image_hw)}
-        metadata["labels"] = self.labels.model_dump()
-        return save_tensors(tensors, metadata=to_metadata(metadata))
+            facts["step"] = best.step
+        return model_bytes(model, facts, self.config, self.data, self.info)
 
 
 def describe_scores(config: FinetuneConfig, summary: dict[str, Any], path: Path) -> list[str]:

@@ -10,6 +10,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def pack_predictions(rows: Sequence[Row]) -> bytes:
         if row.overlaps is not None:
             continue  # classes of pixels would be too large
         splits.setdefault(row.keys, []).append(number)
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     cells = []
     for split, (keys, numbers) in enumerate(splits.items()):
         classes = np.stack([rows[number].predicted for number in numbers])
@@ -43,7 +44,7 @@ def pack_predictions(rows: Sequence[Row]) -> bytes:
         arrays[f"predicted_{split}"] = classes.astype(smallest)
         cells += [{"row": number, "split": split, "fixed": rows[number].cell.fixed} for number in numbers]
     stream = io.BytesIO()
-    np.savez_compressed(stream, allow_pickle=False, cells=np.array(json.dumps(cells)), **arrays)
+    np.savez_compressed(stream, cells=np.array(json.dumps(cells)), **arrays)
     return stream.getvalue()
 
 

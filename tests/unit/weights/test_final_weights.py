@@ -1,0 +1,27 @@
+"""The weights file of a fine-tuned network says what raw values mean."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from helpers.export import info_of
+from torch import nn
+
+from mae_vit.core.bands import Bands
+from mae_vit.finetuning.results.final_weights import model_bytes
+from mae_vit.models.encoder_file import bands_from, read_metadata
+
+TWO = Bands(("red", "nir"), "uint16", (0.0, 10.0), (4000.0, 5000.0), nodata=0)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_bands_are_in_the_file(ours, tmp_path):
+    data = SimpleNamespace(mean=(0.1, 0.2), std=(0.3, 0.4), bands=TWO)
+    config = SimpleNamespace(model=SimpleNamespace(name="SmallResNet", image_hw=(16, 16)))
+    info = replace(info_of(), in_chans=2, mean=data.mean, std=data.std, bands=TWO) if ours else None
+    network = nn.ModuleDict({"encoder" if ours else "network": nn.Linear(2, 2)})
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(model_bytes(network, {"segments": ["a", "b"]}, config, data, info))
+    metadata = read_metadata(path)
+    assert bands_from(metadata["bands"]) == TWO
+    assert metadata["segments"] == ["a", "b"]
