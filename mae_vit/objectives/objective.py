@@ -66,12 +66,14 @@ class Task(nn.Module, ABC):
 
     def unit(self, images: Tensor) -> Tensor:
         """Maps raw values (B, C, H, W) to float32 in 0..1 as `Bands.unit` does; missing values become 0."""
+        scaled, valid = self._scaled(images), self.valid(images)
+        return scaled if valid is None else torch.where(valid, scaled, 0.0)
+
+    def _scaled(self, images: Tensor) -> Tensor:
         if self.bands is None or self.bands.eight_bit:
             return images.float() / 255
         # From buffers: a copy from the host would block.
-        scaled = (images.float() - self.low) / self.span
-        valid = self.valid(images)
-        return scaled if valid is None else torch.where(valid, scaled, 0.0)
+        return (images.float() - self.low) / self.span
 
     def valid(self, images: Tensor) -> Tensor | None:
         """Returns which raw values are there, bool (B, C, H, W); None if none can be missing."""
@@ -79,8 +81,7 @@ class Task(nn.Module, ABC):
 
     def normalize(self, images: Tensor) -> Tensor:
         """Maps raw values (B, C, H, W) to float32, zero mean and unit variance over the data; missing ones to 0."""
-        normalized = (self.unit(images) - self.mean) / self.std
-        valid = self.valid(images)
+        normalized, valid = (self._scaled(images) - self.mean) / self.std, self.valid(images)
         return normalized if valid is None else torch.where(valid, normalized, 0.0)
 
     def mark_missing(self, batch: Batch) -> Batch:

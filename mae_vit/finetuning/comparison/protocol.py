@@ -12,6 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from mae_vit.core.files import write_json
 from mae_vit.finetuning.comparison.config import CompareConfig
 
@@ -34,11 +36,20 @@ def keep_protocol(folder: Path, config: CompareConfig, *, tested: int) -> None:
         json.loads(path.read_text()) if path.exists() else {"settings": now, "changes": []}
     )
     changes: list[dict[str, Any]] = before["changes"]
-    changed = sorted(_differences(before["settings"], now))
+    changed = sorted(_differences(_with_defaults(before["settings"]), now))
     if changed and tested:
         when = datetime.now(timezone.utc).isoformat(timespec="seconds")
         changes.append({"time": when, "tested_cells": tested, "settings": changed})
     write_json(path, {"settings": now, "changes": changes})
+
+
+def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """Fills in the defaults of keys that an earlier version did not have: they are no change of the user's."""
+    try:
+        config = CompareConfig.model_validate({"run": {"name": "earlier"}, **settings})
+    except ValidationError:
+        return settings
+    return {key: value for key, value in config.model_dump(mode="json").items() if key not in _FREE}
 
 
 def describe_changes(folder: Path) -> list[str]:

@@ -82,6 +82,7 @@ def to_svg(figure: Figure) -> str:
     stream = io.StringIO()
     figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
     svg = stream.getvalue()
-    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    # Comments repeat texts before matplotlib has set them: 10^{-3} of a logarithmic axis.
+    svg = re.sub(r"<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(_INK, "currentColor")
     # The page sets the size: the view box stays.
     return re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg))

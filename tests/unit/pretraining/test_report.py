@@ -11,6 +11,7 @@ import pytest
 from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, summary_of
 
 from mae_vit.cli.main import main
+from mae_vit.inspection.page import svg
 from mae_vit.pretraining import reference_curves
 from mae_vit.pretraining.job import main as pretrain
 from mae_vit.pretraining.report.curves import thinned
@@ -103,6 +104,15 @@ def test_the_page_needs_nothing_beside_it_and_is_the_same_again(run_folder):
     assert not re.search(r'(src|href)="(?!data:|#)', page)
     assert not re.search(r"url\((?!#)", page)
     assert "$" not in re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+
+
+def test_a_chart_holds_no_text_that_is_not_set():
+    """The labels of a logarithmic axis are TeX in matplotlib's comments."""
+    with svg.chart("step", "") as (figure, axes):
+        axes.semilogy([1, 2, 3], [1e-4, 1e-2, 1.0])
+        drawn = svg.to_svg(figure)
+    assert "<text" in drawn
+    assert "$" not in drawn
 
 
 def test_what_files_say_is_text_and_no_markup(run_folder):
