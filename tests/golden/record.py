@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -24,14 +25,16 @@ ENGINES = {"torch": ["train.engine=torch"], "deepspeed on two ranks": ["train.en
 
 
 def machine() -> str:
-    """What decides on the last bits: processor and libraries."""
+    """What decides on the last bits: processor, cores (one process uses them all as threads) and libraries."""
     import torch
 
     models = [
         line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
     ]
     kernels = torch.backends.cpu.get_cpu_capability()
-    return f"{platform.machine()}, {models[0].split(':')[1].strip()}, {kernels}, torch {torch.__version__}"
+    cores = len(os.sched_getaffinity(0))
+    processor = f"{platform.machine()}, {models[0].split(':')[1].strip()}, {cores} cores, {kernels}"
+    return f"{processor}, torch {torch.__version__}"
 
 
 def start(engine: str, script: str, arguments: list[str]) -> None:

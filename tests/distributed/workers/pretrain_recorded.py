@@ -20,7 +20,7 @@ if __name__ == "__main__":
     (said,) = (word for word in sys.argv if word.startswith("notes="))
     words = [word for word in sys.argv[1:] if word != said]
     notes = Path(f"{said.removeprefix('notes=')}.{os.environ.get('RANK', '0')}")
-    masking, masks = mae.random_masking, []
+    masking, masks = mae.unit_masking, []
 
     def noting_mask(*arguments):
         drawn = masking(*arguments)
@@ -40,7 +40,7 @@ if __name__ == "__main__":
                 file.write(json.dumps([self.updates, batch.keys.epoch, sample, pixels, hidden]) + "\n")
         return output
 
-    mae.random_masking = noting_mask
+    mae.unit_masking = noting_mask
     for engine in (DeepSpeedEngine, TorchEngine):
         engine.forward = noted(engine.forward)
     sys.exit(main(words))
