@@ -9,10 +9,10 @@ fi
 # Near the time limit Slurm sends USR1 only to this shell (--signal=B:). TERM comes from scancel, preemption, a
 # requeue or the limit itself. This function passes both on to srun as USR1, because srun forwards USR1 to all ranks
 # but kills them on TERM. The ranks then finish their step, save and exit with 75.
-step='' told='' started=0
+step='' signaled='' started=0
 pass_on() {
   local early=$((started + 10 - SECONDS))
-  told=1
+  signaled=1
   [[ -n $step ]] || return
   # Wait until 10 s after the start: before that, the signal would kill a process that does not handle it yet.
   (sleep $((early > 0 ? early : 0)) && kill -USR1 "$step" 2>/dev/null) &
@@ -42,6 +42,15 @@ id=${id:-$SLURM_JOB_ID}
 export MAE_VIT_SAVED=$notes/$SLURM_JOB_ID
 [[ $notes == /* ]] || MAE_VIT_SAVED=$PWD/$MAE_VIT_SAVED
 
+# Ends the job if the script's first word is no config: an option, key=value, or nothing.
+# usage: require_config EXAMPLE "$@", where the example is what stands after sbatch and its options
+require_config() {
+  [[ -z ${2:-} || $2 == -* || $2 =~ ^[a-z_.]+= ]] || return 0
+  echo "error: the first word after the script must be a config, for example: sbatch --gpus-per-node=1" \
+    "--cpus-per-task=12 $1${2:+; it is \"$2\"}" >&2
+  exit 2
+}
+
 # Runs a Python program in every task, and ends the job according to the program's exit code.
 run() {
   begin_notes
@@ -59,7 +68,7 @@ run() {
     "${container[@]}" python -u "$@" &
   step=$! started=$SECONDS
   # A signal that came before srun started.
-  [[ -z $told ]] || pass_on
+  [[ -z $signaled ]] || pass_on
   # A trap interrupts `wait` while srun is still running, so wait again.
   while kill -0 "$step" 2>/dev/null; do wait "$step"; done
   wait "$step"

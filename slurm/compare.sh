@@ -23,4 +23,5 @@ if [[ ! -r slurm/common.sh ]]; then
 fi
 # shellcheck source=common.sh
 source slurm/common.sh
+require_config "slurm/compare.sh configs/compare_cifar10_5k.yaml" "$@"
 run finetune/compare.py --config "$@"

@@ -20,4 +20,5 @@ if [[ ! -r slurm/common.sh ]]; then
 fi
 # shellcheck source=common.sh
 source slurm/common.sh
+require_config "slurm/doctor.sh configs/mae_base.yaml" "$@"
 run -m mae_vit.cli doctor --config "$@"

@@ -22,4 +22,9 @@ if [[ ! -r slurm/common.sh ]]; then
 fi
 # shellcheck source=common.sh
 source slurm/common.sh
+if [[ " $*" != *" --ckpt"* && " $*" != *" --config"* ]]; then
+  echo "error: neither --ckpt nor --config is given, for example: sbatch --gpus-per-node=1 --cpus-per-task=12" \
+    "slurm/finetune.sh --ckpt runs/mae_base" >&2
+  exit 2
+fi
 run finetune/run.py "$@"

@@ -22,4 +22,5 @@ if [[ ! -r slurm/common.sh ]]; then
 fi
 # shellcheck source=common.sh
 source slurm/common.sh
+require_config "slurm/pretrain.sh configs/mae_base.yaml" "$@"
 run pretrain/run.py --config "$@"

@@ -85,3 +85,47 @@ def test_site_settings_that_are_not_there_are_one_clear_line(tmp_path):
     ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert ended.returncode == 2
     assert ended.stderr == f"error: no site settings {tmp_path / 'site.sh'} in {ROOT}\n"
+
+
+EXAMPLES = {
+    "compare.sh": "slurm/compare.sh configs/compare_cifar10_5k.yaml",
+    "doctor.sh": "slurm/doctor.sh configs/mae_base.yaml",
+    "finetune.sh": "slurm/finetune.sh --ckpt runs/mae_base",
+    "pretrain.sh": "slurm/pretrain.sh configs/mae_base.yaml",
+}
+
+
+@by_name(JOBS)
+@pytest.mark.parametrize("words", [(), ("train.epochs=3",)], ids=["nothing", "a key alone"])
+def test_without_a_config_it_is_one_clear_line_before_anything_starts(script, words, tmp_path):
+    site, srun = tmp_path / "site.sh", tmp_path / "srun"
+    site.write_text(f"notes={tmp_path / 'notes'}\n")
+    srun.write_text(f"#!/bin/bash\ntouch {tmp_path / 'started'}\n")
+    srun.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = os.environ | {"SLURM_JOB_ID": "7", "MAE_VIT_SITE": str(site), "PATH": path}
+    called = ["bash", f"slurm/{script.name}", *words]
+    ended = subprocess.run(called, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    first = "neither --ckpt nor --config is given" if script.name == "finetune.sh" else "must be a config"
+    assert line.startswith("error: ")
+    assert first in line
+    assert f"sbatch --gpus-per-node=1 --cpus-per-task=12 {EXAMPLES[script.name]}" in line
+    assert ended.stdout == ""
+    assert not (tmp_path / "started").exists()
+    assert not (tmp_path / "notes").exists()
+    # What the example names comes with the repository.
+    config = EXAMPLES[script.name].split()[-1]
+    assert config.startswith("runs/") or (ROOT / config).is_file()
+
+
+@pytest.mark.parametrize("option", ["--config", "--dry-run"])
+def test_an_option_in_place_of_the_config_is_named(option, tmp_path):
+    site = tmp_path / "site.sh"
+    site.write_text("")
+    environment = os.environ | {"SLURM_JOB_ID": "7", "MAE_VIT_SITE": str(site)}
+    words = ["bash", "slurm/pretrain.sh", option, "configs/mae_digits.yaml"]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert ended.returncode == 2
+    assert ended.stderr.endswith(f'slurm/pretrain.sh configs/mae_base.yaml; it is "{option}"\n')
