@@ -130,15 +130,17 @@ def _finetune(
         classifier = partial(build_classifier, config, data, info, teacher)
         score_frozen(arguments, config, data, classifier, starts, folder, ranks, device)
         return
-    build, load, make_outputs, selects = _parts_of(config, data, info, teacher)
+    build, load, make_outputs, selects = _parts_of(config, data, info, teacher, starts)
 
     plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
     if ranks.rank == 0:
-        print_notes([*plan.notes, *segmentation_notes(config)])
+        print_notes([*plan.notes, *segmentation_notes(config, starts.foreign)])
+        if starts.foreign is not None:
+            warn_normalization_differs(starts.foreign, data.mean, data.std)
     if config.finetune.mixup or config.finetune.cutmix:
         check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
     costs = estimate_costs(config, plan, build)
-    derived = {**data.identity, "finetune.start_digest": start.digest if start else None}
+    derived = {**data.identity, "finetune.start_digest": starts.digest}
     if teacher is not None:
         derived["finetune.teacher_digest"] = teacher.digest
     if len(data.held_out):
@@ -196,18 +198,18 @@ def _finetune(
 
 
 def _parts_of(
-    config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None, teacher: Teacher | None
+    config: FinetuneConfig,
+    data: FinetuneData,
+    info: EncoderInfo | None,
+    teacher: Teacher | None,
+    starts: Starts,
 ) -> tuple[Callable[[], Any], Callable[[Any, Weights], LoadReport], Callable[..., Any], str]:
     """Returns what builds the network, loads weights into it, and measures it; and the metric that chooses."""
     patch_init = getattr(config.model, "patch_init", None)
     if config.finetune.mode in SEGMENTATION:
-        segmenter = partial(build_segmenter, config, data, info)
-        return (
-            segmenter,
-            partial(load_weights_into_segmenter, patch_init=patch_init),
-            SegmentationOutputs,
-            "miou",
-        )
+        segmenter = partial(build_segmenter, config, data, info, starts.foreign)
+        load = partial(load_weights_into_segmenter, patch_init=patch_init)
+        return segmenter, load, SegmentationOutputs, "miou"
     classifier = partial(build_classifier, config, data, info, teacher)
     return classifier, partial(load_weights_into, patch_init=patch_init), Outputs, "top1"
 

@@ -65,7 +65,7 @@ def read_weights(start: str) -> Weights:
     if is_frozen(start):
         raise InputError(
             f"{start} is {FOREIGN_ORIGIN}, and only measured here: give it to `mae-vit embed`, or to fine-tuning "
-            "with finetune.mode=knn, few_shot or linear_probe"
+            "with finetune.mode=knn, few_shot, linear_probe or segment_probe"
         )
     if start.startswith(TIMM_PREFIX):
         return _read_timm(start)

@@ -10,6 +10,7 @@ from mae_vit.config.load import ConfigSource
 from mae_vit.config.overrides import drop_alternatives
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
+from mae_vit.finetuning.config.schema import TRAINS_ENCODER
 from mae_vit.models.vit import SIZES
 from mae_vit.weights.foreign import ForeignWeights, read_foreign
 from mae_vit.weights.read import read_weights
@@ -124,10 +125,10 @@ def check_frozen_mode(start: str, mode: str) -> None:
     Raises:
         InputError: if the mode trains it.
     """
-    if mode == "finetune":
+    if mode in TRAINS_ENCODER:
         raise InputError(
-            f"{start} is {FOREIGN_ORIGIN}, and never trained here: give finetune.mode=knn, few_shot or linear_probe "
-            f'(in a comparison "modes" of this entry), not "{mode}"'
+            f"{start} is {FOREIGN_ORIGIN}, and never trained here: give finetune.mode=knn, few_shot, linear_probe or "
+            f'segment_probe (in a comparison "modes" of this entry), not "{mode}"'
         )
 
 

@@ -29,6 +29,8 @@ _DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
 FROZEN = (*CLOSED_FORM, "linear_probe")
 # They predict the class of each pixel, from masks.
 SEGMENTATION = ("segment", "segment_probe")
+# All others leave the encoder as it is.
+TRAINS_ENCODER = ("finetune", "segment")
 # Part of the schema, and refused: pretraining's, or given by --ckpt.
 _UNUSED_MONITOR = (
     "evaluate_split",
@@ -244,7 +246,7 @@ class FinetuneConfig(Config):
             raise ValueError(
                 f'model.name="{name}" begins from scratch, --ckpt {self.finetune.start} does not fit it'
             )
-        if self.finetune.mode not in ("finetune", "segment"):
+        if self.finetune.mode not in TRAINS_ENCODER:
             raise ValueError(f'finetune.mode="{self.finetune.mode}" needs a Vision Transformer, not "{name}"')
         for key in ("pool", "head_init", "freeze_patch_embed", "teacher"):
             if getattr(self.finetune, key) != getattr(defaults, key):
@@ -255,8 +257,10 @@ class FinetuneConfig(Config):
     def _check_frozen(self) -> None:
         """An encoder of others is measured as it is, with its own pooling."""
         start = self.finetune.start
-        if self.finetune.mode == "finetune":
-            raise ValueError(f'finetune.mode="finetune" trains, and {start} is never trained here')
+        if self.finetune.mode in TRAINS_ENCODER:
+            raise ValueError(
+                f'finetune.mode="{self.finetune.mode}" trains, and {start} is never trained here'
+            )
         if self.finetune.pool != FinetuneSection().pool:
             raise ValueError(
                 f'finetune.pool="{self.finetune.pool}" has no effect: {start} pools as timm says that it was trained'

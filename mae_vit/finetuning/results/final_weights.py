@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from safetensors.torch import save as save_tensors
@@ -14,6 +15,9 @@ from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import EncoderInfo, plain_bands, to_metadata
 from mae_vit.runtime.ranks import share_weights
 from mae_vit.training.engines.state import BestWeights
+
+# What holds a network within the model that is trained; the first is that of an encoder of others.
+_HOLDERS = re.compile(r"^(encoder\.network|encoder|network)\.")
 
 
 def load_chosen(model: nn.Module, best: BestWeights, predictor: Predictor) -> None:
@@ -41,9 +45,8 @@ def model_bytes(
         data: gives normalization and bands.
         info: geometry of our encoder; None for another network.
     """
-    prefix = "network." if info is None else "encoder."
     tensors = {
-        name.removeprefix(prefix): value.detach().cpu().contiguous()
+        _HOLDERS.sub("", name): value.detach().cpu().contiguous()
         for name, value in model.state_dict().items()
     }
     metadata: dict[str, Any] = {"mean": data.mean, "std": data.std}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,12 +12,19 @@ from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.segmentation.networks import build_map_network, map_width
-from mae_vit.finetuning.segmentation.segmenter import NetworkSegmenter, Segmenter, ViTSegmenter
+from mae_vit.finetuning.segmentation.segmenter import (
+    ForeignSegmenter,
+    NetworkSegmenter,
+    Segmenter,
+    ViTSegmenter,
+)
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.vit import PatchInit
+from mae_vit.weights.foreign import ForeignWeights
+from mae_vit.weights.foreign_encoder import open_foreign
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.load_report import LoadReport
-from mae_vit.weights.start import Weights
+from mae_vit.weights.start import FOREIGN_ORIGIN, Weights
 
 # Options of the encoder's training, and of a classifier.
 _UNUSED_BY_PROBE = (
@@ -27,8 +35,13 @@ _UNUSED_BY_PROBE = (
 _UNUSED = (("finetune", "pool", "cls"), ("finetune", "head_init", "zero"))
 
 
-def build_segmenter(config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None) -> Segmenter:
-    """Builds the network with fresh weights drawn from the run's seed.
+def build_segmenter(
+    config: FinetuneConfig,
+    data: FinetuneData,
+    info: EncoderInfo | None,
+    foreign: ForeignWeights | None = None,
+) -> Segmenter:
+    """Builds the network with fresh weights drawn from the run's seed; an encoder of others with its own weights.
 
     Raises:
         InputError: if it cannot be built with these options.
@@ -41,6 +54,11 @@ def build_segmenter(config: FinetuneConfig, data: FinetuneData, info: EncoderInf
         "mean": data.mean,
         "std": data.std,
     }
+    if foreign is not None:
+        images = replace(foreign.images, img_size=model.image_hw, mean=data.mean, std=data.std)
+        # Costs are estimated on the meta device, where loading warns of each tensor.
+        with torch.device("cpu"):
+            return ForeignSegmenter(open_foreign(foreign, images), **common)
     if isinstance(model, ModelSection):
         assert info is not None
         encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
@@ -71,10 +89,12 @@ def load_weights_into_segmenter(
     return coverage
 
 
-def segmentation_notes(config: FinetuneConfig) -> list[str]:
-    """Returns a note on options that have no effect in a segmentation mode; empty in other modes."""
+def segmentation_notes(config: FinetuneConfig, foreign: ForeignWeights | None) -> list[str]:
+    """Returns notes on whose the weights are, and on options that have no effect in a segmentation mode."""
+    whose = f"{foreign.source} is {FOREIGN_ORIGIN}; it stays as it is" if foreign else None
     unused = _unused_options(config) if config.finetune.mode in SEGMENTATION else []
-    return [f"{', '.join(unused)}: no effect with finetune.mode={config.finetune.mode}"] if unused else []
+    ignored = f"{', '.join(unused)}: no effect with finetune.mode={config.finetune.mode}" if unused else None
+    return [note for note in (whose, ignored) if note]
 
 
 def _unused_options(config: FinetuneConfig) -> list[str]:

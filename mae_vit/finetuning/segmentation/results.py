@@ -30,6 +30,7 @@ from mae_vit.runtime.collectives import sum_over_ranks
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
+from mae_vit.weights.start import origin_of
 
 OVERLAYS_FILE = "overlays.png"
 _SHOWN = 8
@@ -163,6 +164,8 @@ class SegmentationOutputs:
         facts: dict[str, Any] = {"segments": self.data.classes, "labels": self.labels.model_dump()}
         if self.info is not None:
             facts["step"] = best.step
+        if origin := origin_of(self.config.finetune.start):
+            facts["origin"] = origin
         return model_bytes(model, facts, self.config, self.data, self.info)
 
 

@@ -17,6 +17,7 @@ from mae_vit.finetuning.segmentation.networks import LightHead, LinearHead, patc
 from mae_vit.inspection.class_maps import class_colors
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives.objective import ObjectiveOutput, Task
+from mae_vit.weights.foreign_encoder import ForeignEncoder
 
 # Share of the class's color in a picture.
 _TINT = 0.6
@@ -162,6 +163,42 @@ class ViTSegmenter(Segmenter):
     def feature_map(self, images: Tensor) -> Tensor:
         """Encodes normalized images: (B, C, H, W) -> (B, D, h, w)."""
         return patch_map(self.encoder, images)
+
+
+class ForeignSegmenter(Segmenter):
+    """A probe of an encoder of others, by its last map of features. Nothing trains the encoder."""
+
+    def __init__(
+        self,
+        encoder: ForeignEncoder,
+        *,
+        num_classes: int,
+        label_smoothing: float,
+        mean: Sequence[float],
+        std: Sequence[float],
+    ) -> None:
+        """Adds a linear head to the map, whose width one pass of a black image tells.
+
+        Raises:
+            InputError: if timm gives no map of features for the network.
+        """
+        with torch.no_grad():
+            black = torch.zeros(1, encoder.input.in_chans, *encoder.input.img_size)
+            width = encoder.patch_map(black).shape[1]
+        super().__init__(
+            width=width,
+            num_classes=num_classes,
+            probe=True,
+            label_smoothing=label_smoothing,
+            mean=mean,
+            std=std,
+        )
+        self.encoder = encoder
+        self.train()
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        """Encodes normalized images: (B, C, H, W) -> (B, D, h, w)."""
+        return self.encoder.patch_map(images)
 
 
 class NetworkSegmenter(Segmenter):

@@ -11,6 +11,7 @@ from helpers.commands import ROOT, one_line
 from helpers.comparison import gap_of, row
 from helpers.finetune import TINY
 from helpers.images import prepare_pairs, write_pairs
+from helpers.weights.foreign import write_backbone
 from PIL import Image
 from scipy import stats
 
@@ -135,6 +136,23 @@ def test_a_comparison_from_end_to_end(config, tmp_path, capsys):
     # A column for the image, the truth, and each whole network.
     shown = Image.open(tmp_path / "run" / "masks.png")
     assert shown.width > 4 * 96
+
+
+@pytest.mark.slow
+def test_an_encoder_of_others_is_a_marked_row_of_the_probe(config, tmp_path):
+    file = write_backbone(tmp_path / "swin", "swin")
+    entry = f"""  - {{name: Swin, config: {ROOT}/configs/finetune_cifar_tiny.yaml, start: "frozen:{file}",
+      modes: [segment_probe], set: {{data.augment: {{crop: random_resized, flip: false}}}}}}
+reference: scratch"""
+    config.write_text(config.read_text().replace("reference: scratch", entry))
+    assert main(["--config", str(config), f"run.dir={tmp_path / 'run'}"]) == 0
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "run" / "results.csv").read_text())))
+    (swin,) = [one for one in rows if one["entry"] == "Swin"]
+    assert swin["mode"] == "segment_probe"
+    assert swin["start_origin"] == "trained by others on other data"
+    assert 0 <= float(swin["test_miou"]) <= 1
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "Swin (trained by others on other data)" in report
 
 
 @pytest.mark.parametrize(

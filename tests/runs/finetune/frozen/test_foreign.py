@@ -93,7 +93,11 @@ def test_a_probe_of_another_size_and_its_dry_run(measure, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("mode", "overrides", "expected"),
     [
-        ("finetune", [], "never trained here: give finetune.mode=knn, few_shot or linear_probe"),
+        (
+            "finetune",
+            [],
+            "never trained here: give finetune.mode=knn, few_shot, linear_probe or segment_probe",
+        ),
         ("knn", ["finetune.pool=mean"], 'finetune.pool="mean" has no effect'),
         ("knn", ["model.name=B"], "brings its own network, timm:vit_small_patch14_reg4_dinov2"),
         ("knn", ["model.name=timm:resnet18"], "brings its own network"),
