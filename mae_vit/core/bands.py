@@ -54,3 +54,9 @@ class Bands:
         values = images.float()
         valid = ~values.isnan()
         return valid if self.nodata is None else valid & (values != self.nodata)
+
+
+def dtype_of_raw(bands: Bands | None) -> torch.dtype:
+    """Returns the type of raw images in tensors: uint8 for gray and RGB of 8 bits."""
+    dtype: torch.dtype = torch.uint8 if bands is None else getattr(torch, bands.dtype)
+    return dtype

@@ -17,6 +17,7 @@ from mae_vit.config.keys import describe_keys
 from mae_vit.config.plan import Plan, check_grouping, make_plan
 from mae_vit.config.presets import as_installed
 from mae_vit.config.schema import ModelSection
+from mae_vit.core.bands import dtype_of_raw
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
@@ -139,7 +140,7 @@ def _finetune(
             warn_normalization_differs(starts.foreign, data.mean, data.std)
     if config.finetune.mixup or config.finetune.cutmix:
         check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
-    costs = estimate_costs(config, plan, build)
+    costs = estimate_costs(config, plan, build, data)
     derived = {**data.identity, "finetune.start_digest": starts.digest}
     if teacher is not None:
         derived["finetune.teacher_digest"] = teacher.digest
@@ -219,17 +220,20 @@ def _write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:
     write_json(folder.path / "rates.json", [asdict(row) for row in rates])
 
 
-def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Task]) -> Estimate:
+def estimate_costs(
+    config: FinetuneConfig, plan: Plan, build: Callable[[], Task], data: FinetuneData
+) -> Estimate:
     """Estimates the cost of the run.
 
     Raises:
         InputError: if the network does not take such images.
     """
-    channels, (height, width) = config.model.channels, config.model.image_hw
+    shape = (config.model.channels, *config.model.image_hw)
     try:
         return estimate(
             build,
-            image_shape=(channels, height, width),
+            image_shape=shape,
+            dtype=dtype_of_raw(data.bands),
             batch_size_per_device=plan.batch_size_per_device,
             activation_checkpointing=config.train.activation_checkpointing,
             optimizer_slots=len(classifier_optimizer_options(config).optimizer_states),
@@ -239,9 +243,8 @@ def estimate_costs(config: FinetuneConfig, plan: Plan, build: Callable[[], Task]
         # Our own encoders take what their config allows.
         if isinstance(config.model, ModelSection):
             raise
-        raise InputError(
-            f'model.name="{config.model.name}" does not take {channels} x {height} x {width} images: {error}'
-        ) from None
+        size = " x ".join(map(str, shape))
+        raise InputError(f'model.name="{config.model.name}" does not take {size} images: {error}') from None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
+from mae_vit.core.bands import Bands, dtype_of_raw
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.pretraining.doctor.machine_checks import free_memory_gib
@@ -121,9 +123,17 @@ def _try(setup: Setup, size: int) -> Trial:
     return Trial(size, rate, gib)
 
 
+def noise(bands: Bands | None, shape: tuple[int, int, int, int]) -> Tensor:
+    """Draws raw images (B, C, H, W) as the loader hands them out: uint8, or values within the scale of each band."""
+    if bands is None:
+        return torch.randint(0, 256, shape, dtype=torch.uint8)
+    low, high = (torch.tensor(ends).view(-1, 1, 1) for ends in (bands.low, bands.high))
+    return (low + (high - low) * torch.rand(shape)).to(dtype_of_raw(bands))
+
+
 def _measure(setup: Setup, size: int, engine: Engine) -> float:
     info, device = setup.info, setup.device
-    images = torch.randint(0, 256, (size, info.in_chans, *info.img_size), dtype=torch.uint8)
+    images = noise(info.bands, (size, info.in_chans, *info.img_size))
     labels = torch.zeros(size, dtype=torch.int64)
     batch = Batch(images, labels, SampleKeys(0, 0, torch.arange(size))).to(device)
     begun = 0.0

@@ -34,8 +34,8 @@ class Estimate:
         encoder_parameters: number of the encoder's parameters; of all, if the network has no encoder.
         trainable: number of parameters that have optimizer state.
         flops_per_image: model FLOPs of a training step: 3 x forward, without recomputation.
-        activation_bytes: bytes that autograd keeps of one micro-batch in float32 with plain
-            attention. This is an upper bound for bf16, fp16 and fused attention.
+        activation_bytes: bytes of one micro-batch: its raw images, and what autograd keeps in float32
+            with plain attention. This is an upper bound for bf16, fp16 and fused attention.
         optimizer_slots: float32 numbers that the optimizer keeps for each trainable parameter.
         averaged: each rank keeps a whole moving average of all parameters.
     """
@@ -105,6 +105,7 @@ def estimate(
     activation_checkpointing: bool = False,
     optimizer_slots: int = 2,
     averaged: bool = False,
+    dtype: torch.dtype = torch.uint8,
 ) -> Estimate:
     """Measures an objective's costs by building and running it on the meta device.
 
@@ -116,15 +117,17 @@ def estimate(
             one block at a time.
         optimizer_slots: tensors that the optimizer keeps for each parameter.
         averaged: the run keeps a moving average of the weights.
+        dtype: of the raw images, which stay on the device through the step.
     """
     with torch.device("meta"):
         model = build()
     model.to("meta")  # tables computed in NumPy are not on the meta device yet
     # The counter counts the matrix products of plain attention only.
     set_fused_attention(model, False)
-    images = torch.empty(batch_size_per_device, *image_shape, dtype=torch.uint8, device="meta")
+    images = torch.empty(batch_size_per_device, *image_shape, dtype=dtype, device="meta")
     index = torch.empty(batch_size_per_device, dtype=torch.int64, device="meta")
     activations = _Activations(model, recomputed=activation_checkpointing)
+    activations.keep(images)
     with (
         FlopCounterMode(display=False) as counter,
         torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
@@ -151,6 +154,7 @@ def kept_bytes(
     precision: Precision,
     fused_attention: bool,
     activation_checkpointing: bool = False,
+    dtype: torch.dtype = torch.uint8,
 ) -> int:
     """Measures the bytes that autograd keeps of a micro-batch, including autocast's copies of weights.
 
@@ -165,19 +169,20 @@ def kept_bytes(
         precision: precision of the forward pass.
         fused_attention: use fused attention, which keeps no attention maps, as on a GPU.
         activation_checkpointing: each block keeps only its input.
+        dtype: of the raw images.
     """
     with torch.device("meta"):
         model = build()
     model.to("meta")
     set_fused_attention(model, fused_attention)
-    dtype = AUTOCAST_DTYPES.get(precision)
+    autocast = AUTOCAST_DTYPES.get(precision)
     with FakeTensorMode():
         model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))
-        images = torch.empty(batch_size_per_device, *image_shape, dtype=torch.uint8)
+        images = torch.empty(batch_size_per_device, *image_shape, dtype=dtype)
         index = torch.empty(batch_size_per_device, dtype=torch.int64)
         activations = _Activations(model, recomputed=activation_checkpointing)
         with (
-            torch.autocast("cpu", dtype=dtype, enabled=dtype is not None),
+            torch.autocast("cpu", dtype=autocast, enabled=autocast is not None),
             torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
         ):
             kept = model(Batch(images, index, SampleKeys(0, 0, index)))

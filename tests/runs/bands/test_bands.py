@@ -21,10 +21,14 @@ from sklearn.datasets import load_sample_images
 import mae_vit
 from mae_vit.cli.main import main
 from mae_vit.config.load import read_run_config
+from mae_vit.core.bands import DTYPES, Bands
+from mae_vit.finetuning import job as finetune_job
 from mae_vit.finetuning.job import main as finetune
 from mae_vit.inspection.band_views import band_views
 from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.subject import open_subject
+from mae_vit.pretraining import setup
+from mae_vit.pretraining.doctor.find_batch import noise
 from mae_vit.pretraining.job import main as pretrain
 
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
@@ -105,6 +109,32 @@ def test_the_range_of_a_band_in_pictures_is_the_files(tiles, trained):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_doctor_tries_batches_of_the_datas_type(dtype):
+    bands = Bands(("nir", "swir"), dtype, (3.0, 20.0), (90.0, 100.0))
+    images = noise(bands, (4, 2, 8, 8))
+    assert (images.shape, images.dtype) == ((4, 2, 8, 8), getattr(torch, dtype))
+    unit = bands.unit(images)
+    assert unit.min() >= -0.02
+    assert unit.max() <= 1
+    assert unit.std() > 0.2
+
+
+def test_the_plan_counts_the_bands_of_the_data(tiles, trained, monkeypatch):
+    """Trials of the doctor take such images, and the plan holds 13 values of 2 bytes a pixel."""
+    asked = []
+    for module in (setup, finetune_job):
+        whole = module.estimate
+        monkeypatch.setattr(
+            module, "estimate", lambda *a, whole=whole, **k: asked.append(k) or whole(*a, **k)
+        )
+    place = f"data.path={tiles[0] / 'data'}"
+    assert pretrain(["--config", CONFIG, place, *SMALL, "--dry-run"]) == 0
+    assert finetune(["--ckpt", str(trained), place, "finetune.pool=mean", *FEW, "--dry-run"]) == 0
+    assert {(one["image_shape"][0], one["dtype"]) for one in asked} == {(13, torch.uint16)}
+    assert len(asked) >= 2
+
+
 def test_inspection_draws_a_page_of_bands(tiles, trained, tmp_path):
     out, data = tmp_path / "inspect", str(tiles[0] / "data")
     assert main(["inspect", "--ckpt", str(trained), "--data", data, "--images", "15", "--out", str(out)]) == 0

@@ -93,6 +93,16 @@ def test_the_bounds_enclose_each_other():
         assert costs.least_gib(**sharing, kept_bytes=0) < least < costs.memory_gib(**sharing)
 
 
+def test_raw_images_count_by_their_type_and_bands():
+    """With the same network, an image of four bytes a value takes three more a value than one of 8 bits."""
+    shape = {"image_shape": (3, 16, 16), "batch_size_per_device": 5}
+    byte, word, real = (
+        estimate(build_objective, **shape, dtype=one).activation_bytes
+        for one in (torch.uint8, torch.uint16, torch.float32)
+    )
+    assert (word - byte, real - byte) == (5 * 3 * 16 * 16, 3 * 5 * 3 * 16 * 16)
+
+
 def test_zero_shares_what_it_can():
     costs = replace(
         estimate(build_objective, image_shape=(3, 16, 16), batch_size_per_device=1), activation_bytes=0
