@@ -7,7 +7,7 @@ loss, `results/` the test. Modes that train no encoder leave it early, for `froz
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from mae_vit.config.schema import ModelSection
 from mae_vit.core.bands import dtype_of_raw
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import write_json
 from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.finetuning.config.read import Starts, read_config
@@ -37,7 +36,13 @@ from mae_vit.finetuning.models.build import (
     teacher_from_config,
 )
 from mae_vit.finetuning.models.teacher import Teacher
-from mae_vit.finetuning.plan_text import describe_initial_model, describe_plan, describe_rates, rates_of
+from mae_vit.finetuning.plan_text import (
+    describe_initial_model,
+    describe_plan,
+    describe_rates,
+    rates_of,
+    write_rates,
+)
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.results.write import Outputs
 from mae_vit.finetuning.segmentation.build import (
@@ -59,7 +64,6 @@ from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.cost import Estimate, estimate
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.evals import HeldOut, OnlineProbe
-from mae_vit.training.optim.param_groups import LayerRate
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
@@ -180,7 +184,7 @@ def _finetune(
     if rates:
         if ranks.rank == 0:
             print(describe_rates(rates))
-        run_on_rank_zero(lambda: _write_rates(folder, rates), ranks)
+        run_on_rank_zero(lambda: write_rates(folder, rates), ranks)
     engine = build_engine(config, plan, model, ranks, device, optimizer=classifier_optimizer_options(config))
     setup = RunSetup(
         config,
@@ -213,11 +217,6 @@ def _parts_of(
         return segmenter, load, SegmentationOutputs, "miou"
     classifier = partial(build_classifier, config, data, info, teacher)
     return classifier, partial(load_weights_into, patch_init=patch_init), Outputs, "top1"
-
-
-def _write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:
-    folder.path.mkdir(parents=True, exist_ok=True)
-    write_json(folder.path / "rates.json", [asdict(row) for row in rates])
 
 
 def estimate_costs(

@@ -108,7 +108,6 @@ def test_the_range_of_a_band_in_pictures_is_the_files(tiles, trained):
         np.testing.assert_allclose(row[1:], expected, rtol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_doctor_tries_batches_of_the_datas_type(dtype):
     bands = Bands(("nir", "swir"), dtype, (3.0, 20.0), (90.0, 100.0))
@@ -135,6 +134,7 @@ def test_the_plan_counts_the_bands_of_the_data(tiles, trained, monkeypatch):
     assert len(asked) >= 2
 
 
+@pytest.mark.slow
 def test_inspection_draws_a_page_of_bands(tiles, trained, tmp_path):
     out, data = tmp_path / "inspect", str(tiles[0] / "data")
     assert main(["inspect", "--ckpt", str(trained), "--data", data, "--images", "15", "--out", str(out)]) == 0
