@@ -1,8 +1,8 @@
 """What a step of each objective costs on the same encoder, and what partial decoding saves.
 
 MAE of a config, decoding all, a half and a quarter of the masked patches; MAE with half of the patches
-masked and half of those decoded, without and with a contrast; and masked patch prediction, whose encoder
-sees all patches: each in a process of its own, in turns. Prints JSON.
+masked and half of those decoded, without and with a contrast; MAE with the options of Pixio (masked blocks,
+several class tokens, a deep decoder); and masked patch prediction, whose encoder sees all patches: each in a process of its own, in turns. Prints JSON.
 
     python benchmarks/objectives.py [--config configs/mae_base.yaml] [--batch 8] [--device cpu]
         [--precision bf16] [--rounds 5] [--steps 2] [--threads 2] [--out FILE] [KEY.PATH=VALUE ...]
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,14 +23,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness.reports import add_out, publish
 from benchmarks.harness.turns import add_options, choose_device, paired, serve, summarize, take_turns
-from benchmarks.harness.workloads import TINY, Workload, load
+from benchmarks.harness.workloads import ROOT, TINY, Workload, load
+from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.objectives import ObjectiveSection
 from mae_vit.objectives.contrastive_mae import ContrastiveMAEConfig
 from mae_vit.objectives.mae import MAEConfig
 from mae_vit.objectives.masked_patch import MaskedPatchConfig
+from mae_vit.objectives.pretrain_config import PretrainConfig
 
 WHOLE = "mae"
+PIXIO = ROOT / "configs" / "pixio_cifar_tiny.yaml"
 _HALVES = {"mask_ratio": 0.5, "decode_ratio": 0.5}
 
 
@@ -50,7 +54,28 @@ def variants(workload: Workload) -> dict[str, Workload]:
         "contrastive_mae": _with_contrast(mae, workload),
         "masked_patch": MaskedPatchConfig(name="masked_patch"),
     }
-    return {name: workload.with_objective(section) for name, section in sections.items()}
+    chosen = {name: workload.with_objective(section) for name, section in sections.items()}
+    return {**chosen, "pixio": _with_pixio(mae, workload)}
+
+
+def _with_pixio(mae: MAEConfig, workload: Workload) -> Workload:
+    """The same encoder and mask ratio with the options of `configs/pixio_cifar_tiny.yaml`; the decoder keeps its width.
+
+    Raises:
+        InputError: if no such blocks fit the encoder's patches.
+    """
+    pixio = load_config(PretrainConfig, PIXIO, [])
+    assert isinstance(pixio.objective, MAEConfig)
+    taken = {name: getattr(pixio.objective, name) for name in ("mask_unit", "decoder_depth")}
+    section = mae.model_copy(update={"decode_ratio": 1.0, **taken})
+    model = workload.config.model.model_copy(update={"class_tokens": pixio.model.class_tokens})
+    info = workload.info
+    grid = (info.img_size[0] // info.patch_size, info.img_size[1] // info.patch_size)
+    try:
+        section.check(grid_size=grid, patch_size=info.patch_size, in_chans=info.in_chans, num_classes=0)
+    except ValueError as error:
+        raise InputError(f"pixio: {error}") from None
+    return replace(workload, config=workload.config.model_copy(update={"model": model, "objective": section}))
 
 
 def _with_contrast(mae: MAEConfig, workload: Workload) -> ContrastiveMAEConfig:

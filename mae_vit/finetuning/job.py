@@ -146,8 +146,7 @@ def _finetune(
         check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
     costs = estimate_costs(config, plan, build, data)
     derived = {**data.identity, "finetune.start_digest": starts.digest}
-    if teacher is not None:
-        derived["finetune.teacher_digest"] = teacher.digest
+    derived |= {"finetune.teacher_digest": teacher.digest} if teacher else {}
     if len(data.held_out):
         # When held-out images are measured decides which weights can be chosen.
         derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
@@ -212,9 +211,8 @@ def _parts_of(
     """Returns what builds the network, loads weights into it, and measures it; and the metric that chooses."""
     patch_init = getattr(config.model, "patch_init", None)
     if config.finetune.mode in SEGMENTATION:
-        segmenter = partial(build_segmenter, config, data, info, starts.foreign)
         load = partial(load_weights_into_segmenter, patch_init=patch_init)
-        return segmenter, load, SegmentationOutputs, "miou"
+        return partial(build_segmenter, config, data, info, starts.foreign), load, SegmentationOutputs, "miou"
     classifier = partial(build_classifier, config, data, info, teacher)
     return classifier, partial(load_weights_into, patch_init=patch_init), Outputs, "top1"
 

@@ -125,3 +125,20 @@ def test_the_command_runs_the_tests_of_gpus(tmp_path):
     assert line["key"] == "tests/unit/core/test_keyed_rng.py::test_cuda_agrees"
     assert line["outcome"] == ("passed" if torch.cuda.is_available() else "skipped")
     assert f"| {line['key']} | {line['outcome']} | yes |" in write_report(tmp_path)
+
+
+def test_objectives_are_compared_on_one_encoder():
+    """Contrast and Pixio's options stand beside MAE, as their presets have them."""
+    from benchmarks.harness.workloads import ROOT, TINY, load
+    from benchmarks.objectives import WHOLE, variants
+
+    of = {"batch_size": 8, "precision": "fp32", "threads": 1}
+    compared = variants(load(TINY, [], **of))
+    assert {WHOLE, "contrastive_mae", "pixio"} <= compared.keys()
+    preset = load(ROOT / "configs" / "pixio_cifar_tiny.yaml", [], **of).config
+    pixio = compared["pixio"].config
+    assert pixio.objective == preset.objective
+    assert pixio.model == preset.model
+    assert compared["contrastive_mae"].config.objective.name == "contrastive_mae"
+    # A deeper decoder and three more tokens.
+    assert compared["pixio"].flops_per_image > compared[WHOLE].flops_per_image
