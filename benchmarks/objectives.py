@@ -2,7 +2,8 @@
 
 MAE of a config, decoding all, a half and a quarter of the masked patches; MAE with half of the patches
 masked and half of those decoded, without and with a contrast; MAE with the options of Pixio (masked blocks,
-several class tokens, a deep decoder); and masked patch prediction, whose encoder sees all patches: each in a process of its own, in turns. Prints JSON.
+several class tokens, a deep decoder); and masked patch prediction, whose encoder sees all patches. Each runs
+in a process of its own, in turns. Prints JSON.
 
     python benchmarks/objectives.py [--config configs/mae_base.yaml] [--batch 8] [--device cpu]
         [--precision bf16] [--rounds 5] [--steps 2] [--threads 2] [--out FILE] [KEY.PATH=VALUE ...]
