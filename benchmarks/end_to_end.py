@@ -167,7 +167,7 @@ def main() -> None:
             "data_wait_frac": summarize(waits, 5),
         },
     }
-    publish(report, arguments.out, world_size=arguments.ranks)
+    publish(report, arguments.out, threads=arguments.threads, world_size=arguments.ranks)
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ def main() -> None:
         **{name: getattr(arguments, name) for name in names},
         "results": compare(times),
     }
-    publish(report, arguments.out)
+    publish(report, arguments.out, threads=arguments.threads)
 
 
 if __name__ == "__main__":

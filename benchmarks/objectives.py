@@ -149,7 +149,7 @@ def main() -> None:
         },
         "results": compare(times, workloads),
     }
-    publish(report, arguments.out)
+    publish(report, arguments.out, threads=arguments.threads)
 
 
 if __name__ == "__main__":

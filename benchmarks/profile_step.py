@@ -189,7 +189,9 @@ def main() -> None:
         results[config.stem] = {"batch": workload.batch_size, **profile}
     names = ("precision", "steps", "threads", "device", "compile", "overrides")
     options = {name: getattr(arguments, name) for name in names}
-    publish({"benchmark": "profile_step", **options, "results": results}, arguments.out)
+    publish(
+        {"benchmark": "profile_step", **options, "results": results}, arguments.out, threads=arguments.threads
+    )
 
 
 if __name__ == "__main__":

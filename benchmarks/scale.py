@@ -4,7 +4,10 @@ Starts are those of `pretrain/run.py` over real shards under up to 100,000 names
 100 million samples (`benchmarks/scaling/synthetic_shards.py`), each in a new process, in turn; weak scaling is that of
 `mae_cifar_tiny` under `deepspeed`; saves are those of ViT-B's and ViT-L's whole training state.
 
-    python benchmarks/scale.py [--parts start ranks saving] [--rounds 3] [--data data/cifar10] [--out FILE]
+    python benchmarks/scale.py [--parts start ranks saving] [--rounds 5] [--data data/cifar10] [--out FILE]
+
+Each part is written to FILE when it ends, with its command, commit and machine; parts that are not measured stay as
+they are. Stalls of saves have a median and a maximum. On two quiet cores: start 5 minutes, ranks 8, saving 5.
 
 Needs 3 GB of disk for the index and 8 GB for saves (--scratch DIR says where), and 12 GB of memory.
 """
@@ -19,18 +22,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.harness.reports import measured_on, write_part
 from benchmarks.scaling.ranks import BATCH_PER_RANK, scale_ranks
 from benchmarks.scaling.saving import disk_and_hash, save_states
 from benchmarks.scaling.stages import LOOKUP_BATCH, WORKERS
 from benchmarks.scaling.synthetic_shards import write_many_shards
-from mae_vit.training.outputs.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("start", "ranks", "saving")
@@ -68,7 +72,7 @@ def median_of(measured: list[Any]) -> Any:
 
 
 def _start(folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "scale_start.py"), str(folder)]
+    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "scaling" / "start.py"), str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if ended.returncode:
@@ -77,20 +81,14 @@ def _start(folder: Path) -> dict[str, Any]:
     return measured
 
 
-def measure(parts: Iterable[str], data: Path, scratch: Path, rounds: int, steps: int) -> dict[str, Any]:
-    """Measures the parts that are asked for."""
-    results: dict[str, Any] = {}
-    if "start" in parts:
-        results["start"] = measure_starts(scratch, rounds)
-    if "ranks" in parts:
+def measure(part: str, data: Path, scratch: Path, *, rounds: int, steps: int) -> dict[str, Any]:
+    """Measures one part."""
+    if part == "start":
+        return measure_starts(scratch, rounds)
+    if part == "ranks":
         by_ranks = scale_ranks(data, scratch, ranks=(1, 2), steps=steps, rounds=rounds)
-        results["ranks"] = {"model": "mae_cifar_tiny", "batch_per_rank": BATCH_PER_RANK, "by_ranks": by_ranks}
-    if "saving" in parts:
-        results["saving"] = {
-            "machine": disk_and_hash(scratch),
-            "states": save_states(STATES, scratch, rounds=rounds),
-        }
-    return results
+        return {"model": "mae_cifar_tiny", "batch_per_rank": BATCH_PER_RANK, "by_ranks": by_ranks}
+    return {"machine": disk_and_hash(scratch), "states": save_states(STATES, scratch, rounds=rounds)}
 
 
 def main() -> None:
@@ -99,7 +97,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (all)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times that each is measured (3)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times that each is measured (5)")
     parser.add_argument("--steps", type=int, default=60, metavar="N", help="of each run over ranks (60)")
     parser.add_argument("--data", type=Path, default=Path("data/cifar10"), metavar="DIR", help="for ranks")
     parser.add_argument("--scratch", type=Path, metavar="DIR", help="where to write (a new temporary folder)")
@@ -111,23 +109,23 @@ def main() -> None:
         parser.error(
             f"{arguments.data} holds no shards: mae-vit prepare cifar10 {arguments.data}, or --data DIR"
         )
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
-        results = measure(
-            arguments.parts, arguments.data.resolve(), Path(scratch), arguments.rounds, arguments.steps
-        )
-    environment = describe_environment(["benchmarks/scale.py", *sys.argv[1:]], 1)
-    # Parts may be measured at several places.
-    results = {
-        part: {"rounds": arguments.rounds, **measured, "environment": environment}
-        for part, measured in results.items()
-    }
-    report = {"benchmark": "scale", "results": results}
-    if arguments.out and arguments.out.exists():
-        report["results"] = json.loads(arguments.out.read_text())["results"] | results
-    text = json.dumps(report, indent=2)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
+        for part in arguments.parts:
+            # Of this part alone: others may come from another commit, command or machine.
+            environment = measured_on(threads=threads_of(part), world_size=1)
+            measured = measure(
+                part, arguments.data.resolve(), Path(scratch), rounds=arguments.rounds, steps=arguments.steps
+            )
+            results[part] = {"rounds": arguments.rounds, **measured, "environment": environment}
+            if arguments.out:
+                write_part(arguments.out, "scale", part, results[part])
+    print(json.dumps({"benchmark": "scale", "results": results}, indent=2))
+
+
+def threads_of(part: str) -> int:
+    """Torch's threads in the processes that a part measures: only saves run in this one."""
+    return torch.get_num_threads() if part == "saving" else 1
 
 
 if __name__ == "__main__":

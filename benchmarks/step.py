@@ -7,7 +7,7 @@ absolute times drift. Objectives other than MAE have no peer. Prints JSON.
 
     python benchmarks/step.py [--config configs/mae_cifar_tiny.yaml] [--batch 128] [--device cpu]
         [--precision fp32 bf16] [--rounds 7] [--steps 5] [--threads 2] [--contenders NAME ...]
-        [--peak-tflops 790] [--out FILE] [KEY.PATH=VALUE ...]
+        [--peak-tflops X] [--out FILE] [KEY.PATH=VALUE ...]
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def main() -> None:
         "results": results,
         "transformers": metadata.version("transformers"),
     }
-    publish(report, arguments.out)
+    publish(report, arguments.out, threads=arguments.threads)
 
 
 if __name__ == "__main__":

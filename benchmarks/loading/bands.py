@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ import torch
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.harness.reports import add_out, publish
 from benchmarks.harness.turns import Life, paired, serve, summarize, take_turns
 from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.batches.sources import open_source
@@ -39,7 +39,6 @@ from mae_vit.data.normalization import normalization
 from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
-from mae_vit.training.outputs.environment import describe_environment
 
 BANDS, BATCH = 13, 32
 SCALE, RATIO = (0.2, 1.0), (3 / 4, 4 / 3)
@@ -185,7 +184,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="turns of each contender (7)")
     parser.add_argument("--steps", type=int, default=4, metavar="N", help=f"batches of {BATCH} in a turn (4)")
     parser.add_argument("--compression", choices=("zlib", "lzw"), help="of the files (none)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON here too")
+    add_out(parser)
     arguments = parser.parse_args()
     report = {
         "benchmark": "loading of bands",
@@ -193,12 +192,8 @@ def main() -> None:
         "compression": arguments.compression or "none",
         "results": {f"{size} px": measure(size, arguments) for size in arguments.sizes},
         "versions": {name: metadata.version(name) for name in ("tifffile", "torchvision")},
-        "environment": describe_environment(["benchmarks/loading/bands.py", *sys.argv[1:]], 1),
     }
-    text = json.dumps(report, indent=2)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
-    print(text)
+    publish(report, arguments.out, threads=1)
 
 
 if __name__ == "__main__":

@@ -341,16 +341,21 @@ def measured_saves(_: Inputs, measured: dict[str, Any]) -> str:
         [
             name,
             f"{each['checkpoint_gb']:.2f} GB",
-            f"{each['stall_s']['median']:.2f} s",
-            f"{each['longest_pause_while_written_s']['median'] * 1e3:.0f} ms",
+            f"{each['stall_s']['median']:.2f} s ({each['stall_s']['max']:.2f} s)",
+            f"{pause['median'] * 1e3:.0f} ms ({pause['max'] * 1e3:.0f} ms)",
             f"{each['write_s']['median']:.1f} s",
         ]
         for name, each in measured["saving"]["states"].items()
+        for pause in [each["longest_pause_while_written_s"]]
     ]
     machine = measured["saving"]["machine"]
     written = f"written behind it (disk {machine['write_gb_s']} GB/s, SHA-256 {machine['sha256_gb_s']} GB/s)"
     return table(
-        ["state", "checkpoint", "training stands still", "longest pause while it is written", written], rows
+        [
+            *("state", "checkpoint", "training stands still, median (maximum)"),
+            *("longest pause while it is written, median (maximum)", written),
+        ],
+        rows,
     )
 
 
