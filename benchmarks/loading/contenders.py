@@ -10,7 +10,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loading.rows import BOX, PAD_PX, PHOTO_PX, Row, augment_of
+from benchmarks.loading import peers
+from benchmarks.loading.peers import PHOTO_BATCH, SMALL_BATCH
+from benchmarks.loading.rows import Row, augment_of
 from mae_vit.data.batches.loader import load_batches, start_worker_server
 from mae_vit.data.batches.sources import open_source
 from mae_vit.data.index import ShardIndex, open_index
@@ -18,9 +20,8 @@ from mae_vit.data.order.order import GlobalOrder, RankSlice, RepeatedOrder
 from mae_vit.data.shards.samples import read_samples
 
 Turn = Callable[[], float]  # seconds for one image
-# The normalization of the official MAE code.
-MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-PHOTO_BATCH, SMALL_BATCH = 64, 128
+# What names of peers begin with; the official pipeline is one of them.
+PEER, OFFICIAL = "peer: ", "files, official MAE, float32"
 MIB_READ = 96  # in a turn of reading
 
 
@@ -58,26 +59,14 @@ def our_images(row: Row, folder: Path) -> Turn:
     return turn
 
 
-def their_images(row: Row, folder: Path, workers: int) -> Turn:
-    """The official MAE pipeline (its main_pretrain.py), a crop by torchvision's own name for each of ours."""
-    from torch.utils.data import DataLoader, RandomSampler
-    from torchvision import transforms
-    from torchvision.datasets import ImageFolder
+def their_images(make: Callable[[], peers.Batches]) -> Turn:
+    """A peer's."""
+    batches = make()
 
-    size = PHOTO_PX
-    if row.small:
-        size = open_index(folder / row.ours, "train").split_info.height[0]
-    crop = transforms.RandomResizedCrop(
-        size, scale=BOX["scale"], interpolation=transforms.InterpolationMode.BICUBIC
-    )
-    if row.crop == "pad":
-        crop = transforms.RandomCrop(size, padding=PAD_PX)
-    steps = [crop, transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    dataset = ImageFolder(str(folder / row.peer), transform=transforms.Compose(steps))
-    batch_size = SMALL_BATCH if row.small else PHOTO_BATCH
-    sampler = RandomSampler(dataset, num_samples=(row.batches + 1) * batch_size)
-    loader = DataLoader(dataset, batch_size, sampler=sampler, num_workers=workers)
-    return lambda: time_batches(loader, lambda batch: len(batch[0]))
+    def images_of(batch: Any) -> int:
+        return len(batch)
+
+    return lambda: time_batches(batches, images_of)
 
 
 def our_bytes(row: Row, folder: Path) -> Turn:
@@ -154,17 +143,34 @@ def samples_to_read(index: ShardIndex) -> int:
 
 
 def contenders(row: Row, folder: Path) -> dict[str, Callable[[], Turn]]:
-    """Who takes turns; the peer of small images without a worker too, which may be faster on one core."""
+    """Who takes turns: peers draw a view for each image as ours does, and the fastest of them counts.
+
+    Peers that decode files run with and without a worker, because either may be faster on one core.
+    """
     if row.crop is None:
         return {
             "ours": partial(our_bytes, row, folder),
-            "peer": partial(their_bytes, row, folder),
+            f"{PEER}webdataset's stream": partial(their_bytes, row, folder),
             "limit": partial(bare_bytes, row, folder),
         }
-    makers: dict[str, Callable[[], Turn]] = {
-        "ours": partial(our_images, row, folder),
-        "peer": partial(their_images, row, folder, 1),
+    makers: dict[str, Callable[[], Turn]] = {"ours": partial(our_images, row, folder)}
+    files: dict[str, Callable[[Row, Path, int], peers.Batches]] = {
+        OFFICIAL: peers.files_official,
+        "files, PIL, uint8": peers.files_pillow,
+        "files, torchvision v2, uint8": peers.files_v2,
     }
+    for name, make in files.items():
+        for workers in (0, 1):
+            label = f"{PEER}{name}, {workers} workers"
+            makers[label] = partial(their_images, partial(make, row, folder, workers))
     if row.small:
-        makers["peer without worker"] = partial(their_images, row, folder, 0)
+        memory: dict[str, Callable[[Row, Path], peers.Batches]] = {
+            f"{PEER}memory, PIL, uint8": peers.memory_pillow,
+            f"{PEER}memory, torchvision v2, uint8": peers.memory_v2,
+            f"{PEER}memory, batches by torch, uint8": peers.memory_batch,
+            # No peer: it does less.
+            "memory, torchvision v2, one box a batch": peers.memory_one_box,
+        }
+        for name, of_memory in memory.items():
+            makers[name] = partial(their_images, partial(of_memory, row, folder))
     return makers

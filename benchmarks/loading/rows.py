@@ -54,7 +54,7 @@ class Row:
 
 ROWS = {
     "full": Row("full", "full-files", "random_resized", 2.5, batches=9),
-    "short256": Row("short256", "full-files", "random_resized", 5.5, batches=9),
+    "short256": Row("short256", "short256-files", "random_resized", 5.5, batches=9),
     "repeats4": Row("full", "full-files", "random_resized", 5.5, batches=9, repeats=4),
     "small_pad": Row("small", "small-files", "pad", 15.0, batches=40),
     "small_rrc": Row("small", "small-files", "random_resized", 7.0, batches=40),
@@ -73,7 +73,7 @@ def augment_of(row: Row, index: ShardIndex) -> Augment:
 def prepare_data(folder: Path, photos: str | None, small: str, rows: Iterable[Row]) -> None:
     """Prepares what the rows read, through `prepare` itself; what is there is taken as it is."""
     needed = {name for row in rows for name in (row.ours, row.peer)}
-    if "many" in needed:
+    if needed & {"many", "short256"}:  # made of it, and compared with it
         needed.add("full")
     kinds = {
         "full": (photos, Selection(), Conversion()),

@@ -1,16 +1,28 @@
 """What benchmarks conclude from times: means of pairs with an interval, and the fastest of equal peers."""
 
+import os
 import statistics
-import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from helpers.commands import ROOT
+import torch
 
 from benchmarks.engine import BARE, compare, judge, window
+from benchmarks.engine import main as engine
+from benchmarks.gpu.pictures import Kind, make_images
 from benchmarks.harness.turns import mean_difference
 from benchmarks.harness.workloads import TINY
+from benchmarks.loader import compare as compare_loading
+from benchmarks.loading import peers
+from benchmarks.loading.contenders import OFFICIAL, PEER, contenders
+from benchmarks.loading.rows import ROWS, prepare_data
 from mae_vit.core.errors import InputError
+
+
+@pytest.fixture
+def devices_as_before(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
 
 
 def test_a_mean_counts_what_one_round_in_many_costs():
@@ -45,8 +57,77 @@ def test_a_turn_is_a_whole_window_of_the_log():
         window(TINY, 30)
 
 
-def test_steps_that_cut_a_window_are_refused():
-    command = [sys.executable, "benchmarks/engine.py", "--steps", "1"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("error: --steps 1: a multiple")
+@pytest.mark.usefixtures("devices_as_before")
+def test_steps_that_cut_a_window_are_refused(monkeypatch, capsys):
+    for words, text in (["--steps", "1"], "--steps 1: a multiple"), (["--rounds", "1"], "--rounds 1: two"):
+        monkeypatch.setattr(sys, "argv", ["engine.py", *words])
+        with pytest.raises(SystemExit) as ended:
+            engine()
+        assert ended.value.code == 2
+        assert f"error: {text}" in capsys.readouterr().err
+
+
+def test_the_ratio_is_against_the_fastest_peer_by_name():
+    official, v2 = f"{PEER}{OFFICIAL}, 1 workers", f"{PEER}files, torchvision v2, uint8, 0 workers"
+    times = {
+        "ours": [1.0, 2.0, 1.0],
+        official: [10.0, 10.0, 10.0],
+        v2: [4.0, 4.0, 4.0],
+        "memory, one box": [0.5, 0.5, 0.5],
+    }
+    result = compare_loading(times, 2.5)
+    assert result["fastest_peer"] == "files, torchvision v2, uint8, 0 workers"
+    assert result["speedup"] == {"median": 4.0, "range": [2.0, 4.0]}
+    assert result["over_official"]["median"] == 10.0
+    assert result["images_per_s"]["ours"] == 1e6
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("loading")
+    for name, kind in {"photos": Kind(6, 300, 260, "jpg"), "small": Kind(130, 32, 32, "png")}.items():
+        make_images(folder / f"{name}-src", kind)
+    rows = [replace(ROWS[name], batches=1) for name in ("short256", "repeats4", "small_pad", "small_rrc")]
+    out = folder / "data"
+    out.mkdir()
+    prepare_data(out, str(folder / "photos-src"), str(folder / "small-src"), rows)
+    return out, rows
+
+
+def test_every_peer_ends_in_as_many_images_of_a_box_each(prepared):
+    folder, rows = prepared
+    for row in rows:
+        size, number = (32, peers.SMALL_BATCH) if row.small else (224, peers.PHOTO_BATCH)
+        makers = [peers.files_pillow, peers.files_v2]
+        batches = {make.__name__: make(row, folder, 0) for make in makers}
+        if row.small:
+            makers = [peers.memory_pillow, peers.memory_v2, peers.memory_batch, peers.memory_one_box]
+            batches |= {make.__name__: make(row, folder) for make in makers}
+        for name, peer in batches.items():
+            taken = list(peer)
+            assert len(taken) == 2, name
+            assert all(batch.shape == (number, 3, size, size) for batch in taken), name
+            assert all(batch.dtype == torch.uint8 for batch in taken), name
+        official = next(iter(peers.files_official(row, folder, 0)))
+        assert official.dtype == torch.float32
+        assert len(official) == number
+
+
+def test_all_contenders_of_a_row_measure(prepared):
+    folder, (*_, pad, rrc) = prepared
+    for row in (pad, rrc):
+        made = contenders(row, folder)
+        assert sum(name.startswith(PEER) for name in made) == 9
+        names = ("ours", f"{PEER}memory, batches by torch, uint8", f"{PEER}{OFFICIAL}, 0 workers")
+        assert all(made[name]()() > 0 for name in names)
+
+
+def test_crops_of_a_batch_are_of_boxes_of_their_own(prepared, monkeypatch):
+    columns = torch.arange(32, dtype=torch.uint8).mul(8).expand(64, 3, 32, 32).contiguous()
+    crops = peers.resized_crops(columns)
+    # Left ends and widths differ from image to image; pixels grow from left to right as in the whole.
+    assert len({int(image[0, 0, 0]) for image in crops}) > 10
+    assert (crops[..., 1:].int() >= crops[..., :-1].int()).all()
+    monkeypatch.setitem(peers.BOX, "scale", (1.0, 1.0))
+    monkeypatch.setitem(peers.BOX, "ratio", (1.0, 1.0))
+    assert (peers.resized_crops(columns).int() - columns.int()).abs().max() <= 1
