@@ -6,7 +6,7 @@
 Writes docs/results/NAME_curves.png and docs/results/NAME.png (the last pictures) for each run, docs/results/probe.png
 for all of them, their encoders in half precision under docs/results/encoders/, and their part of
 docs/results/pretraining.json; what is there of other runs stays. The final numbers are measured again on the whole
-held-out split, from each run's newest checkpoint.
+held-out split, from each run's newest checkpoint. `docs/tools/tables.py --write` then puts them into the pages.
 """
 
 from __future__ import annotations

@@ -1,28 +1,26 @@
-"""The tables of docs/scaling.md: a plan for large pretraining, from measured, computed and assumed numbers.
+"""The plan of docs/scaling.md for large pretraining, from measured, computed and assumed numbers.
 
-    python docs/tools/scaling_plan.py                          # prints all tables
+    python docs/tools/scaling_plan.py                          # prints its tables
     python docs/tools/scaling_plan.py --mfu 0.5 --cores-per-gpu 12 --full-size 700
-    python docs/tools/scaling_plan.py --write                  # puts them into docs/scaling.md
 
-Measured numbers are read from docs/results/scale.json (`benchmarks/scale.py`) and loader.json (`benchmarks/loader.py`);
-FLOPs and states are those that `--dry-run` prints, counted without computing anything.
+Rates of a core are read from docs/results/loader.json (`benchmarks/loader.py`). FLOPs and states are those that
+`--dry-run` prints, counted without computing anything. `docs/tools/tables.py` puts the tables into the page.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import sqrt
 from pathlib import Path
-from typing import Any
 
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from page_tables.files import ROOT, results, table
 
 from mae_vit.config.geometry import resolve_encoder
 from mae_vit.config.load import load_config
@@ -32,10 +30,6 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import build_objective, estimate_costs
 from mae_vit.training.engines.cost import Estimate, kept_bytes
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "scaling.md"
-MEASURED = ROOT / "docs" / "results" / "scale.json"
-_LOADER = json.loads((ROOT / "docs" / "results" / "loader.json").read_text())["results"]
 MODELS = {"ViT-L/16": "mae_large", "ViT-H/14": "mae_huge"}
 GPUS = (8, 64, 512)
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -47,7 +41,7 @@ _WIRE_BYTES = {0: 8.0, 1: 12.0, 2: 12.0, 3: 8.0}
 
 
 def _measured_rate(row: str) -> float:
-    rate: float = _LOADER[row]["images_per_s"]["ours"]
+    rate: float = results("loader.json")[row]["images_per_s"]["ours"]
     return rate
 
 
@@ -147,13 +141,7 @@ def batch_of(gpus: int) -> int:
     return max(4096, 32 * gpus)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
-def rates(inputs: Inputs, _: Any) -> str:
+def rates(inputs: Inputs) -> str:
     """What one image costs, and what one GPU does."""
     rows = []
     for name, config in MODELS.items():
@@ -175,7 +163,7 @@ def rates(inputs: Inputs, _: Any) -> str:
     return table(head, rows)
 
 
-def runs(inputs: Inputs, _: Any) -> str:
+def runs(inputs: Inputs) -> str:
     """How long the runs take."""
     rows = []
     for name, config in MODELS.items():
@@ -188,7 +176,7 @@ def runs(inputs: Inputs, _: Any) -> str:
     return table(["model", "data", "epochs (assumed)", "GPU-hours", *nodes], rows)
 
 
-def cores(inputs: Inputs, _: Any) -> str:
+def cores(inputs: Inputs) -> str:
     """Cores that decode for one GPU."""
     rows = []
     for label, rate in (
@@ -202,7 +190,7 @@ def cores(inputs: Inputs, _: Any) -> str:
     return table([*head, f"fits {inputs.cores_per_gpu} cores per GPU, one for the trainer"], rows)
 
 
-def storage(inputs: Inputs, _: Any) -> str:
+def storage(inputs: Inputs) -> str:
     """What the data take, and how fast they are read."""
     fastest = max(images_per_s(costs_of(config), inputs) for config in MODELS.values())
     rows = []
@@ -217,7 +205,7 @@ def storage(inputs: Inputs, _: Any) -> str:
     return table([*head, *(f"GB/s on {gpus} GPUs, ViT-L/16" for gpus in GPUS)], rows)
 
 
-def steps(inputs: Inputs, _: Any) -> str:
+def steps(inputs: Inputs) -> str:
     """Computing against sending, step by step."""
     rows = []
     for name, config in MODELS.items():
@@ -240,7 +228,7 @@ def steps(inputs: Inputs, _: Any) -> str:
     return table(head, rows)
 
 
-def states(inputs: Inputs, _: Any) -> str:
+def states(inputs: Inputs) -> str:
     """Memory of the training state on one GPU."""
     rows = []
     for name, config in MODELS.items():
@@ -253,7 +241,7 @@ def states(inputs: Inputs, _: Any) -> str:
     return table([*head, "and bf16 copies of the weights, GiB", "recomputed"], rows)
 
 
-def saves(inputs: Inputs, _: Any) -> str:
+def saves(inputs: Inputs) -> str:
     """Size, stall and interval of checkpoints."""
     rows = []
     for name, config in MODELS.items():
@@ -276,93 +264,11 @@ def saves(inputs: Inputs, _: Any) -> str:
                     f"{lost:.2%}",
                 ]
             )
-    head = [
-        "model",
-        "GPUs",
-        "checkpoint",
-        "stall",
-        "write behind it",
-        "between failures",
-        "save every",
-        "lost to saves and failures",
-    ]
-    return table(head, rows)
+    head = ["model", "GPUs", "checkpoint", "stall", "write behind it", "between failures", "save every"]
+    return table([*head, "lost to saves and failures"], rows)
 
 
-def measured_start(_: Inputs, measured: dict[str, Any]) -> str:
-    """Starts over many shards."""
-    by_shards = measured["start"]["by_shards"]
-    rows = []
-    for shards, told in by_shards.items():
-        low, high = told["total_range_s"]
-        uss = list(told["worker_uss_mib"].values())
-        rows.append(
-            [
-                f"{int(shards):,}",
-                f"{told['samples'] / 1e6:,.0f} M",
-                f"{told['stages_s']['open_data_and_plan']:.2f} s",
-                f"{told['stages_s']['workers_and_first_batch']:.2f} s",
-                f"{told['total_s']:.1f} s ({low:.1f}-{high:.1f})",
-                f"{told['trainer_cpu_s']:.1f} s",
-                " / ".join(f"{value:.0f}" for value in uss),
-                *(f"{told['look_up'][order]['order_ms']:.1f} ms" for order in ("global", "blocks")),
-                *(f"{told['look_up'][order]['find_and_read_ms']:.0f} ms" for order in ("global", "blocks")),
-            ]
-        )
-    batch = measured["start"]["lookup_batch"]
-    head = [
-        "shards",
-        "images",
-        "open data, plan",
-        "workers, first batch",
-        "in all, to the end of step 1 (range)",
-    ]
-    head += ["CPU time of the trainer", "MiB per worker (USS), first batch / later"]
-    head += [f"order of {batch:,}, global", "blocks", f"read {batch:,}, global", "blocks"]
-    return table(head, rows)
-
-
-def measured_ranks(_: Inputs, measured: dict[str, Any]) -> str:
-    """Weak scaling."""
-    told = measured["ranks"]
-    rows = [
-        [number, each["images_per_s"], each["images_per_s_per_rank"], f"{each['efficiency']:.0%}"]
-        for number, each in told["by_ranks"].items()
-    ]
-    return table(
-        [f"CPU ranks, {told['batch_per_rank']} images each", "images/s", "of each rank", "of one rank's"],
-        rows,
-    )
-
-
-def measured_saves(_: Inputs, measured: dict[str, Any]) -> str:
-    """Saves on this machine."""
-    rows = [
-        [
-            name,
-            f"{each['checkpoint_gb']:.2f} GB",
-            f"{each['stall_s']['median']:.2f} s ({each['stall_s']['max']:.2f} s)",
-            f"{pause['median'] * 1e3:.0f} ms ({pause['max'] * 1e3:.0f} ms)",
-            f"{each['write_s']['median']:.1f} s",
-        ]
-        for name, each in measured["saving"]["states"].items()
-        for pause in [each["longest_pause_while_written_s"]]
-    ]
-    machine = measured["saving"]["machine"]
-    written = f"written behind it (disk {machine['write_gb_s']} GB/s, SHA-256 {machine['sha256_gb_s']} GB/s)"
-    return table(
-        [
-            *("state", "checkpoint", "training stands still, median (maximum)"),
-            *("longest pause while it is written, median (maximum)", written),
-        ],
-        rows,
-    )
-
-
-TABLES: dict[str, Callable[[Inputs, dict[str, Any]], str]] = {
-    "start": measured_start,
-    "ranks": measured_ranks,
-    "measured-saves": measured_saves,
+TABLES: dict[str, Callable[[Inputs], str]] = {
     "rates": rates,
     "runs": runs,
     "cores": cores,
@@ -373,34 +279,19 @@ TABLES: dict[str, Callable[[Inputs, dict[str, Any]], str]] = {
 }
 
 
-def fill(page: str, inputs: Inputs, measured: dict[str, Any]) -> str:
-    """Puts the tables between their marks, `<!-- table NAME -->` and `<!-- end -->`."""
-
-    def put(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{TABLES[match[2]](inputs, measured)}\n{match[3]}"
-
-    return re.sub(r"(<!-- table ([a-z-]+) -->)\n.*?(<!-- end -->)", put, page, flags=re.DOTALL)
-
-
 def main() -> None:
-    """Prints the tables, or puts them into the page."""
+    """Prints the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/scaling.md")
     for field in fields(Inputs):
         kind = type(field.default)
         parser.add_argument(
             f"--{field.name.replace('_', '-')}", type=kind, default=field.default, help=f"({field.default:g})"
         )
-    options = vars(parser.parse_args())
-    write, inputs = options.pop("write"), Inputs(**options)
-    measured = json.loads(MEASURED.read_text())["results"]
-    if write:
-        PAGE.write_text(fill(PAGE.read_text(), inputs, measured))
-        return
+    inputs = Inputs(**vars(parser.parse_args()))
     for name, make in TABLES.items():
-        print(f"{name}\n\n{make(inputs, measured)}\n")
+        print(f"{name}\n\n{make(inputs)}\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,134 @@
+"""Accuracies of the comparisons: means of results.csv, and intervals of report.md."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from functools import cache
+from statistics import mean, stdev
+
+from page_tables.files import decimal, load, table, text
+
+FIVE_K, BIT, TRANSFER = "compare_cifar10_5k", "compare_cifar10_bit", "compare_cifar10_transfer"
+SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
+MAE, CNN, RESNET, SMALL_BIT = "ViT-Tiny from MAE", "SimpleCNN", "SmallResNet", "SmallBiT"
+# The pages' names of the transfer's rows.
+OTHER_IMAGES = {
+    "labels of the other images": "ViT-Tiny from labels of other images",
+    "mean color of the other images": "ViT-Tiny from mean color of other images",
+    "MAE of the other images": "ViT-Tiny from MAE of other images",
+}
+
+
+@cache
+def rows(comparison: str) -> dict[str, list[dict[str, str]]]:
+    """The rows of a results.csv, one for each seed, by entry."""
+    by_entry: dict[str, list[dict[str, str]]] = {}
+    for row in csv.DictReader(io.StringIO(text(f"{comparison}/results.csv"))):
+        by_entry.setdefault(row["entry"], []).append(row)
+    return by_entry
+
+
+def percent(comparison: str, entry: str, column: str = "test_top1") -> list[float]:
+    """A column of an entry in percent, one value for each seed."""
+    return [100 * float(row[column]) for row in rows(comparison)[entry]]
+
+
+def accuracy(comparison: str, entry: str, column: str = "test_top1", *, digits: int = 1) -> str:
+    """An accuracy in percent, mean over seeds; the one on test images by default."""
+    return decimal(mean(percent(comparison, entry, column)), digits)
+
+
+def spread(values: list[float]) -> str:
+    """Mean and standard deviation."""
+    return f"{decimal(mean(values))} ± {decimal(stdev(values))}"
+
+
+def pflop(comparison: str, entry: str, *columns: str) -> float:
+    """Model PFLOP of a run, summed over columns of results.csv."""
+    return sum(float(rows(comparison)[entry][0][column]) for column in columns) / 1e15
+
+
+def whole_pflop(comparison: str, entry: str) -> str:
+    """PFLOP of pretraining and fine-tuning together."""
+    return f"{pflop(comparison, entry, 'pretrain_flops', 'finetune_flops'):.2f}"
+
+
+def above(comparison: str, entry: str, other: str) -> tuple[str, str, str]:
+    """Points of an entry above another, and both ends of the 95 % interval, of report.md's last table.
+
+    The interval needs every image's prediction, which is in no file: so the report is the source.
+    """
+    lines = text(f"{comparison}/report.md").splitlines()
+    (start,) = (index for index, line in enumerate(lines) if line.startswith("| above |"))
+    names = [cell.strip() for cell in lines[start].split("|")[2:-1]]
+    (row,) = (line for line in lines[start + 2 :] if line.startswith(f"| {entry} |"))
+    cell = row.split("|")[2 + names.index(other)].strip(" ()")
+    points, _, interval = cell.partition(" ")
+    low, high = interval.strip("[]").split(", ")
+    return points.lstrip("+"), low, high
+
+
+def few_labels() -> str:
+    """CIFAR-10 with 5,000 labels, in the order of test accuracy."""
+    entries = [(comparison, entry) for comparison in (FIVE_K, BIT) for entry in rows(comparison)]
+    entries.sort(key=lambda each: mean(percent(*each)))
+    return table(
+        ["network and pretraining, 5,000 labels", "test accuracy, all 10,000 images", "on training images"],
+        [
+            [entry, f"{spread(percent(of, entry))} %", f"{accuracy(of, entry, 'train_top1')} %"]
+            for of, entry in entries
+        ],
+    )
+
+
+def transfer() -> str:
+    """Pretraining on other images."""
+    lines = []
+    for name, entry in OTHER_IMAGES.items():
+        points, low, high = above(TRANSFER, entry, SCRATCH)
+        lines.append(
+            [
+                name,
+                f"{spread(percent(TRANSFER, entry))} %",
+                f"{points} ({low} to {high})",
+                f"{pflop(TRANSFER, entry, 'pretrain_flops'):.2f}",
+            ]
+        )
+    head = ["pretraining, 5,000 labels of CIFAR-10", "test accuracy, all 10,000 images"]
+    return table([*head, "points above scratch (95 % interval)", "pretraining, model PFLOP"], lines)
+
+
+def batch_of(comparison: str, entry: str) -> int:
+    """The batch that held-out images chose."""
+    batch: int = json.loads(rows(comparison)[entry][0]["settings"])["train.effective_batch_size"]
+    return batch
+
+
+def chosen_settings() -> str:
+    """Accuracies beside the settings that held-out images chose."""
+    lines = []
+    for comparison in (FIVE_K, BIT):
+        for entry, of_entry in rows(comparison).items():
+            mixed = "finetune.mixup" in json.loads(of_entry[0]["settings"])
+            setting = f"batches of {batch_of(comparison, entry)}" + ", with mixup and cutmix" * mixed
+            lines.append([entry, accuracy(comparison, entry), setting])
+    lines.sort(key=lambda line: float(line[1]))
+    return table(["", "test %", "setting chosen on held-out images"], lines)
+
+
+def plain(part: str, model: str) -> list[float]:
+    """Test accuracies in percent of plain_small_data.json, one for each seed."""
+    # The file has float32; accuracies of 10,000 images have four decimals.
+    runs = load("plain_small_data.json")[part]
+    return [100 * round(run["test"], 4) for run in runs if run["model"] == model]
+
+
+def plain_script() -> str:
+    """The independent script beside our code."""
+    models = {"ViT-Tiny": "vit", "SimpleCNN": "cnn", "SmallResNet": "resnet"}
+    lines = [
+        [name, *(spread(plain(part, model)) for part in ("runs", "runner"))] for name, model in models.items()
+    ]
+    return table(["", "plain script", "our code"], lines)

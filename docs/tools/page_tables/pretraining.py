@@ -1,0 +1,95 @@
+"""Figures of pretraining runs: pretraining.json, and the headers of the included encoders."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from page_tables.files import RESULTS, load, table
+
+FILE = "pretraining.json"
+_LENGTH = "`mae_cifar_tiny`", "mae_cifar_tiny with `train.epochs=100 train.warmup_epochs=5`"
+_COLORS = "`masked_patch_cifar_tiny`", "masked_patch_cifar_tiny with `train.epochs=40`"
+IMAGES_OF_AN_EPOCH = 50_000
+
+
+def run(name: str) -> dict[str, Any]:
+    """A run's figures."""
+    content: dict[str, Any] = load(FILE)[name]
+    return content
+
+
+def db(name: str, metric: str = "psnr_db", digits: int = 2) -> str:
+    """A held-out metric in dB."""
+    return f"{run(name)['heldout'][metric]:.{digits}f}"
+
+
+def percent(name: str, metric: str = "accuracy_on_mask") -> str:
+    """A held-out share in percent."""
+    return f"{100 * run(name)['heldout'][metric]:.1f}"
+
+
+def epochs(name: str) -> int:
+    """Epochs over CIFAR-10's training images."""
+    return round(run(name)["samples"] / IMAGES_OF_AN_EPOCH)
+
+
+def hours(name: str) -> tuple[str, str]:
+    """Hours that a run took, and that it takes at its median rate."""
+    return f"{run(name)['wall_s'] / 3600:.1f}", f"{_seconds_at_median(name) / 3600:.1f}"
+
+
+def minutes(name: str) -> tuple[str, str]:
+    """The same in minutes."""
+    return f"{run(name)['wall_s'] / 60:.0f}", f"{_seconds_at_median(name) / 60:.0f}"
+
+
+def _seconds_at_median(name: str) -> float:
+    seconds: float = run(name)["samples"] / run(name)["images_per_s_median"]
+    return seconds
+
+
+def encoder_gflop(name: str) -> float:
+    """GFLOP of an image in pretraining (3 x forward), of an included encoder's header."""
+    with (RESULTS / "encoders" / f"{name}.safetensors").open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(json.loads(file.read(length))["__metadata__"]["mae_vit"])
+    gflop: float = header["flops"] / header["images_seen"] / 1e9
+    return gflop
+
+
+def pretraining_runs() -> str:
+    """Each run with its held-out metric and its baseline."""
+    mae, mae_100 = "mae_cifar_tiny", "mae_cifar_tiny_100"
+    colors, colors_40 = "masked_patch_cifar_tiny", "masked_patch_cifar_tiny_40"
+    joint, supervised = "joint_cifar_tiny", "supervised_cifar_tiny"
+    psnr, nearest = db(mae, "psnr_baseline_db"), percent(colors, "accuracy_nearest_visible")
+    both = f"**{db(joint, 'mae_psnr_db')} dB**, **{percent(joint, 'masked_patch_accuracy_on_mask')} %**"
+    pixels, positions = "PSNR on masked patches", "accuracy on [mask] positions"
+    rows = [
+        [
+            _LENGTH[0],
+            epochs(mae),
+            pixels,
+            f"{psnr} dB (true patch mean and std, no content)",
+            f"**{db(mae)} dB**",
+        ],
+        [_LENGTH[1], epochs(mae_100), pixels, f"{psnr} dB", f"**{db(mae_100)} dB**"],
+        [
+            _COLORS[0],
+            epochs(colors),
+            f"{positions}, 512 colors",
+            f"{nearest} % (copy of the nearest visible patch)",
+            f"**{percent(colors)} %**",
+        ],
+        [_COLORS[1], epochs(colors_40), positions, f"{nearest} %", f"**{percent(colors_40)} %**"],
+        ["`joint_cifar_tiny`", epochs(joint), "both", "both", both],
+        [
+            "`supervised_cifar_tiny`, with labels",
+            epochs(supervised),
+            "accuracy",
+            "10 % (chance)",
+            f"**{percent(supervised, 'accuracy')} %**",
+        ],
+    ]
+    return table(["pretraining run", "epochs", "held-out metric", "baseline", "measured"], rows)

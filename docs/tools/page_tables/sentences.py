@@ -1,0 +1,235 @@
+"""Figures outside marked tables: sentences, and rows of tables whose other cells are words.
+
+A sentence is found in its page by its words; `{}` stands for each figure. Line breaks do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from page_tables import comparisons as of
+from page_tables import engine_and_loader, pretraining, steps
+from page_tables.comparisons import BIT, CNN, FIVE_K, MAE, MEAN_COLOR, RESNET, SCRATCH, SMALL_BIT, TRANSFER
+from page_tables.files import results
+
+Values = Callable[[], tuple[str, ...]]
+LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE = of.OTHER_IMAGES.values()
+MAE_100, COLORS_40 = "mae_cifar_tiny_100", "masked_patch_cifar_tiny_40"
+
+
+def _accuracies(comparison: str, *entries: str) -> Values:
+    return lambda: tuple(of.accuracy(comparison, entry) for entry in entries)
+
+
+def _above(comparison: str, entry: str, other: str) -> Values:
+    return lambda: of.above(comparison, entry, other)
+
+
+def _spreads(comparison: str, *entries: str) -> Values:
+    return lambda: tuple(of.spread(of.percent(comparison, entry)) for entry in entries)
+
+
+def _plain(part: str, model: str = "vit") -> Values:
+    return lambda: (of.spread(of.plain(part, model)),)
+
+
+def _million_parameters(comparison: str, entry: str) -> Values:
+    return lambda: (f"{int(of.rows(comparison)[entry][0]['parameters']) / 1e6:.1f}",)
+
+
+def _lifts() -> tuple[str, ...]:
+    return tuple(f"{float(of.above(FIVE_K, entry, SCRATCH)[0]):.0f}" for entry in (MEAN_COLOR, MAE))
+
+
+def _psnr(*runs: str) -> Values:
+    return lambda: tuple(cell for run in runs for cell in (pretraining.db(run), str(pretraining.epochs(run))))
+
+
+def _colors(*runs: str) -> Values:
+    return lambda: tuple(
+        cell for run in runs for cell in (pretraining.percent(run), str(pretraining.epochs(run)))
+    )
+
+
+def _profile(measure: Callable[[dict[str, float]], float]) -> Values:
+    return lambda: tuple(
+        f"{100 * measure(results('profile_step.json')[config]):.0f}"
+        for config in ("mae_cifar_tiny", "mae_base")
+    )
+
+
+def _profiled(config: str) -> tuple[str, str]:
+    each = results("profile_step.json")[config]
+    median = each["ms_per_step"]["median"]
+    # Three digits.
+    return str(each["batch"]), str(round(median, -1 if median >= 1000 else None)).removesuffix(".0")
+
+
+def _image_gflop() -> tuple[str, ...]:
+    measured = results("objectives.json")
+    gflop = [measured[name]["model_gflops_per_image"] for name in ("mae", "masked_patch")]
+    return tuple(f"{each:.2f}" for each in (*gflop, pretraining.encoder_gflop("supervised_cifar_tiny")))
+
+
+def _over_mae() -> tuple[str, ...]:
+    names = ("mae decode_ratio=0.5", "mae decode_ratio=0.25", "masked_patch")
+    return (*steps.range_widths(), *(cell for name in names for cell in steps.over_mae(name)))
+
+
+README = (
+    ("The run took {} hours on one CPU core", lambda: pretraining.hours(MAE_100)[:1]),
+    ("an idle core takes about {} hours", lambda: pretraining.hours(MAE_100)[1:]),
+    ("The ViT has {} M parameters", _million_parameters(FIVE_K, MAE)),
+    (
+        "The ViT reaches {} % from scratch, {} % after masked patch prediction, and {} % after MAE.",
+        _accuracies(FIVE_K, SCRATCH, MEAN_COLOR, MAE),
+    ),
+    ("A small CNN reaches {} %: its", _accuracies(FIVE_K, CNN)),
+    ("A small ResNet reaches {} %, and is", _accuracies(FIVE_K, RESNET)),
+    (
+        "beats supervised pretraining by {} points.",
+        lambda: of.above(TRANSFER, MAE_ELSEWHERE, LABELS_ELSEWHERE)[:1],
+    ),
+)
+RESULTS = (
+    ("lifts the ViT of {} M parameters by", _million_parameters(FIVE_K, MAE)),
+    ("by {} points over scratch (95 % interval: {} to {}).", _above(FIVE_K, MAE, SCRATCH)),
+    ("Mean color (40 epochs) lifts it by {} points ({} to {}).", _above(FIVE_K, MEAN_COLOR, SCRATCH)),
+    ("from SimpleCNN may be chance ({} points, {} to {}).", _above(FIVE_K, MAE, CNN)),
+    ("worse than SmallResNet ({} points, {} to {}).", _above(FIVE_K, MAE, RESNET)),
+    ("SmallBiT ({} M parameters)", _million_parameters(BIT, SMALL_BIT)),
+    (
+        "it is right on {} % of its training images",
+        lambda: (of.accuracy(FIVE_K, MAE, "train_top1", digits=0),),
+    ),
+    (
+        "fine-tuning by MAE cost {} PFLOP, mean color {}, scratch {}, the CNNs {}.",
+        lambda: tuple(of.whole_pflop(FIVE_K, entry) for entry in (MAE, MEAN_COLOR, SCRATCH, CNN)),
+    ),
+    ("(`benchmarks/plain_small_data.py`) reaches {} %", _plain("runs")),
+    ("With the same recipe, our code reaches {} %", _plain("runner")),
+    ("with PyTorch's initialization reached {} %.", _plain("vit_of_pytorch")),
+    (
+        "on the same images by {} points ({} to {})",
+        _above(TRANSFER, MAE_ELSEWHERE, LABELS_ELSEWHERE),
+    ),
+)
+CHOOSING = (
+    ("| cost of an image, ViT-Tiny/4 on 32 px (model GFLOP) | {} | {} | {} |", _image_gflop),
+    (
+        "MAE's PSNR is {} dB after {} epochs and {} dB after {}.",
+        _psnr("mae_cifar_tiny", MAE_100),
+    ),
+    (
+        "The accuracy of mean-color prediction is {} % after {} epochs and {} % after {}.",
+        _colors("masked_patch_cifar_tiny", COLORS_40),
+    ),
+    ("lifts a Vision Transformer by {} to {} points", _lifts),
+    (
+        "One of these six seeds reached only {} %.",
+        lambda: (f"{min(of.plain('runner', 'vit')):.1f}",),
+    ),
+    ("initialization, reached {} %.", lambda: (of.spread(of.plain("vit_of_pytorch", "vit")).split(" ")[0],)),
+    (
+        "The test accuracy is {} % after supervised pretraining, {} % after mean color and {} % after MAE.",
+        _spreads(TRANSFER, LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE),
+    ),
+    ("For comparison, it is {} % after 100 epochs of MAE", _accuracies(FIVE_K, MAE)),
+    (
+        "The chosen batch size was {} for both self-supervised rows and {} for the supervised one.",
+        lambda: tuple(str(of.batch_of(TRANSFER, entry)) for entry in (MAE_ELSEWHERE, LABELS_ELSEWHERE)),
+    ),
+)
+PERFORMANCE = (
+    (
+        "for the small model in bf16; it is {}.",
+        lambda: (steps.speedup("step.json", "bf16").split(" ")[0],),
+    ),
+    (
+        "Matrix products take {}% of its time and {}% of ViT-B's",
+        _profile(lambda each: each["time_in_products"]),
+    ),
+    ("They run at {}% and {}% of the machine's", _profile(lambda each: each["share_within_products"])),
+    (
+        "The whole step reaches {}% and {}% of that rate.",
+        _profile(lambda each: each["share_of_matrix_rate"]["median"]),
+    ),
+    (
+        "Its step takes {} times as long as MAE's",
+        lambda: (f"{results('objectives.json')['masked_patch']['time_over_mae']['median']:.1f}",),
+    ),
+    ("| `mae_cifar_tiny` (ranges of {} to {} %) | {} ({}) | {} ({}) | {} ({}) |", _over_mae),
+    ("`mae_cifar_tiny` with a batch of {} takes {} ms:", lambda: _profiled("mae_cifar_tiny")),
+    ("A step of ViT-B at 224 px with a batch of {} takes {} ms:", lambda: _profiled("mae_base")),
+    (
+        "with crop and flip, takes {} ({}-{}) times as long",
+        lambda: engine_and_loader.from_shards()[:3],
+    ),
+    ("waited for data {}% of the time", lambda: engine_and_loader.from_shards()[3:]),
+    (
+        "Reading photographs reaches {}% of the rate of bare `os.pread`, which is {} times the rate",
+        engine_and_loader.bare_reads,
+    ),
+)
+FAQ = (("On our CIFAR-10 the baseline is {} dB", lambda: (pretraining.db(MAE_100, "psnr_baseline_db"),)),)
+SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
+    "README.md": README,
+    "docs/results.md": RESULTS,
+    "docs/choosing.md": CHOOSING,
+    "docs/performance.md": PERFORMANCE,
+    "docs/faq.md": FAQ,
+    "configs/compare_cifar10_5k.yaml": (
+        ("ViT-Tiny {} % from scratch, {} % after MAE;", _accuracies(FIVE_K, SCRATCH, MAE)),
+        ("SmallResNet {} % (three seeds)", _accuracies(FIVE_K, RESNET)),
+        ("docs/results/compare_cifar10_bit, {} %.", _accuracies(BIT, SMALL_BIT)),
+    ),
+    "configs/compare_cifar10_transfer.yaml": (
+        ("over three seeds: scratch {} %.", _accuracies(TRANSFER, SCRATCH)),
+        (
+            "supervised {} %, mean color {} %, MAE {} % (",
+            _accuracies(TRANSFER, LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE),
+        ),
+    ),
+    "configs/mae_cifar_tiny.yaml": (
+        (
+            "masked patches {} dB, {} dB above the true",
+            lambda: tuple(
+                pretraining.db("mae_cifar_tiny", metric, 1) for metric in ("psnr_db", "psnr_gain_db")
+            ),
+        ),
+        (
+            "{} dB, {} hours on a shared core ({} at the median",
+            lambda: (pretraining.db(MAE_100, digits=1), *pretraining.hours(MAE_100)),
+        ),
+    ),
+    "configs/masked_patch_cifar_tiny.yaml": (
+        (
+            "{} minutes on a machine with other work ({} at the median",
+            lambda: pretraining.minutes("masked_patch_cifar_tiny"),
+        ),
+        ("{} % accuracy on [mask] positions", lambda: (pretraining.percent("masked_patch_cifar_tiny"),)),
+        (
+            "patch gives {} % (1 seed); train.epochs=40: {} %, {} hours on a shared core ({} at the median",
+            lambda: (
+                pretraining.percent(COLORS_40, "accuracy_nearest_visible"),
+                pretraining.percent(COLORS_40),
+                *pretraining.hours(COLORS_40),
+            ),
+        ),
+    ),
+    "configs/joint_cifar_tiny.yaml": (
+        ("{} minutes on one core", lambda: pretraining.minutes("joint_cifar_tiny")[:1]),
+        (
+            "PSNR {} dB (baseline {}), accuracy on [mask] positions {} %",
+            lambda: (
+                pretraining.db("joint_cifar_tiny", "mae_psnr_db"),
+                pretraining.db("joint_cifar_tiny", "mae_psnr_baseline_db"),
+                pretraining.percent("joint_cifar_tiny", "masked_patch_accuracy_on_mask"),
+            ),
+        ),
+    ),
+    "configs/supervised_cifar_tiny.yaml": (
+        ("{} minutes on one core", lambda: pretraining.minutes("supervised_cifar_tiny")[:1]),
+        ("held-out accuracy {} %", lambda: (pretraining.percent("supervised_cifar_tiny", "accuracy"),)),
+    ),
+}

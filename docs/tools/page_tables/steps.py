@@ -1,0 +1,73 @@
+"""Tables of a step: its speed, its operators, the costs of objectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from page_tables.files import results, table
+
+# What the profiler's largest operators are for.
+WHY = {
+    "mm": "gradients of linear layers (two products each)",
+    "addmm": "linear layers forward",
+    "copy_": "casts between float32 weights and bf16 (autocast), patches moved to rows",
+    "gelu_backward": "gradient of the MLPs' activation",
+    "bmm": "attention: scores and sums",
+    "_softmax": "attention",
+    "_softmax_backward_data": "gradient of attention",
+    "gelu": "the MLPs' activation",
+    "native_layer_norm_backward": "gradient of layer norms",
+    "gather": "visible patches taken out, decoder tokens put in order",
+    "_fused_adamw_": "AdamW, one kernel over all weights",
+    "linalg_vector_norm": "the gradient's norm: clipping, guard, log",
+    "sum": "gradients of biases",
+    "baddbmm": "attention scores with their scale",
+}
+
+
+def with_range(ratio: dict[str, Any]) -> str:
+    """A median with the range of its rounds."""
+    low, high = ratio["range"]
+    return f"{ratio['median']:.2f} ({low:.3g}-{high:.3g})"
+
+
+def speedup(file: str, precision: str, kind: str = "eager") -> str:
+    """How many times as fast our step is."""
+    return with_range(results(file)[precision]["speedup"][kind])
+
+
+def step() -> str:
+    """Our step against transformers' ViTMAE."""
+    small = {
+        "`mae_cifar_tiny`, batch 128, neither compiled": "eager",
+        "only ours compiled (`train.compile=true`; compiling takes a minute)": "ours_compiled",
+        "both compiled": "both_compiled",
+    }
+    kinds = ("fp32", "bf16")
+    rows = [[name, *(speedup("step.json", of, kind) for of in kinds)] for name, kind in small.items()]
+    base = "ViT-B at 224 px (`mae_base`), batch 4, neither compiled"
+    return table(["", *kinds], [*rows, [base, *(speedup("step_base.json", of) for of in kinds)]])
+
+
+def range_widths() -> tuple[str, str]:
+    """The narrowest and the widest range of the objectives' times, in percent of the median."""
+    ratios = [each["time_over_mae"] for name, each in results("objectives.json").items() if name != "mae"]
+    widths = [100 * (ratio["range"][1] - ratio["range"][0]) / ratio["median"] for ratio in ratios]
+    return f"{min(widths):.0f}", f"{max(widths):.0f}"
+
+
+def over_mae(objective: str) -> tuple[str, str]:
+    """Time of an objective's step and its FLOPs, as multiples of plain MAE's."""
+    each = results("objectives.json")[objective]
+    return f"{each['time_over_mae']['median']:.2f}", f"{each['flops_over_mae']:.2f}"
+
+
+def profile(config: str) -> str:
+    """The ten largest operators of a step."""
+    rows = []
+    for operator in results("profile_step.json")[config]["top"]:
+        name = operator["name"].removeprefix("aten::")
+        if name not in WHY:
+            raise ValueError(f"page_tables/steps.py: WHY has no line on the operator {name}")
+        rows.append([name, f"{operator['share']:.1%}", f"{operator['ms_per_step']:.3g}", WHY[name]])
+    return table(["operator", "share", "ms a step", "why it is needed"], rows)

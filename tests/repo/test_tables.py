@@ -1,0 +1,122 @@
+"""Tables and figures of README, docs and configs are those of the files under docs/results."""
+
+import copy
+import re
+import sys
+
+import pytest
+from helpers.commands import ROOT
+
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+import page_tables.files as files
+import tables
+
+# The tables of this page take seconds, which test_scaling_plan.py needs anyway.
+SLOW_PAGE = "docs/scaling.md"
+
+
+@pytest.mark.parametrize("page", [page for page in tables.pages() if page != SLOW_PAGE])
+def test_the_page_is_what_its_files_say(page):
+    text = (ROOT / page).read_text()
+    filled, complaints = tables.fill(page, text)
+    complaints += tables.missing_links(page, text)
+    assert not complaints, "\n".join(["run python docs/tools/tables.py --write", *complaints])
+    assert filled == text
+
+
+def test_each_table_stands_in_one_page():
+    pages = "".join((ROOT / page).read_text() for page in tables.pages())
+    assert sorted(re.findall("<!-- table (.*?) -->", pages)) == sorted(tables.TABLES)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md", "docs/results.md"])
+def test_any_other_figure_is_seen_and_mended(page):
+    """Each digit of a marked table, and the figures of each sentence, one after the other."""
+    text = (ROOT / page).read_text()
+    places = [
+        match.start(3) + digit.start()
+        for match in tables.MARKED.finditer(text)
+        if tables.TABLES[match[2]].files
+        for digit in list(re.finditer(r"\d", match[3]))[::23]
+    ]
+    for words, _ in tables.SENTENCES.get(page, ()):
+        match = tables.pattern(words).search(text)
+        places += [match.start(group) for group in range(2, match.re.groups + 1, 2)]
+    for place in places:
+        # A figure's first sign may be a minus.
+        other = str((int(text[place]) + 1) % 10) if text[place].isdigit() else "4"
+        wrong = text[:place] + other + text[place + 1 :]
+        filled, complaints = tables.fill(page, wrong)
+        assert len(complaints) == 1, (text[place - 40 : place + 40], complaints)
+        assert complaints[0].startswith(f"{page}: ")
+        assert filled.split() == text.split(), text[place - 40 : place + 40]
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "page", "table"),
+    [
+        ("engine.json", ("results", "torch", "ms_over_bare", "median"), "docs/performance.md", "engine"),
+        ("loader.json", ("results", "full", "images_per_s", "ours"), "docs/performance.md", "loader"),
+        (
+            "pretraining.json",
+            ("joint_cifar_tiny", "heldout", "mae_psnr_db"),
+            "docs/results.md",
+            "pretraining",
+        ),
+    ],
+)
+def test_another_value_in_a_file_is_seen(monkeypatch, file, keys, page, table):
+    part = copy.deepcopy(files.load(file))
+    changed = part
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] += 3
+    load = files.load
+    for module in (files, tables.pretraining):
+        monkeypatch.setattr(module, "load", lambda name: changed if name == file else load(name))
+    _, complaints = tables.fill(page, (ROOT / page).read_text())
+    assert any(line.startswith(f"{page}: table {table}: has ") for line in complaints)
+
+
+def test_a_sentence_that_is_gone_and_an_unknown_table_are_named():
+    text = (ROOT / "README.md").read_text()
+    _, complaints = tables.fill("README.md", text.replace("A small CNN reaches", "A CNN reaches"))
+    assert complaints == ["README.md: 0 times in the page, not once: A small CNN reaches {} %: its"]
+    _, complaints = tables.fill("docs/data.md", "<!-- table stpe -->\n| a |\n<!-- end -->\n")
+    assert complaints == ["docs/data.md: no table is called stpe"]
+
+
+def test_a_table_without_a_link_to_its_file_is_named():
+    page = "# A\n\n[b](results/engine.json)\n\n## B\n\n<!-- table engine -->\n| a |\n<!-- end -->\n"
+    (line,) = tables.missing_links("docs/a.md", page)
+    assert "docs/results/engine.json" in line
+
+
+def test_reports_have_the_accuracies_of_their_runs():
+    """Intervals are of report.md, means of results.csv: both are of the same runs."""
+    for comparison in (tables.comparisons.FIVE_K, tables.comparisons.BIT, tables.comparisons.TRANSFER):
+        report = files.text(f"{comparison}/report.md")
+        for entry in tables.comparisons.rows(comparison):
+            (line,) = re.findall(
+                rf"^\| {re.escape(entry)}(?: \(.*?\))? \| [0-9,]+ \| .*", report, re.MULTILINE
+            )
+            assert line.split(" | ")[2] == tables.comparisons.spread(
+                tables.comparisons.percent(comparison, entry)
+            )
+
+
+def test_check_names_the_page_and_write_mends_it(monkeypatch, tmp_path, capsys):
+    right = (ROOT / "README.md").read_text()
+    page = tmp_path / "README.md"
+    page.write_text(right.replace("and 68.4 % after MAE", "and 68.6 % after MAE"))
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "pages", lambda: ["README.md"])
+    monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
+    assert tables.main() == 1
+    assert (
+        "README.md: has ['50.1', '63.0', '68.6'], its files ['50.1', '63.0', '68.4']"
+        in capsys.readouterr().out
+    )
+    monkeypatch.setattr(sys, "argv", ["tables.py", "--write"])
+    assert tables.main() == 0
+    assert page.read_text() == right
