@@ -17,8 +17,9 @@ from functools import cache
 from math import sqrt
 from pathlib import Path
 
-# So that a checkout runs without being installed.
+# So that a checkout runs without being installed, also if this file is imported.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from page_tables.files import ROOT, results, table
 

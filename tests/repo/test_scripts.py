@@ -42,7 +42,11 @@ BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end", "loa
 
 @pytest.mark.parametrize(
     "script",
-    ["pretrain/run.py", "docs/tools/collect_results.py", *(f"benchmarks/{name}.py" for name in BENCHMARKS)],
+    [
+        "pretrain/run.py",
+        *(f"docs/tools/{name}.py" for name in ("collect_results", "tables")),
+        *(f"benchmarks/{name}.py" for name in BENCHMARKS),
+    ],
 )
 def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
