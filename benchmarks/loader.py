@@ -101,8 +101,9 @@ def measure(row: Row, folder: Path, *, repeats: int, core: int) -> dict[str, lis
 def warm_page_cache(row: Row, folder: Path) -> None:
     """Reads all files of both sides, so that neither waits for a disk."""
     for name in {row.ours, row.peer}:
-        for path in (folder / name).rglob("*.*"):
-            path.read_bytes()
+        for path in (folder / name).rglob("*"):
+            if path.is_file():
+                path.read_bytes()
 
 
 def compare(times: dict[str, list[float]], bar: float) -> dict[str, Any]:

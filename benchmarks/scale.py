@@ -53,7 +53,7 @@ def measure_starts(scratch: Path, rounds: int) -> dict[str, Any]:
     starts_by_shards: dict[int, list[dict[str, Any]]] = {shards: [] for shards in SHARDS}
     for _ in range(rounds):
         for shards, folder in folders.items():
-            starts_by_shards[shards].append(_start(folder))
+            starts_by_shards[shards].append(measure_start(folder))
     for folder in folders.values():
         shutil.rmtree(folder)
     results = {}

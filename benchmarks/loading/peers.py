@@ -216,7 +216,11 @@ def from_items(row: Row, dataset: Views, workers: int = 0) -> Batches:
     """Batches of a dataset: as many images as ours has."""
     batch_size = (SMALL_BATCH if row.small else PHOTO_BATCH) // dataset.views
     sampler = RandomSampler(dataset, replacement=True, num_samples=(row.batches + 1) * batch_size)
-    loader = DataLoader(dataset, batch_size, sampler=sampler, num_workers=workers)
+    # A contender is spawned, and would spawn its workers too: users' workers fork.
+    context = "fork" if workers else None
+    loader = DataLoader(
+        dataset, batch_size, sampler=sampler, num_workers=workers, multiprocessing_context=context
+    )
     return loader if dataset.views == 1 else Flat(loader)
 
 

@@ -14,6 +14,7 @@ from benchmarks.gpu.pictures import Kind, make_images
 from benchmarks.harness.turns import mean_difference
 from benchmarks.harness.workloads import TINY
 from benchmarks.loader import compare as compare_loading
+from benchmarks.loader import measure, warm_page_cache
 from benchmarks.loading import peers
 from benchmarks.loading.contenders import OFFICIAL, PEER, contenders
 from benchmarks.loading.rows import ROWS, prepare_data
@@ -120,6 +121,15 @@ def test_all_contenders_of_a_row_measure(prepared):
         assert sum(name.startswith(PEER) for name in made) == 9
         names = ("ours", f"{PEER}memory, batches by torch, uint8", f"{PEER}{OFFICIAL}, 0 workers")
         assert all(made[name]()() > 0 for name in names)
+
+
+@pytest.mark.slow
+def test_a_row_of_photographs_is_measured_with_all_peers(prepared):
+    folder, rows = prepared
+    warm_page_cache(rows[0], folder)
+    times = measure(rows[0], folder, repeats=1, core=max(os.sched_getaffinity(0)))
+    assert list(times) == list(contenders(rows[0], folder))
+    assert all(len(values) == 1 and values[0] > 0 for values in times.values())
 
 
 def test_crops_of_a_batch_are_of_boxes_of_their_own(prepared, monkeypatch):

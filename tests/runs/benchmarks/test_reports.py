@@ -8,6 +8,8 @@ import pytest
 from helpers.commands import ROOT
 
 from benchmarks.harness import machine, reports
+from benchmarks.scale import measure_start
+from benchmarks.scaling.synthetic_shards import write_many_shards
 
 CPU_INFO = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -71,3 +73,12 @@ def test_a_part_that_is_measured_anew_leaves_others_as_they_are(tmp_path):
     with pytest.raises(AssertionError):
         reports.write_part(out, "scale", "start", {"total": 2})
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.slow
+def test_a_start_is_measured_to_its_first_step(tmp_path):
+    samples = write_many_shards(tmp_path / "shards", shards=3, shard_samples=2000)
+    measured = measure_start(tmp_path / "shards")
+    assert samples == 6000
+    assert measured["total_s"] > 0
+    assert set(measured["look_up"]) == {"global", "blocks"}
