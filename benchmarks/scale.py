@@ -71,7 +71,8 @@ def median_of(measured: list[Any]) -> Any:
     return round(statistics.median(measured), 3)
 
 
-def _start(folder: Path) -> dict[str, Any]:
+def measure_start(folder: Path) -> dict[str, Any]:
+    """One start, in a new process."""
     command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "scaling" / "start.py"), str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
