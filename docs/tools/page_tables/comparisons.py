@@ -50,9 +50,9 @@ def pflop(comparison: str, entry: str, *columns: str) -> float:
     return sum(float(rows(comparison)[entry][0][column]) for column in columns) / 1e15
 
 
-def whole_pflop(comparison: str, entry: str) -> str:
+def whole_pflop(comparison: str, entry: str) -> float:
     """PFLOP of pretraining and fine-tuning together."""
-    return f"{pflop(comparison, entry, 'pretrain_flops', 'finetune_flops'):.2f}"
+    return pflop(comparison, entry, "pretrain_flops", "finetune_flops")
 
 
 def above(comparison: str, entry: str, other: str) -> tuple[str, str, str]:

@@ -76,6 +76,11 @@ def _over_mae() -> tuple[str, ...]:
     return (*steps.range_widths(), *(cell for name in names for cell in steps.over_mae(name)))
 
 
+def _longest_stops() -> tuple[str, str]:
+    state = results("scale.json")["saving"]["states"]["mae_large"]
+    return f"{state['stall_s']['max']:.1f}", f"{1e3 * state['longest_pause_while_written_s']['max']:.0f}"
+
+
 README = (
     ("The run took {} hours on one CPU core", lambda: pretraining.hours(MAE_100)[:1]),
     ("an idle core takes about {} hours", lambda: pretraining.hours(MAE_100)[1:]),
@@ -83,6 +88,10 @@ README = (
     (
         "The ViT reaches {} % from scratch, {} % after masked patch prediction, and {} % after MAE.",
         _accuracies(FIVE_K, SCRATCH, MEAN_COLOR, MAE),
+    ),
+    (
+        "MAE takes {} times the compute of training from scratch;",
+        lambda: (f"{of.whole_pflop(FIVE_K, MAE) / of.whole_pflop(FIVE_K, SCRATCH):.1f}",),
     ),
     ("A small CNN reaches {} %: its", _accuracies(FIVE_K, CNN)),
     ("A small ResNet reaches {} %, and is", _accuracies(FIVE_K, RESNET)),
@@ -104,7 +113,7 @@ RESULTS = (
     ),
     (
         "fine-tuning by MAE cost {} PFLOP, mean color {}, scratch {}, the CNNs {}.",
-        lambda: tuple(of.whole_pflop(FIVE_K, entry) for entry in (MAE, MEAN_COLOR, SCRATCH, CNN)),
+        lambda: tuple(f"{of.whole_pflop(FIVE_K, entry):.2f}" for entry in (MAE, MEAN_COLOR, SCRATCH, CNN)),
     ),
     ("(`benchmarks/plain_small_data.py`) reaches {} %", _plain("runs")),
     ("With the same recipe, our code reaches {} %", _plain("runner")),
@@ -115,6 +124,11 @@ RESULTS = (
     ),
 )
 CHOOSING = (
+    ("than mean color ({} points, 95 % interval {} to {}).", _above(FIVE_K, MAE, MEAN_COLOR)),
+    (
+        "on other images the difference may be chance ({} points, {} to {}).",
+        _above(TRANSFER, MAE_ELSEWHERE, COLORS_ELSEWHERE),
+    ),
     ("| cost of an image, ViT-Tiny/4 on 32 px (model GFLOP) | {} | {} | {} |", _image_gflop),
     (
         "MAE's PSNR is {} dB after {} epochs and {} dB after {}.",
@@ -171,12 +185,16 @@ PERFORMANCE = (
         engine_and_loader.bare_reads,
     ),
 )
+SCALING = (
+    ("The longest stop of mae_large was {} s (two rounds), and the longest pause {} ms.", _longest_stops),
+)
 FAQ = (("On our CIFAR-10 the baseline is {} dB", lambda: (pretraining.db(MAE_100, "psnr_baseline_db"),)),)
 SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
     "README.md": README,
     "docs/results.md": RESULTS,
     "docs/choosing.md": CHOOSING,
     "docs/performance.md": PERFORMANCE,
+    "docs/scaling.md": SCALING,
     "docs/faq.md": FAQ,
     "configs/compare_cifar10_5k.yaml": (
         ("ViT-Tiny {} % from scratch, {} % after MAE;", _accuracies(FIVE_K, SCRATCH, MAE)),
