@@ -137,6 +137,7 @@ def test_crops_of_a_batch_are_of_boxes_of_their_own(prepared, monkeypatch):
     crops = peers.resized_crops(columns)
     # Left ends and widths differ from image to image; pixels grow from left to right as in the whole.
     assert len({int(image[0, 0, 0]) for image in crops}) > 10
+    assert len({int(image[0, 0, -1]) for image in crops}) > 10
     assert (crops[..., 1:].int() >= crops[..., :-1].int()).all()
     monkeypatch.setitem(peers.BOX, "scale", (1.0, 1.0))
     monkeypatch.setitem(peers.BOX, "ratio", (1.0, 1.0))

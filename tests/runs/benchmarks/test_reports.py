@@ -77,8 +77,8 @@ def test_a_part_that_is_measured_anew_leaves_others_as_they_are(tmp_path):
 
 @pytest.mark.slow
 def test_a_start_is_measured_to_its_first_step(tmp_path):
-    samples = write_many_shards(tmp_path / "shards", shards=3, shard_samples=2000)
+    samples = write_many_shards(tmp_path / "shards", shards=40, shard_samples=500)
     measured = measure_start(tmp_path / "shards")
-    assert samples == 6000
+    assert samples == 20_000
     assert measured["total_s"] > 0
     assert set(measured["look_up"]) == {"global", "blocks"}
