@@ -86,7 +86,7 @@ def test_the_ratio_is_against_the_fastest_peer_by_name():
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("loading")
-    for name, kind in {"photos": Kind(6, 300, 260, "jpg"), "small": Kind(130, 32, 32, "png")}.items():
+    for name, kind in {"photos": Kind(64, 300, 260, "jpg"), "small": Kind(130, 32, 32, "png")}.items():
         make_images(folder / f"{name}-src", kind)
     rows = [replace(ROWS[name], batches=1) for name in ("short256", "repeats4", "small_pad", "small_rrc")]
     out = folder / "data"
