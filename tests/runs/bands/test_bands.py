@@ -25,6 +25,8 @@ from mae_vit.core.bands import DTYPES, Bands
 from mae_vit.finetuning import job as finetune_job
 from mae_vit.finetuning.job import main as finetune
 from mae_vit.inspection.band_views import band_views
+from mae_vit.inspection.drawing import _GAP_PX as GAP_PX
+from mae_vit.inspection.drawing import image_tile
 from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.subject import open_subject
 from mae_vit.pretraining import setup
@@ -106,6 +108,30 @@ def test_the_range_of_a_band_in_pictures_is_the_files(tiles, trained):
         expected = [values.min(), values.mean(), values.max(), missing]
         assert row[0] == list(mix_bands.SATELLITE)[band]
         np.testing.assert_allclose(row[1:], expected, rtol=1e-6)
+
+
+def test_what_is_drawn_is_the_scale_of_each_band(trained, tiles):
+    """Black is the low end and white the high one, in images and in reconstructions; missing values are black."""
+    subject = open_subject(str(trained))
+    samples = draw_samples(str(tiles[0] / "data"), count=4, encoder=subject.model.info, split="val")
+    objective, bands = subject.objective, subject.model.info.bands
+    low, high = (np.array(ends)[:, None, None] for ends in (bands.low, bands.high))
+    raw = samples.images.numpy()
+    unit = np.where(raw == mix_bands.NODATA, 0, ((raw - low) / (high - low)).clip(0, 1))
+    views = {view.name: view for view in band_views(objective, samples)}
+    for name, line in (("bands", range(4)), ("reconstructions-bands", None)):
+        drawn = views[name].drawn
+        tiles_of = [np.round(255 * one).astype(np.uint8) for one in unit]
+        # The reconstructions show one image, whose last line is the original.
+        expected = [tiles_of[n] for n in line] if line is not None else [tiles_of[0]]
+        side = (drawn.shape[1] // 13) - GAP_PX
+        for number, image in enumerate(expected):
+            top = drawn.shape[0] - (len(expected) - number) * (side + GAP_PX) + GAP_PX
+            for band in range(13):
+                left = band * (side + GAP_PX) + GAP_PX
+                shown = drawn[top : top + side, left : left + side, 0]
+                wanted = image_tile(image[band : band + 1])[..., 0]
+                np.testing.assert_allclose(shown.astype(int), wanted.astype(int), atol=1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

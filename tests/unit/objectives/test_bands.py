@@ -255,3 +255,15 @@ def test_eight_bit_images_of_four_bands_take_the_exact_path():
     expected = (images.float() / 255 - objective.mean) / objective.std
     assert torch.equal(objective.normalize(images), expected)
     assert objective.head.out_features == 4 * 8
+
+
+def test_pictures_undo_normalization_and_scale():
+    """What is drawn is the share of each band's low..high, which the scale in pictures names in raw values."""
+    bands = sixteen_bit(5)
+    objective, batch = objective_of("mae", bands), raw_batch(bands)
+    low, high = (torch.tensor(ends).view(-1, 1, 1) for ends in (bands.low, bands.high))
+    expected = ((batch.images.float() - low) / (high - low)).clamp(0, 1)
+    drawn, valid = objective.denormalize(objective.normalize(batch.images)), bands.valid(batch.images)
+    assert 0 < valid.float().mean() < 1
+    assert expected[valid].std() > 0.1
+    torch.testing.assert_close(drawn[valid], expected[valid], rtol=0, atol=1e-5)
