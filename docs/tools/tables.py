@@ -48,6 +48,7 @@ _SCALE = (small_machine.FILE,)
 TABLES = {
     "few-labels": Table(comparisons.few_labels, _COMPARED),
     "transfer": Table(comparisons.transfer, _TRANSFER),
+    "contrast": Table(pretraining.contrast, (pretraining.CONTRAST,)),
     "pretraining": Table(pretraining.pretraining_runs, ("pretraining.json",)),
     "chosen-settings": Table(comparisons.chosen_settings, _COMPARED),
     "plain-script": Table(comparisons.plain_script, ("plain_small_data.json",)),

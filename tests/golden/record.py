@@ -77,9 +77,14 @@ def what_is_left(folder: Path) -> dict:
     }
 
 
-def golden_runs(data: Path, folder: Path) -> dict[str, dict]:
-    """Pretrains under both objectives and fine-tunes, on each engine."""
-    runs = {}
+def golden_runs(folder: Path) -> dict[str, dict]:
+    """Pretrains under both objectives and fine-tunes, on each engine, on the digits that `prepare` writes.
+
+    Files name the fingerprint of their data, so it must be the same command's.
+    """
+    data, runs = folder / "data", {}
+    prepare = [sys.executable, "-m", "mae_vit.cli", "prepare", "digits", str(data)]
+    subprocess.run(prepare, cwd=ROOT, check=True, capture_output=True)
     for engine in ENGINES:
         for name in ("mae_digits", "masked_patch_digits"):
             run = folder / f"{name}-{engine.split()[0]}"
@@ -101,14 +106,7 @@ def golden_runs(data: Path, folder: Path) -> dict[str, dict]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        subprocess.run(
-            [sys.executable, "-m", "mae_vit.cli", "prepare", "digits", str(folder / "data")],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-        )
-        record = {"machine": machine(), "runs": golden_runs(folder / "data", folder)}
+        record = {"machine": machine(), "runs": golden_runs(Path(temporary))}
     text = json.dumps(record, indent=1) + "\n"
     if "--record" in sys.argv:
         RECORD.write_text(text)

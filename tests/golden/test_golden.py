@@ -8,9 +8,9 @@ from golden.record import ENGINES, RECORD, golden_runs, machine
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_losses_and_files_are_those_recorded(digits, tmp_path):
+def test_losses_and_files_are_those_recorded(tmp_path):
     recorded = json.loads(RECORD.read_text())
-    runs = golden_runs(digits, tmp_path)
+    runs = golden_runs(tmp_path)
     assert len(runs) == 3 * len(ENGINES)
     assert runs.keys() == recorded["runs"].keys()
     for name, run in runs.items():

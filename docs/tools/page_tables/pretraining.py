@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from page_tables.files import RESULTS, load, table
+from page_tables.files import RESULTS, decimal, load, table
 
-FILE = "pretraining.json"
+FILE, CONTRAST = "pretraining.json", "contrast.json"
 _LENGTH = "`mae_cifar_tiny`", "mae_cifar_tiny with `train.epochs=100 train.warmup_epochs=5`"
 _COLORS = "`masked_patch_cifar_tiny`", "masked_patch_cifar_tiny with `train.epochs=40`"
 IMAGES_OF_AN_EPOCH = 50_000
@@ -56,6 +56,21 @@ def encoder_gflop(name: str) -> float:
         header = json.loads(json.loads(file.read(length))["__metadata__"]["mae_vit"])
     gflop: float = header["flops"] / header["images_seen"] / 1e9
     return gflop
+
+
+def contrast() -> str:
+    """Frozen features of MAE, and of MAE with a contrast after it."""
+    names = {
+        "MAE, 100 epochs": "mae_cifar_tiny_100",
+        "the same, then 40 epochs with the contrast": "contrastive_mae_cifar_tiny_40",
+    }
+    rows = []
+    for row, name in names.items():
+        encoder = load(CONTRAST)["encoders"][name]
+        few = encoder["few_shot_300"]
+        spread = f"{decimal(100 * few['mean'])} ± {decimal(100 * few['std'])}"
+        rows.append([row, decimal(100 * encoder["neighbors"]), spread])
+    return table(["encoder", "neighbors, %", "300 labels of each class, %"], rows)
 
 
 def pretraining_runs() -> str:

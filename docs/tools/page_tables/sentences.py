@@ -76,11 +76,6 @@ def _over_mae() -> tuple[str, ...]:
     return (*steps.range_widths(), *(cell for name in names for cell in steps.over_mae(name)))
 
 
-def _longest_stops() -> tuple[str, str]:
-    state = results("scale.json")["saving"]["states"]["mae_large"]
-    return f"{state['stall_s']['max']:.1f}", f"{1e3 * state['longest_pause_while_written_s']['max']:.0f}"
-
-
 README = (
     ("The run took {} hours on one CPU core", lambda: pretraining.hours(MAE_100)[:1]),
     ("an idle core takes about {} hours", lambda: pretraining.hours(MAE_100)[1:]),
@@ -185,16 +180,12 @@ PERFORMANCE = (
         engine_and_loader.bare_reads,
     ),
 )
-SCALING = (
-    ("The longest stop of mae_large was {} s (two rounds), and the longest pause {} ms.", _longest_stops),
-)
 FAQ = (("On our CIFAR-10 the baseline is {} dB", lambda: (pretraining.db(MAE_100, "psnr_baseline_db"),)),)
 SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
     "README.md": README,
     "docs/results.md": RESULTS,
     "docs/choosing.md": CHOOSING,
     "docs/performance.md": PERFORMANCE,
-    "docs/scaling.md": SCALING,
     "docs/faq.md": FAQ,
     "configs/compare_cifar10_5k.yaml": (
         ("ViT-Tiny {} % from scratch, {} % after MAE;", _accuracies(FIVE_K, SCRATCH, MAE)),

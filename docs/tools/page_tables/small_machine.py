@@ -11,20 +11,20 @@ def start() -> str:
     """Starts over many shards."""
     by_shards = results(FILE)["start"]["by_shards"]
     rows = []
-    for shards, told in by_shards.items():
-        low, high = told["total_range_s"]
-        uss = list(told["worker_uss_mib"].values())
+    for shards, run in by_shards.items():
+        low, high = run["total_range_s"]
+        uss = list(run["worker_uss_mib"].values())
         rows.append(
             [
                 f"{int(shards):,}",
-                f"{told['samples'] / 1e6:,.0f} M",
-                f"{told['stages_s']['open_data_and_plan']:.2f} s",
-                f"{told['stages_s']['workers_and_first_batch']:.2f} s",
-                f"{told['total_s']:.1f} s ({low:.1f}-{high:.1f})",
-                f"{told['trainer_cpu_s']:.1f} s",
+                f"{run['samples'] / 1e6:,.0f} M",
+                f"{run['stages_s']['open_data_and_plan']:.2f} s",
+                f"{run['stages_s']['workers_and_first_batch']:.2f} s",
+                f"{run['total_s']:.1f} s ({low:.1f}-{high:.1f})",
+                f"{run['trainer_cpu_s']:.1f} s",
                 " / ".join(f"{value:.0f}" for value in uss),
-                *(f"{told['look_up'][order]['order_ms']:.1f} ms" for order in ("global", "blocks")),
-                *(f"{told['look_up'][order]['find_and_read_ms']:.0f} ms" for order in ("global", "blocks")),
+                *(f"{run['look_up'][order]['order_ms']:.1f} ms" for order in ("global", "blocks")),
+                *(f"{run['look_up'][order]['find_and_read_ms']:.0f} ms" for order in ("global", "blocks")),
             ]
         )
     batch = results(FILE)["start"]["lookup_batch"]
@@ -42,13 +42,13 @@ def start() -> str:
 
 def ranks() -> str:
     """Weak scaling."""
-    told = results(FILE)["ranks"]
+    run = results(FILE)["ranks"]
     rows = [
         [number, each["images_per_s"], each["images_per_s_per_rank"], f"{each['efficiency']:.0%}"]
-        for number, each in told["by_ranks"].items()
+        for number, each in run["by_ranks"].items()
     ]
     return table(
-        [f"CPU ranks, {told['batch_per_rank']} images each", "images/s", "of each rank", "of one rank's"],
+        [f"CPU ranks, {run['batch_per_rank']} images each", "images/s", "of each rank", "of one rank's"],
         rows,
     )
 

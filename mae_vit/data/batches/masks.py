@@ -39,13 +39,19 @@ class MaskedSource:
             augment: as `source` has it.
 
         Raises:
-            InputError: if the split has no masks, or an image has none.
+            InputError: if the split has no masks, an image has none, or images are not of 8 bits.
         """
         masks, dataset = index.split_info.masks, index.dataset
         if masks is None or dataset.segmentation is None:
             raise InputError(
                 f'split "{index.split}" of {index.folder} has no masks: mae-vit prepare SRC OUT --masks DIR '
                 "--mask-classes FILE writes them"
+            )
+        bands = dataset.bands
+        if bands is not None and not bands.eight_bit:
+            raise InputError(
+                f"{index.folder} has masks beside images of {bands.dtype}: segmentation takes images of 8 bits "
+                "without missing values (mae-vit prepare --take 8-bit)"
             )
         self._source, self._index, self._views = source, index, replace(augment, policy=None, erasing=0.0)
         self._table = id_table(dataset.segmentation.ids, dataset.segmentation.ignore)

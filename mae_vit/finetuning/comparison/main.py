@@ -45,7 +45,7 @@ _EXAMPLES = """examples:
   python finetune/compare.py --config configs/compare_demo.yaml seeds=[0] run.name=quick
   python finetune/compare.py --config configs/compare_demo.yaml --dry-run
   python finetune/compare.py --config configs/compare_demo.yaml --report     a report of the finished runs
-After Ctrl-C or a power cut the same command resumes, and finished runs are not repeated.
+After Ctrl-C or a kill the same command resumes, and finished runs are not repeated.
 Several machines that see the same folder can run the same command at once: they share the runs.
 """
 

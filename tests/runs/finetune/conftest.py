@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import ROOT
 from helpers.finetune import SMALL, TINY
+from helpers.images import prepare_pairs, write_pairs
 
 from mae_vit.finetuning.job import main
 from mae_vit.pretraining.job import main as pretrain_main
@@ -34,3 +35,11 @@ def pretrained(digits, tmp_path_factory) -> Path:
     arguments = [*TINY, *decoder, *short, f"data.path={digits}", f"run.dir={folder}", "run.name=mae"]
     assert pretrain_main(["--config", config, *arguments]) == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory) -> Path:
+    """Prepared images with masks."""
+    folder = tmp_path_factory.mktemp("pairs")
+    prepare_pairs(write_pairs(folder / "in", count=24), folder / "out")
+    return folder / "out"

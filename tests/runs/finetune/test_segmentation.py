@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from helpers.commands import ROOT, lines_of, one_line
 from helpers.finetune import SMALL, TINY
-from helpers.images import FIRST, STEP, prepare_pairs, write_pairs
+from helpers.images import FIRST, STEP
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score, log_loss
@@ -23,13 +23,6 @@ from mae_vit.finetuning.segmentation.networks import build_map_network, map_widt
 from mae_vit.finetuning.segmentation.segmenter import ViTSegmenter
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.weights.encoder import load_encoder
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pairs")
-    prepare_pairs(write_pairs(folder / "in", count=24), folder / "out")
-    return folder / "out"
 
 
 @pytest.fixture

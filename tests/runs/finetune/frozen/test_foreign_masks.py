@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from helpers.commands import ROOT, one_line
 from helpers.finetune import SMALL
-from helpers.images import prepare_pairs, write_pairs
 from helpers.weights.foreign import KINDS, build, write_backbone
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -17,13 +16,6 @@ from mae_vit.finetuning.segmentation.segmenter import ForeignSegmenter
 from mae_vit.weights.encoder import load_encoder
 
 WIDTHS = {"dinov2": 24, "swin": 96, "convnext": 20}
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pairs")
-    prepare_pairs(write_pairs(folder / "in", count=20), folder / "out")
-    return folder / "out"
 
 
 @pytest.fixture

@@ -102,3 +102,14 @@ def test_data_without_masks_are_refused(digits):
     index = open_index(digits, "train")
     with pytest.raises(InputError, match=r"has no masks: mae-vit prepare SRC OUT --masks"):
         MaskedSource(TarSource(index, channels=1, augment=AUGMENT), index, AUGMENT)
+
+
+def test_masks_beside_images_of_more_than_8_bits_are_refused(tmp_path):
+    folder = write_pairs(tmp_path / "in")
+    for file in (folder / "images").rglob("*.png"):
+        values = np.asarray(Image.open(file).convert("L")).astype(np.uint16) * 257
+        Image.fromarray(values).save(file)
+    prepare_pairs(folder, tmp_path / "out")
+    index = open_index(tmp_path / "out", "train")
+    with pytest.raises(InputError, match=r"images of uint16: segmentation takes images of 8 bits"):
+        MaskedSource(TarSource(index, channels=1, augment=AUGMENT), index, AUGMENT)
