@@ -7,6 +7,10 @@ import signal
 import subprocess
 from pathlib import Path
 
+# Read when torch is imported, so set before it. The workers of pytest-xdist share the cores. A thread that spins
+# while it waits takes the core that the other worker needs: runs of seconds then take ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import numpy as np
 import pytest
 import torch
