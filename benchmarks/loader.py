@@ -107,7 +107,10 @@ def warm_page_cache(row: Row, folder: Path) -> None:
 
 
 def compare(times: dict[str, list[float]], bar: float) -> dict[str, Any]:
-    """Medians, and how many times the speed of the fastest peer, round by round; the official pipeline's beside it."""
+    """Medians, and how many times the speed of the fastest peer and of the official pipeline, round by round.
+
+    The bar is of the official pipeline; of the only peer, where bytes are read.
+    """
     medians = {name: statistics.median(values) for name, values in times.items()}
     peers = [name for name in times if name.startswith(PEER)]
     official = [name for name in peers if OFFICIAL in name]
@@ -121,6 +124,7 @@ def compare(times: dict[str, list[float]], bar: float) -> dict[str, Any]:
     }
     if official:
         result["over_official"] = ratio(times[min(official, key=medians.__getitem__)], times["ours"])
+    result["met"] = result.get("over_official", result["speedup"])["median"] >= bar
     return result
 
 
@@ -134,7 +138,7 @@ def describe(result: dict[str, Any]) -> str:
     speedup, far = result["speedup"], result["fidelity"]
     low, high = speedup["range"]
     rates = result["images_per_s"]
-    met = "met" if speedup["median"] >= result["bar"] else "missed"
+    met = "met" if result["met"] else "missed"
     pixels = f"MAD {far['mean']:.3f}" if "mean" in far else "equal" if far["equal_bytes"] else "DIFFERENT"
     return (
         f"{speedup['median']:>8.2f} {low:>7.2f}-{high:<7.2f} {result['bar']:>5.1f} {met:<7}"

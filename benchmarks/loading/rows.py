@@ -34,7 +34,7 @@ class Row:
         ours: folder of the shards.
         peer: folder of the files, or of the shards, that the peer reads.
         crop: of `Augment`; None where bytes are read.
-        bar: how many times the peer's speed is asked for.
+        bar: how many times the official pipeline's speed is asked for; of the only peer, where bytes are read.
         batches: of a turn.
         repeats: views of each image that is decoded.
     """

@@ -80,6 +80,10 @@ def test_the_ratio_is_against_the_fastest_peer_by_name():
     assert result["fastest_peer"] == "files, torchvision v2, uint8, 0 workers"
     assert result["speedup"] == {"median": 4.0, "range": [2.0, 4.0]}
     assert result["over_official"]["median"] == 10.0
+    assert result["met"]
+    # The bar is of the official pipeline, which is slower than the fastest peer.
+    assert compare_loading(times, 9.0)["met"]
+    assert not compare_loading(times, 11.0)["met"]
     assert result["images_per_s"]["ours"] == 1e6
 
 
