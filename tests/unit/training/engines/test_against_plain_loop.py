@@ -5,6 +5,8 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -184,32 +186,38 @@ def plain_loop(**changes) -> dict:
 def through_engines(cases: dict[str, dict], *, ranks: int = 1) -> dict[str, dict]:
     """Runs all cases in one go: importing DeepSpeed takes longer than any of them."""
     port = free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, WORKER, json.dumps(list(cases.values()))],
-            env=os.environ
-            | {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=500) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors[-2000:]
-    line = next(line for line in outputs[0][0].splitlines() if line.startswith("RESULT"))
+    with ExitStack() as stack:
+        # Files, because a rank that fills a pipe waits for its reader, and the other ranks for it.
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, WORKER, json.dumps(list(cases.values()))],
+                env=os.environ
+                | {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(ranks),
+                    "LOCAL_RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": str(ranks),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                },
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+            for rank, file in enumerate(files)
+        ]
+        try:
+            codes = [process.wait(timeout=500) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        outputs = []
+        for file in files:
+            file.seek(0)
+            outputs.append(file.read())
+    for code, output in zip(codes, outputs, strict=True):
+        assert code == 0, output[-2000:]
+    line = next(line for line in outputs[0].splitlines() if line.startswith("RESULT"))
     return dict(zip(cases, json.loads(line.removeprefix("RESULT")), strict=True))
 
 
