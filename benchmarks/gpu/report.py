@@ -17,7 +17,7 @@ Line = dict[str, Any]
 
 
 def write_report(folder: Path) -> str:
-    """Reads all lines of a folder; a figure that was measured twice is told as it was the last time.
+    """Reads all lines of a folder; of a figure that was measured twice, the last counts.
 
     Raises:
         InputError: if there are none.
@@ -73,7 +73,7 @@ def _tables(rows: list[Line]) -> Iterable[str]:
 
 
 def _columns(row: Line) -> Iterable[str]:
-    """What is told of a row; all of a failed one is why."""
+    """The columns of a row; of a failed one only the reason."""
     if FAILED in row:
         return [FAILED]
     return [name for name in row if name not in _ABOUT and not _is_long(row[name])]

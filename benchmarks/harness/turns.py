@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-# The life of a contender: builds what it measures, then answers each number of steps that it is
-# told with how long a step took, until it is told 0.
+# The life of a contender: builds what it measures, then answers each number of steps that it
+# receives with how long a step took, until it receives 0.
 Life = Callable[[Connection], None]
 
 

@@ -72,12 +72,12 @@ def draw(run: dict[str, Any], path: Path) -> None:
     loss.plot([line["epoch"] for line in run["lines"]], [line["loss"] for line in run["lines"]])
     loss.set(title=run["name"], xlabel="epoch", ylabel="training loss")
     metric, baseline, label = HELD_OUT[run["objective"]]
-    told = [line for line in run["lines"] if "heldout" in line]
-    epochs = [line["epoch"] for line in told]
-    held_out.plot(epochs, [line["heldout"][metric] for line in told], label="model")
+    lines = [line for line in run["lines"] if "heldout" in line]
+    epochs = [line["epoch"] for line in lines]
+    held_out.plot(epochs, [line["heldout"][metric] for line in lines], label="model")
     if baseline is not None:
         name = NAMES[baseline.removeprefix("mae_")]
-        held_out.plot(epochs, [line["heldout"][baseline] for line in told], "--", label=name)
+        held_out.plot(epochs, [line["heldout"][baseline] for line in lines], "--", label=name)
     held_out.set(title="held-out images", xlabel="epoch", ylabel=label)
     held_out.legend(fontsize=8)
     figure.savefig(path, dpi=110)
@@ -85,18 +85,18 @@ def draw(run: dict[str, Any], path: Path) -> None:
 
 
 def draw_probe(runs: list[dict[str, Any]], path: Path) -> None:
-    """Draws what the online probe told of all runs on one picture."""
+    """Draws the online probe's scores of all runs on one picture."""
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.8), sharey=True, layout="constrained")
     for run in runs:
-        told = [line for line in run["lines"] if "probe" in line]
+        lines = [line for line in run["lines"] if "probe" in line]
         for part, (metric, title) in zip(
             axes,
             {"few_shot_top1": "25 shots, least squares", "knn_top1": "nearest neighbors"}.items(),
             strict=True,
         ):
             part.plot(
-                [line["epoch"] for line in told],
-                [100 * line["probe"][metric] for line in told],
+                [line["epoch"] for line in lines],
+                [100 * line["probe"][metric] for line in lines],
                 label=run["name"] + ("" if run["summary"]["status"] == "done" else " (goes on)"),
             )
             part.set(title=title, xlabel="epoch")
@@ -179,14 +179,14 @@ def main() -> None:
     runs = [read(path) for path in arguments.runs]
     OUT.mkdir(exist_ok=True)
     draw_probe([*runs, *map(read, arguments.probe)], OUT / "probe.png")
-    told = OUT / "pretraining.json"
-    results = json.loads(told.read_text()) if told.exists() else {}
+    results_file = OUT / "pretraining.json"
+    results = json.loads(results_file.read_text()) if results_file.exists() else {}
     for run, path in zip(runs, arguments.runs, strict=True):
         keep_encoder(path, OUT / "encoders" / f"{run['name']}.safetensors")
         draw(run, OUT / f"{run['name']}_curves.png")
         shutil.copy(max((path / "pictures").glob("step-*.png")), OUT / f"{run['name']}.png")
         results[run["name"]] = numbers(run, evaluate(path, arguments.override))
-    told.write_text(json.dumps(results, indent=2) + "\n")
+    results_file.write_text(json.dumps(results, indent=2) + "\n")
     print(json.dumps(results, indent=2))
 
 

@@ -34,14 +34,12 @@ def _replay(arguments: argparse.Namespace) -> int:
     if arguments.images < 1 or (arguments.data_step or 0) < 0:
         raise InputError("--images needs 1 or more, --data-step 0 or more")
     # Imports torch: not for --help.
-    from mae_vit.pretraining import replay as told_by
+    from mae_vit.pretraining.replay import replay, write_replay
 
-    record = told_by.replay(
-        arguments.path, step=arguments.step, of_data=arguments.data_step, rank=arguments.rank
-    )
+    record = replay(arguments.path, step=arguments.step, of_data=arguments.data_step, rank=arguments.rank)
     name = f"step-{arguments.step:08d}" if arguments.step else f"data-step-{arguments.data_step:08d}"
     path = arguments.out or arguments.path / "replay" / f"{name}-rank-{arguments.rank}.png"
-    picture, names = told_by.write_replay(record, path, images=arguments.images)
+    picture, names = write_replay(record, path, images=arguments.images)
     drawn = min(arguments.images, len(record.samples))
     weights = "fresh weights" if record.weights_step is None else f"the weights of step {record.weights_step}"
     print(f"{arguments.path}: epoch {record.epoch}, step {record.data_step} of the data order")

@@ -77,8 +77,10 @@ def _missing_samples(index: ShardIndex) -> tuple[np.ndarray, list[str]]:
     """Lists samples that shards here lack, by the shards' sizes, and says of each such shard what is wrong."""
     shards, sizes, problems = index.split_info.shards, index.misfit_shards(), list[str]()
     for number, size in sizes.items():
-        told = "is missing" if size is None else f"has {size} bytes, dataset.json says {shards[number].bytes}"
-        problems.append(f"shard {index.folder / shards[number].file} {told}")
+        problem = (
+            "is missing" if size is None else f"has {size} bytes, dataset.json says {shards[number].bytes}"
+        )
+        problems.append(f"shard {index.folder / shards[number].file} {problem}")
     return index.samples_beyond(sizes), problems
 
 

@@ -145,7 +145,7 @@ class Run:
         return [process for _, process in sorted(ranks, key=lambda pair: pair[0])]
 
     def step(self) -> int:
-        """The last step told in metrics.jsonl."""
+        """The last step logged in metrics.jsonl."""
         try:
             lines = (self.folder / "metrics.jsonl").read_text().splitlines()
             return json.loads(lines[-1])["step"]
@@ -187,5 +187,5 @@ class Run:
         return json.loads((self.folder / "summary.json").read_text())["status"]
 
 
-def steps_told(folder: Path) -> list[int]:
+def logged_steps(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]

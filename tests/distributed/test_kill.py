@@ -5,7 +5,7 @@ import time
 
 import psutil
 import pytest
-from distributed.launch import Run, steps_told
+from distributed.launch import Run, logged_steps
 
 pytestmark = pytest.mark.distributed
 
@@ -51,7 +51,7 @@ def finish(run: Run, *, epochs: int = 20) -> bytes:
     assert run.wait(300) == 0, run.output()
     run.wait_until_gone()
     assert run.status() == "done"
-    assert steps_told(run.folder) == list(range(1, epochs * STEPS_PER_EPOCH + 1))
+    assert logged_steps(run.folder) == list(range(1, epochs * STEPS_PER_EPOCH + 1))
     return (run.folder / "encoder.safetensors").read_bytes()
 
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from distributed.launch import Run, steps_told
+from distributed.launch import Run, logged_steps
 
 OPTIONS = ("--config", "configs/mae_digits.yaml", "model.embed_dim=32", "model.depth=1")
 SHORT = ("train.warmup_epochs=0", "monitor.tensorboard=false", "monitor.log_every_steps=1")
@@ -45,5 +45,5 @@ def test_a_node_that_sees_checkpoints_late_goes_on_from_the_same(digits, tmp_pat
     assert list((late / "checkpoints").iterdir())
     run = run_with(folder, f"late={late}", f"data.path={digits}", "train.epochs=2", "--extend")
     assert run.wait(90) == 0, run.output()
-    steps = steps_told(folder)
+    steps = logged_steps(folder)
     assert steps == list(range(1, len(steps) + 1))

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from distributed.launch import Run, steps_told
+from distributed.launch import Run, logged_steps
 
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
@@ -40,7 +40,7 @@ def test_all_ranks_go_back_together(digits, tmp_path, stage, precision):
     incidents = sorted((tmp_path / "run" / "incidents").glob("*.json"))
     assert [path.name for path in incidents] == ["step-00000006-1.json"]
     assert json.loads(incidents[0].read_text())["back_to_step"] == 4
-    assert steps_told(tmp_path / "run") == [9]
+    assert logged_steps(tmp_path / "run") == [9]
     checkpoints = list_checkpoints(tmp_path / "run" / "checkpoints")
     last = load_checkpoint(checkpoints[-1])
     assert last.state.course.skipped == ((5, 6),)

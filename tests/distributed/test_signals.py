@@ -1,4 +1,4 @@
-"""Whoever is told to stop, under whichever launcher: saved, resumable, no orphan."""
+"""A stop signal, to any process and under any launcher: saved, resumable, no orphan."""
 
 import re
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from distributed.launch import Run, steps_told
+from distributed.launch import Run, logged_steps
 
 from mae_vit.runtime.signals import INTERRUPTED
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
@@ -74,7 +74,7 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
         assert len(saved) == 2
         step = load_checkpoint(saved[1]).step
         assert step >= 10
-        assert max(steps_told(run.folder)) <= step
+        assert max(logged_steps(run.folder)) <= step
     finally:
         run.kill()
 
@@ -84,7 +84,7 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
         assert f"resuming from {saved[1]}, step {step}" in again.output()
     finally:
         again.kill()
-    steps = steps_told(again.folder)
+    steps = logged_steps(again.folder)
     assert len(steps) == len(set(steps))
     assert steps == sorted(steps)
 
@@ -95,7 +95,7 @@ def hears(pid: int) -> bool:
     return bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
-def test_a_run_told_to_stop_while_it_still_starts_takes_a_step_and_saves(digits, tmp_path):
+def test_a_run_stopped_while_it_still_starts_takes_a_step_and_saves(digits, tmp_path):
     run = Run(tmp_path / "run", "python", 1, arguments(digits, "memory"))
     try:
         while not hears(run.process.pid):

@@ -53,7 +53,7 @@ def write_folder(folder: Path, *, count: int = 18) -> dict[str, bytes]:
 
 
 def call(*arguments: str | Path) -> int:
-    """`mae-vit embed` in this process; --workers 0 unless told."""
+    """`mae-vit embed` in this process; --workers 0 unless given."""
     words = [str(word) for word in arguments]
     return main(["embed", *words, *([] if "--workers" in words else ["--workers", "0"])])
 

@@ -24,13 +24,13 @@ def fake_cuda() -> Iterator[None]:
         with unset_fake_temporarily():
             return torch.ones(tensor.shape, dtype=tensor.dtype) if isinstance(tensor, FakeTensor) else tensor
 
-    def told(tensor: Tensor, how: Callable[[Tensor], object]) -> object:
+    def value_of(tensor: Tensor, how: Callable[[Tensor], object]) -> object:
         with unset_fake_temporarily():
             return how(read(tensor))
 
     def as_array(tensor: Tensor, how: Callable[[Tensor], object]) -> object:
         assert tensor.device.type == "cpu", "NumPy reads tensors of the CPU alone"
-        return told(tensor, how)
+        return value_of(tensor, how)
 
     def backward(tensor: Tensor) -> None:
         assert tensor.device == CUDA
@@ -38,7 +38,7 @@ def fake_cuda() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched, FakeTensorMode(allow_non_fake_inputs=True):
         for name in ("item", "tolist", "__float__", "__bool__", "__int__"):
-            patched.setattr(Tensor, name, partialmethod(told, how=getattr(Tensor, name)))
+            patched.setattr(Tensor, name, partialmethod(value_of, how=getattr(Tensor, name)))
         for name in ("numpy", "bincount"):
             patched.setattr(Tensor, name, partialmethod(as_array, how=getattr(Tensor, name)))
         patched.setattr(Tensor, "cpu", read)

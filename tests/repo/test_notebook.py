@@ -24,9 +24,9 @@ def check_outputs(notebook):
             assert cell.execution_count, cell.source
     for output in outputs_of(notebook):
         assert output.output_type != "error"
-        told = json.dumps({key: value for key, value in dict(output).items() if key != "metadata"})
+        content = json.dumps({key: value for key, value in dict(output).items() if key != "metadata"})
         # A picture's base64 is no text.
-        assert not MACHINE.search(re.sub(r'"image/png": "[^"]*"', "", told)), told[:300]
+        assert not MACHINE.search(re.sub(r'"image/png": "[^"]*"', "", content)), content[:300]
         assert output.get("name") != "stderr", output.get("text")
 
 

@@ -78,8 +78,8 @@ def box(wheel, tmp_path_factory):
     )
     work = home / "work"
     work.mkdir()
-    told = call(python, "-c", "import mae_vit; print(mae_vit.__file__)", cwd=work)
-    assert Path(told.strip()).is_relative_to(environment)
+    imported_file = call(python, "-c", "import mae_vit; print(mae_vit.__file__)", cwd=work)
+    assert Path(imported_file.strip()).is_relative_to(environment)
 
     def run(*words, **more):
         return call(environment / "bin" / words[0], *words[1:], cwd=work, **more)
@@ -104,8 +104,8 @@ def test_fine_tuning_finds_its_recipe(box):
 
 
 def test_a_comparison_finds_its_configs_and_runs_its_cells(box):
-    told = box("mae-vit", "compare", "compare_demo", "--dry-run")
-    assert "all checks passed" in told
+    output = box("mae-vit", "compare", "compare_demo", "--dry-run")
+    assert "all checks passed" in output
     own = box.work / "own.yaml"
     own.write_text(
         "run: {name: own}\ndata: {path: data/digits}\nreference: scratch\nseeds: [0]\nparallel: 1\n"

@@ -37,7 +37,7 @@ parallel: 1
 
 
 def test_a_fine_tuning_goes_on_after_the_limit(cluster, digits, tmp_path):
-    # So many that it is still at it when it is told.
+    # So many that it still trains when the signal comes.
     settings = TINY | {"train.steps": "4000", "checkpoint.every_steps": "200"}
     folder = tmp_path / "run"
     words = ["--config", "configs/finetune_cifar_tiny.yaml", f"data.path={digits}", f"run.dir={folder}"]

@@ -23,7 +23,7 @@ def pretrain(cluster, settings, tmp_path):
 
 
 def check_whole(folder: Path, undisturbed: Path) -> None:
-    """Each step was told once, and the encoder is the undisturbed run's."""
+    """Each step was written once, and the encoder is the undisturbed run's."""
     assert [line["step"] for line in lines_of(folder)] == list(range(1, 89))
     encoders = [(run / "encoder.safetensors").read_bytes() for run in (folder, undisturbed)]
     assert encoders[0] == encoders[1]

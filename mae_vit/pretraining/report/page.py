@@ -72,21 +72,21 @@ def _about(record: RunRecord) -> str:
     """What this is: objective, network, data, seed."""
     model, objective = record.section("model"), record.section("objective")
     data, run = record.section("data"), record.section("run")
-    told = [f"Pretraining run {record.path.resolve().name}"]
+    parts = [f"Pretraining run {record.path.resolve().name}"]
     if objective.get("name"):
-        told.append(f"objective {objective['name']}")
+        parts.append(f"objective {objective['name']}")
     if model.get("name"):
-        told.append(
+        parts.append(
             f"network {model['name']} on {_text(model.get('img_size'))} px in patches of "
             f"{_text(model.get('patch_size'))}"
         )
     if isinstance(record.summary.get("parameters"), int):
-        told.append(f"{record.summary['parameters']:,} parameters with the objective's")
+        parts.append(f"{record.summary['parameters']:,} parameters with the objective's")
     if data.get("path"):
-        told.append(f"data {data['path']}")
+        parts.append(f"data {data['path']}")
     if "seed" in run:
-        told.append(f"seed {run['seed']}")
-    return ", ".join(told) + "."
+        parts.append(f"seed {run['seed']}")
+    return ", ".join(parts) + "."
 
 
 def _reference(comparison: Comparison) -> list[str]:

@@ -98,9 +98,9 @@ def read_run(path: Path) -> RunRecord:
         )
     lines = [line for line in _lines(folder.metrics, problems) if isinstance(line.get("step"), int)]
     incidents = [
-        told
+        incident
         for file in sorted((path / "incidents").glob("step-*.json"))
-        if (told := _mapping(file, problems))
+        if (incident := _mapping(file, problems))
     ]
     return RunRecord(
         path,

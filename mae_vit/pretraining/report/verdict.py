@@ -119,33 +119,33 @@ def _judgement(record: RunRecord, comparison: Comparison | None) -> str:
     band = f"the band of {reference.name} ({count_of(len(reference.seeds), 'seed')})"
     if comparison.departures:
         first = comparison.departures[0]
-        told = (
+        sentence = (
             f"not normal, {first.curve} {first.value:.4g} at step {first.step:,} is outside of {first.low:.4g} to "
             f"{first.high:.4g}, {band}"
         )
     else:
         last = record.lines[-1]["step"]
         places = "the one compared place" if comparison.compared == 1 else f"all {comparison.compared} places"
-        told = f"normal, within {band} at {places} up to step {last:,}"
-    return told
+        sentence = f"normal, within {band} at {places} up to step {last:,}"
+    return sentence
 
 
 def _facts(record: RunRecord) -> list[str]:
     """First and last values: without a reference nobody can say more."""
-    told = []
+    facts = []
     if losses := numbers(line.get("loss") for line in record.lines):
-        told.append(f"the training loss {_went(losses)}")
+        facts.append(f"the training loss {_went(losses)}")
     else:
-        told.append("no finite loss was logged")
+        facts.append("no finite loss was logged")
     names = held_out_names(record.lines)
     name = next((name for name in _PREFERRED if name in names), next(iter(names), None))
     if name is not None and (values := values_of(record.lines, "heldout", name)):
-        told.append(f"{name} of held-out images {_went([value for _, value in values])}")
+        facts.append(f"{name} of held-out images {_went([value for _, value in values])}")
     elif name is None:
-        told.append("no images were held out")
+        facts.append("no images were held out")
     if values := values_of(record.lines, "probe", "few_shot_top1"):
-        told.append(f"the probe's few-shot top-1 {_went([value for _, value in values])}")
-    return told
+        facts.append(f"the probe's few-shot top-1 {_went([value for _, value in values])}")
+    return facts
 
 
 def _went(values: Sequence[float]) -> str:

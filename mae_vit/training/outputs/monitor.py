@@ -113,7 +113,7 @@ class Monitor:
 
     @contextmanager
     def _tolerant(self, what: str) -> Iterator[None]:
-        """A full disk takes nothing from a run but what people look at; it is told once for each kind."""
+        """A full disk takes nothing from a run but what people look at; a warning is printed once for each kind."""
         try:
             yield
         except OSError as error:

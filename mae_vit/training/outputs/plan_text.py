@@ -87,15 +87,15 @@ def describe_engine(config: Config, ranks: Ranks) -> str:
     train = config.train
     engine, several = train.engine_on(ranks.world_size), ranks.world_size > 1
     if engine == "deepspeed":
-        told = f"deepspeed, ZeRO {train.zero_stage}"
+        description = f"deepspeed, ZeRO {train.zero_stage}"
         why = "several processes" if several else f"zero_stage={train.zero_stage}"
     else:
-        told = "torch, DistributedDataParallel" if several else "torch"
-        told += (
+        description = "torch, DistributedDataParallel" if several else "torch"
+        description += (
             f", gradients sent in {train.compress_gradients}" if train.compress_gradients != "none" else ""
         )
         why = "one process"
-    return f"{told} ({f'auto: {why}' if train.engine == 'auto' else f'train.engine={engine}'})"
+    return f"{description} ({f'auto: {why}' if train.engine == 'auto' else f'train.engine={engine}'})"
 
 
 def describe_time(plan: Plan, costs: Estimate, ranks: Ranks, rate: float) -> str:

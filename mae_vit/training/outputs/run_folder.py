@@ -110,7 +110,7 @@ class RunFolder:
         return int(lines[-1]["step"]) if lines else 0
 
     def cut_metrics(self, step: int) -> dict[str, Any] | None:
-        """Drops lines after `step` (and a torn last one), so that no step is told twice.
+        """Drops lines after `step` (and a torn last one), so that no step is written twice.
 
         Returns:
             The last line kept.

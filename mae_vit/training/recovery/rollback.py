@@ -21,7 +21,7 @@ from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # Losses before the bad step that the incident report lists.
-_TOLD_LOSSES = 32
+_LISTED_LOSSES = 32
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Rollback:
             "reason": bad.reason,
             "loss": bad.loss,
             "grad_norm": bad.grad_norm,
-            "losses_before": list(bad.losses[-_TOLD_LOSSES:]),
+            "losses_before": list(bad.losses[-_LISTED_LOSSES:]),
             "back_to_step": checkpoint.step,
             "try": tried,
             "of_tries": self.options.max_rollbacks,

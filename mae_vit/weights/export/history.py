@@ -115,8 +115,8 @@ def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
 def _objective_name(handed: ExportSource, config: dict[str, Any]) -> str:
     if "finetune" in config or handed.network.head is not None:
         return "fine-tuning"
-    told = _section(config, "objective").get("name") or handed.encoder.info.objective
-    return _UNKNOWN if told == "unknown" else str(told)
+    name = _section(config, "objective").get("name") or handed.encoder.info.objective
+    return _UNKNOWN if name == "unknown" else str(name)
 
 
 def _objective(handed: ExportSource, config: dict[str, Any]) -> str:
@@ -153,8 +153,8 @@ def _recipe(config: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _length(handed: ExportSource, config: dict[str, Any], summary: dict[str, Any]) -> str:
-    info, told = handed.encoder.info, metadata_of(handed.start.path)
-    steps = info.step or told.get("step") or summary.get("steps")
+    info, metadata = handed.encoder.info, metadata_of(handed.start.path)
+    steps = info.step or metadata.get("step") or summary.get("steps")
     if not steps:
         return _UNKNOWN
     batch = _section(config, "train").get("effective_batch_size")
@@ -202,7 +202,7 @@ def _results(folder: Path | None, summary: dict[str, Any]) -> list[tuple[str, st
         **summary,
         **_json(folder / "results.json"),
     }
-    # The loss of a summary is of training images; what chose the epoch is told as such.
+    # The loss of a summary is of training images; what chose the epoch is named as such.
     found["loss"] = _section(summary, "heldout").get("loss")
     if "val_top1" in summary:
         found.pop("top1", None)
@@ -210,8 +210,8 @@ def _results(folder: Path | None, summary: dict[str, Any]) -> list[tuple[str, st
         for prefix in ("", "mae_", "masked_patch_"):
             value = found.get(prefix + key)
             if isinstance(value, int | float):
-                told = form.format(value) + (_probed(summary) if key in _PROBED else "")
-                rows.append((f"{prefix.rstrip('_')}: {name}" if prefix else name, told))
+                text = form.format(value) + (_probed(summary) if key in _PROBED else "")
+                rows.append((f"{prefix.rstrip('_')}: {name}" if prefix else name, text))
     return rows
 
 

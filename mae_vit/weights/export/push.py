@@ -87,7 +87,7 @@ def push(
     """
     hub = hub_library()
     paths = {path.relative_to(folder).as_posix(): path for path in files}
-    with _told_where(folder), hub_errors(name, task="write"):
+    with _errors_name_the_export(folder), hub_errors(name, task="write"):
         api = hub.HfApi()
         url = api.create_repo(name.repo, private=not public, exist_ok=True)
         if name.revision:
@@ -112,7 +112,7 @@ def push(
 
 
 @contextmanager
-def _told_where(folder: Path) -> Iterator[None]:
+def _errors_name_the_export(folder: Path) -> Iterator[None]:
     """Adds to an error where the export is, which is whole."""
     again = f"the export is whole in {folder}, --force pushes it again"
     try:

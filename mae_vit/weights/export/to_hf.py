@@ -235,11 +235,11 @@ def load_whole(kind: Any, folder: Path, **options: Any) -> Any:
     Raises:
         InputError: naming one that is missing or left over.
     """
-    model, told = kind.from_pretrained(folder, output_loading_info=True, local_files_only=True, **options)
+    model, info = kind.from_pretrained(folder, output_loading_info=True, local_files_only=True, **options)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if told.get(problem):
+        if info.get(problem):
             raise InputError(
-                f"transformers' {kind.__name__}: {problem.replace('_', ' ')}: {min(map(str, told[problem]))}: "
+                f"transformers' {kind.__name__}: {problem.replace('_', ' ')}: {min(map(str, info[problem]))}: "
                 "nothing was written"
             )
     return model.eval()

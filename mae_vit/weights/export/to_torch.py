@@ -30,8 +30,8 @@ def trace(handed: ExportSource) -> ExportedProgram:
 def write(handed: ExportSource, folder: Path) -> Verification:
     """Writes the program, and loads it again."""
     content = io.BytesIO()
-    told = {f"{name}.json": value for name, value in handed.metadata().items()}
-    torch.export.save(trace(handed), content, extra_files=told)
+    extra_files = {f"{name}.json": value for name, value in handed.metadata().items()}
+    torch.export.save(trace(handed), content, extra_files=extra_files)
     (folder / PROGRAM).write_bytes(content.getbuffer())
     program = torch.export.load(folder / PROGRAM).module()
     what = handed.network.output_name
@@ -45,7 +45,7 @@ model = torch.export.load("{PROGRAM}").module()
 """
     notes = (
         f"images are {handed.image_shape()}, their number is free; geometry and normalization are in the program's "
-        f"extra file {', '.join(told)}",
+        f"extra file {', '.join(extra_files)}",
     )
     line = f'torch.export.load("{PROGRAM}").module()(images)'
     return Verification(f"torch {torch.__version__}", what, difference, code, line, notes)

@@ -231,7 +231,7 @@ def _handler(hub: Hub):
             data = repo.commits[commit].get(file)
             if data is None:
                 return self.fail(404, "EntryNotFound", "Entry not found", X_Repo_Commit=commit)
-            told = {
+            headers = {
                 "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
                 "X_Repo_Commit": commit,
                 "Accept_Ranges": "bytes",
@@ -239,17 +239,25 @@ def _handler(hub: Hub):
             if asked := self.headers.get("Range"):
                 first, last = re.match(r"bytes=(\d+)-(\d*)", asked).groups()
                 part = data[int(first) : int(last) + 1 if last else None]
-                told["Content_Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"
-                return self.answer(part, 206, **told)
-            return self.answer(data, **told)
+                headers["Content_Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"
+                return self.answer(part, 206, **headers)
+            return self.answer(data, **headers)
 
         def api(self, kind, name, what, rest, query):
             if what == "revision":
                 if found := self.find(kind, name, rest):
                     repo, commit = found
                     files = [described(*item) for item in sorted(repo.commits[commit].items())]
-                    told = {"id": name, "sha": commit, "private": repo.private, "siblings": files, "tags": []}
-                    self.json({**told, "gated": "auto" if repo.gated else False, "downloads": 0, "likes": 0})
+                    description = {
+                        "id": name,
+                        "sha": commit,
+                        "private": repo.private,
+                        "siblings": files,
+                        "tags": [],
+                    }
+                    self.json(
+                        {**description, "gated": "auto" if repo.gated else False, "downloads": 0, "likes": 0}
+                    )
                 return None
             if what == "tree":
                 if found := self.find(kind, name, rest):

@@ -28,13 +28,13 @@ def devices_as_before(monkeypatch):
 
 def test_a_mean_counts_what_one_round_in_many_costs():
     differences = [1.0] * 19 + [21.0]
-    told = mean_difference(differences)
-    assert told["mean"] == 2.0
-    assert told["median"] == 1.0
+    difference = mean_difference(differences)
+    assert difference["mean"] == 2.0
+    assert difference["median"] == 1.0
     error = statistics.stdev(differences) / 20**0.5
-    assert told["standard_error"] == pytest.approx(error, abs=1e-3)
+    assert difference["standard_error"] == pytest.approx(error, abs=1e-3)
     # t of 19 degrees of freedom, by any table.
-    assert told["interval_95"] == pytest.approx([2 - 2.093 * error, 2 + 2.093 * error], abs=2e-3)
+    assert difference["interval_95"] == pytest.approx([2 - 2.093 * error, 2 + 2.093 * error], abs=2e-3)
     with pytest.raises(ValueError, match="two rounds"):
         mean_difference([1.0])
 

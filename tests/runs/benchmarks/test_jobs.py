@@ -76,7 +76,7 @@ def test_a_part_ends_in_time_and_says_what_is_left(tmp_path):
     assert not lines.path.exists()
 
 
-def test_a_figure_beyond_its_bound_is_kept_and_told(tmp_path):
+def test_a_figure_beyond_its_bound_is_kept_and_named(tmp_path):
     account = run_jobs([Job("all", ("c",), tell)], lines := Lines(tmp_path, "parity", HERE), limit_s=60)
     assert list(account.failed) == ["c"]
     assert lines.known() == {"c"}

@@ -25,37 +25,42 @@ MAE = rows_of("MAE", [0.973, 0.972, 0.974], start="MAE")
 
 def test_the_question_is_answered():
     cnn = rows_of("SmallResNet", [0.963, 0.962, 0.964])
-    told = answer_of(SCRATCH, rows_of("SimpleCNN", [0.9, 0.9, 0.9]), MAE, cnn)
-    assert told == (
+    sentence = answer_of(SCRATCH, rows_of("SimpleCNN", [0.9, 0.9, 0.9]), MAE, cnn)
+    assert sentence == (
         "With 200 labels, MAE reaches 97.3 %, 68.3 points above scratch (29.0 %) and 1.0 points above SmallResNet "
         "(96.3 %, the best without pretraining) (3 seeds)."
     )
 
 
 def test_a_small_difference_that_is_not_clear_is_level():
-    told = answer_of(SCRATCH, MAE, rows_of("CNN", [0.974, 0.970, 0.976]))
-    assert "and level with CNN (97.3 %, the best without pretraining) (3 seeds)." in told
+    sentence = answer_of(SCRATCH, MAE, rows_of("CNN", [0.974, 0.970, 0.976]))
+    assert "and level with CNN (97.3 %, the best without pretraining) (3 seeds)." in sentence
 
 
 def test_what_chance_may_explain_says_so():
     wide = rows_of("CNN", [0.99, 0.85, 0.93])
-    told = answer_of(SCRATCH, MAE, wide)
-    assert "and 5.0 points above CNN (92.3 %, the best without pretraining), which chance may explain" in told
-    told = answer_of(rows_of("scratch", [0.9, 0.99, 0.8]), MAE)
-    assert "points above scratch (89.7 %), which chance may explain (3 seeds)." in told
+    sentence = answer_of(SCRATCH, MAE, wide)
+    assert (
+        "and 5.0 points above CNN (92.3 %, the best without pretraining), which chance may explain"
+        in sentence
+    )
+    sentence = answer_of(rows_of("scratch", [0.9, 0.99, 0.8]), MAE)
+    assert "points above scratch (89.7 %), which chance may explain (3 seeds)." in sentence
 
 
 def test_few_seeds_are_named():
-    told = answer_of(SCRATCH[:1], MAE[:1])
-    assert told.endswith("68.3 points above scratch (29.0 %) (one seed: intervals cover test images alone).")
+    sentence = answer_of(SCRATCH[:1], MAE[:1])
+    assert sentence.endswith(
+        "68.3 points above scratch (29.0 %) (one seed: intervals cover test images alone)."
+    )
     assert answer_of(SCRATCH[:2], MAE[:2]).endswith(" (2 seeds).")
 
 
-def test_labels_that_a_start_has_seen_are_told():
+def test_labels_that_a_start_has_seen_are_named():
     seen = rows_of("supervised", [0.99, 0.99, 0.99], start="s", seen="others")
-    told = answer_of(SCRATCH, MAE, seen)
-    assert told.startswith("With 200 labels, MAE reaches 97.3 %")
-    assert "; supervised is better still, at 99.0 %, from a start that has seen labels (3 seeds)." in told
+    sentence = answer_of(SCRATCH, MAE, seen)
+    assert sentence.startswith("With 200 labels, MAE reaches 97.3 %")
+    assert "; supervised is better still, at 99.0 %, from a start that has seen labels (3 seeds)." in sentence
     # It is the subject where there is nothing else.
     assert answer_of(SCRATCH, seen).startswith(
         "With 200 labels, supervised reaches 99.0 %, 70.0 points above"
@@ -63,13 +68,13 @@ def test_labels_that_a_start_has_seen_are_told():
 
 
 def test_a_worse_start_is_below():
-    told = answer_of(rows_of("scratch", [0.9, 0.9, 0.9]), rows_of("MAE", [0.8, 0.8, 0.8], start="MAE"))
-    assert "MAE reaches 80.0 %, 10.0 points below scratch (90.0 %)" in told
+    sentence = answer_of(rows_of("scratch", [0.9, 0.9, 0.9]), rows_of("MAE", [0.8, 0.8, 0.8], start="MAE"))
+    assert "MAE reaches 80.0 %, 10.0 points below scratch (90.0 %)" in sentence
 
 
-def test_without_networks_of_pretraining_the_best_is_told():
-    told = answer_of(SCRATCH, rows_of("A", [0.5] * 3), rows_of("B", [0.6] * 3))
-    assert told == "With 200 labels, B reaches 60.0 %, 31.0 points above scratch (29.0 %) (3 seeds)."
+def test_without_networks_of_pretraining_the_best_is_named():
+    sentence = answer_of(SCRATCH, rows_of("A", [0.5] * 3), rows_of("B", [0.6] * 3))
+    assert sentence == "With 200 labels, B reaches 60.0 %, 31.0 points above scratch (29.0 %) (3 seeds)."
 
 
 def test_nothing_to_compare_is_no_answer():
@@ -99,9 +104,9 @@ def test_the_first_screen_is_the_sentence_and_a_chart(tmp_path, sizes):
     page, text = write_page(matrix, rows, []), write_text(matrix, rows, [])
     begin = page[: page.index("<table>")]
     assert begin.count("<svg") == 1
-    told = f"With {max(sizes):,} labels, MAE reaches 90.0 %, 60.0 points above scr"
-    assert begin.index(told) < begin.index("<svg")
-    assert text.splitlines()[2].startswith(told)
+    sentence = f"With {max(sizes):,} labels, MAE reaches 90.0 %, 60.0 points above scr"
+    assert begin.index(sentence) < begin.index("<svg")
+    assert text.splitlines()[2].startswith(sentence)
     assert "<b>" not in page
     caption = "Accuracy on test images" if len(sizes) == 1 else "No entry crosses"
     assert caption in begin

@@ -1,4 +1,4 @@
-"""Whole comparisons on the digits: run, stopped, killed, and told."""
+"""Whole comparisons on the digits: run, stopped, killed, and reported."""
 
 import csv
 import json

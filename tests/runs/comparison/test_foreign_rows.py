@@ -57,9 +57,9 @@ def test_it_is_marked_wherever_it_is_named(tmp_path):
 
 
 def test_the_sentence_is_about_ours_and_names_it_last():
-    told = answer_of(SCRATCH, MAE, DINO)
-    assert told.startswith("With 200 labels, MAE reaches 97.3 %")
-    assert f"; DINOv2 {MARK} is better still, at 99.0 % (3 seeds)." in told
+    sentence = answer_of(SCRATCH, MAE, DINO)
+    assert sentence.startswith("With 200 labels, MAE reaches 97.3 %")
+    assert f"; DINOv2 {MARK} is better still, at 99.0 % (3 seeds)." in sentence
     assert answer_of(SCRATCH, DINO).startswith(f"With 200 labels, DINOv2 {MARK} reaches 99.0 %")
     assert f"above DINOv2 {MARK} (50.0 %)" in answer_of(rows_of("DINOv2", [0.5] * 3, start=START), MAE)
 

@@ -107,13 +107,13 @@ def test_what_makes_no_difference(job):
     assert difference(recorded, {**now, "settings": ["a=2"]}) == "settings"
 
 
-def test_changed_settings_are_told_without_secrets():
+def test_changed_settings_are_named_without_secrets():
     before = {"settings": ["--ckpt", "runs/a", 'data.path="https://me:token@host/x?sig=one"', "seed=1"]}
     after = {"settings": ["--ckpt", "runs/b", 'data.path="https://me:token@other/x?sig=two"', "seed=1"]}
     assert changed_settings(before, after) == (
         " (then --ckpt runs/a data.path=https://host/x, now --ckpt runs/b data.path=https://other/x)"
     )
-    # Nothing that may be told differs.
+    # Nothing that may be named differs.
     other = {
         "settings": [
             before["settings"][2].replace("one", "two") if "sig" in one else one for one in before["settings"]

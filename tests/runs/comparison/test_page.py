@@ -13,7 +13,7 @@ from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.jobs import Job
 from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
-from mae_vit.finetuning.comparison.report.answer import crossings_told
+from mae_vit.finetuning.comparison.report.answer import describe_crossings
 from mae_vit.finetuning.comparison.report.page import write_page, write_text
 from mae_vit.finetuning.comparison.report.summary import Line, notes_of, terminal_table
 
@@ -110,9 +110,9 @@ def lines_crossing(spread: float) -> list[Line]:
     return lines
 
 
-def test_a_crossing_is_told_as_far_as_it_is_clear():
-    assert crossings_told("scratch", lines_crossing(0.1)) == "other crosses scratch at about 316 labels."
-    unclear = crossings_told("scratch", lines_crossing(3.0))
+def test_a_crossing_is_named_as_far_as_it_is_clear():
+    assert describe_crossings("scratch", lines_crossing(0.1)) == "other crosses scratch at about 316 labels."
+    unclear = describe_crossings("scratch", lines_crossing(3.0))
     assert unclear == "other may cross scratch between 100 and 1,000 labels."
 
 

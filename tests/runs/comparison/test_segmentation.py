@@ -115,8 +115,8 @@ def config(tmp_path):
 @pytest.mark.slow
 def test_a_comparison_from_end_to_end(config, tmp_path, capsys):
     assert main(["--config", str(config), f"run.dir={tmp_path / 'run'}"]) == 0
-    told = capsys.readouterr().out
-    assert "test mIoU" in told
+    output = capsys.readouterr().out
+    assert "test mIoU" in output
     rows = list(csv.DictReader(io.StringIO((tmp_path / "run" / "results.csv").read_text())))
     assert [(one["entry"], one["mode"]) for one in rows] == [
         ("scratch", "segment"),

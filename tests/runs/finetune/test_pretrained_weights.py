@@ -217,7 +217,7 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     assert "give --ckpt WEIGHTS, --config FILE or both" in capsys.readouterr().err
 
 
-def test_what_the_file_says_and_the_start_replaces_is_told(run, tmp_path, capsys):
+def test_what_the_file_says_and_the_start_replaces_is_named(run, tmp_path, capsys):
     from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 
     info = EncoderInfo("S", (16, 16), 2, 3, 48, 2, 3, 2.0, "learnable", [0.5] * 3, [0.5] * 3, "mae", 9)

@@ -183,7 +183,9 @@ def with_metadata(teacher, **changes) -> bytes:
 @pytest.mark.parametrize(
     ("labels", "holdout", "seen"), [(None, 0.1, False), (20, 0.1, True), (None, 0.2, True)]
 )
-def test_a_teacher_that_has_seen_the_held_out_labels_is_told_of(call, teacher, capsys, labels, holdout, seen):
+def test_a_teacher_that_has_seen_the_held_out_labels_is_reported(
+    call, teacher, capsys, labels, holdout, seen
+):
     limit = [] if labels is None else [f"data.labels_per_class={labels}"]
     assert call(CLS, f"finetune.teacher={teacher}", f"finetune.holdout={holdout}", *limit) == 0
     assert (f"{teacher} was trained on the labels of the held-out images" in capsys.readouterr().err) == seen

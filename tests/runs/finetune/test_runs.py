@@ -360,7 +360,9 @@ def test_the_test_split_is_read_once_by_frozen_modes(call, digits, pretrained, m
 
 
 @pytest.mark.parametrize(("left_out", "seen"), [(None, "held-out"), (10, "held-out"), (20, "others")])
-def test_a_start_that_has_seen_the_held_out_labels_is_told_of(call, digits, tmp_path, capsys, left_out, seen):
+def test_a_start_that_has_seen_the_held_out_labels_is_reported(
+    call, digits, tmp_path, capsys, left_out, seen
+):
     """The images that choose the epoch are no held-out images for a start trained on their labels."""
     folder = tmp_path / "supervised"
     short = ["train.engine=torch", "train.steps=2", "train.warmup_steps=1", "monitor.tensorboard=false"]

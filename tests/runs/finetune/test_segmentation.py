@@ -204,11 +204,11 @@ def test_networks_have_feature_maps(name, width, rows):
 def test_a_run_from_a_start(segment, pretrained, tmp_path, capsys):
     """The encoder of a probe stays as it was; the files agree with each other."""
     assert segment("train.steps=12", mode="segment_probe", name="probe", ckpt=pretrained) == 0
-    told = capsys.readouterr().out
-    assert "decode_head (fresh" in told
+    output = capsys.readouterr().out
+    assert "decode_head (fresh" in output
     folder = tmp_path / "probe"
     summary, details = (json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "results"))
-    assert f"mIoU {summary['test_miou']:.2%}" in told
+    assert f"mIoU {summary['test_miou']:.2%}" in output
     assert summary["mode"] == "segment_probe"
     assert 0 < summary["test_miou"] <= 1
     assert details["per_class"].keys() == {"ground", "thing 1", "thing 2"}
@@ -266,10 +266,10 @@ def test_a_network_is_trained_from_scratch(segment, tmp_path):
 
 def test_a_dry_run_tells_the_plan(segment, tmp_path, capsys):
     assert segment("--dry-run", "optim.layer_decay=0.8", mode="segment_probe") == 0
-    told = capsys.readouterr().out
-    assert "22 images of 3 classes" in told
-    assert "linear head on the frozen encoder" in told
-    assert "optim.layer_decay=0.8: no effect with finetune.mode=segment_probe" in told
+    output = capsys.readouterr().out
+    assert "22 images of 3 classes" in output
+    assert "linear head on the frozen encoder" in output
+    assert "optim.layer_decay=0.8: no effect with finetune.mode=segment_probe" in output
     assert not (tmp_path / "run").exists()
 
 

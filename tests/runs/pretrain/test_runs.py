@@ -293,7 +293,7 @@ def test_the_online_probe_is_rare_unless_asked_for(call, tmp_path, capsys):
     assert [line["step"] for line in lines_of(tmp_path / "run") if "probe" in line] == [6]
 
 
-def test_fewer_held_out_images_than_ranks_are_told_as_such(digits):
+def test_fewer_held_out_images_than_ranks_are_named_as_such(digits):
     config = load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", [f"data.path={digits}"])
     few = open_data(config, Ranks(0, 400, 0, 400), torch.device("cpu"))
     enough = open_data(config, Ranks(0, 4, 0, 4), torch.device("cpu"))

@@ -25,7 +25,7 @@ def test_a_run_that_saves_notes_at_which_restart(call, tmp_path, monkeypatch, re
     assert noted.read_text() == "3\n"
 
 
-def test_a_note_that_cannot_be_written_is_told_and_ends_nothing(tmp_path, monkeypatch, capsys):
+def test_a_note_that_cannot_be_written_is_reported_and_ends_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MAE_VIT_SAVED", str(tmp_path / "gone" / "noted"))
     mark_slurm_progress()
     assert (

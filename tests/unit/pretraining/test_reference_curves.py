@@ -131,11 +131,11 @@ def refer_to(monkeypatch, curves):
 def test_the_command_draws_and_judges(folder, monkeypatch, digits, tmp_path, capsys):
     refer_to(monkeypatch, folder / "curves")
     assert main(["curve", str(folder / "seed1")]) == 0
-    told = capsys.readouterr().out
-    assert "normal     within the band at all" in told
+    output = capsys.readouterr().out
+    assert "normal     within the band at all" in output
     ranks = [line["heldout"]["rankme"] for line in lines_of(folder / "seed1") if "heldout" in line]
     assert (
-        f"features   effective rank (RankMe) {ranks[0]:.4g} at step 6, {ranks[-1]:.4g} at step 12; " in told
+        f"features   effective rank (RankMe) {ranks[0]:.4g} at step 6, {ranks[-1]:.4g} at step 12; " in output
     )
     assert (folder / "seed1" / "curve.png").stat().st_size > 1000
     bad = tmp_path / "bad"

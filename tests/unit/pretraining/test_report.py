@@ -70,9 +70,9 @@ def test_the_page_shows_what_the_files_hold(run_folder, capsys):
     assert f"<td>loss</td><td>{summary['loss']:.5g}</td>" in page
     assert f"<td>samples</td><td>{summary['samples']:,}</td>" in page
     first, last = lines[0]["loss"], lines[-1]["loss"]
-    told = f"the training loss {'fell' if last < first else 'rose'} from {first:.4g} to {last:.4g}; psnr_gain_db of"
-    assert f"Finished, 6 steps: {told}" in page
-    assert told in capsys.readouterr().out
+    sentence = f"the training loss {'fell' if last < first else 'rose'} from {first:.4g} to {last:.4g}; psnr_gain_db of"
+    assert f"Finished, 6 steps: {sentence}" in page
+    assert sentence in capsys.readouterr().out
     plan = (run_folder / "plan.txt").read_text()
     assert "parameters  " in plan
     for line in plan.splitlines():
@@ -207,7 +207,7 @@ def test_a_page_of_what_is_there(run_folder, names, torn, expected):
         ("failed", "Failed at step 4 of 6: "),
     ],
 )
-def test_each_state_is_told(run_folder, status, begin):
+def test_each_state_is_named(run_folder, status, begin):
     lines = lines_of(run_folder)[:4]
     (run_folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 5, "lo')
     change(run_folder / "summary.json", status=status, steps=4)
@@ -253,7 +253,7 @@ def reference_of(folder, curves, *, factor=1.0):
     """Reference curves of one seed: this run's, its loss times `factor`."""
     record = read_run(folder)
     measured = reference_curves.curves_of(record.lines, 6)
-    told = {
+    by_name = {
         name: {
             "steps": curve.steps.tolist(),
             "values": [(curve.values * (factor if name == "loss" else 1)).tolist()],
@@ -264,7 +264,7 @@ def reference_of(folder, curves, *, factor=1.0):
     recipe = reference_curves.recipe_of(record.config)
     curves.mkdir()
     (curves / "tiny.json").write_text(
-        json.dumps({"seeds": [0], "total_steps": 6, "recipe": recipe, "curves": told})
+        json.dumps({"seeds": [0], "total_steps": 6, "recipe": recipe, "curves": by_name})
     )
 
 

@@ -52,7 +52,7 @@ CASES = {
     ),
     # RANK=$SLURM_PROCID python ...: without LOCAL_WORLD_SIZE, and with it.
     "srun, ranks by hand": (12, step(16, SLURM_CPUS_PER_TASK="12"), (16, 1), 12),
-    "srun, ranks by hand, all told": (12, step(16, SLURM_CPUS_PER_TASK="12"), (16, 8), 12),
+    "srun, ranks by hand, LOCAL_WORLD_SIZE given": (12, step(16, SLURM_CPUS_PER_TASK="12"), (16, 8), 12),
     "torchrun in one task of each node, bound": (96, one_task(2, SLURM_CPUS_PER_TASK="96"), (16, 8), 12),
     "torchrun in one task of each node, task/none": (
         *(192, one_task(2, SLURM_CPUS_PER_TASK="96", SLURM_CPUS_ON_NODE="96"), (16, 8), 12),

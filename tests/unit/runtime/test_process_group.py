@@ -235,6 +235,6 @@ def test_a_rank_that_stands_still_is_named_before_a_collective_gives_up():
             rank.kill()
     assert ranks[1].returncode == -signal.SIGKILL, still
     assert "error: rank 1 stands still since 4 s (saving): killed" in still
-    # Told by the connection, not by its own patience.
+    # The closed connection ended it, not a timeout.
     assert "timed out" not in waiting.lower(), waiting
     assert "connection" in waiting.lower(), waiting

@@ -22,7 +22,7 @@ time.sleep(3)
 """
 
 
-def test_standing_still_is_ended_and_told():
+def test_standing_still_is_ended_and_reported():
     ended = run("-c", _SCRIPT, "go")
     assert ended.returncode == -signal.SIGKILL
     assert ended.stdout == "alive\n"

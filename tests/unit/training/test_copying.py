@@ -1,4 +1,4 @@
-"""Batches are copied to a GPU on a stream of their own; told by the order of calls, as there is no GPU."""
+"""Batches are copied to a GPU on a stream of their own; seen in the order of calls, as there is no GPU."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a step asks of a GPU, told on a CPU by its operations: few of them, and none in a loop over images."""
+"""What a step asks of a GPU, counted on a CPU by its operations: few of them, and none in a loop over images."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Encoders of the Hub: the same bits as the file's, of a commit that is told; one line for what goes wrong."""
+"""Encoders of the Hub: the same bits as the file's, of a commit that is named; one line for what goes wrong."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ def features(encoder):
         return encoder(images)
 
 
-def test_an_encoder_of_the_hub_is_the_files_to_the_bit_and_its_commit_is_told(hub, file):
+def test_an_encoder_of_the_hub_is_the_files_to_the_bit_and_its_commit_is_named(hub, file):
     repo = hub.add(
         "anna/mae", {"encoder.safetensors": file.read_bytes(), "model.safetensors": b"of transformers"}
     )

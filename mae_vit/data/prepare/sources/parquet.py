@@ -140,8 +140,8 @@ def _check_new(splits: set[str], out: Path) -> None:
 
 
 def _digest(file: ParquetFile, options: ParquetOptions, labels: bool) -> str:
-    told = [file.identity, options.image_column, options.label_column, labels]
-    return hashlib.blake2b(json.dumps(told).encode(), digest_size=12).hexdigest()
+    inputs = [file.identity, options.image_column, options.label_column, labels]
+    return hashlib.blake2b(json.dumps(inputs).encode(), digest_size=12).hexdigest()
 
 
 def _remove_empty(folder: Path, out: Path, *, was_there: bool) -> None:
@@ -155,9 +155,9 @@ def _spooled(
     file: ParquetFile, place: Path, options: ParquetOptions, labels: bool
 ) -> tuple[Columns, list[Row]]:
     """Reads a file, unless an earlier call did."""
-    told = place.with_suffix(".json")
+    record_file = place.with_suffix(".json")
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(told.read_text(encoding="utf-8"))
+        found = json.loads(record_file.read_text(encoding="utf-8"))
         columns = Columns(**found["columns"])
         names = tuple(columns.names) if columns.names is not None else None
         return Columns(columns.image, columns.label, names, columns.note), [
@@ -169,7 +169,7 @@ def _spooled(
             rows = [write_row(row, spool) for row in read_rows(opened, columns)]
         # Last: it says that the images are there.
         record = {"columns": asdict(columns), "rows": [list(asdict(row).values()) for row in rows]}
-        write_atomically(told, json.dumps(record).encode())
+        write_atomically(record_file, json.dumps(record).encode())
     return columns, rows
 
 
@@ -189,10 +189,10 @@ def _source(
             image = PurePosixPath(row.path.replace("\\", "/")).name
             stem = image.rpartition(".")[0] or image or f"{PurePosixPath(file.name).stem}-{number:06d}"
             key = unique_key(stem.replace(".", "_"), keys.setdefault(file.split, {}))
-            told = f"{where} ({plain_text(image)})" if image else where
+            origin = f"{where} ({plain_text(image)})" if image else where
             class_name = _class_name(row.label, columns, where)
             read = _reader(place.with_suffix(".bin"), row)
-            entries.append(Entry(file.split, class_name, key, told, row.extension or "jpg", read))
+            entries.append(Entry(file.split, class_name, key, origin, row.extension or "jpg", read))
     notes = tuple(dict.fromkeys(columns.note for columns, _ in spooled if columns.note))
     return ImageSource(name, entries, classes=classes, notes=notes)
 
@@ -205,15 +205,15 @@ def _classes(
     Raises:
         InputError: if files disagree.
     """
-    told = {
+    file_of_names = {
         columns.names: file.name for file, (columns, _) in zip(files, spooled, strict=True) if columns.label
     }
-    if len(told) > 1:
-        first, second = list(told.values())[:2]
+    if len(file_of_names) > 1:
+        first, second = list(file_of_names.values())[:2]
         raise InputError(
             f"{first} and {second} name their classes differently: prepare them one after the other"
         )
-    named = next(iter(told), None)
+    named = next(iter(file_of_names), None)
     if named is not None:
         return named
     values = [row.label for _, rows in spooled for row in rows if row.label is not None]

@@ -90,7 +90,7 @@ def _features(schema: Any) -> dict[str, dict[str, Any]]:
     """What the Hub's libraries note of each column, such as {"_type": "ClassLabel", "names": [...]}."""
     with suppress(KeyError, ValueError, TypeError, AttributeError):
         found = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
-        return {name: told for name, told in found.items() if isinstance(told, dict)}
+        return {name: feature for name, feature in found.items() if isinstance(feature, dict)}
     return {}
 
 

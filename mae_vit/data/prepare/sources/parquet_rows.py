@@ -84,7 +84,7 @@ def read_rows(opened: Any, columns: Columns) -> Iterator[dict[str, Any]]:
 
 
 def write_row(row: dict[str, Any], spool: Any) -> Row:
-    """Appends an image; what is too large to be one is told, not written."""
+    """Appends an image; what is too large to be one is reported, not written."""
     if "damage" in row:
         return Row(row["label"], row["path"], damage=row["damage"])
     data, offset = row["data"], spool.tell()

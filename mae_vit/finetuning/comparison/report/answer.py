@@ -23,9 +23,9 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str | None:
     any, encoders of others last): against the reference, against the best entry without a start, and against
     whatever is clearly better.
     """
-    told = [line for line in at_most_labels(config, lines) if line.score is not None]
-    reference = next((line for line in told if line.entry == config.reference), None)
-    others = [line for line in told if line is not reference]
+    scored = [line for line in at_most_labels(config, lines) if line.score is not None]
+    reference = next((line for line in scored if line.entry == config.reference), None)
+    others = [line for line in scored if line is not reference]
     own = [line for line in others if line.origin is None]
     subject = _best(own, _unlabeled_start) or _best(own, _has_start) or _best(own, lambda line: True)
     subject = subject or _best(others, lambda line: True)
@@ -60,14 +60,14 @@ def first_chart(
         An SVG and its caption; None without results.
     """
     if drawn := charts.against_labels(rows, palette):
-        return drawn, crossings_told(config.reference, lines)
-    told = [line for line in at_most_labels(config, lines) if line.score is not None]
-    drawn = charts.bars([(line.entry, line.rows) for line in told], palette)
-    what = "Mean IoU" if told and told[0].segments else "Accuracy"
+        return drawn, describe_crossings(config.reference, lines)
+    scored = [line for line in at_most_labels(config, lines) if line.score is not None]
+    drawn = charts.bars([(line.entry, line.rows) for line in scored], palette)
+    what = "Mean IoU" if scored and scored[0].segments else "Accuracy"
     return (drawn, f"{what} on test images: mean over seeds, a dot for each.") if drawn else None
 
 
-def crossings_told(reference: str, lines: Sequence[Line]) -> str:
+def describe_crossings(reference: str, lines: Sequence[Line]) -> str:
     """Says where an entry overtakes the reference, or falls behind it: as far as the gaps around it are clear."""
     by_entry: dict[str, list[Line]] = {}
     for line in sorted(lines, key=lambda line: line.size):
@@ -114,8 +114,8 @@ def _against(gap: Gap | None, other: Line, what: str = "") -> str:
     if not gap.is_clear and abs(gap.points) + gap.half_width <= LEVEL_POINTS:
         return f"level with {name}"
     side = "above" if gap.points > 0 else "below"
-    told = f"{abs(gap.points):.1f} points {side} {name}"
-    return told if gap.is_clear else f"{told}, which chance may explain"
+    phrase = f"{abs(gap.points):.1f} points {side} {name}"
+    return phrase if gap.is_clear else f"{phrase}, which chance may explain"
 
 
 def _percent(line: Line) -> str:

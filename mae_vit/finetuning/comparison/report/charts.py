@@ -65,8 +65,8 @@ def bars(entries: Sequence[tuple[str, Sequence[Row]]], palette: Palette) -> str 
             axes.barh(place, scores.mean(), height=0.34, color=color, alpha=0.75)
             if len(scores) > 1:
                 axes.plot(scores, np.full(len(scores), place), "o", color=color, markersize=4)
-            told = f"{svg.plain(title_of(several[0].cell.entry))}: {scores.mean():.1f} %"
-            axes.text(0.5, place - 0.24, told, va="bottom", fontsize=11)
+            label = f"{svg.plain(title_of(several[0].cell.entry))}: {scores.mean():.1f} %"
+            axes.text(0.5, place - 0.24, label, va="bottom", fontsize=11)
         axes.set_xlim(0, 100)
         axes.set_ylim(len(entries) - 0.5, -0.75)
         axes.set_yticks([])

@@ -53,7 +53,7 @@ def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
     lines = lines_of(config, rows)
     head, body = _table(matrix, lines)
     text = [f"# {config.run.name}", ""]
-    text += [line for told in (answer(config, lines), headline(config, lines)) if told for line in (told, "")]
+    text += [line for part in (answer(config, lines), headline(config, lines)) if part for line in (part, "")]
     text += [*_markdown_table(head, body), ""]
     if notes := notes_of(lines):
         text += [*(f"- {note}" for note in notes), ""]
@@ -140,11 +140,11 @@ def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
         else "It does not cover another draw of labels or"
     )
     reading = SEGMENTATION_READING if config.segments else _READING
-    told = [reading.format(size=values["test_size"], split=values["test_split"], covered=covered)]
-    told += [_TUNED] if any(len(config.tuning_settings(entry)) > 1 for entry in config.entries) else []
-    told += [_ONE_SEED] if any(line.gap and line.gap.seeds == 1 for line in lines) else []
-    told += [_MONITORED] if config.pretrain else []
-    return [" ".join(text.split()) for text in told]
+    notes = [reading.format(size=values["test_size"], split=values["test_split"], covered=covered)]
+    notes += [_TUNED] if any(len(config.tuning_settings(entry)) > 1 for entry in config.entries) else []
+    notes += [_ONE_SEED] if any(line.gap and line.gap.seeds == 1 for line in lines) else []
+    notes += [_MONITORED] if config.pretrain else []
+    return [" ".join(text.split()) for text in notes]
 
 
 def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
@@ -178,14 +178,14 @@ def _table(matrix: Matrix, lines: Sequence[Line]) -> tuple[list[str], list[list[
 
 def _pairs(config: CompareConfig, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]] | None:
     """Compares each pair of entries; None if the reference's column suffices."""
-    told = at_most_labels(config, lines)
-    if len(told) < 3:
+    compared = at_most_labels(config, lines)
+    if len(compared) < 3:
         return None
     body = [
         [line.title, *("" if gap is None else gap.in_brackets() for gap in gaps)]
-        for line, gaps in each_against_each(told)
+        for line, gaps in each_against_each(compared)
     ]
-    return ["above", *(line.title for line in told)], body
+    return ["above", *(line.title for line in compared)], body
 
 
 def _mode(line: Line) -> str:
@@ -230,9 +230,9 @@ def _known(value: float | None, form: str) -> str:
 
 def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
     """Gains over the reference by class, at the most labels."""
-    told = {line.entry: line for line in at_most_labels(config, lines) if line.mode in TUNED_BY}
-    base = told.pop(config.reference, None)
-    if base is None or not told:
+    by_entry = {line.entry: line for line in at_most_labels(config, lines) if line.mode in TUNED_BY}
+    base = by_entry.pop(config.reference, None)
+    if base is None or not by_entry:
         return []
     classes = sorted(base.rows[0].per_class)
     body = []
@@ -242,12 +242,12 @@ def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
             [
                 name,
                 f"{100 * own:.1f}",
-                *(f"{100 * (_class_mean(line, name) - own):+.1f}" for line in told.values()),
+                *(f"{100 * (_class_mean(line, name) - own):+.1f}" for line in by_entry.values()),
             ]
         )
     return [
         f"<h2>Gain by class over {escape(config.reference)}, in points</h2>",
-        html.table(["class", f"{base.title}, %", *(line.title for line in told.values())], body),
+        html.table(["class", f"{base.title}, %", *(line.title for line in by_entry.values())], body),
     ]
 
 
@@ -259,7 +259,7 @@ def _settings(matrix: Matrix) -> list[str]:
     """Lists the settings of the entries, and the settings tried for each."""
     body = []
     for entry, labels, mode in matrix.rows():
-        own = _told(matrix.distinguishing_settings(entry, {}))
+        own = _as_text(matrix.distinguishing_settings(entry, {}))
         if mode not in TUNED_BY or entry.compute_of is not None:
             more = f", as much compute as {entry.compute_of}" if entry.compute_of else ""
             body.append([title_of(entry), f"{labels}, {mode}", own + more, "", ""])
@@ -267,10 +267,12 @@ def _settings(matrix: Matrix) -> list[str]:
         point, scores = matrix.chosen(entry, labels)
         points = matrix.config.tuning_settings(entry) or [{}]
         for other, score in zip_longest(points, scores):
-            told = "" if score is None else f"{100 * score:.1f}" if score >= 0 else "not finished"
+            shown = "" if score is None else f"{100 * score:.1f}" if score >= 0 else "not finished"
             chosen = "chosen" if scores and other == point else ""
-            body.append([entry.name, str(labels), ", ".join(filter(None, (own, _told(other)))), told, chosen])
-    shared = f'<p class="note">All: {escape(_told(matrix.config.set) or "as their configs have it")}.</p>'
+            body.append(
+                [entry.name, str(labels), ", ".join(filter(None, (own, _as_text(other)))), shown, chosen]
+            )
+    shared = f'<p class="note">All: {escape(_as_text(matrix.config.set) or "as their configs have it")}.</p>'
     return [
         "<h2>Settings</h2>",
         html.table(["entry", "labels / class", "settings", "held-out %", ""], body),
@@ -278,13 +280,13 @@ def _settings(matrix: Matrix) -> list[str]:
     ]
 
 
-def _told(settings: Mapping[str, Any]) -> str:
+def _as_text(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _left_out(matrix: Matrix) -> str:
     """Says which pretraining data were prepared without near-duplicates of test images."""
-    told = []
+    notes = []
     for name, section in matrix.config.pretrain.items():
         try:
             splits = read_dataset(
@@ -292,13 +294,13 @@ def _left_out(matrix: Matrix) -> str:
             ).splits
         except InputError:  # as below
             continue
-        told += [
+        notes += [
             f"Left out of the pretraining images of {name}: {excluded.samples:,} that {excluded.source} has too "
             f"({excluded.hash}, at most {excluded.distance} apart)."
             for info in splits.values()
             for excluded in info.processing.excluded or ()
         ]
-    return " ".join(told)
+    return " ".join(notes)
 
 
 def _attention(matrix: Matrix, rows: Sequence[Row]) -> list[str]:

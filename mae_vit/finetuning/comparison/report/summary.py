@@ -143,17 +143,17 @@ def each_against_each(lines: Sequence[Line]) -> list[tuple[Line, list[Gap | None
 
 def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
     """Returns the headline in one or two sentences: gaps with their intervals, at the most labels."""
-    told = at_most_labels(config, lines)
-    if not told:
+    compared = at_most_labels(config, lines)
+    if not compared:
         return "Nothing is finished yet."
-    reference = next((line for line in told if line.entry == config.reference), None)
+    reference = next((line for line in compared if line.entry == config.reference), None)
     if reference is None:
         return f"{config.reference}, which all is compared with, is not finished yet."
     tested = reference.rows[0].values["test_size"]
     on = "mean IoU on" if reference.segments else "of"
     found = f"{reference.title} reaches {_percent(reference)} {on} {tested:,} test images"
     begin = f"On {reference.size:,} labeled images, {found}"
-    gaps = sorted((line for line in told if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
+    gaps = sorted((line for line in compared if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
     if not gaps:
         return begin + "."
     said = [

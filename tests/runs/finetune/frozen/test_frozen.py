@@ -139,7 +139,7 @@ def test_a_checkpoint_to_go_on_from_is_refused(call, pretrained, tmp_path, capsy
     assert "--resume PATH has no effect" in capsys.readouterr().err
 
 
-def test_a_failure_is_told_by_the_folder_and_the_next_run_is_whole(call, pretrained, tmp_path, monkeypatch):
+def test_a_failure_is_named_by_the_folder_and_the_next_run_is_whole(call, pretrained, tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("no")
 

@@ -122,7 +122,7 @@ def test_replacements_do_not_depend_on_ranks_or_workers(damaged, mode, name):
 
 
 @pytest.mark.parametrize("name", ["tar", "memory"])
-def test_what_is_damaged_is_told_with_shard_key_offset_and_reason(damaged, many_shards, name):
+def test_what_is_damaged_is_named_with_shard_key_offset_and_reason(damaged, many_shards, name):
     folder, ways = damaged
     keys = open_index(many_shards, "train").keys()
     with pytest.raises(DamagedSample) as raised:

@@ -78,7 +78,7 @@ def test_palette_transparency_animation_and_16_bit():
     np.testing.assert_array_equal(decode(encoded(deep, "png"), 1)[0].ravel(), np.arange(64) * 1000 >> 8)
 
 
-def test_format_is_told_from_the_bytes():
+def test_format_is_read_from_the_bytes():
     assert decode(encoded(smooth(), "png"), 3).shape == (3, 30, 40)
 
 

@@ -47,9 +47,9 @@ def members(folder):
 
 def test_tiles_keep_their_bytes_and_are_described(tiles, tmp_path, capsys):
     assert prepared(tiles, tmp_path / "out") == 0
-    told = capsys.readouterr().out
-    assert "13 bands of uint16, scaled by percentiles 1, 99" in told
-    assert "warning: values from 1 to 4500 are 6.9 % of the range of uint16" in told
+    output = capsys.readouterr().out
+    assert "13 bands of uint16, scaled by percentiles 1, 99" in output
+    assert "warning: values from 1 to 4500 are 6.9 % of the range of uint16" in output
     source = {path.name: path.read_bytes() for path in (tmp_path / "src").iterdir()}
     assert members(tmp_path / "out") == source
     dataset = read_dataset(tmp_path / "out")
@@ -166,9 +166,9 @@ def test_missing_values_are_no_values(tmp_path, capsys):
     holes[0, :10], holes[1] = 0, 7
     source = write(tmp_path / "src", {"a.npy": npy(holes)})
     assert prepared(source, tmp_path / "out", "--nodata", "0") == 0
-    told = capsys.readouterr().out
-    assert 'warning: constant in all images: "band 2"' in told
-    assert "no-data (0): 0 to 25 % of the pixels" in told
+    output = capsys.readouterr().out
+    assert 'warning: constant in all images: "band 2"' in output
+    assert "no-data (0): 0 to 25 % of the pixels" in output
     dataset = read_dataset(tmp_path / "out")
     table = dataset.band_table
     assert (table.nodata, table.nodata_share) == (0, [0.25, 0])
@@ -209,7 +209,7 @@ def test_a_window_clips_and_is_the_scale(tmp_path):
     ],
     ids=["bands", "type", "format"],
 )
-def test_a_mixture_is_refused_unless_told_which_to_take(tmp_path, capsys, other, kind):
+def test_a_mixture_is_refused_unless_it_is_said_which_to_take(tmp_path, capsys, other, kind):
     files = {"a.tif" if not other.endswith("npy") else "a.npy": planes(WIDE)}
     if other.endswith("npy"):
         files = {"a.npy": npy(WIDE)}

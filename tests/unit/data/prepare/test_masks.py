@@ -1,4 +1,4 @@
-"""`mae-vit prepare --masks`: pairs, what is checked of them, and what is told."""
+"""`mae-vit prepare --masks`: pairs, what is checked of them, and what is printed."""
 
 import json
 import tarfile

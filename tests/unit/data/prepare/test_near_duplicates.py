@@ -104,8 +104,8 @@ def test_copies_of_test_images_are_left_out_and_counted(folders, tmp_path, capsy
     # What is measured on stays whole, known or not.
     assert set(read_back(out, "test")) == {"a/same", "b/other"}
     splits = read_dataset(out).splits
-    (told,) = splits["train"].processing.excluded
-    assert told.model_dump() == {
+    (excluded,) = splits["train"].processing.excluded
+    assert excluded.model_dump() == {
         "source": "known:test+val",
         "hash": "pHash of 64 bits",
         "distance": 4,
@@ -136,7 +136,7 @@ def test_splits_are_chosen_and_distances_widened(folders, tmp_path, capsys):
 
     def left_out(*arguments) -> list[int]:
         assert main(["prepare", str(source), str(out), "--overwrite", *arguments]) == 0
-        return [told.samples for told in read_dataset(out).splits["train"].processing.excluded]
+        return [excluded.samples for excluded in read_dataset(out).splits["train"].processing.excluded]
 
     assert left_out("--exclude", f"{known}:val") == [1]
     assert left_out("--exclude", f"{known}:val", "--exclude", f"{known}:test") == [1, 6]

@@ -27,9 +27,9 @@ def test_they_are_counted_apart_from_files_that_are_no_photographs(photos, tmp_p
     for number, source in enumerate((photos, packed)):
         out = tmp_path / str(number)
         assert main(["prepare", str(source), str(out)]) == 0
-        told = capsys.readouterr().out
-        assert "ignored 2 files (no images)" in told
-        assert "left out 3 photographs in a format that cannot be read (2 .heic, 1 .nef): convert" in told
+        output = capsys.readouterr().out
+        assert "ignored 2 files (no images)" in output
+        assert "left out 3 photographs in a format that cannot be read (2 .heic, 1 .nef): convert" in output
         assert read_dataset(out).splits["train"].samples == 1
 
 

@@ -71,10 +71,10 @@ def test_a_vanished_server_leaves_a_run_to_be_started_again(server, tmp_path):
             "data.damage_budget=0.5",
         ),
     ]
-    told = run("-c", script, *arguments)
-    assert told.returncode == 75, told.stdout + told.stderr
-    assert "error: " in told.stderr
-    assert "cannot be fetched" in told.stderr
-    assert "Traceback" not in told.stderr
+    done = run("-c", script, *arguments)
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert "error: " in done.stderr
+    assert "cannot be fetched" in done.stderr
+    assert "Traceback" not in done.stderr
     server.faults.clear()
     assert run("pretrain/run.py", *arguments).returncode == 0

@@ -1,4 +1,4 @@
-"""Shards that are damaged, cut short, gone or exchanged: whole samples are read, others are told of."""
+"""Shards that are damaged, cut short, gone or exchanged: whole samples are read, others are reported."""
 
 import os
 import shutil
@@ -58,8 +58,8 @@ def test_five_ways_of_damage_move_nothing(digits, whole, tmp_path):
     read, expected = read_all(index), read_all(whole)
     assert {sample for sample in read if read[sample] != expected[sample]} == set(ways)
     for sample, way in ways.items():
-        told = index.damage(sample, "why")
-        assert (told.key, told.offset) == (
+        entry = index.damage(sample, "why")
+        assert (entry.key, entry.offset) == (
             known_key(whole.keys()[sample], way),
             whole._rows["offset"][sample],
         )
@@ -176,12 +176,14 @@ def test_the_budget_counts_before_training_begins(digits, tmp_path, capsys):
 def test_what_is_measured_must_be_whole(digits, tmp_path):
     copy = copy_of(digits, tmp_path / "data")
     os.truncate(copy / "train-000001.tar", 800_000)
-    told = rf"shard {copy}/train-000001\.tar has 800000 bytes, dataset\.json says 829440: see `mae-vit check"
-    with pytest.raises(InputError, match=rf'split "train" must be whole: {told}'):
+    size_error = (
+        rf"shard {copy}/train-000001\.tar has 800000 bytes, dataset\.json says 829440: see `mae-vit check"
+    )
+    with pytest.raises(InputError, match=rf'split "train" must be whole: {size_error}'):
         open_whole_index(copy, "train")
     index = open_index(copy, "train")
     check_held_out(index, np.array([3, 400, 789]))
-    with pytest.raises(InputError, match=f"2 of the 3 held-out images cannot be read: {told}"):
+    with pytest.raises(InputError, match=f"2 of the 3 held-out images cannot be read: {size_error}"):
         check_held_out(index, np.array([3, 795, 799]))
 
 

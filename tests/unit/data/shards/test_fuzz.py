@@ -1,4 +1,4 @@
-"""Shards of which bytes were changed at random: told of in a line, never taken for what they are not."""
+"""Shards whose bytes were changed at random: refused in one line, never read as something else."""
 
 import random
 import shutil

@@ -1,4 +1,4 @@
-"""What the terminal is told of a run."""
+"""What a run prints to the terminal."""
 
 import time
 

@@ -229,7 +229,7 @@ def test_options_without_an_effect_are_refused(options, message):
         load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", options)
 
 
-def test_what_trackers_are_told_has_no_credentials(tmp_path):
+def test_what_trackers_are_sent_has_no_credentials(tmp_path):
     url = "https://me:secret@host/data?token=secret"
     options = [f"data.path={url}", f"run.dir={tmp_path / 'cells' / 'seed-0'}", "monitor.trackers=[wandb]"]
     config = load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", options)

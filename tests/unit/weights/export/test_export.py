@@ -69,8 +69,8 @@ GEOMETRIES = [
 def test_timm_builds_it_by_the_cards_line(tmp_path, monkeypatch, capsys, changes, pool):
     path = encoder_file(tmp_path / "encoder.safetensors", **changes)
     assert export(path, "--to", "timm", "--out", tmp_path / "out", "--pool", pool) == 0
-    told = capsys.readouterr().out
-    assert "differ by at most" in told
+    output = capsys.readouterr().out
+    assert "differ by at most" in output
     ours = mae_vit.load_encoder(path, pool=pool)
     found = run_card(tmp_path / "out", monkeypatch)
     close(found["model"](images(**changes)), ours(images(**changes)).detach())
@@ -78,7 +78,7 @@ def test_timm_builds_it_by_the_cards_line(tmp_path, monkeypatch, capsys, changes
     # The card's pixels are those of `transform`, but for rounding of another resampling.
     expected = ours.transform("image.jpg")[None]
     assert (found["images"] - expected).abs().max() < 2.5 / 255 / min(ours.info.std)
-    # It is a start of ours as well, with all that it told before.
+    # It is a start of ours as well, with all that it said before.
     again = mae_vit.load_encoder(tmp_path / "out" / "model.safetensors")
     assert (again.info.mean, again.info.num_heads) == (ours.info.mean, ours.info.num_heads)
 
@@ -182,11 +182,11 @@ def test_programs_take_any_number_of_images(tmp_path, monkeypatch, to, changes):
     found = run_card(out, monkeypatch)
     close(torch.as_tensor(found["features"]), ours(found["images"]).detach())
     names_no_files(out / ("model.pt2" if to == "torch" else "model.onnx"))
-    told = json.loads(metadata_of_program(out))
-    assert told["pool"] == "mean"
+    metadata = json.loads(metadata_of_program(out))
+    assert metadata["pool"] == "mean"
     info = json.loads(json.dumps(read_info(path).to_dict()))
     info.pop("class_tokens", None)  # files of one class token do not state it
-    assert {name: told[name] for name in info} == info
+    assert {name: metadata[name] for name in info} == info
 
 
 def metadata_of_program(out: Path) -> str:
@@ -267,7 +267,7 @@ def test_a_classifier_of_the_cls_token_is_transformers_too(tmp_path):
 
 
 def test_the_official_layout_comes_back_to_the_bit(tmp_path, monkeypatch):
-    # Its geometry can be told from shapes alone: width and depth are those of "tiny-cifar".
+    # Its geometry can be read from shapes alone: width and depth are those of "tiny-cifar".
     mae = mae_run(tmp_path / "run", embed_dim=128, depth=6)
     out = tmp_path / "out"
     assert export(tmp_path / "run", "--to", "official", "--out", out) == 0

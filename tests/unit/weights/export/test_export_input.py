@@ -21,10 +21,10 @@ def path(tmp_path):
 
 def refused(capsys, *arguments) -> str:
     assert export(*arguments) == 2
-    told = capsys.readouterr()
-    lines = told.err.strip().splitlines()
-    assert len(lines) == 1, told.err
-    assert told.out == ""
+    printed = capsys.readouterr()
+    lines = printed.err.strip().splitlines()
+    assert len(lines) == 1, printed.err
+    assert printed.out == ""
     return lines[0]
 
 
