@@ -1,7 +1,8 @@
 """Puts a fine-tuning job together: config, data, pretrained weights, network, engine, resume, loop, test.
 
-`_finetune` has all this in order. `mae_vit/training/trainer.py` takes the steps; `models/` holds the network and its
-loss, `results/` the test. Modes that train no encoder leave it early, for `frozen/score.py`.
+`_finetune` has all this in order. `setup.py` chooses its parts, and `mae_vit/training/trainer.py` takes the steps;
+`models/` holds the network and its loss, `results/` the test. Modes that train no encoder leave it early, for
+`frozen/score.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from mae_vit.config.command_line import Arguments, parse_arguments
 from mae_vit.config.keys import describe_keys
 from mae_vit.config.plan import Plan, check_grouping, make_plan
 from mae_vit.config.presets import as_installed
-from mae_vit.config.schema import ModelSection
-from mae_vit.core.bands import dtype_of_raw
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches.prefetch import fetch_split
@@ -32,10 +31,8 @@ from mae_vit.finetuning.models.build import (
     classifier_optimizer_options,
     describe_encoder,
     draws_noise,
-    load_weights_into,
     teacher_from_config,
 )
-from mae_vit.finetuning.models.teacher import Teacher
 from mae_vit.finetuning.plan_text import (
     describe_initial_model,
     describe_plan,
@@ -44,24 +41,18 @@ from mae_vit.finetuning.plan_text import (
     write_rates,
 )
 from mae_vit.finetuning.results.predict import Predictor
-from mae_vit.finetuning.results.write import Outputs
-from mae_vit.finetuning.segmentation.build import (
-    build_segmenter,
-    load_weights_into_segmenter,
-    segmentation_notes,
-)
-from mae_vit.finetuning.segmentation.results import SegmentationOutputs, describe_scores
-from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.finetuning.segmentation.build import segmentation_notes
+from mae_vit.finetuning.segmentation.results import describe_scores
+from mae_vit.finetuning.setup import choose_parts, estimate_costs, identify
 from mae_vit.objectives.mixup import PAIRS
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import Ranks, find_ranks
-from mae_vit.training.checkpoints.resume import find_checkpoint, run_identity
+from mae_vit.training.checkpoints.resume import find_checkpoint
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
-from mae_vit.training.engines.cost import Estimate, estimate
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.plan_text import print_notes
@@ -70,8 +61,6 @@ from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import check_engine, check_length, is_finished, open_run_folder, resume_or_start
 from mae_vit.weights.load import warn_normalization_differs
-from mae_vit.weights.load_report import LoadReport
-from mae_vit.weights.start import Weights
 
 EXAMPLES = """examples:
   python finetune/run.py --ckpt runs/mae_cifar_tiny                      its data, the recipe for its size
@@ -135,7 +124,7 @@ def _finetune(
         classifier = partial(build_classifier, config, data, info, teacher)
         score_frozen(arguments, config, data, classifier, starts, folder, ranks, device)
         return
-    build, load, make_outputs, selects = _parts_of(config, data, info, teacher, starts)
+    build, load, make_outputs, metric = choose_parts(config, data, info, teacher, starts)
 
     plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
     if ranks.rank == 0:
@@ -145,13 +134,8 @@ def _finetune(
     if config.finetune.mixup or config.finetune.cutmix:
         check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
     costs = estimate_costs(config, plan, build, data)
-    derived = {**data.identity, "finetune.start_digest": starts.digest}
-    derived |= {"finetune.teacher_digest": teacher.digest} if teacher else {}
-    if len(data.held_out):
-        # When held-out images are measured decides which weights can be chosen.
-        derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
     labels_seen = labels_after_training(config, data, start, teacher)
-    identity = run_identity(config, derived=derived).with_seen_labels(labels_seen.model_dump())
+    identity = identify(config, plan, data, starts, teacher, labels_seen)
     overlap = start_label_overlap(start, teacher, config, data)
     if overlap == "held-out" and ranks.rank == 0:
         warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
@@ -193,55 +177,12 @@ def _finetune(
         identity,
         costs,
         draws_noise(model),
-        selects if len(data.held_out) else None,
+        metric if len(data.held_out) else None,
         config.finetune.start or "scratch",
     )
     facts = {"labels_seen_by_start": overlap}
     outputs = partial(make_outputs, config, data, folder, info=info, labels=labels_seen)
     run(setup, Job(config, plan, data, engine, folder, build(), outputs, facts), checkpoint)
-
-
-def _parts_of(
-    config: FinetuneConfig,
-    data: FinetuneData,
-    info: EncoderInfo | None,
-    teacher: Teacher | None,
-    starts: Starts,
-) -> tuple[Callable[[], Any], Callable[[Any, Weights], LoadReport], Callable[..., Any], str]:
-    """Returns what builds the network, loads weights into it, and measures it; and the metric that chooses."""
-    patch_init = getattr(config.model, "patch_init", None)
-    if config.finetune.mode in SEGMENTATION:
-        load = partial(load_weights_into_segmenter, patch_init=patch_init)
-        return partial(build_segmenter, config, data, info, starts.foreign), load, SegmentationOutputs, "miou"
-    classifier = partial(build_classifier, config, data, info, teacher)
-    return classifier, partial(load_weights_into, patch_init=patch_init), Outputs, "top1"
-
-
-def estimate_costs(
-    config: FinetuneConfig, plan: Plan, build: Callable[[], Task], data: FinetuneData
-) -> Estimate:
-    """Estimates the cost of the run.
-
-    Raises:
-        InputError: if the network does not take such images.
-    """
-    shape = (config.model.channels, *config.model.image_hw)
-    try:
-        return estimate(
-            build,
-            image_shape=shape,
-            dtype=dtype_of_raw(data.bands),
-            batch_size_per_device=plan.batch_size_per_device,
-            activation_checkpointing=config.train.activation_checkpointing,
-            optimizer_slots=len(classifier_optimizer_options(config).optimizer_states),
-            averaged=config.train.ema_decay is not None,
-        )
-    except (RuntimeError, AssertionError, ValueError) as error:
-        # Our own encoders take what their config allows.
-        if isinstance(config.model, ModelSection):
-            raise
-        size = " x ".join(map(str, shape))
-        raise InputError(f'model.name="{config.model.name}" does not take {size} images: {error}') from None
 
 
 @dataclass(frozen=True)
