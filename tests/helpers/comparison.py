@@ -1,9 +1,11 @@
 """What tests of comparisons share."""
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from helpers.commands import ROOT
 
 from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
@@ -60,3 +62,67 @@ def config_of(rows: list[Row]) -> CompareConfig:
     return CompareConfig.model_validate(
         {"run": {"name": "x"}, "data": {"path": "data"}, "entries": entries, "reference": names[0]}
     )
+
+
+# What differs from one machine, or one try, to the next.
+_TIME_COLUMNS = ("finetune_s", "pretrain_s")
+_MODEL = (
+    "model.img_size: 8, model.patch_size: 2, model.in_chans: 1, "
+    "model.embed_dim: 16, model.depth: 2, model.num_heads: 2"
+)
+_CONFIG = """
+run: {{name: small}}
+data: {{path: {data}}}
+set:
+  model.img_size: 8
+  model.in_chans: 1
+  data.augment: {{crop: pad, pad_px: 1, flip: false}}
+  train.steps: {steps}
+  train.warmup_steps: 1
+  train.effective_batch_size: 32
+  monitor.log_every_steps: 1
+  monitor.evaluate_every_steps: 2
+  monitor.tensorboard: false
+  checkpoint.every_steps: 2
+pretrain:
+  MAE:
+    config: {configs}/mae_digits.yaml
+    set: {{{model}, objective.decoder_embed_dim: 16, objective.decoder_depth: 1, objective.decoder_num_heads: 2,
+          train.engine: torch, train.steps: {steps}, train.warmup_steps: 1, monitor.tensorboard: false,
+          checkpoint.every_steps: 2, monitor.evaluate_every_steps: 3, monitor.evaluate_images: 64}}
+entries:
+  - {{name: ViT from scratch, config: {configs}/finetune_cifar_tiny.yaml, set: {{{model}}}}}
+  - {{name: ViT from MAE, config: {configs}/finetune_cifar_tiny.yaml, start: MAE, modes: [finetune, few_shot]}}
+  - {{name: SimpleCNN, config: {configs}/simple_cnn_cifar.yaml, tune: [{{optim.lr: 2e-3}}, {{optim.lr: 4e-3}}]}}
+{as_long}reference: ViT from scratch
+labels_per_class: [25]
+seeds: [0]
+tune: [{{optim.lr: 1e-3}}, {{optim.lr: 3e-3}}]
+test_subset: 50
+parallel: 2
+"""
+_AS_LONG = """\
+  - {{name: as long as MAE, config: {configs}/finetune_cifar_tiny.yaml, set: {{{model}}}, compute_of: ViT from MAE}}
+"""
+
+
+def write_config(folder: Path, data: Path, *, steps: int, as_long: bool = True) -> Path:
+    """Writes the file of a small comparison on the digits: pretraining, three entries, and with `as_long` a fourth."""
+    path = folder / "small.yaml"
+    values = {"data": data, "configs": ROOT / "configs", "steps": steps, "model": _MODEL}
+    path.write_text(_CONFIG.format(as_long=_AS_LONG.format(**values) if as_long else "", **values))
+    return path
+
+
+def compare_command(config: Path, folder: Path, *more: str) -> list[str]:
+    """The command that runs it in `folder`."""
+    return ["finetune/compare.py", "--config", str(config), f"run.dir={folder}", *more]
+
+
+def read_rows(folder: Path) -> list[dict[str, str]]:
+    """The rows of `results.csv`, but for what differs from one try to the next."""
+    with (folder / "results.csv").open() as file:
+        return [
+            {key: value for key, value in line.items() if key not in _TIME_COLUMNS}
+            for line in csv.DictReader(file)
+        ]

@@ -1,0 +1,113 @@
+"""The file of a comparison: its options, steps of equal compute, and one line for what is wrong."""
+
+import json
+
+import pytest
+from helpers.commands import ROOT
+from helpers.comparison import compare_command, write_config
+
+from mae_vit.config.load import load_config
+from mae_vit.config.overrides import parse_yaml
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.main import main
+from mae_vit.finetuning.comparison.matrix import Matrix
+
+WRONG = {
+    "unknown reference": (
+        "reference: ViT from scratch",
+        "reference: ViT from scrach",
+        'did you mean "ViT from scratch"?',
+    ),
+    "own key": (
+        "  train.steps:",
+        "  run.seed: 3\n  train.steps:",
+        '"run.seed" is given by the comparison (seeds)',
+    ),
+    "uneven budget": (
+        "[{optim.lr: 2e-3}, {optim.lr: 4e-3}]",
+        "[{optim.lr: 2e-3}]",
+        "give all the same number",
+    ),
+    "unknown key of a run": ("  model.img_size: 8\n", "  model.img_sise: 8\n", '"model.img_size"'),
+    "as long, in another mode": (
+        "compute_of: ViT from MAE",
+        "compute_of: ViT from MAE, modes: [finetune, few_shot]",
+        'compute_of: "as long as MAE" trains as long as another: not in mode few_shot',
+    ),
+    "a way of measuring that one entry has not": (
+        "test_subset: 50",
+        "modes: [finetune, knn]",
+        'set: finetune.mode="knn" needs a Vision Transformer, not "SimpleCNN" (or give this entry modes of its own',
+    ),
+    "missing data": ("data: {path: ", "data: {path: no", "does not exist"),
+    "more labels than there are": (
+        "labels_per_class: [25]",
+        "labels_per_class: [100000]",
+        "labels_per_class: 100000 is more than any class",
+    ),
+    "config named from elsewhere": (
+        f"{ROOT}/configs/simple_cnn_cifar.yaml",
+        "configs/simple_cnn_cifar.yaml",
+        'config "configs/simple_cnn_cifar.yaml" is looked for beside the comparison',
+    ),
+    "missing file": ("simple_cnn_cifar.yaml", "simple_cnn.yaml", "cannot read config"),
+    "seed of tuning": ("seeds: [0]", "seeds: [1000]", "tune_seeds"),
+    "seed of tuning, of one entry": ("modes: [finetune, few_shot]}", "seeds: [1000]}", "tune_seeds"),
+    "two of a name": ("name: SimpleCNN", "name: ViT-from scratch", "two are called"),
+}
+
+
+def test_one_option_of_a_comparison_is_changed_by_its_dotted_name(digits, tmp_path):
+    path = write_config(tmp_path, digits, steps=2)
+    before = load_config(CompareConfig, path)
+    words = [
+        "set.train.epochs=3",
+        "set.data.augment.flip=true",
+        "set.train.warmup_epochs=null",
+        "pretrain.MAE.set.train.steps=5",
+    ]
+    changed = load_config(CompareConfig, path, [*words, "pretrain.MAE.set.train.engine=null"])
+    # null unsets it in the runs too, and takes nothing with it.
+    more = {"train.epochs": 3, "data.augment.flip": True, "train.warmup_epochs": None}
+    expected = {**before.set, **more}
+    del expected["train.steps"]  # another way of giving the same
+    assert changed.set == expected
+    settings = {**before.pretrain["MAE"].set, "train.steps": 5}
+    del settings["train.engine"]
+    assert changed.pretrain["MAE"].set == settings
+
+
+def test_equal_compute_is_counted_in_steps(digits, tmp_path):
+    """100 of pretraining and 6 x 7 of fine-tuning, at 10 a step: 15 steps."""
+    path = write_config(tmp_path, digits, steps=6)
+    content = parse_yaml(path.read_text(), "")
+    scratch, mae, _, as_long = content["entries"]
+    content |= {"entries": [scratch, mae | {"modes": ["finetune"]}, as_long], "tune": []}
+    path.write_text(json.dumps(content))
+    matrix = Matrix(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
+    cells = {cell.entry.name: cell.job.folder for cell in matrix.cells(compute_of=False)}
+    summaries = {
+        matrix.pretraining["MAE"].folder: {"steps": 20, "flops_per_step": 5.0},
+        cells["ViT from MAE"]: {"steps": 6, "flops_per_step": 7.0},
+        cells["ViT from scratch"]: {"steps": 6, "flops_per_step": 10.0},
+    }
+    for folder, summary in summaries.items():
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(summary))
+    (longer,) = matrix.cells(compute_of=True)
+    assert longer.entry.name == "as long as MAE"
+    assert "train.steps=15" in longer.job.arguments
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input_is_one_line(digits, tmp_path, capsys, name):
+    config = write_config(tmp_path, digits, steps=2)
+    old, new, expected = WRONG[name]
+    assert old in config.read_text()
+    config.write_text(config.read_text().replace(old, new, 1))
+    assert main(compare_command(config, tmp_path / "run")[1:]) == 2
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 1
+    assert errors[0].startswith("error: ")
+    assert expected in errors[0]
+    assert not (tmp_path / "run").exists()

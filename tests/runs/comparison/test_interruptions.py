@@ -1,0 +1,109 @@
+"""Comparisons that were stopped, killed, or find another run in their place."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers.commands import ROOT, run
+from helpers.comparison import compare_command, read_rows, write_config
+
+from mae_vit.config.overrides import parse_yaml
+from mae_vit.finetuning.comparison.main import main
+from mae_vit.pretraining.job import main as pretrain
+
+
+def start(config: Path, folder: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *compare_command(config, folder)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(folder: Path, pattern: str, process: subprocess.Popen) -> None:
+    for _ in range(3000):
+        if any(folder.glob(pattern)) or process.poll() is not None:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nothing at {pattern}")
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_stopped_it_saves_and_goes_on(digits, tmp_path):
+    config = write_config(tmp_path, digits, steps=400)
+    folder = tmp_path / "run"
+    process = start(config, folder)
+    try:
+        wait_for(folder, "pretrain/mae/checkpoints/latest", process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 75, process.stderr.read_rows()
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+    finally:
+        process.kill()
+    assert json.loads((folder / "pretrain/mae/summary.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.timeout(1800)
+def test_killed_three_times_it_ends_with_the_same_table(digits, tmp_path):
+    config = write_config(tmp_path, digits, steps=40)
+    assert run(*compare_command(config, tmp_path / "straight"), timeout=900).returncode == 0
+    folder, chance = tmp_path / "killed", random.Random(0)
+    for pattern in ("pretrain/mae/checkpoints/latest", "tune/*/*/metrics.jsonl", "cells/*/*/metrics.jsonl"):
+        process = start(config, folder)
+        try:
+            wait_for(folder, pattern, process)
+            time.sleep(3 * chance.random())
+            family = psutil.Process(process.pid).children(recursive=True)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            # Nothing goes on that a second comparison could meet.
+            assert psutil.wait_procs(family, timeout=20)[1] == []
+        finally:
+            process.kill()
+    assert run(*compare_command(config, folder), timeout=900).returncode == 0
+    assert read_rows(folder) == read_rows(tmp_path / "straight")
+    assert_equal_compute_is_equal(read_rows(folder))
+
+
+def assert_equal_compute_is_equal(table: list[dict[str, str]]) -> None:
+    lines = {(line["entry"], line["mode"]): line for line in table}
+    theirs, ours = lines["ViT from MAE", "finetune"], lines["as long as MAE", "finetune"]
+    total = float(theirs["finetune_flops"]) + float(theirs["pretrain_flops"])
+    assert total == pytest.approx(float(ours["finetune_flops"]), rel=0.02)  # whole steps
+    assert float(ours["pretrain_flops"]) == 0
+
+
+@pytest.mark.slow
+def test_nothing_begins_from_a_finished_run_that_is_another(digits, tmp_path, capfd):
+    """Its folder holds a whole encoder, of fewer steps than the comparison asks for."""
+    config = write_config(tmp_path, digits, steps=2)
+    content = parse_yaml(config.read_text(), "")
+    mae = content["pretrain"]["MAE"] | {"dir": str(tmp_path / "mae")}
+    settings = [f"{key}={json.dumps(value)}" for key, value in mae["set"].items()]
+    place = [f"data.path={digits}", f"run.dir={mae['dir']}"]
+    assert pretrain(["--config", mae["config"], *settings, *place]) == 0
+    mae["set"]["train.steps"] = 3
+    scratch, from_mae, _, as_long = content["entries"]
+    entries = [scratch, from_mae | {"modes": ["finetune"]}, as_long]
+    config.write_text(json.dumps({**content, "pretrain": {"MAE": mae}, "entries": entries, "tune": []}))
+    capfd.readouterr()
+    assert main(compare_command(config, tmp_path / "run")[1:]) == 1
+    assert "failed: pretrain MAE: exit 2" in capfd.readouterr().err
+    assert {line["entry"] for line in read_rows(tmp_path / "run")} == {"ViT from scratch"}
+    report = (tmp_path / "run" / "report.md").read_text()
+    (missing,) = [line for line in report.splitlines() if line.startswith("Not finished: ")]
+    assert "ViT from MAE, 25 labels, finetune, seed 0" in missing
+    assert "as long as MAE" in missing
