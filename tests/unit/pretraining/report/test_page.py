@@ -8,54 +8,13 @@ from html import escape
 
 import numpy as np
 import pytest
-from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, summary_of
+from helpers.commands import lines_of, summary_of
+from unit.pretraining.report.run_files import change, page_of
 
 from mae_vit.cli.main import main
 from mae_vit.inspection.page import svg
-from mae_vit.pretraining import reference_curves
-from mae_vit.pretraining.job import main as pretrain
 from mae_vit.pretraining.report.curves import thinned
-from mae_vit.pretraining.report.page import write_page
 from mae_vit.pretraining.report.run_record import read_run, redacted
-from mae_vit.pretraining.report.verdict import compare, verdict
-
-
-def train(digits, folder, *options):
-    config = str(ROOT / "configs" / "mae_digits.yaml")
-    return pretrain(
-        ["--config", config, *SMALL_PRETRAIN, f"data.path={digits}", f"run.dir={folder}", *options]
-    )
-
-
-@pytest.fixture(scope="module")
-def trained(digits, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "small"
-    assert train(digits, folder, "monitor.evaluate_every_steps=1") == 0
-    return folder
-
-
-@pytest.fixture
-def run_folder(trained, tmp_path):
-    return shutil.copytree(trained, tmp_path / "small")
-
-
-@pytest.fixture(autouse=True)
-def no_reference(monkeypatch, tmp_path):
-    refer_to(monkeypatch, tmp_path / "none")
-
-
-def refer_to(monkeypatch, curves):
-    monkeypatch.setattr(reference_curves.read_references, "__defaults__", (curves,))
-
-
-def page_of(folder) -> str:
-    record = read_run(folder)
-    return write_page(record, compare(record))
-
-
-def change(path, **values):
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, **values}))
 
 
 def test_the_page_shows_what_the_files_hold(run_folder, capsys):
@@ -199,33 +158,6 @@ def test_a_page_of_what_is_there(run_folder, names, torn, expected):
     assert not any(path.name == "report.html" for path in run_folder.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("status", "begin"),
-    [
-        ("running", "Running, step 4 of 6 when this page was written: "),
-        ("interrupted", "Interrupted after saving at step 4 of 6 (the same command resumes): "),
-        ("failed", "Failed at step 4 of 6: "),
-    ],
-)
-def test_each_state_is_named(run_folder, status, begin):
-    lines = lines_of(run_folder)[:4]
-    (run_folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 5, "lo')
-    change(run_folder / "summary.json", status=status, steps=4)
-    assert begin + "the training loss" in page_of(run_folder)
-
-
-def test_a_run_without_held_out_images(run_folder):
-    lines = [
-        {name: value for name, value in line.items() if name not in ("heldout", "probe")}
-        for line in lines_of(run_folder)
-    ]
-    lines[2]["loss"] = None  # fp16 has skipped it
-    (run_folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    page = page_of(run_folder)
-    assert "; no images were held out." in page
-    assert "held-out images:" not in page
-
-
 def test_incidents_and_damaged_samples_are_listed(run_folder):
     (run_folder / "incidents").mkdir()
     incident = {"step": 1234, "reason": "loss is nan", "loss": None, "grad_norm": 3.5, "back_to_step": 1200}
@@ -247,54 +179,6 @@ def test_incidents_and_damaged_samples_are_listed(run_folder):
     assert ">k49</td>" in page
     assert ">k50</td>" not in page
     assert "10 more are in quarantine.jsonl" in page
-
-
-def reference_of(folder, curves, *, factor=1.0):
-    """Reference curves of one seed: this run's, its loss times `factor`."""
-    record = read_run(folder)
-    measured = reference_curves.curves_of(record.lines, 6)
-    by_name = {
-        name: {
-            "steps": curve.steps.tolist(),
-            "values": [(curve.values * (factor if name == "loss" else 1)).tolist()],
-            "lines": curve.lines.tolist(),
-        }
-        for name, curve in measured.items()
-    }
-    recipe = reference_curves.recipe_of(record.config)
-    curves.mkdir()
-    (curves / "tiny.json").write_text(
-        json.dumps({"seeds": [0], "total_steps": 6, "recipe": recipe, "curves": by_name})
-    )
-
-
-def test_the_verdict_is_against_the_reference(run_folder, tmp_path, monkeypatch):
-    reference_of(run_folder, tmp_path / "normal")
-    refer_to(monkeypatch, tmp_path / "normal")
-    record = read_run(run_folder)
-    comparison = compare(record)
-    said = verdict(record, comparison)
-    assert said.startswith("Finished, 6 steps: normal, within the band of tiny (1 seed) at all ")
-    assert said.endswith(f" {comparison.compared} places up to step 6.")
-    assert "band of tiny</text>" in write_page(record, comparison)
-    reference_of(run_folder, tmp_path / "odd", factor=0.5)
-    refer_to(monkeypatch, tmp_path / "odd")
-    said = verdict(record, compare(record))
-    first = lines_of(run_folder)[0]["loss"]
-    assert f"not normal, loss {first:.4g} at step 1 is outside of " in said
-    assert said in page_of(run_folder)
-    # Another recipe is compared with nothing, and so is another length.
-    config = run_folder / "config.yaml"
-    whole = config.read_text()
-    for key, other in (("weight_decay: 0.05", "weight_decay: 0.5"), ("mask_ratio: 0.75", "mask_ratio: 0.5")):
-        assert key in whole
-        config.write_text(whole.replace(key, other))
-        assert compare(read_run(run_folder)) is None
-    assert "Finished, 6 steps: the training loss" in page_of(run_folder)
-    config.write_text(whole)
-    assert compare(read_run(run_folder)) is not None
-    change(run_folder / "summary.json", total_steps=7)
-    assert compare(read_run(run_folder)) is None
 
 
 def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
