@@ -159,15 +159,8 @@ def rates(inputs: Inputs) -> str:
                 ),
             ]
         )
-    throughput = f"images/s per GPU at {inputs.mfu:.0%} of {inputs.tflops:g} TFLOP/s (assumed)"
-    head = [
-        "model",
-        "parameters",
-        "an image, 3 x forward",
-        throughput,
-        "activations of an image",
-        "recomputed",
-    ]
+    rate = f"images/s per GPU at {inputs.mfu:.0%} of {inputs.tflops:g} TFLOP/s (assumed)"
+    head = ["model", "parameters", "an image, 3 x forward", rate, "activations of an image", "recomputed"]
     return table(head, rows)
 
 
@@ -225,10 +218,10 @@ def steps(inputs: Inputs) -> str:
             # Each of a node's GPUs sends that much to its neighbor; over the border, through all of the node's cards.
             bandwidth = inputs.network_gb_s * inputs.gpus_per_node * 1e9
             shares = [f"{sent[stage] / bandwidth / computing:.0%}" for stage in (0, 1)]
-            gigabytes = [f"{sent[stage] / 1e9:.1f}" for stage in (0, 1, 3)]
+            sent_gb = [f"{sent[stage] / 1e9:.1f}" for stage in (0, 1, 3)]
             where = ["within the node"] * 2 if gpus <= inputs.gpus_per_node else shares
             rows.append(
-                [name, gpus, f"{batch:,}", batch // gpus, f"{computing * 1e3:,.0f} ms", *gigabytes, *where]
+                [name, gpus, f"{batch:,}", batch // gpus, f"{computing * 1e3:,.0f} ms", *sent_gb, *where]
             )
     head = ["model", "GPUs", "batch", "per GPU", "computing a step"]
     head += ["GB sent per GPU and step, ZeRO 0", "ZeRO 1, 2", "ZeRO 3"]

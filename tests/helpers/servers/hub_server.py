@@ -248,16 +248,8 @@ def _handler(hub: Hub):
                 if found := self.find(kind, name, rest):
                     repo, commit = found
                     files = [described(*item) for item in sorted(repo.commits[commit].items())]
-                    description = {
-                        "id": name,
-                        "sha": commit,
-                        "private": repo.private,
-                        "siblings": files,
-                        "tags": [],
-                    }
-                    self.json(
-                        {**description, "gated": "auto" if repo.gated else False, "downloads": 0, "likes": 0}
-                    )
+                    info = {"id": name, "sha": commit, "private": repo.private, "siblings": files, "tags": []}
+                    self.json({**info, "gated": "auto" if repo.gated else False, "downloads": 0, "likes": 0})
                 return None
             if what == "tree":
                 if found := self.find(kind, name, rest):
