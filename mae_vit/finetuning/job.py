@@ -1,8 +1,8 @@
 """Puts a fine-tuning job together: config, data, pretrained weights, network, engine, resume, loop, test.
 
 `_finetune` has all this in order. `setup.py` chooses its parts, and `mae_vit/training/trainer.py` takes the steps;
-`models/` holds the network and its loss, `results/` the test. Modes that train no encoder leave it early, for
-`frozen/score.py`.
+`models/` holds the network and its loss, `results/` the test. The modes of `FROZEN` (linear_probe, few_shot, knn)
+leave it early, for `frozen/score.py`; segment_probe, which trains its layer by the same loop, stays.
 """
 
 from __future__ import annotations
@@ -190,7 +190,11 @@ class Job:
     """The fine-tuning part of a run.
 
     Attributes:
-        labels_seen: the labels that the final weights have seen.
+        config: of the run.
+        plan: the config's derived values.
+        data: labeled images: trained on, held out, tested.
+        engine: computes the steps.
+        folder: receives all output.
         test_model: a second network, for the chosen weights.
         outputs: makes what measures and writes, from a predictor.
         facts: entries of the summary beside measurements.

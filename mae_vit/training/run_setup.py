@@ -61,7 +61,7 @@ class RunSetup:
 
 
 class Job(Protocol):
-    """The job-specific parts of a run: data, evaluation, outputs. Every method is called on every rank."""
+    """The job-specific parts of a run: data, evaluation, outputs. Every rank calls every method but `results`."""
 
     def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
@@ -85,4 +85,4 @@ class Job(Protocol):
         """
 
     def results(self) -> list[str]:
-        """Prints what was written, on rank 0."""
+        """Returns lines about results and files to print; called on rank 0 only, after the process group has closed."""
