@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Data workers import this file again, under another name: everything heavy stays below.
 if __name__ == "__main__":
     # So that a checkout runs without being installed.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -3,7 +3,6 @@
 import os
 import sys
 
-# Data workers import this file again, under another name, if it was started by its path.
 if __name__ == "__main__":
     here = os.path.dirname(os.path.abspath(__file__))
     # Its folder holds modules that are named as the standard library's are.
