@@ -174,13 +174,13 @@ def micro_batches(
     held, samples = (-1, -1), np.zeros(0, np.int64)
     for step in range(start_step, stop_step):
         epoch, step_in_epoch = divmod(data_step(step, skipped), order.steps_per_epoch)
-        block, number_in_block = divmod(step_in_epoch, ahead)
-        start = number_in_block * size + share.rank * per_rank
+        chunk, number_in_chunk = divmod(step_in_epoch, ahead)
+        start = number_in_chunk * size + share.rank * per_rank
         if ahead == 1:
             first = step_in_epoch * size + start
             samples, start = order.samples(epoch, first, first + per_rank), 0
-        elif held != (epoch, block):
-            held, last = (epoch, block), min((block + 1) * ahead, order.steps_per_epoch)
-            samples = order.samples(epoch, block * ahead * size, last * size)
+        elif held != (epoch, chunk):
+            held, last = (epoch, chunk), min((chunk + 1) * ahead, order.steps_per_epoch)
+            samples = order.samples(epoch, chunk * ahead * size, last * size)
         for number in range(share.accumulation):
             yield epoch, samples[start + number * micro : start + (number + 1) * micro]
