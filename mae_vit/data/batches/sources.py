@@ -146,7 +146,7 @@ class TarSource(_IndexedSource):
                 damaged[place] = str(error)
                 opened.append((b"", self._augment.img_size))
         sizes = np.repeat(np.array([size for _, size in opened], np.int64), counts, axis=0)
-        view = self._augment.draw(seed, epoch, samples if views is None else views, sizes)
+        drawn = self._augment.draw(seed, epoch, samples if views is None else views, sizes)
         out = np.empty((len(samples), *self.shape), self.dtype) if out is None else out
         # Decode and crop one image at a time: each reuses the memory of the one before, which is
         # still in the CPU cache. Decoding all images before cropping takes a fifth longer.
@@ -161,7 +161,7 @@ class TarSource(_IndexedSource):
                 continue
             for position in range(begins[place], begins[place] + counts[place]):
                 out[position] = self._augment.crop_resize_flip(
-                    pixels, view.boxes[position], view.flips[position]
+                    pixels, drawn.boxes[position], drawn.flips[position]
                 )
         if damaged:
             damages = [(place, self._index.damage(int(once[place]), why)) for place, why in damaged.items()]
@@ -173,7 +173,7 @@ class TarSource(_IndexedSource):
                 ),
                 self._index.folder,
             )
-        self._augment.apply_policy_and_erasing(out, view)
+        self._augment.apply_policy_and_erasing(out, drawn)
         return out
 
     def _open(self, sample: int) -> tuple[bytes | np.ndarray | Raster, tuple[int, int]]:
@@ -230,8 +230,8 @@ class MemorySource(_IndexedSource):
         images = self._array[samples]
         self._decode_black(samples, images)
         sizes = np.broadcast_to(np.array(images.shape[2:], np.int64), (len(samples), 2))
-        view = self._augment.draw(seed, epoch, samples if views is None else views, sizes)
-        augmented = self._augment.apply_batch(images, view)
+        drawn = self._augment.draw(seed, epoch, samples if views is None else views, sizes)
+        augmented = self._augment.apply_batch(images, drawn)
         if out is None:
             return augmented
         out[:] = augmented

@@ -168,37 +168,37 @@ class Augment:
                 cut = _resize(cut, self.img_size, self.interpolation)
         return cut[..., ::-1] if flip else cut
 
-    def apply(self, images: Sequence[np.ndarray], view: AugmentParams) -> np.ndarray:
+    def apply(self, images: Sequence[np.ndarray], drawn: AugmentParams) -> np.ndarray:
         """Augments images of any sizes, one by one: (C, H, W) each -> (B, C, *img_size)."""
         out = np.empty((len(images), len(images[0]), *self.img_size), images[0].dtype)
-        for number, (image, box, flip) in enumerate(zip(images, view.boxes, view.flips, strict=True)):
+        for number, (image, box, flip) in enumerate(zip(images, drawn.boxes, drawn.flips, strict=True)):
             out[number] = self.crop_resize_flip(image, box, flip)
-        self.apply_policy_and_erasing(out, view)
+        self.apply_policy_and_erasing(out, drawn)
         return out
 
-    def apply_batch(self, images: np.ndarray, view: AugmentParams) -> np.ndarray:
+    def apply_batch(self, images: np.ndarray, drawn: AugmentParams) -> np.ndarray:
         """Augments equal-size images: (B, C, H, W) -> (B, C, *img_size)."""
         equal = images.shape[2:] == self.img_size
         if self.crop == "random_resized" or not equal:
-            return self.apply(list(images), view)
-        views = self._shift(images, view.boxes) if self.crop == "pad" else images.copy()
-        views[view.flips] = views[view.flips][..., ::-1]
-        self.apply_policy_and_erasing(views, view)
+            return self.apply(list(images), drawn)
+        views = self._shift(images, drawn.boxes) if self.crop == "pad" else images.copy()
+        views[drawn.flips] = views[drawn.flips][..., ::-1]
+        self.apply_policy_and_erasing(views, drawn)
         return views
 
-    def apply_policy_and_erasing(self, images: np.ndarray, view: AugmentParams) -> None:
+    def apply_policy_and_erasing(self, images: np.ndarray, drawn: AugmentParams) -> None:
         """Applies policy and erasing in place.
 
         Args:
             images: (B, C, *img_size), uint8 or raw values of `bands`.
-            view: from `draw`.
+            drawn: from `draw`.
         """
-        if self.policy is not None and view.calls is not None:
-            for number, calls in enumerate(view.calls):
+        if self.policy is not None and drawn.calls is not None:
+            for number, calls in enumerate(drawn.calls):
                 if calls:
                     images[number] = self.policy.apply(images[number], calls, self.fill)
-        if view.erasing is not None:
-            view.erasing.fill(images, self.bands)
+        if drawn.erasing is not None:
+            drawn.erasing.fill(images, self.bands)
 
     def _shift(self, images: np.ndarray, boxes: np.ndarray) -> np.ndarray:
         if images.shape[2:] != self.img_size:
