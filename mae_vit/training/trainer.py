@@ -44,7 +44,7 @@ class Outcome:
 
 
 class Trainer:
-    """Runs the steps: trains, judges, logs, evaluates, saves. Every method is called on every rank.
+    """Runs the steps: trains, checks, logs, evaluates, saves. Every method is called on every rank.
 
     Each step reduces loss, gradient norm, and requests to stop and to save over ranks on the device.
     The host reads them one step late; only log steps and saves wait for the device.
@@ -105,7 +105,7 @@ class Trainer:
         for step in range(start_step, self.plan.total_steps):
             step_begun, done = time.monotonic(), step + 1
             report = self.train_step(batches, step, timer)
-            before = self.judge(reports.push(report), step)  # the step before this one
+            before = self.check(reports.push(report), step)  # the step before this one
             timer.count(self.plan.effective_batch_size, since=step_begun)
 
             due = self.plan.due(done, log_every_steps=self.setup.config.monitor.log_every_steps)
@@ -114,7 +114,7 @@ class Trainer:
             if not (due.log or saving):
                 continue
             flush_begun = time.monotonic()
-            values = self.judge(reports.flush(), done)  # waits for the step just taken
+            values = self.check(reports.flush(), done)  # waits for the step just taken
             timer.count(0, since=flush_begun)
             assert values is not None
             # All ranks see a stop or a save that was requested in this step.
@@ -166,8 +166,12 @@ class Trainer:
             decay_steps=self.plan.decay_steps,
         )
 
-    def judge(self, values: StepValues | None, step: int) -> StepValues | None:
-        """Shares new damaged samples with all ranks and lets the guard judge a step; collective.
+    def check(self, values: StepValues | None, step: int) -> StepValues | None:
+        """Shares new damaged samples with all ranks and lets the guard check a step; collective.
+
+        Args:
+            values: of the step; None if none is read yet.
+            step: its number, from 1.
 
         Raises:
             BadStep: on all ranks, if it is not finite or ends a spike.
