@@ -183,7 +183,10 @@ class Engine(ABC):
         return self.update_loss_scale(clip_gradients(parameters, self.options.clip_grad))
 
     def update_loss_scale(self, grad_norm: Tensor) -> StepResult:
-        """Decides whether fp16 skips this step, from the unscaled gradient norm. Waits for the device only in fp16."""
+        """Decides whether fp16 skips this step, from the unscaled gradient norm; counts the update if not.
+
+        Every precision calls it. It waits for the device only in fp16.
+        """
         skipped = self.loss_scale is not None and self.loss_scale.update(
             overflow=not bool(grad_norm.isfinite())
         )
