@@ -69,7 +69,7 @@ EXAMPLES = """examples:
   python finetune/run.py --ckpt runs/mae_cifar_tiny data.labels_per_class=500 finetune.mode=few_shot
   python finetune/run.py --ckpt runs/mae_cifar_tiny finetune.mode=linear_probe
   python finetune/run.py --config configs/simple_cnn_cifar.yaml model.name=timm:resnet18
-Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command resumes.
+Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.
 """
 
 

@@ -43,7 +43,7 @@ EXAMPLES = """examples:
   deepspeed --num_accelerators 2 pretrain/run.py --config configs/mae_cifar_tiny.yaml \\
       data.path=data/mine data.augment.crop=random_resized
   python pretrain/run.py --config configs/mae_cifar_tiny.yaml --dry-run
-Ctrl-C, SIGTERM or SIGUSR1 finish the step, save and exit 75; the same command resumes.
+Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.
 """
 
 

@@ -36,7 +36,8 @@ def install_early_handlers() -> None:
     """Handles signals until there is a `StopRequest`; for a program's first lines.
 
     SIGUSR1, which a scheduler may send at any time, is kept: it would kill a process that still
-    imports, and a job with a short limit would never take a step. Ctrl-C ends at once, in a line.
+    imports, and a job with a short limit would never take a step. Ctrl-C ends at once, in a line. SIGTERM
+    keeps its default, and ends the process: there is nothing to save yet.
     """
     signal.signal(signal.SIGUSR1, lambda number, frame: _heard_early.append(signal.Signals(number).name))
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
@@ -173,7 +174,8 @@ def early_signal() -> str | None:
 class StopRequest:
     """A flag that SIGTERM, SIGUSR1, Ctrl-C, a closed terminal or the loss of a launcher raises.
 
-    The loop reads it at step boundaries; all ranks agree before any leaves.
+    A step takes the flag into its report when it begins, and ranks read a report one step late. So a run takes at
+    most two more steps after the one in which the signal comes. All ranks agree before any leaves.
     SIGTERM to the `deepspeed` runner kills the runner alone and would leave its
     ranks training as orphans, so a thread watches the launchers above this process.
     """
@@ -214,7 +216,7 @@ class StopRequest:
         if number == signal.SIGINT:
             if self.reason == "SIGINT":
                 _end_now("interrupted: ended without saving; the same command resumes from the last save")
-            _say("stopping after this step, and saving; Ctrl-C once more ends without that")
+            _say("stopping after at most two more steps, and saving; Ctrl-C once more ends without that")
         self.reason = self.reason or signal.Signals(number).name
 
     def _stop_for(self, reason: str) -> None:
