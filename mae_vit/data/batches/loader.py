@@ -103,6 +103,7 @@ class _Batches(Dataset[Any]):
         if pixels is None:
             pixels = torch.from_numpy(np.ascontiguousarray(images))
         # Keys follow the order, not the sample read: a replacement gets the mask of the damaged sample.
+        # They are places in the source; crops take numbers in the split. In a part of a split the two differ.
         keys = torch.from_numpy(view_keys(index, self._repeats))
         return pixels, torch.from_numpy(labels.astype(np.int64)), keys, epoch, damaged
 
