@@ -137,7 +137,11 @@ def _table(rows: list[str], meanings: dict[str, str]) -> str:
     full = []
     for row in rows:
         key = row.split("`")[1]
-        meaning = meanings[key] if key in meanings else meanings[key.rpartition(".")[2]]
+        meaning = meanings.get(key) or meanings.get(key.rpartition(".")[2])
+        if meaning is None:
+            sys.exit(
+                f"{key} has no meaning: add it to docs/tools/key_meanings.py, or to its section's Attributes"
+            )
         full.append(f"{row} {meaning} |")
     return "\n".join([_TOP, *full]) + "\n"
 
