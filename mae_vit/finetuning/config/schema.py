@@ -149,10 +149,10 @@ class FinetuneSection(Section):
         for key, mode in ((key, mode) for mode, keys in MODE_OPTIONS.items() for key in keys):
             if self.mode != mode and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{mode}"')
+        modes = " or ".join(f'"{mode}"' for mode in CLOSED_FORM)
         if not self.test and (self.mode in CLOSED_FORM or not self.holdout):
             raise ValueError(
-                'test=false leaves nothing to measure: it needs a mode that trains (not "few_shot" or "knn") and '
-                "holdout above 0"
+                f"test=false leaves nothing to measure: it needs a mode that trains (not {modes}) and holdout above 0"
             )
         if self.mode == "linear_probe" and not self.holdout and len(self.lr_factors) > 1:
             raise ValueError(
