@@ -1,0 +1,62 @@
+"""Training learns: in seconds, each objective beats on held-out digits what needs no training."""
+
+import pytest
+from helpers.commands import ROOT, lines_of
+
+from mae_vit.pretraining.job import main
+
+SMALL = [
+    *("model.img_size=8", "model.patch_size=2", "model.in_chans=1"),
+    *("model.embed_dim=48", "model.depth=2", "model.num_heads=4"),
+    *("train.epochs=null", "train.warmup_epochs=null", "train.steps=150", "train.warmup_steps=15"),
+    *("train.engine=torch", "train.effective_batch_size=128", "train.precision=fp32", "optim.lr=3e-3"),
+    *("data.augment.crop=none", "data.augment.flip=false"),
+    *("monitor.evaluate_every_steps=150", "monitor.tensorboard=false", "checkpoint.every_steps=150"),
+]
+DECODER = ["decoder_embed_dim=48", "decoder_depth=1", "decoder_num_heads=4"]
+
+
+@pytest.fixture
+def heldout(digits, tmp_path):
+    """Trains, and returns the metrics of the held-out digits: heldout("config", "key=value", ...)."""
+
+    def train(config: str, *options: str) -> dict:
+        words = ["--config", str(ROOT / "configs" / f"{config}.yaml"), *SMALL, *options]
+        assert main([*words, f"data.path={digits}", f"run.dir={tmp_path / 'run'}"]) == 0
+        return lines_of(tmp_path / "run")[-1]["heldout"]
+
+    return train
+
+
+def test_mae_beats_the_statistics_of_true_patches(heldout):
+    metrics = heldout("mae_digits", *(f"objective.{option}" for option in DECODER))
+    assert metrics["psnr_gain_db"] > 0.6
+
+
+def test_simmim_beats_the_mean_of_the_visible_pixels(heldout):
+    assert heldout("mae_digits", "objective={name: simmim}")["psnr_gain_db"] > 2
+
+
+def test_masked_patch_prediction_beats_the_nearest_visible_patch(heldout):
+    metrics = heldout("masked_patch_digits")
+    assert metrics["accuracy_on_mask"] > 1.5 * metrics["accuracy_nearest_visible"]
+
+
+def test_both_parts_of_joint_learn(heldout):
+    metrics = heldout("joint_cifar_tiny", *(f"objective.mae.{option}" for option in DECODER))
+    assert metrics["mae_psnr_gain_db"] > 0.5
+    assert metrics["masked_patch_accuracy_on_mask"] > 1.5 * metrics["masked_patch_accuracy_nearest_visible"]
+
+
+def test_a_supervised_encoder_knows_digits(heldout):
+    assert heldout("supervised_cifar_tiny")["accuracy"] > 0.75
+
+
+def test_mae_with_a_contrast_reconstructs_and_recognizes(heldout):
+    config = "contrastive_mae_scratch_cifar_tiny"
+    metrics = heldout(config, *(f"objective.{option}" for option in DECODER))
+    assert metrics["psnr_gain_db"] > 0.6
+    # The other view of an image among some hundred; without training its features are nearly alike.
+    assert metrics["retrieval_top1"] > 0.08
+    assert metrics["negative_cosine"] < 0.5 * metrics["positive_cosine"]
+    assert metrics["z_std"] > 0.5
