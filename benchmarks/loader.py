@@ -115,7 +115,7 @@ def compare(times: dict[str, list[float]], bar: float) -> dict[str, Any]:
     peers = [name for name in times if name.startswith(PEER)]
     official = [name for name in peers if OFFICIAL in name]
     fastest = min(peers, key=medians.__getitem__)
-    result = {
+    result: dict[str, Any] = {
         "speedup": ratio(times[fastest], times["ours"]),
         "fastest_peer": fastest.removeprefix(PEER),
         "bar": bar,

@@ -2,7 +2,7 @@
 # Common parts of the job scripts. They source this file in the job's folder (the repository's root) and call `run`.
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
-  echo "error: not inside a Slurm job: start it by sbatch $0 $*" >&2
+  echo "error: not inside a Slurm job: start it by sbatch --gpus-per-node=1 --cpus-per-task=12 $0 ${*:-CONFIG}" >&2
   exit 2
 fi
 

@@ -13,6 +13,9 @@ from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
 
+# Even the smallest recipe, that of 8x8 digits in `make demo`, takes 1,700 steps.
+_FEW_STEPS = 500
+
 
 def describe_plan(
     setup: Setup, folder: RunFolder, checkpoint: CheckpointInfo | None, *, timed: bool = True
@@ -50,6 +53,10 @@ def describe_plan(
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"note: {text}" for text in plan.notes]
+    if plan.total_steps < _FEW_STEPS:
+        lines.append(
+            f"note: {count_of(plan.total_steps, 'step')} try everything out; an encoder learns little in so few"
+        )
     lines += [f"warning: {text}" for text in (*data.core_warnings(), *order_warnings(data))]
     return "\n".join(lines)
 

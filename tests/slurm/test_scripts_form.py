@@ -66,7 +66,8 @@ def test_outside_of_slurm_it_is_one_clear_line(script):
     words = [f"slurm/{script.name}", "configs/mae_digits.yaml"]
     ended = subprocess.run(["bash", *words], capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == 2
-    assert ended.stderr == f"error: not inside a Slurm job: start it by sbatch {' '.join(words)}\n"
+    start = f"start it by sbatch --gpus-per-node=1 --cpus-per-task=12 {' '.join(words)}"
+    assert ended.stderr == f"error: not inside a Slurm job: {start}\n"
     assert ended.stdout == ""
 
 

@@ -74,9 +74,14 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         raise InputError(f"{where} has no masks: {_PASS}")
     labeled = info is not None and dataset.classes and sum(info.class_counts)
     if mode not in SEGMENTATION and not labeled:
-        raise InputError(f"{where} has no labels: {_PASS}")
+        raise InputError(
+            f"{where} has no labels: mae-vit prepare takes them from class folders (photos/CLASS/*.jpg); or {_PASS}"
+        )
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
-        raise InputError(f"{where} has no split to measure on (test or val): {_PASS}")
+        raise InputError(
+            f'{where} has no split "test" or "val" to measure on: mae-vit prepare ... --holdout 1/10 draws one; '
+            f"prepare such data in another folder, and {_PASS}"
+        )
     if model["name"] not in _RECIPES:
         raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS}')
     taken = {key: data[name] for key, name in _KEPT.items() if data.get(name) is not None}

@@ -189,9 +189,9 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     whole = json.loads((data / "dataset.json").read_text())
     alone_train = {**whole, "splits": {"train": whole["splits"]["train"]}}
     (data / "dataset.json").write_text(json.dumps(alone_train))
-    refused("has no split to measure on (test or val)")
+    refused('has no split "test" or "val" to measure on: mae-vit prepare ... --holdout 1/10 draws one')
     (data / "dataset.json").write_text(json.dumps({**whole, "classes": []}))
-    refused("has no labels")
+    refused("has no labels: mae-vit prepare takes them from class folders")
     # The command line may name data that have.
     assert alone(f"data.path={digits}") == 0
     assert f"path: {digits}" in (tmp_path / "run" / "config.yaml").read_text()
