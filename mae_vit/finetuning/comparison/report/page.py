@@ -35,9 +35,10 @@ from mae_vit.inspection.page import html
 _READING = """Accuracy is top-1 accuracy on the test images ({size:,}, split {split}). Each run reads them once,
 {chosen}. The table has the mean and standard deviation over seeds. The gap is the difference from the reference,
 paired by seed and image. It is in parentheses if it may be chance. Its interval covers the choice of test images and
-of seeds. {covered} another pretraining run.
-The first p is McNemar's exact test on the test images, for the seed with the weakest evidence. The second is the paired
-t-test over seeds."""
+of seeds. {covered} another pretraining run. The first p is McNemar's exact test on the test images, for the seed with
+the weakest evidence. The second is the paired t-test over seeds."""
+_BEST = "after images held out of its labels have chosen the epoch"
+_LAST = "with its last weights, because no labeled image was held out"
 _TUNED = "Settings were chosen only on held-out images, each row's from the same number."
 _ONE_SEED = "* With one seed, the interval covers only the choice of test images."
 _MONITORED = """Pretraining reports its progress on the data's val split or, without one, on test images. This does not
@@ -139,15 +140,9 @@ def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
         if config.label_draws
         else "It does not cover another draw of labels or"
     )
-    chosen = (
-        "with its last weights, because no labeled image was held out"
-        if config.set.get("finetune.holdout") == 0
-        else "after images held out of its labels have chosen the epoch"
-    )
-    reading = SEGMENTATION_READING if config.segments else _READING
-    notes = [
-        reading.format(size=values["test_size"], split=values["test_split"], covered=covered, chosen=chosen)
-    ]
+    chosen = _LAST if config.set.get("finetune.holdout") == 0 else _BEST
+    facts = {"size": values["test_size"], "split": values["test_split"], "covered": covered, "chosen": chosen}
+    notes = [(SEGMENTATION_READING if config.segments else _READING).format(**facts)]
     notes += [_TUNED] if any(len(config.tuning_settings(entry)) > 1 for entry in config.entries) else []
     notes += [_ONE_SEED] if any(line.gap and line.gap.seeds == 1 for line in lines) else []
     notes += [_MONITORED] if config.pretrain else []
