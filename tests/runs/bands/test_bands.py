@@ -22,7 +22,7 @@ import mae_vit
 from mae_vit.cli.main import main
 from mae_vit.config.load import read_run_config
 from mae_vit.core.bands import DTYPES, Bands
-from mae_vit.finetuning import job as finetune_job
+from mae_vit.finetuning import setup as finetune_setup
 from mae_vit.finetuning.job import main as finetune
 from mae_vit.inspection.band_views import band_views
 from mae_vit.inspection.drawing import _GAP_PX as GAP_PX
@@ -148,7 +148,7 @@ def test_the_doctor_tries_batches_of_the_datas_type(dtype):
 def test_the_plan_counts_the_bands_of_the_data(tiles, trained, monkeypatch):
     """Trials of the doctor take such images, and the plan holds 13 values of 2 bytes a pixel."""
     asked = []
-    for module in (setup, finetune_job):
+    for module in (setup, finetune_setup):
         whole = module.estimate
         monkeypatch.setattr(
             module, "estimate", lambda *a, whole=whole, **k: asked.append(k) or whole(*a, **k)
