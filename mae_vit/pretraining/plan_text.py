@@ -13,7 +13,7 @@ from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
 
-# Even the smallest recipe, that of 8x8 digits in `make demo`, takes 1,700 steps.
+# `make demo` takes 2,000 steps to learn from 8x8 digits.
 _FEW_STEPS = 500
 
 

@@ -66,7 +66,7 @@ def config_of(rows: list[Row]) -> CompareConfig:
 
 # What differs from one machine, or one try, to the next.
 _TIME_COLUMNS = ("finetune_s", "pretrain_s")
-_MODEL = (
+TINY_MODEL = (
     "model.img_size: 8, model.patch_size: 2, model.in_chans: 1, "
     "model.embed_dim: 16, model.depth: 2, model.num_heads: 2"
 )
@@ -109,7 +109,7 @@ _AS_LONG = """\
 def write_config(folder: Path, data: Path, *, steps: int, as_long: bool = True) -> Path:
     """Writes the file of a small comparison on the digits: pretraining, three entries, and with `as_long` a fourth."""
     path = folder / "small.yaml"
-    values = {"data": data, "configs": ROOT / "configs", "steps": steps, "model": _MODEL}
+    values = {"data": data, "configs": ROOT / "configs", "steps": steps, "model": TINY_MODEL}
     path.write_text(_CONFIG.format(as_long=_AS_LONG.format(**values) if as_long else "", **values))
     return path
 

@@ -13,6 +13,8 @@ SMALL = [
     *("data.augment.crop=none", "data.augment.flip=false"),
     *("monitor.evaluate_every_steps=150", "monitor.tensorboard=false", "checkpoint.every_steps=150"),
 ]
+# Accuracy of naming the darkest color for every patch of the held-out digits, far above that of a visible neighbor.
+MOST_FREQUENT = 0.415
 DECODER = ["decoder_embed_dim=48", "decoder_depth=1", "decoder_num_heads=4"]
 
 
@@ -37,15 +39,14 @@ def test_simmim_beats_the_mean_of_the_visible_pixels(heldout):
     assert heldout("mae_digits", "objective={name: simmim}")["psnr_gain_db"] > 2
 
 
-def test_masked_patch_prediction_beats_the_nearest_visible_patch(heldout):
-    metrics = heldout("masked_patch_digits")
-    assert metrics["accuracy_on_mask"] > 1.5 * metrics["accuracy_nearest_visible"]
+def test_masked_patch_prediction_beats_the_most_frequent_color(heldout):
+    assert heldout("masked_patch_digits")["accuracy_on_mask"] > MOST_FREQUENT + 0.03
 
 
 def test_both_parts_of_joint_learn(heldout):
     metrics = heldout("joint_cifar_tiny", *(f"objective.mae.{option}" for option in DECODER))
     assert metrics["mae_psnr_gain_db"] > 0.5
-    assert metrics["masked_patch_accuracy_on_mask"] > 1.5 * metrics["masked_patch_accuracy_nearest_visible"]
+    assert metrics["masked_patch_accuracy_on_mask"] > MOST_FREQUENT + 0.03
 
 
 def test_a_supervised_encoder_knows_digits(heldout):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.commands import ROOT, run
-from helpers.comparison import config_of, rows_of
+from helpers.comparison import TINY_MODEL, config_of, rows_of
 from helpers.weights.foreign import write_backbone
 
 from mae_vit.core.errors import InputError
@@ -108,10 +108,6 @@ def test_other_weights_in_its_file_are_other_inputs(tmp_path):
     assert inputs(f"frozen:{file}") != before[0]
 
 
-TINY = (
-    "model.img_size: 8, model.patch_size: 2, model.in_chans: 1, "
-    "model.embed_dim: 16, model.depth: 2, model.num_heads: 2"
-)
 CONFIG = """
 run: {{name: foreign}}
 data: {{path: {data}}}
@@ -147,7 +143,7 @@ def test_a_comparison_with_ours_scratch_supervised_and_two_of_others(digits, tmp
     config, out = tmp_path / "foreign.yaml", tmp_path / "out"
     configs = ROOT / "configs"
     values = {"data": digits, "configs": configs, "probe": configs / "linear_probe_cifar_tiny.yaml"}
-    config.write_text(CONFIG.format(tiny=TINY, short=short, **values, **files))
+    config.write_text(CONFIG.format(tiny=TINY_MODEL, short=short, **values, **files))
     done = run("finetune/compare.py", "--config", str(config), f"run.dir={out}", timeout=500)
     assert done.returncode == 0, done.stderr
     with (out / "results.csv").open() as file:

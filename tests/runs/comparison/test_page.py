@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.comparison import gap_of, row
+from helpers.comparison import config_of, gap_of, row, rows_of
 
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import CompareConfig
@@ -14,8 +14,8 @@ from mae_vit.finetuning.comparison.jobs import Job
 from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.finetuning.comparison.report.answer import describe_crossings
-from mae_vit.finetuning.comparison.report.page import write_page, write_text
-from mae_vit.finetuning.comparison.report.summary import Line, notes_of, terminal_table
+from mae_vit.finetuning.comparison.report.page import _reading, write_page, write_text
+from mae_vit.finetuning.comparison.report.summary import Line, lines_of, notes_of, terminal_table
 
 
 def matrix_on(data, tmp_path) -> Matrix:
@@ -169,3 +169,14 @@ def test_notes_stand_below_the_table_once():
         for line in lines_crossing(0.1)
     ]
     assert notes_of(lines) == ["other: nine times the labels."]
+
+
+@pytest.mark.parametrize(
+    ("held_out", "text"),
+    [(20, "after images held out of its labels have chosen"), (0, "with no labeled image held out")],
+)
+def test_the_reading_says_whether_held_out_images_chose_the_epoch(held_out, text):
+    rows = [*rows_of("scratch", [0.5, 0.6]), *rows_of("other", [0.7, 0.8])]
+    rows = [replace(one, values=one.values | {"val_size": held_out}) for one in rows]
+    config = config_of(rows)
+    assert f"Each run reads them once, {text}" in _reading(config, lines_of(config, rows))[0]

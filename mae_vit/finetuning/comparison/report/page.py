@@ -38,7 +38,7 @@ paired by seed and image. It is in parentheses if it may be chance. Its interval
 of seeds. {covered} another pretraining run. The first p is McNemar's exact test on the test images, for the seed with
 the weakest evidence. The second is the paired t-test over seeds."""
 _BEST = "after images held out of its labels have chosen the epoch"
-_LAST = "with its last weights, because no labeled image was held out"
+_LAST = "with no labeled image held out to choose an epoch"
 _TUNED = "Settings were chosen only on held-out images, each row's from the same number."
 _ONE_SEED = "* With one seed, the interval covers only the choice of test images."
 _MONITORED = """Pretraining reports its progress on the data's val split or, without one, on test images. This does not
@@ -140,7 +140,7 @@ def _reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
         if config.label_draws
         else "It does not cover another draw of labels or"
     )
-    chosen = _LAST if config.set.get("finetune.holdout") == 0 else _BEST
+    chosen = _BEST if any(row.values["val_size"] for line in lines for row in line.rows) else _LAST
     facts = {"size": values["test_size"], "split": values["test_split"], "covered": covered, "chosen": chosen}
     notes = [(SEGMENTATION_READING if config.segments else _READING).format(**facts)]
     notes += [_TUNED] if any(len(config.tuning_settings(entry)) > 1 for entry in config.entries) else []
