@@ -5,7 +5,7 @@ set -euo pipefail
 runs=${1:-runs}
 
 echo "First MAE pretrains without labels. Then a comparison trains six networks on 20 labels of each digit."
-echo "Both together take about seven minutes on two cores."
+echo "Both together take about six minutes on two cores."
 echo
 echo "== 1 of 2: MAE, 400 epochs without labels, on two ranks"
 # Its own port: two launches on one machine collide on DeepSpeed's default.
