@@ -177,7 +177,9 @@ def kept_bytes(
     set_fused_attention(model, fused_attention)
     autocast = AUTOCAST_DTYPES.get(precision)
     with FakeTensorMode():
-        model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))
+        # Each module once: joint's objectives share the encoder, and a fake parameter may refuse to be replaced again.
+        for module in model.modules():
+            module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype), recurse=False)
         images = torch.empty(batch_size_per_device, *image_shape, dtype=dtype)
         index = torch.empty(batch_size_per_device, dtype=torch.int64)
         activations = _Activations(model, recomputed=activation_checkpointing)

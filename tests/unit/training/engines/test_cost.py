@@ -1,5 +1,6 @@
 """What a run needs of a GPU: memory between two bounds, and the rate that it could reach."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,20 @@ def kept_of(
         fused_attention=fused,
         activation_checkpointing=recomputed,
     )
+
+
+def test_a_shared_encoder_is_measured_whoever_refers_to_its_parameters(monkeypatch):
+    """torch replaces no fake parameter that anything refers to weakly, and joint's objectives share one encoder."""
+    expected, references, whole = kept_of(4, "fp32", fused=True, name="joint"), [], nn.Module._apply
+
+    def refer(module, *words, **options):
+        whole(module, *words, **options)
+        references.extend(weakref.ref(p) for p in module._parameters.values() if p is not None)
+        return module
+
+    monkeypatch.setattr(nn.Module, "_apply", refer)
+    assert kept_of(4, "fp32", fused=True, name="joint") == expected
+    assert references
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
