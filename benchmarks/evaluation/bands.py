@@ -1,6 +1,6 @@
 """Whether bands and bits matter: the same tiles with all bands, with three, and cut to 8-bit RGB.
 
-python -m benchmarks.bands photos.tar.gz --out runs/bands
+python -m benchmarks.evaluation.bands photos.tar.gz --runs runs/bands --out docs/results/bands.json
 
 Tiles are mixed from photographs (docs/tools/mix_bands.py), which puts most of the colors into the infrared. So the
 gap between all bands and three shows that the pipeline uses what it is given. It is no evidence on real satellites.
@@ -21,7 +21,9 @@ from types import ModuleType
 import numpy as np
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.harness.reports import ROOT, add_out, publish
+from mae_vit.data.index import open_index
+
 RGB = ("B04", "B03", "B02")
 ARMS = {"13 bands, 16 bits": "all", "3 bands, 16 bits": "three", "RGB cut to 8 bits": "eight"}
 
@@ -57,22 +59,22 @@ def cut_to_eight_bits(tiles: Path, out: Path) -> None:
         Image.fromarray((unit * 255).round().astype(np.uint8).transpose(1, 2, 0)).save(target)
 
 
-def prepare(photos: str, out: Path, *, side: int, per_class: int) -> None:
+def prepare(photos: str, runs: Path, *, side: int, per_class: int) -> None:
     """Makes the tiles and the data of each arm; the held-out tiles are the same, because keys are."""
-    tiles = out / "tiles"
+    tiles = runs / "tiles"
     if tiles.exists():
         return
     run("docs/tools/mix_bands.py", photos, str(tiles), "--side", str(side), "--per-class", str(per_class))
-    cut_to_eight_bits(tiles, out / "png")
+    cut_to_eight_bits(tiles, runs / "png")
     command = ("-m", "mae_vit.cli", "prepare")
-    run(*command, str(tiles), str(out / "all"), "--holdout", "0.2")
-    run(*command, str(tiles), str(out / "three"), "--holdout", "0.2", "--bands", ",".join(RGB))
-    run(*command, str(out / "png"), str(out / "eight"), "--holdout", "0.2")
+    run(*command, str(tiles), str(runs / "all"), "--holdout", "0.2")
+    run(*command, str(tiles), str(runs / "three"), "--holdout", "0.2", "--bands", ",".join(RGB))
+    run(*command, str(runs / "png"), str(runs / "eight"), "--holdout", "0.2")
 
 
-def score(out: Path, arm: str, seed: int, arguments: argparse.Namespace) -> dict[str, float]:
-    """Pretrains and scores one arm: accuracy by shots."""
-    folder, data = out / f"{arm}-{seed}", f"data.path={out / arm}"
+def score(runs: Path, arm: str, seed: int, arguments: argparse.Namespace) -> float:
+    """Pretrains and scores one arm: accuracy on the test tiles, of 0 to 1."""
+    folder, data = runs / f"{arm}-{seed}", f"data.path={runs / arm}"
     steps = [f"train.steps={arguments.steps}", f"train.warmup_steps={arguments.steps // 10}"]
     common = [f"run.seed={seed}", "monitor.tensorboard=false", f"model.img_size={arguments.side}"]
     if not (folder / "few" / "results.json").exists():
@@ -84,7 +86,7 @@ def score(out: Path, arm: str, seed: int, arguments: argparse.Namespace) -> dict
         mode = ["finetune.mode=few_shot", "data.augment.policy=none", f"run.dir={folder / 'few'}"]
         run("finetune/run.py", *few, *mode, *common[:2], "train.effective_batch_size=128")
     summary = json.loads((folder / "few" / "summary.json").read_text())
-    return {"test_top1": float(summary["test_top1"])}
+    return float(summary["test_top1"])
 
 
 def main() -> None:
@@ -93,26 +95,28 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("photos", help="labeled photographs: a folder or archive of class folders")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--runs", type=Path, required=True, metavar="DIR", help="tiles, data and runs go here"
+    )
+    add_out(parser)
     parser.add_argument("--side", type=int, default=32, metavar="PX")
     parser.add_argument("--per-class", type=int, default=500, metavar="N")
     parser.add_argument("--steps", type=int, default=600, metavar="N")
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
     arguments = parser.parse_args()
-    arguments.out = arguments.out.resolve()
-    prepare(arguments.photos, arguments.out, side=arguments.side, per_class=arguments.per_class)
-    found = {}
-    for name, arm in ARMS.items():
-        scores = [score(arguments.out, arm, seed, arguments)["test_top1"] for seed in range(arguments.seeds)]
-        found[name] = scores
+    runs = arguments.runs.resolve()
+    prepare(arguments.photos, runs, side=arguments.side, per_class=arguments.per_class)
+    top1 = {
+        name: [score(runs, arm, seed, arguments) for seed in range(arguments.seeds)]
+        for name, arm in ARMS.items()
+    }
+    for name, scores in top1.items():
         spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-        print(
-            f"{name:<20} {100 * statistics.mean(scores):5.1f} % +- {100 * spread:.1f} ({len(scores)} seeds)"
-        )
-    facts = {key: str(value) for key, value in vars(arguments).items() if key != "out"}
-    (arguments.out / "bands.json").write_text(
-        json.dumps({"arguments": facts, "top1": found}, indent=1) + "\n"
-    )
+        print(f"{name:<20} {100 * statistics.mean(scores):5.1f} % +- {100 * spread:.1f}, {len(scores)} seeds")
+    settings = {key: getattr(arguments, key) for key in ("side", "per_class", "steps", "seeds")}
+    prints = {name: open_index(runs / arm, "train").fingerprint for name, arm in ARMS.items()}
+    report = {"benchmark": "bands", "settings": settings, "test_top1": top1, "data": prints}
+    publish(report, arguments.out)
 
 
 if __name__ == "__main__":
