@@ -78,7 +78,10 @@ def check_place(out: Path, *, force: bool) -> None:
         raise InputError(f"--out {out} exists and is no folder: give another name")
     strangers = sorted(path.name for path in out.iterdir() if path.name not in EXPORTED)
     if strangers:
-        raise InputError(f"--out {out} holds {strangers[0]}, which is of no export: give another folder")
+        more = f" and {len(strangers) - 1} more" if strangers[1:] else ""
+        raise InputError(
+            f"--out {out} holds {strangers[0]}{more}, which no export wrote: move it elsewhere, or give another folder"
+        )
     if any(out.iterdir()) and not _is_export(out):
         raise InputError(f"--out {out} is no export: it has no {CARD} of one: give another folder")
     if not force and any(out.iterdir()):

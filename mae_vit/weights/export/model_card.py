@@ -36,7 +36,9 @@ def card(
     parts = [
         _front_matter(target),
         f"# {facts.name}\n\n{_introduction(handed, facts)}",
-        f"## Use\n\nIn this folder:\n\n```python\n{images_code(handed)}\n{verified.code}```",
+        # Not in it: an export replaces only a folder that holds nothing else.
+        "## Use\n\nIn this folder, with an image beside the folder:\n\n"
+        f"```python\n{images_code(handed)}\n{verified.code}```",
         _load_line(handed, hub) if hub else "",
         _notes(verified),
         f"## History\n\n{_table(facts.history)}",
@@ -61,7 +63,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-image = Image.open("image.jpg")
+image = Image.open("../image.jpg")
 if image.mode.startswith("I"):  # 16 bits: Pillow would clip them at 255
     image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 image = image.convert("{"L" if info.in_chans == 1 else "RGB"}")
@@ -86,7 +88,7 @@ def _bands_code(info: EncoderInfo, bands: Bands) -> str:
 import numpy as np
 import torch
 
-image = np.load("image.npy")
+image = np.load("../image.npy")
 assert image.dtype == "{bands.dtype}" and len(image) == {len(bands.names)}
 scale = min(image.shape[1] / {height}, image.shape[2] / {width})
 box_height, box_width = round(scale * {height}), round(scale * {width})

@@ -38,11 +38,11 @@ def run_program(out: Path, pixels: torch.Tensor) -> torch.Tensor:
 def run_card(
     out: Path, monkeypatch, *, sides: tuple[int, int] = (62, 43), image: Image.Image | None = None
 ) -> dict:
-    """Runs the card's code as it stands, in its folder, on something as smooth as a photograph."""
+    """Runs the card's code as it stands, in its folder, on something as smooth as a photograph beside it."""
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 3), dtype=np.uint8)
     # Without loss, whatever its name: decoders of JPEG differ.
     smooth = Image.fromarray(pixels).resize(sides, Image.Resampling.BICUBIC)
-    (image or smooth).save(out / "image.jpg", "PNG")
+    (image or smooth).save(out.parent / "image.jpg", "PNG")
     (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(out)
     found: dict = {}
@@ -76,7 +76,7 @@ def test_timm_builds_it_by_the_cards_line(tmp_path, monkeypatch, capsys, changes
     close(found["model"](images(**changes)), ours(images(**changes)).detach())
     assert found["features"].shape == (1, ours.embed_dim)
     # The card's pixels are those of `transform`, but for rounding of another resampling.
-    expected = ours.transform("image.jpg")[None]
+    expected = ours.transform("../image.jpg")[None]
     assert (found["images"] - expected).abs().max() < 2.5 / 255 / min(ours.info.std)
     # It is a start of ours as well, with all that it said before.
     again = mae_vit.load_encoder(tmp_path / "out" / "model.safetensors")
@@ -158,9 +158,11 @@ def test_the_card_takes_sixteen_bits_as_transform_does(tmp_path, monkeypatch):
     ramp = np.linspace(0, 65535, 16 * 24).astype(np.uint16).reshape(16, 24)
     found = run_card(tmp_path / "out", monkeypatch, image=Image.fromarray(ramp))
     encoder = mae_vit.load_encoder(path)
-    expected = encoder.transform(tmp_path / "out" / "image.jpg")
+    expected = encoder.transform(tmp_path / "image.jpg")
     torch.testing.assert_close(found["images"][0], expected, atol=1e-5, rtol=0)
     assert expected.std() > 1
+    # Who did as the card says can export again.
+    assert export(path, "--to", "timm", "--out", tmp_path / "out", "--force") == 0
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def test_transformers_loads_it(tmp_path, monkeypatch, changes):
     # With sides by which its box is the same.
     found = run_card(out, monkeypatch, sides=(60, 40))
     if ours.info.img_size[0] == ours.info.img_size[1]:
-        picture = Image.open("image.jpg").convert("L" if ours.info.in_chans == 1 else "RGB")
+        picture = Image.open("../image.jpg").convert("L" if ours.info.in_chans == 1 else "RGB")
         pixels = AutoImageProcessor.from_pretrained(out)(images=picture, return_tensors="pt").pixel_values
         assert (pixels - found["images"]).abs().max() < 4 / 255 / min(ours.info.std)
 

@@ -30,7 +30,7 @@ def test_the_card_reads_raw_values_as_transform_does(tmp_path, monkeypatch, to):
     assert export(path, "--to", to, "--out", out) == 0
     raw = np.random.default_rng(0).integers(0, 1000, (5, 16, 20)).astype(np.uint16)
     raw[1, 3:6] = 7
-    np.save(out / "image.npy", raw)
+    np.save(tmp_path / "image.npy", raw)
     card = (out / "README.md").read_text()
     for words in ("| nir | 3 | 900 | 0.4 | 0.5 |", "Missing values (7)", "uint16 (5, height, width)"):
         assert words in card

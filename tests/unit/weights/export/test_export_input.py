@@ -82,7 +82,8 @@ def test_an_export_is_replaced_by_force_alone_and_nothing_else_ever(path, tmp_pa
     assert sorted(child.name for child in out.iterdir()) == ["README.md", "model.pth"]
     capsys.readouterr()
     (out / "notes.txt").write_text("mine")
-    assert "holds notes.txt" in refused(capsys, path, "--to", "timm", "--out", out, "--force")
+    line = refused(capsys, path, "--to", "timm", "--out", out, "--force")
+    assert "holds notes.txt, which no export wrote: move it elsewhere, or give another folder" in line
     # A folder of runs, of which one is named as a part of an export is.
     runs = tmp_path / "runs"
     (runs / "mae").mkdir(parents=True)
