@@ -14,6 +14,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
 from mae_vit.core.messages import closest_path, error_reason
 from mae_vit.core.urls import redact_url
+from mae_vit.models.vit import SIZES
 from mae_vit.training.outputs.run_folder import RunFolder
 
 
@@ -93,9 +94,7 @@ def read_run(path: Path) -> RunRecord:
     except InputError as error:
         problems.append(str(error).replace(f"{path} is no run folder: it has no", "there is no"))
     if isinstance(config.get("finetune"), dict):
-        raise InputError(
-            f"{path} is a run of fine-tuning: this page is for pretraining; see {folder.summary}"
-        )
+        raise InputError(_elsewhere(folder, config))
     lines = [line for line in _lines(folder.metrics, problems) if isinstance(line.get("step"), int)]
     incidents = [
         incident
@@ -127,6 +126,24 @@ def _check_kind(path: Path) -> None:
     raise InputError(
         f"{path} is no run folder: it has none of config.yaml, metrics.jsonl, summary.json{hint}"
     )
+
+
+def _elsewhere(folder: RunFolder, config: Mapping[str, Any]) -> str:
+    """Says where a run of fine-tuning shows what this page shows of pretraining."""
+    path, results = folder.path, folder.path / "results.json"
+    places = [f"results: {results if results.exists() else folder.summary}"]
+    if folder.tensorboard.exists():
+        places.append(f"curves: tensorboard --logdir {path}")
+    model = config.get("model")
+    if isinstance(model, dict) and model.get("name") in SIZES and (path / "model.safetensors").exists():
+        places.append(f"pictures: mae-vit inspect {path}")
+    # A cell lies in COMPARISON/cells/ENTRY.
+    comparison = path.resolve().parents[2:3]
+    if comparison and (comparison[0] / "results.csv").exists():
+        places.append(f"its comparison: {comparison[0] / 'report.html'}")
+    else:
+        places.append("several runs beside each other: mae-vit compare")
+    return f"{path} is a run of fine-tuning, and this page is for pretraining ({'; '.join(places)})"
 
 
 def _mapping(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -187,11 +187,19 @@ def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
     tuned = shutil.copytree(run_folder, tmp_path / "tuned")
     with (tuned / "config.yaml").open("a") as file:
         file.write("finetune: {mode: finetune}\n")
+    (tuned / "model.safetensors").touch()
+    (tuned / "tensorboard").mkdir()
+    cell = shutil.copytree(tuned, tmp_path / "compared" / "cells" / "mae" / "finetune")
     for arguments, expected in (
         ([tmp_path / "smal"], 'did you mean "'),
         ([tmp_path], "runs in it: small"),
         ([tmp_path / "compared"], "is a comparison, which has its own page"),
-        ([tuned], "is a run of fine-tuning"),
+        (
+            [tuned],
+            f"is a run of fine-tuning, and this page is for pretraining (results: {tuned / 'summary.json'}",
+        ),
+        ([tuned], f"curves: tensorboard --logdir {tuned}; pictures: mae-vit inspect {tuned}; several runs"),
+        ([cell], f"its comparison: {(tmp_path / 'compared').resolve() / 'report.html'})"),
         ([run_folder, "--out", tmp_path], "is a folder: give a file"),
         ([run_folder, "--out", run_folder / "config.yaml" / "x.html"], "cannot be written"),
     ):
