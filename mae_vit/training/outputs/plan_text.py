@@ -106,8 +106,8 @@ def describe_time(plan: Plan, costs: Estimate, ranks: Ranks, rate: float) -> str
     if seconds >= 1:
         least = f"at least {format_duration(seconds)}; two to three times as long for small networks"
     return (
-        f"{least}; without start-up and evaluation. Computed from {rate / 1e9:,.3g} GFLOP/s, "
-        "measured now on matrix products of one rank"
+        f"{least}; without start-up, evaluation and loading of images, which may take longer. Computed from "
+        f"{rate / 1e9:,.3g} GFLOP/s, measured now on matrix products of one rank"
     )
 
 
