@@ -21,18 +21,37 @@ def fit_batch(config: Config, *, num_samples: int, world_size: int = 1) -> int:
         world_size: ranks, for the message.
 
     Raises:
-        InputError: if the data hold less than one batch, and it may not shrink or its parts would not fit.
+        InputError: if the data hold less than one batch, and the parts of a smaller one would not fit.
     """
     batch, data = config.train.effective_batch_size, config.data
     if batch <= num_samples:
         return batch
     shrunk = 1 << max(0, num_samples.bit_length() - 1)
-    unit = data.repeats * (data.lanes or 1)
-    if config.shrinks_batch and num_samples and shrunk % unit == 0:
+    if num_samples and shrunk % (data.repeats * (data.lanes or 1)) == 0:
         return shrunk
-    unit *= world_size // math.gcd(unit, world_size)
+    raise InputError(larger_than_data(config, num_samples) + _nearest(config, num_samples, world_size))
+
+
+def check_same_batch(config: Config, *, num_samples: int, world_size: int = 1) -> None:
+    """Makes sure that the batch need not shrink: rows of a comparison are trained by the batch that it gives them.
+
+    Args:
+        config: of the run.
+        num_samples: images that are trained on.
+        world_size: ranks, for the message.
+
+    Raises:
+        InputError: if the data hold less than one batch.
+    """
+    if config.train.effective_batch_size > num_samples:
+        near = _nearest(config, num_samples, world_size)
+        raise InputError(f"{larger_than_data(config, num_samples)}; a comparison changes no batch{near}")
+
+
+def _nearest(config: Config, num_samples: int, world_size: int) -> str:
+    unit = math.lcm(config.data.repeats * (config.data.lanes or 1), world_size)
     nearest = num_samples // unit * unit
-    raise InputError(larger_than_data(config, num_samples) + (f" (nearest: {nearest})" if nearest else ""))
+    return f" (nearest: {nearest})" if nearest else ""
 
 
 def larger_than_data(config: Config, num_samples: int) -> str:

@@ -74,6 +74,7 @@ class Arguments:
         dry_run: print the plan and stop.
         ckpt: weights to begin from, of fine-tuning.
         overrides_from: who gave the overrides, for messages.
+        same_batch: refuse a batch larger than the data, which shrinks otherwise.
     """
 
     config: ConfigSource | None
@@ -83,6 +84,7 @@ class Arguments:
     dry_run: bool = False
     ckpt: str | None = None
     overrides_from: str = "command line"
+    same_batch: bool = False
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -149,6 +151,8 @@ def parse_arguments(
             '"hf:USER/NAME[@REVISION]"; to score an encoder trained by others, '
             '"frozen:timm:NAME[@FILE.safetensors]"; without this option the network trains from scratch',
         )
+        # Given by comparisons.
+        parser.add_argument("--same-batch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--resume",
         default="auto",
@@ -178,4 +182,5 @@ def parse_arguments(
         parsed.extend,
         parsed.dry_run,
         parsed.ckpt if takes_ckpt else None,
+        same_batch=takes_ckpt and parsed.same_batch,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -256,14 +256,7 @@ class MonitorSection(Section):
 
 
 class Config(Section):
-    """The sections that every training run has.
-
-    Attributes:
-        shrinks_batch: whether a batch larger than the data shrinks. Rows of a comparison are
-            fine-tuned under the same rules: their batch is never another than the one given.
-    """
-
-    shrinks_batch: ClassVar[bool] = False
+    """The sections that every training run has."""
 
     run: RunSection
     model: ModelSection

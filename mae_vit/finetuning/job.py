@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mae_vit.config.batch import check_same_batch
 from mae_vit.config.command_line import Arguments, parse_arguments
 from mae_vit.config.keys import describe_keys
 from mae_vit.config.plan import Plan, check_grouping, make_plan
@@ -55,7 +56,7 @@ from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.evals import HeldOut, OnlineProbe
-from mae_vit.training.outputs.plan_text import print_notes
+from mae_vit.training.outputs.plan_text import describe_training, print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
@@ -125,20 +126,19 @@ def _finetune(
         score_frozen(arguments, config, data, classifier, starts, folder, ranks, device)
         return
     build, load, make_outputs, metric = choose_parts(config, data, info, teacher, starts)
-
-    plan = make_plan(config, num_samples=len(data.train), world_size=ranks.world_size)
+    plan = _plan_steps(config, data, ranks, same_batch=arguments.same_batch)
     if ranks.rank == 0:
         print_notes([*plan.notes, *segmentation_notes(config, starts.foreign)])
         if starts.foreign is not None:
             warn_normalization_differs(starts.foreign, data.mean, data.std)
-    if config.finetune.mixup or config.finetune.cutmix:
-        check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
     costs = estimate_costs(config, plan, build, data)
     labels_seen = labels_after_training(config, data, start, teacher)
     identity = identify(config, plan, data, starts, teacher, labels_seen)
     overlap = start_label_overlap(start, teacher, config, data)
     if overlap == "held-out" and ranks.rank == 0:
         warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
+    describe = partial(describe_plan, config, plan, ranks, data, costs, folder)
+    training = partial(describe_training, config, plan, costs, ranks, device, folder.path)
     if arguments.dry_run:
         checkpoint = find_checkpoint(
             folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0
@@ -147,7 +147,7 @@ def _finetune(
         model = build()
         coverage = load(model, start) if start else None
         if ranks.rank == 0:
-            print(describe_plan(config, plan, ranks, device, data, costs, folder, checkpoint))
+            print(describe(training(), checkpoint))
             print(describe_initial_model(config, plan, model, coverage))
         return
     fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
@@ -179,10 +179,21 @@ def _finetune(
         draws_noise(model),
         metric if len(data.held_out) else None,
         config.finetune.start or "scratch",
+        plan_text=describe(training(timed=False), checkpoint) if ranks.rank == 0 else "",
     )
     facts = {"labels_seen_by_start": overlap}
     outputs = partial(make_outputs, config, data, folder, info=info, labels=labels_seen)
     run(setup, Job(config, plan, data, engine, folder, build(), outputs, facts), checkpoint)
+
+
+def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, same_batch: bool) -> Plan:
+    sizes = {"num_samples": len(data.train), "world_size": ranks.world_size}
+    if same_batch:
+        check_same_batch(config, **sizes)
+    plan = make_plan(config, **sizes)
+    if config.finetune.mixup or config.finetune.cutmix:
+        check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
+    return plan
 
 
 @dataclass(frozen=True)

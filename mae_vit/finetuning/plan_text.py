@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-
-import torch
 
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import ModelSection
@@ -19,7 +17,7 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.optim.param_groups import LayerRate, layer_rates
-from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
+from mae_vit.training.outputs.plan_text import describe_augment, times
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.load_report import LoadReport
 
@@ -28,13 +26,16 @@ def describe_plan(
     config: FinetuneConfig,
     plan: Plan,
     ranks: Ranks,
-    device: torch.device,
     data: FinetuneData,
     costs: Estimate,
     folder: RunFolder,
+    training: Mapping[str, str],
     checkpoint: CheckpointInfo | None,
 ) -> str:
-    """Returns the resolved plan, one fact per line. The run would resume from `checkpoint`."""
+    """Returns the resolved plan, one fact per line: also those on `training`, which pretraining has too.
+
+    The run would resume from `checkpoint`.
+    """
     finetune = config.finetune
     height, width = config.model.image_hw
     begin = (
@@ -59,9 +60,10 @@ def describe_plan(
         "tested on": describe_test(config, data),
         "views": describe_augment(config),
         "recipe": describe_recipe(config),
-        **describe_training(config, plan, costs, ranks, device, folder.path),
+        **training,
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
+    lines += [f"note: {text}" for text in plan.notes]
     return "\n".join([*lines, *(f"warning: {text}" for text in data.core_warnings())])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import model_validator
 
 from mae_vit.config.schema import Config
@@ -12,8 +10,6 @@ from mae_vit.objectives import ObjectiveConfig
 
 class PretrainConfig(Config):
     """The config of a pretraining run: the common sections and an objective."""
-
-    shrinks_batch: ClassVar[bool] = True
 
     objective: ObjectiveConfig
 

@@ -52,11 +52,12 @@ class RunSetup:
     plan_text: str = ""
 
     def summary_facts(self) -> dict[str, Any]:
-        """Returns the facts that a comparison needs of each run."""
+        """Returns the facts that a comparison needs of each run, and where it departs from its config."""
         return {
             "parameters": self.costs.parameters,
             "epochs": self.plan.total_steps / self.plan.steps_per_epoch,
             "flops_per_step": self.costs.flops_per_image * self.plan.effective_batch_size,
+            **({"notes": list(self.plan.notes)} if self.plan.notes else {}),
         }
 
 

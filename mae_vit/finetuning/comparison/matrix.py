@@ -299,7 +299,8 @@ class Matrix:
         return Job(
             name,
             folder,
-            program_of("finetune"),
+            # Rows are trained under the same rules: none by another batch than it was given.
+            (*program_of("finetune"), "--same-batch"),
             self._file(entry.config),
             (*(("--ckpt", start) if start else ()), *lines_of(settings)),
             self.config.data.path,

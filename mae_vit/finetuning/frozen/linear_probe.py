@@ -15,6 +15,7 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 from tqdm import tqdm
 
+from mae_vit.config.batch import check_same_batch
 from mae_vit.config.plan import Plan, make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.progress import progress
@@ -43,20 +44,29 @@ WEIGHTS = "linear.safetensors"
 _WORTH_THREADS = 1 << 28
 
 
-def plan_probe(config: FinetuneConfig, data: FinetuneData) -> Plan:
+def plan_probe(config: FinetuneConfig, data: FinetuneData, *, same_batch: bool = False) -> Plan:
     """Derives the probe's training plan for the rate factor 1.
 
     Every rank does the whole training, so the plan is that of one process.
 
+    Args:
+        config: of the run.
+        data: labeled images.
+        same_batch: refuse a batch larger than the data, which shrinks otherwise.
+
     Raises:
         InputError: if batch size, warm-up or rates do not fit.
     """
+    if same_batch:
+        check_same_batch(config, num_samples=len(data.train))
     plan = make_plan(config, num_samples=len(data.train), world_size=1)
     lowest = min(config.finetune.lr_factors) * plan.lr
     if config.optim.min_lr > lowest:
         raise InputError(
             f"optim.min_lr={config.optim.min_lr:g} is above the lowest peak rate {lowest:g} of finetune.lr_factors"
         )
+    if plan.effective_batch_size < 2:
+        raise InputError("one image to train on: the norm of a linear probe needs 2 or more")
     return plan
 
 
@@ -83,7 +93,8 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
         "chosen by": choice,
         "tested on": describe_test(config, data),
     }
-    return "\n".join(f"{name:<12}{text}" for name, text in facts.items())
+    lines = [f"{name:<12}{text}" for name, text in facts.items()]
+    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 
 
 def score_by_probe(

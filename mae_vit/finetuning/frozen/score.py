@@ -72,7 +72,7 @@ def score_frozen(
     if isinstance(arguments.resume, Path):
         raise InputError(f'--resume PATH has no effect with finetune.mode="{mode}": it takes no steps')
     config = _fitting_shots(config, data, say=ranks.rank == 0) if mode == "few_shot" else config
-    plan = plan_probe(config, data) if mode == "linear_probe" else None
+    plan = plan_probe(config, data, same_batch=arguments.same_batch) if mode == "linear_probe" else None
     if plan is not None and ranks.rank == 0:
         print_notes(plan.notes)
     derived = {**data.identity, "finetune.start_digest": starts.digest}
@@ -84,16 +84,17 @@ def score_frozen(
     measured = open_measured(config, data, build, starts, say=ranks.rank == 0)
     if arguments.dry_run:
         if ranks.rank == 0:
-            print(_describe_plan(config, data, build, plan))
+            print(f"{_describe_plan(config, data, build, plan)}\nall checks passed; nothing was scored")
         return
     resume_or_start(config, arguments, folder, identity, ranks, device, saves=False)
     facts = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": measured.labels_seen}
+    facts |= {"notes": list(plan.notes)} if plan is not None and plan.notes else {}
 
     def create() -> None:
-        folder.create(dump_config(config), describe_environment(sys.argv, ranks.world_size))
+        described = _describe_plan(config, data, build, plan)
+        folder.create(dump_config(config), describe_environment(sys.argv, ranks.world_size), described)
         folder.write_summary("running", facts)
-        if plan is None and (note := _note_unused(config, arguments)):
-            print(note)
+        print_notes([] if plan else _unused(config, arguments))
 
     with run_folder_locked(folder, ranks):
         # Another process may have finished the run while this one waited for the lock.
@@ -127,13 +128,11 @@ def _describe_plan(
     if plan is not None:
         image_shape = (config.model.channels, *config.model.image_hw)
         forward = estimate(build, image_shape=image_shape, batch_size_per_device=_batch_size(config))
-        facts = describe_probe(config, data, plan, forward.flops_per_image / 3)
-    else:
-        facts = (
-            f"{config.finetune.mode} of {_named(config)}: {len(data.train):,} labeled "
-            f'images, {len(data.test):,} of split "{data.test_index.split}"'
-        )
-    return f"{facts}\nall checks passed; nothing was scored"
+        return describe_probe(config, data, plan, forward.flops_per_image / 3)
+    return (
+        f"{config.finetune.mode} of {_named(config)}: {len(data.train):,} labeled "
+        f'images, {len(data.test):,} of split "{data.test_index.split}"'
+    )
 
 
 def _named(config: FinetuneConfig) -> str:
@@ -221,18 +220,18 @@ def _results(
     return lines
 
 
-def _note_unused(config: FinetuneConfig, arguments: Arguments) -> str:
-    """Returns a line that names options without effect in a mode without training; empty if there are none."""
+def _unused(config: FinetuneConfig, arguments: Arguments) -> list[str]:
+    """Returns a note that names options without effect in a mode without training; empty if there are none."""
     mode, typed = config.finetune.mode, {override.partition("=")[0] for override in arguments.overrides}
     unused = unused_options(config, mode)
     asked = [option for option in unused if option.partition("=")[0] in typed]
     of_file = [option for option in unused if option not in asked] if arguments.config else []
     if not asked and not of_file:
-        return ""
+        return []
     groups = [", ".join(asked)] if asked else []
     if of_file:
         groups.append(f"of {arguments.config} {', '.join(of_file)}")
-    return f"note: {mode} trains nothing, so these have no effect: {'; '.join(groups)}"
+    return [f"{mode} trains nothing, so these have no effect: {'; '.join(groups)}"]
 
 
 def _fitting_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> FinetuneConfig:

@@ -1,9 +1,9 @@
 """The run folder: what a run leaves behind, readable by scripts and people.
 
 `config.yaml`, `environment.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
-`pictures/`, `encoder.safetensors`, `summary.json`; `plan.txt` of a pretraining run; `results.json`,
-`predictions.csv`, `test_reads.json` and `rates.json` of fine-tuning; `quarantine.jsonl` where
-samples were damaged, `trackers.json` where experiment trackers follow the run.
+`pictures/`, `encoder.safetensors`, `summary.json`, `plan.txt`; `results.json`, `predictions.csv`,
+`test_reads.json` and `rates.json` of fine-tuning; `quarantine.jsonl` where samples were damaged,
+`trackers.json` where experiment trackers follow the run.
 """
 
 from __future__ import annotations

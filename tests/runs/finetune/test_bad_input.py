@@ -37,8 +37,8 @@ CASES = {
     "neighbors of another mode": (["finetune.neighbors=3"], 'neighbors has no effect with mode="finetune"'),
     "pretraining's left-out images": (["data.leave_out_per_class=5"], "fine-tuning takes labels_per_class"),
     "missing start": (["--ckpt", "nowhere"], "start nowhere does not exist"),
-    "batch larger than the data": (
-        ["data.labels_per_class=2", "train.effective_batch_size=64"],
+    "batch larger than the data in a comparison": (
+        ["data.labels_per_class=2", "train.effective_batch_size=64", "--same-batch"],
         "larger than the data",
     ),
     "nothing measured": (["finetune.test=false", "finetune.holdout=0"], "leaves nothing to measure"),

@@ -36,6 +36,7 @@ def test_a_run_leaves_what_it_promises(call, digits, pretrained, tmp_path, capsy
         ".lock",
         "config.yaml",
         "environment.json",
+        "plan.txt",
         "metrics.jsonl",
         "checkpoints",
         "pictures",
@@ -49,6 +50,7 @@ def test_a_run_leaves_what_it_promises(call, digits, pretrained, tmp_path, capsy
     assert "100.0% of the encoder's parameters" in output
     assert "not loaded    fc_norm" in output
     assert "norm.weight + norm.bias (final norm, dropped" in output
+    assert f"run         {folder}, from {pretrained}, seed 0\n" in (folder / "plan.txt").read_text()
     summary, results = summary_of(folder), json.loads((folder / "results.json").read_text())
     assert (summary["status"], summary["steps"], summary["seed"]) == ("done", 6, 0)
     test = open_index(digits, "test")
@@ -85,6 +87,17 @@ def test_the_best_epoch_on_held_out_images_is_tested(call, tmp_path):
     for name, value in model.items():
         key = name if name in state.parameters else f"encoder.{name}"
         assert torch.equal(value, state.parameters[key]), name
+
+
+def test_a_batch_larger_than_the_data_shrinks_with_a_note(call, tmp_path, capsys):
+    assert call("data.labels_per_class=4", "finetune.holdout=0") == 0
+    folder = tmp_path / "run"
+    (note,) = summary_of(folder)["notes"]
+    assert note.startswith("train.effective_batch_size=64 is larger than the data")
+    assert note.endswith("has 40 images to train on: a batch is 32 images, the largest power of two")
+    assert f"note: {note}" in capsys.readouterr().out
+    assert f"note: {note}" in (folder / "plan.txt").read_text()
+    assert summary_of(folder)["samples"] == 6 * 32
 
 
 def test_without_held_out_images_the_last_weights_are_tested(call, tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mae_vit.config.batch import check_same_batch
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import check_grouping, make_plan
 from mae_vit.core.errors import InputError
@@ -134,13 +135,17 @@ def test_a_batch_that_shrinks_holds_whole_lanes_and_repeats():
         plan("train.effective_batch_size=3000", "data.repeats=3")
 
 
-def test_a_batch_of_fine_tuning_never_shrinks():
+def test_a_batch_of_fine_tuning_shrinks_but_not_in_a_comparison():
     words = ["train.effective_batch_size=4096", "model.img_size=8", "model.in_chans=1", "model.patch_size=2"]
     config = load_config(
         FinetuneConfig, CONFIG.with_name("finetune_cifar_tiny.yaml"), words, amend=without_start
     )
-    with pytest.raises(InputError, match="larger than the data"):
-        make_plan(config, num_samples=1534, world_size=1)
+    found = make_plan(config, num_samples=1534, world_size=1)
+    assert found.effective_batch_size == 1024
+    assert "a batch is 1,024 images, the largest power of two" in found.notes[0]
+    check_same_batch(config, num_samples=4096)
+    with pytest.raises(InputError, match=r"larger than the data.*changes no batch \(nearest: 1533\)"):
+        check_same_batch(config, num_samples=1534, world_size=3)
 
 
 def test_the_decay_is_a_share_of_the_run():

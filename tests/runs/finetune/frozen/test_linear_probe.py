@@ -75,6 +75,7 @@ def test_a_run_leaves_what_it_promises(probe, digits, pretrained, tmp_path, caps
         ".lock",
         "config.yaml",
         "environment.json",
+        "plan.txt",
         "summary.json",
         "results.json",
         "predictions.csv",
@@ -103,6 +104,14 @@ def test_a_run_leaves_what_it_promises(probe, digits, pretrained, tmp_path, caps
     assert probe() == 0
     assert "is finished; results: " in capsys.readouterr().out
     assert {path: path.read_bytes() for path in pretrained.rglob("*") if path.is_file()} == before
+
+
+def test_a_batch_larger_than_the_data_shrinks_with_a_note(probe, tmp_path, capsys):
+    assert probe("train.effective_batch_size=512") == 0
+    (note,) = summary_of(tmp_path / "run")["notes"]
+    assert note.endswith("has 360 images to train on: a batch is 256 images, the largest power of two")
+    assert f"note: {note}" in capsys.readouterr().out
+    assert f"note: {note}" in (tmp_path / "run" / "plan.txt").read_text()
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -199,6 +208,7 @@ def test_the_test_split_is_read_once_or_not_at_all(probe, digits, tmp_path, caps
         ".lock",
         "config.yaml",
         "environment.json",
+        "plan.txt",
         "summary.json",
         "linear.safetensors",
     }
@@ -276,7 +286,10 @@ BAD = {
     "nothing to choose by": (["finetune.holdout=0"], "leaves nothing to choose among lr_factors"),
     "few labels": (["data.labels_per_class=1"], "leaves 0 to choose the rate by"),
     "batch of one": (["train.effective_batch_size=1"], "needs 2 images or more"),
-    "batch larger than the data": (["train.effective_batch_size=512"], "larger than the data"),
+    "batch larger than the data in a comparison": (
+        ["train.effective_batch_size=512", "--same-batch"],
+        "larger than the data",
+    ),
     "end above the peak": (["optim.min_lr=0.02"], "above the lowest peak rate 0.0025 of finetune.lr_factors"),
     "other mode": (["finetune.mode=knn", "finetune.lr_factors=[1.0]"], 'it belongs to mode="linear_probe"'),
 }
@@ -338,4 +351,5 @@ tune: [{{optim.layer_decay: 0.8}}, {{optim.layer_decay: 0.65}}]
     matrix.check()
     cell = next(cell for cell in matrix.cells(compute_of=False) if cell.mode == "linear_probe")
     assert 'finetune.mode="linear_probe"' in cell.job.command()
+    assert "--same-batch" in cell.job.command()
     assert not any("layer_decay" in word for word in cell.job.command())
