@@ -80,6 +80,35 @@ def test_help_of_the_job_lists_sections_keys_and_shipped_files():
         assert (ROOT / name).exists(), name
 
 
+def test_pip_installs_no_other_than_the_extras_that_there_are():
+    extras = {"test", "dev"}
+    for line in (
+        (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].splitlines()
+    ):
+        if line.startswith("["):
+            break
+        extras |= set(re.findall(r"^(\w+) = \[", line))
+    named = 0
+    for folder, ending in (("", "md"), ("docs", "md"), ("docs", "ipynb"), ("mae_vit", "py")):
+        for path in (ROOT / folder).glob(f"{'**/' if folder else ''}*.{ending}"):
+            text = path.read_text()
+            # The package is not on an index yet.
+            assert not re.search(r"pip install mae-vit\b(?!\[)", text), path
+            for group in re.findall(r"mae-vit\[([a-z,]+)\]", text):
+                named += 1
+                assert set(group.split(",")) <= extras, path
+    assert named > 10
+    table = (ROOT / "docs" / "export.md").read_text().partition("| what | extra |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`(?=;| \|$)", table, flags=re.M)) == {
+        "hf",
+        "onnx",
+        "hub",
+        "parquet",
+        "dicom",
+        "bands",
+    }
+
+
 def test_the_readme_names_files_that_exist():
     text = (ROOT / "README.md").read_text()
     for name in set(re.findall(r"(?:configs|slurm|docs|pretrain)/[\w./-]+\.(?:yaml|sh|py|png|json)", text)):
