@@ -114,6 +114,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(call, tmp_path, capsys):
         "6 steps",
         "1,497 images",
         "lr  ",
+        "without start-up, evaluation and loading of images",
         "GFLOP/s, measured now on matrix products of one rank",
         "compiled    no: train.compile=auto, off on CPUs",
         "memory",
