@@ -110,7 +110,7 @@ def _records(content: bytes) -> list[bytes]:
     Raises:
         ValueError: if the file has another layout.
     """
-    if content[: len(_HEADER)] != _HEADER:
+    if not _HEADER.startswith(content[: len(_HEADER)]):
         raise ValueError("the .wandb files have an unknown layout")
     found, parts, place = [], b"", len(_HEADER)
     while place + _RECORD_HEADER <= len(content):
