@@ -176,6 +176,12 @@ def test_empty_folder(tmp_path, capsys):
         ("data/photos/1", "data/photoz", '`mae-vit prepare SRC data/photoz` (did you mean "data/photos"?)'),
         ("data/photos/1", "dta/photoz", '(did you mean "data/photos"?)'),
         ("data/photos/1", "nowhere/photos", "`mae-vit prepare SRC nowhere/photos`"),
+        (
+            "data/cifar100/1",
+            "data/cifar10",
+            "does not exist: make it with `mae-vit prepare cifar10 data/cifar10`",
+        ),
+        ("data/digits/1", "dta/digits", '`mae-vit prepare digits dta/digits` (did you mean "data/digits"?)'),
     ],
 )
 def test_a_folder_that_is_not_prepared(tmp_path, capsys, monkeypatch, there, asked, hint):
