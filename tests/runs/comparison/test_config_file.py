@@ -1,6 +1,7 @@
 """The file of a comparison: its options, steps of equal compute, and one line for what is wrong."""
 
 import json
+import re
 
 import pytest
 from helpers.commands import ROOT
@@ -8,6 +9,8 @@ from helpers.comparison import compare_command, write_config
 
 from mae_vit.config.load import load_config
 from mae_vit.config.overrides import parse_yaml
+from mae_vit.config.presets import find_config
+from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.main import main
 from mae_vit.finetuning.comparison.matrix import Matrix
@@ -75,6 +78,29 @@ def test_one_option_of_a_comparison_is_changed_by_its_dotted_name(digits, tmp_pa
     settings = {**before.pretrain["MAE"].set, "train.steps": 5}
     del settings["train.engine"]
     assert changed.pretrain["MAE"].set == settings
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    {
+        "train.epochs": "set.train.epochs",
+        "train.epoch": "set.train.epochs",
+        "epochs": "set.train.epochs",
+        "data.augment.flip": "set.data.augment.flip",
+        "objective.mask_ratio": "pretrain.NAME.set.objective.mask_ratio",
+        "pretrain.MAE.train.epochs": "pretrain.MAE.set.train.epochs",
+        "pretrain.MAE.epochs": "pretrain.MAE.set.train.epochs",
+        # Keys of its own.
+        "seed": "seeds",
+        "run.seed": "seeds",
+        "finetune.mode": "modes",
+        "data.pth": "data.path",
+        "pretrain.MAE.dri": "pretrain.MAE.dir",
+    }.items(),
+)
+def test_a_key_of_the_runs_is_named_as_the_comparison_has_it(key, meant):
+    with pytest.raises(InputError, match=rf'unknown key "[\w.]+": did you mean "{re.escape(meant)}"\?$'):
+        load_config(CompareConfig, find_config("compare_demo"), [f"{key}=3"])
 
 
 def test_equal_compute_is_counted_in_steps(digits, tmp_path):
