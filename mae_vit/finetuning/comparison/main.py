@@ -130,7 +130,7 @@ def compare(arguments: CompareArguments) -> Path:
         matrix.check()
         matrix.check_data()
     if arguments.dry_run:
-        print(describe_plan(matrix, folder))
+        print(describe_plan(matrix, folder, _known_cells(matrix)))
         return folder
     if not arguments.report:
         _keep_protocol(matrix, folder)
