@@ -89,12 +89,11 @@ def check_sources(arguments: argparse.Namespace) -> None:
         InputError: for each.
     """
     from mae_vit.data.prepare.sources.find import DOWNLOADS
-    from mae_vit.data.shards.dataset_json import BUILT_IN
 
     sources = arguments.paths[:-1]
     if arguments.root and not any(source in DOWNLOADS for source in sources):
         raise InputError(f"--root changes nothing: no source is {' or '.join(DOWNLOADS)}")
-    own = set(BUILT_IN)
+    own = {*DOWNLOADS, "digits"}
     if sources and arguments.split != "train" and own.issuperset(sources):
         raise InputError(f"--split changes nothing: {', '.join(sources)} has splits of its own")
     if arguments.config_name and not any(map(is_hub_name, sources)):

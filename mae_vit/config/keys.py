@@ -61,9 +61,9 @@ def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[s
         for model in _chosen(field, inner):
             if not _has_named_sections(field):
                 yield from key_paths(model, inner, f"{prefix}{name}.")
-            else:
-                for one in inner if isinstance(inner, dict) else ():
-                    yield from key_paths(model, inner[one], f"{prefix}{name}.{one}.")
+            elif isinstance(inner, dict):
+                for one, section in inner.items():
+                    yield from key_paths(model, section, f"{prefix}{name}.{one}.")
 
 
 def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
@@ -94,12 +94,12 @@ def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
     return None
 
 
-def suggest(schema: type[Section], raw: Any, key: str) -> str:
+def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
     """Returns a phrase with the whole path of the known key nearest to an unknown one, in any section."""
     if key in key_paths(schema, {}):
         return f"it belongs to another {key.rpartition('.')[0]}.name"
     # A comparison has no `train`, but a `set.train.epochs`.
-    if path := schema.key_of_runs(_typed(raw, key)):
+    if issubclass(schema, Section) and (path := schema.key_of_runs(_typed(raw, key))):
         return f'did you mean "{path}"?'
     if paths := meant(schema, raw, key):
         return "did you mean " + " or ".join(f'"{path}"' for path in paths[:_MAX_MEANT]) + "?"

@@ -17,7 +17,7 @@ from mae_vit.data.shards.band_table import BandTable, StrictModel
 
 FORMAT = 1
 FILE_NAME = "dataset.json"
-# The sources that `mae-vit prepare` has by name.
+# The sources that `mae-vit prepare` has by name, for the message about a missing folder.
 BUILT_IN = ("digits", "cifar10", "cifar100")
 
 

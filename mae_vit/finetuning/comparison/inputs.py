@@ -70,8 +70,11 @@ def other_pretraining(folder: Path, config: Path, arguments: Sequence[str]) -> s
         before = PretrainConfig.model_validate(read_run_config(folder))
     except (InputError, ValidationError):
         return "it is of another command, or of another version"
-    if now.model.in_chans is None:  # then it is the data's, and the run compares those
-        now = set_channels(now, before.model.in_chans)
+    channels = before.model.in_chans
+    if (
+        now.model.in_chans is None and channels is not None
+    ):  # then they are the data's, which the run compares
+        now = set_channels(now, channels)
     return describe_differences(run_identity(before, derived={}).values, run_identity(now, derived={}))
 
 

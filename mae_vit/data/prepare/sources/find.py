@@ -20,11 +20,11 @@ from mae_vit.data.prepare.sources.foreign_shards import find_shards, holds_label
 from mae_vit.data.prepare.sources.hub_dataset import open_hub_dataset
 from mae_vit.data.prepare.sources.parquet import find_parquet, local_files, open_parquet
 from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
-from mae_vit.data.shards.dataset_json import BUILT_IN
 
 _TARS = (".tar", ".tar.gz", ".tgz")
 _ARCHIVES = (*_TARS, ".zip")
 DOWNLOADS: dict[str, Callable[[Path], ImageSource]] = {"cifar10": cifar10, "cifar100": cifar100}
+_NAMES = ["digits", *DOWNLOADS]
 _AS_IT_IS = ParquetOptions()
 
 
@@ -110,7 +110,7 @@ def find_images(
     elif path.exists():
         raise InputError(f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)})")
     else:
-        meant = closest(spec, BUILT_IN, cutoff=0.6) or closest_path(path) or nearest(spec, BUILT_IN)
+        meant = closest(spec, _NAMES, cutoff=0.6) or closest_path(path) or nearest(spec, _NAMES)
         raise InputError(f"source {spec} does not exist; {meant}")
     return _not_empty(source.without_labels() if not labels else source, spec)
 
