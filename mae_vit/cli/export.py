@@ -36,6 +36,14 @@ _WITHOUT_POOL = {
     "hf": "a ViTModel gives all tokens, from which its user reads",
     "official": "the file is weights",
 }
+# What others call a format of ours.
+_OTHER_NAMES = {"transformers": "hf", "huggingface": "hf", "pytorch": "torch", "mae": "official"}
+
+
+def _format(text: str) -> str:
+    if meant := _OTHER_NAMES.get(text.lower()):
+        raise argparse.ArgumentTypeError(f"invalid choice: '{text}': did you mean \"{meant}\"?")
+    return text
 
 
 def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -54,7 +62,11 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "timm:NAME, hf:USER/NAME[@REVISION]",
     )
     parser.add_argument(
-        "--to", required=True, choices=("timm", "hf", "official", "onnx", "torch"), help="format, see below"
+        "--to",
+        required=True,
+        type=_format,
+        choices=("timm", "hf", "official", "onnx", "torch"),
+        help="format, see below",
     )
     parser.add_argument(
         "--out",

@@ -94,7 +94,8 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "doctor",
         help="check config, data and machine before a run",
         description="Check what a pretraining run needs: software, devices, memory, disk, data, and whether the ranks "
-        "connect. Exit with 1 if something will fail. With --config it does the same as pretrain/run.py --dry-run. "
+        "connect. Exit with 1 if something will fail; a folder that holds another run is a warning. "
+        "With --config it does the same as pretrain/run.py --dry-run. "
         "Under a launcher all ranks check: "
         "torchrun --nproc-per-node 8 -m mae_vit.cli doctor --config FILE.",
     )

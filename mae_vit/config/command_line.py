@@ -4,33 +4,52 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest, nearest
+from mae_vit.core.messages import closest
 from mae_vit.core.urls import NO_COMMANDS
 
 if TYPE_CHECKING:  # slow to import: not for --help
     from mae_vit.config.load import ConfigSource
 
 ResumeMode = Literal["auto", "never"] | Path
+# Two options of ours for the same wish: a command has at most one of them.
+_SAME_WISH = {"--force": "--overwrite", "--overwrite": "--force"}
 
 
 class OneLineParser(argparse.ArgumentParser):
     """A parser whose complaints are an `InputError`: one line with a hint instead of a usage page."""
 
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parses as argparse does, and keeps the words for `error`."""
+        self._words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raises InputError."""
+        # argparse misses --out before it says that it does not know --outt.
+        if message.startswith("the following arguments are required") and (unknown := self._unknown()):
+            message = f"unrecognized arguments: {' '.join(unknown)}"
         hint = self._hint(message)
         raise InputError(f"{message}{f': {hint}' if hint else ''} (see --help)")
 
     def unrecognized(self, words: Sequence[str]) -> NoReturn:
         """Raises InputError for words that this parser does not know."""
         self.error(f"unrecognized arguments: {' '.join(words)}")
+
+    def _unknown(self) -> list[str]:
+        """The options on the command line that this parser does not have."""
+        given = (word.partition("=")[0] for word in self._words if word.startswith("--"))
+        known = [name for action in self._actions for name in action.option_strings]
+        return [name for name in given if not any(one.startswith(name) for one in known)]
 
     def _hint(self, message: str) -> str:
         """What was meant by an option or a choice that argparse does not know, as far as it says which."""
@@ -44,17 +63,26 @@ class OneLineParser(argparse.ArgumentParser):
             long = [name for name in known if name.startswith("--")]
             if option[1] == "--allow-pipe":  # an option of earlier versions
                 return NO_COMMANDS
-            if any(action.dest == "overrides" for action in self._actions):
-                # Most often it is a key of the config that was meant.
-                settings = (
-                    f"known: {', '.join(sorted(long))}; settings are KEY.PATH=VALUE, such as train.epochs=10"
-                )
-                return closest(option[1], long, cutoff=0.6) or settings
-            return nearest(option[1], long)
+            meant = _SAME_WISH.get(option[1])
+            if meant in long:
+                return f'did you mean "{meant}"?'
+            # Most often a job's unknown option is meant as a key of the config.
+            settings = any(action.dest == "overrides" for action in self._actions)
+            return _closest_option(option[1], long) or (
+                f"known: {', '.join(sorted(long))}"
+                + ("; settings are KEY.PATH=VALUE, such as run.name=try" if settings else "")
+            )
         if choice := re.search(r"invalid choice: '([^']*)'", message):
             # argparse lists the choices itself.
             return closest(choice[1], [str(one) for action in self._actions for one in action.choices or ()])
         return ""
+
+
+def _closest_option(option: str, known: Sequence[str]) -> str:
+    """Returns a hint such as `did you mean "--out"?`; the dashes, which all have, are no likeness."""
+    bare = {name.lstrip("-"): name for name in known}
+    hint = closest(option.lstrip("-"), bare, cutoff=0.6)
+    return hint.replace('"', '"--', 1)
 
 
 def add_local_rank(parser: argparse.ArgumentParser) -> None:
@@ -87,15 +115,21 @@ class Arguments:
     same_batch: bool = False
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Takes a config, by --config or as the first word, and overrides."""
+def add_config(parser: argparse.ArgumentParser, *, example: str, default: str) -> None:
+    """Takes a config, by --config or as the first word, and overrides.
+
+    Args:
+        parser: of a job.
+        example: keys with values, for --help.
+        default: a key that null restores, for --help.
+    """
     parser.add_argument("--config", metavar="FILE", help="the same as CONFIG")
     parser.add_argument(
         "overrides",
         nargs="*",
         metavar="CONFIG KEY.PATH=VALUE",
         help="the config: a YAML file, or a preset's name (mae-vit presets lists them); then keys with other values, "
-        "such as train.epochs=10 run.name=try; null restores a key's default (monitor.evaluate_images=null)",
+        f"such as {example}; null restores a key's default ({default}=null)",
     )
 
 
@@ -142,7 +176,8 @@ def parse_arguments(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_config(parser)
+    default = "finetune.holdout" if takes_ckpt else "monitor.evaluate_images"
+    add_config(parser, example="train.epochs=10 run.name=try", default=default)
     if takes_ckpt:
         parser.add_argument(
             "--ckpt",

@@ -13,6 +13,8 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, Tag
 from pydantic.fields import FieldInfo
 
+from mae_vit.config.section import Section
+
 # Lowest difflib ratio at which a known key is suggested: in the same section, and in another section.
 _CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.5, 0.7
 _MAX_MEANT = 4
@@ -33,14 +35,19 @@ def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list
     path: list[str] = []
     models: list[type[BaseModel]] = [schema]
     tags: dict[str, type[BaseModel]] = {}
+    named = False  # whether the next part is a free name of a section
     for part in location:
         if part in tags:
             models, tags = [tags[str(part)]], {}
+        elif named:
+            path.append(str(part))
+            named = False
         elif models:
             path.append(str(part))
             field = models[0].model_fields.get(str(part))
             models = _models_in(field.annotation) if field else []
             tags = branches(field) or _tagged(field)
+            named = _has_named_sections(field)
         elif isinstance(part, int):  # an index of a list
             path.append(str(part))
     return path
@@ -52,7 +59,11 @@ def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[s
         yield prefix + name
         inner = raw.get(name) if isinstance(raw, dict) else None
         for model in _chosen(field, inner):
-            yield from key_paths(model, inner, f"{prefix}{name}.")
+            if not _has_named_sections(field):
+                yield from key_paths(model, inner, f"{prefix}{name}.")
+            elif isinstance(inner, dict):
+                for one, section in inner.items():
+                    yield from key_paths(model, section, f"{prefix}{name}.{one}.")
 
 
 def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
@@ -85,30 +96,48 @@ def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
 
 def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
     """Returns a phrase with the whole path of the known key nearest to an unknown one, in any section."""
+    if key in key_paths(schema, {}):
+        return f"it belongs to another {key.rpartition('.')[0]}.name"
+    # A comparison has no `train`, but a `set.train.epochs`.
+    if issubclass(schema, Section) and (path := schema.key_of_runs(_typed(raw, key))):
+        return f'did you mean "{path}"?'
+    if paths := meant(schema, raw, key):
+        return "did you mean " + " or ".join(f'"{path}"' for path in paths[:_MAX_MEANT]) + "?"
+    section = key.rpartition(".")[0]
+    beside = [path for path in key_paths(schema, raw) if path.rpartition(".")[0] == section]
+    known = sorted(path.rpartition(".")[2] for path in dict.fromkeys(beside))
+    return f"known{f' in {section}' if section else ''}: {', '.join(known)}"
+
+
+def meant(schema: type[BaseModel], raw: Any, key: str) -> list[str]:
+    """Returns the known keys nearest to an unknown one, in any section; empty if none is near."""
     section, _, leaf = key.rpartition(".")
     paths = list(dict.fromkeys(key_paths(schema, raw)))
-    if key in key_paths(schema, {}):
-        return f"it belongs to another {section}.name"
-    beside = [path for path in paths if path.rpartition(".")[0] == section]
 
     def score(path: str) -> float:
         ratio = difflib.SequenceMatcher(None, leaf, path.rpartition(".")[2]).ratio()
-        near = path in beside
+        near = path.rpartition(".")[0] == section
         # A key of the same section gets a bonus, but less than an exact match elsewhere.
         return ratio + 0.15 * near if ratio >= (_CLOSE_BESIDE if near else _CLOSE_ELSEWHERE) else 0.0
 
     scores = {path: score(path) for path in paths}
     best = max(scores.values(), default=0.0)
-    meant = [path for path in paths if best and scores[path] == best] or [
+    return [path for path in paths if best and scores[path] == best] or [
         # No key is near: the same key in a branch that is not chosen. The next error then explains the branch.
         path
         for path in dict.fromkeys(key_paths(schema, {}))
         if path.rpartition(".")[2] == leaf
     ]
-    if meant:
-        return "did you mean " + " or ".join(f'"{path}"' for path in meant[:_MAX_MEANT]) + "?"
-    known = sorted(path.rpartition(".")[2] for path in beside)
-    return f"known{f' in {section}' if section else ''}: {', '.join(known)}"
+
+
+def _typed(raw: Any, key: str) -> str:
+    """Returns the dotted key that someone wrote, of which `key` is the beginning that is not known."""
+    for part in key.split("."):
+        raw = raw.get(part) if isinstance(raw, dict) else None
+    while isinstance(raw, dict) and raw:
+        part, raw = next(iter(raw.items()))
+        key += f".{part}"
+    return key
 
 
 def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> str:
@@ -133,6 +162,7 @@ def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> 
                 for key in _leaves(model)
                 if not (tag and key == "name") and f"{name}.{key}" not in without
             ]
+            keys = [f"NAME.{key}" if _has_named_sections(field) else key for key in keys]
             text = f"name={tag}: {' '.join(keys)}" if tag else " ".join(keys)
             begin = f"  {name if tag == next(iter(heads)) else '':<13}"
             lines += textwrap.wrap(
@@ -143,6 +173,11 @@ def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> 
                 break_on_hyphens=False,
             )
     return "\n".join(lines)
+
+
+def _has_named_sections(field: FieldInfo | None) -> bool:
+    """Returns whether a field is a mapping of free names to sections, as a comparison's `pretrain`."""
+    return field is not None and get_origin(field.annotation) is dict and bool(_models_in(field.annotation))
 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

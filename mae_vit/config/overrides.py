@@ -104,7 +104,7 @@ def _drop_options_of_others(raw: dict[str, Any], key: str, choice: str) -> None:
 def _parse_override(override: str) -> tuple[str, Any]:
     key, separator, text = override.partition("=")
     if not separator or not all(key.split(".")):
-        raise InputError(f'override "{override}": write key.path=value, e.g. train.epochs=10')
+        raise InputError(f'override "{override}": write key.path=value, e.g. run.name=try')
     return key, parse_yaml(text, f'override "{override}"')
 
 

@@ -18,6 +18,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    @classmethod
+    def key_of_runs(cls, path: str) -> str:
+        """Returns where a config of several runs takes what is a key of theirs; empty if it takes it nowhere."""
+        return ""
+
 
 def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> None:
     """Checks that exactly one of `names` is given, or at most one if `required` is False.

@@ -51,7 +51,6 @@ from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import Ranks, find_ranks
-from mae_vit.training.checkpoints.resume import find_checkpoint
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.state import BestWeights, weights_of
@@ -60,7 +59,13 @@ from mae_vit.training.outputs.plan_text import describe_training, print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
-from mae_vit.training.startup import check_engine, check_length, is_finished, open_run_folder, resume_or_start
+from mae_vit.training.startup import (
+    check_engine,
+    foresee_start,
+    is_finished,
+    open_run_folder,
+    resume_or_start,
+)
 from mae_vit.weights.load import warn_normalization_differs
 
 EXAMPLES = """examples:
@@ -140,15 +145,14 @@ def _finetune(
     describe = partial(describe_plan, config, plan, ranks, data, costs, folder)
     training = partial(describe_training, config, plan, costs, ranks, device, folder.path)
     if arguments.dry_run:
-        checkpoint = find_checkpoint(
-            folder, arguments.resume, identity, extend=arguments.extend, warn=ranks.rank == 0
+        checkpoint, stop = foresee_start(
+            folder, arguments.resume, identity, plan, extend=arguments.extend, warn=ranks.rank == 0
         )
-        check_length(folder, checkpoint, plan)
         model = build()
         coverage = load(model, start) if start else None
         if ranks.rank == 0:
             print(describe(training(), checkpoint))
-            print(describe_initial_model(config, plan, model, coverage))
+            print(describe_initial_model(config, plan, model, coverage, stop))
         return
     fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
     checkpoint = resume_or_start(config, arguments, folder, identity, ranks, device)

@@ -19,6 +19,7 @@ from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.optim.param_groups import LayerRate, layer_rates
 from mae_vit.training.outputs.plan_text import describe_augment, times
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.startup import describe_start
 from mae_vit.weights.load_report import LoadReport
 
 
@@ -38,11 +39,7 @@ def describe_plan(
     """
     finetune = config.finetune
     height, width = config.model.image_hw
-    begin = (
-        f"resumes from {checkpoint.path} (step {checkpoint.step})"
-        if checkpoint
-        else f"from {finetune.start or 'scratch'}"
-    )
+    begin = describe_start(folder, checkpoint, plan, finetune.start or "scratch")
     chosen = (
         f"{len(data.held_out):,} images of the same split choose the best weights, "
         f"{times(plan.evaluate_every_steps, plan)}"
@@ -67,12 +64,29 @@ def describe_plan(
     return "\n".join([*lines, *(f"warning: {text}" for text in data.core_warnings())])
 
 
-def describe_initial_model(config: FinetuneConfig, plan: Plan, model: Task, loaded: LoadReport | None) -> str:
-    """Returns lines on the loaded weights and the learning rates of layers, which end the plan."""
+def describe_initial_model(
+    config: FinetuneConfig, plan: Plan, model: Task, loaded: LoadReport | None, stop: str
+) -> str:
+    """Returns lines on the loaded weights and the learning rates of layers, and the end of the plan.
+
+    Args:
+        config: of the run.
+        plan: its numbers.
+        model: its network.
+        loaded: how its pretrained weights fit.
+        stop: why the run itself will stop in its folder; empty if it will not.
+    """
     lines = [] if loaded is None else [loaded.describe(config.finetune.start or "")]
     if rates := rates_of(config, model, plan):
         lines.append(describe_rates(rates))
-    return "\n".join([*lines, "all checks passed; nothing was trained"])
+    return "\n".join([*lines, describe_outcome(stop, "trained")])
+
+
+def describe_outcome(stop: str, done: str) -> str:
+    """Returns the end of a dry run: why the run itself will `stop` in its folder, if so, and what was not done."""
+    if not stop:
+        return f"all checks passed; nothing was {done}"
+    return f"warning: the run itself will stop: {stop}\nall other checks passed; nothing was {done}"
 
 
 def describe_test(config: FinetuneConfig, data: FinetuneData) -> str:

@@ -12,6 +12,7 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.startup import describe_start
 
 # `make demo` takes 2,000 steps to learn from 8x8 digits.
 _FEW_STEPS = 500
@@ -26,11 +27,7 @@ def describe_plan(
     height, width = model.image_hw
     tokens = (height // model.patch_size) * (width // model.patch_size)
     source = type(data.source).__name__.removesuffix("Source").lower()
-    begin = (
-        f"resumes from {checkpoint.path} (step {checkpoint.step})"
-        if checkpoint
-        else f"from {config.model.init or 'scratch'}"
-    )
+    begin = describe_start(folder, checkpoint, plan, config.model.init or "scratch")
     held_out = (
         f'split "{data.held_out_index.split}", {min(config.monitor.evaluate_images, len(data.held_out_index)):,} '
         f"of {len(data.held_out_index):,} images, {times(plan.evaluate_every_steps, plan)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mae_vit.config.command_line import Arguments
+from mae_vit.config.command_line import Arguments, ResumeMode
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
@@ -17,6 +17,7 @@ from mae_vit.runtime.collectives import broadcast_from_rank_zero, gather_objects
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.runtime.slurm import is_requeued_run
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
+from mae_vit.training.checkpoints.format import list_checkpoints
 from mae_vit.training.checkpoints.resume import Identity, find_checkpoint, set_aside
 from mae_vit.training.engines.build import enable_determinism, init_process_group
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -93,14 +94,67 @@ def resume_or_start(
 
     def choose() -> CheckpointInfo | None:
         checkpoint = find_checkpoint(folder, resume, identity, extend=arguments.extend)
-        if saves and checkpoint is None and folder.read_status() == "done":
-            raise InputError(
-                f"{folder.path} holds a finished run that left no checkpoints to resume from: give this one another "
-                "run.name, or --resume never to move that aside"
-            )
+        if saves and checkpoint is None:
+            check_resumable(folder)
         return checkpoint
 
     return run_on_rank_zero(choose, ranks)
+
+
+def check_resumable(folder: RunFolder) -> None:
+    """Checks that a run without checkpoints is not finished.
+
+    Raises:
+        InputError: with the folder.
+    """
+    if folder.read_status() == "done":
+        raise InputError(
+            f"{folder.path} holds a finished run that left no checkpoints to resume from: give this one another "
+            "run.name, or --resume never to move that aside"
+        )
+
+
+def foresee_start(
+    folder: RunFolder, resume: ResumeMode, identity: Identity, plan: Plan, *, extend: bool, warn: bool
+) -> tuple[CheckpointInfo | None, str]:
+    """Says where a run would begin, without a change to its folder.
+
+    A dry run trains nothing there, so that a folder of another run is no error of its own.
+
+    Args:
+        folder: of the run.
+        resume: the value of `--resume`.
+        identity: of the run.
+        plan: its numbers.
+        extend: the run's length may change.
+        warn: print which broken checkpoints are skipped.
+
+    Returns:
+        The checkpoint that it would resume from, None for a fresh start; and why it would stop in its folder, empty
+        if it would not.
+
+    Raises:
+        InputError: if an explicit checkpoint does not fit.
+    """
+    try:
+        checkpoint = find_checkpoint(folder, resume, identity, extend=extend, warn=warn)
+        check_length(folder, checkpoint, plan)
+        if checkpoint is None and resume != "never":
+            check_resumable(folder)
+    except InputError as error:
+        if isinstance(resume, Path) and not list_checkpoints(folder.checkpoints):
+            raise
+        return None, str(error)
+    return checkpoint, ""
+
+
+def describe_start(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan, weights: str) -> str:
+    """Returns where a run begins, for its plan; without a checkpoint from `weights`."""
+    if checkpoint is None:
+        return f"from {weights}"
+    if checkpoint.step == plan.total_steps and folder.read_status() == "done":
+        return f"is finished (step {checkpoint.step}): nothing is left to train"
+    return f"resumes from {checkpoint.path} (step {checkpoint.step})"
 
 
 def check_ranks_agree(identity: Identity, ranks: Ranks) -> None:

@@ -63,6 +63,7 @@ ORDERS = {
             "cell",
             "matrix progress_bar protocol",
             "report runner",
+            "plan_text",
             "main",
         ),
     ),

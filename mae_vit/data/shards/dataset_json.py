@@ -17,6 +17,8 @@ from mae_vit.data.shards.band_table import BandTable, StrictModel
 
 FORMAT = 1
 FILE_NAME = "dataset.json"
+# The sources that `mae-vit prepare` has by name, for the message about a missing folder.
+BUILT_IN = ("digits", "cifar10", "cifar100")
 
 
 class Shard(StrictModel):
@@ -213,11 +215,14 @@ def read_dataset(folder: Path) -> Dataset:
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"data folder {folder} is a file: give the folder that holds {FILE_NAME}")
+    command = f"`mae-vit prepare {folder.name if folder.name in BUILT_IN else 'SRC'} {folder}`"
     if not folder.is_dir():
         hint = closest_path(folder)
+        # By the name of a built-in source, another one that lies there is not meant.
+        if folder.name in BUILT_IN and not hint.endswith(f'/{folder.name}"?'):
+            hint = ""
         raise InputError(
-            f"data folder {folder} does not exist: make it with `mae-vit prepare SRC {folder}`"
-            + (f" ({hint})" if hint else "")
+            f"data folder {folder} does not exist: make it with {command}{f' ({hint})' if hint else ''}"
         )
     path = folder / FILE_NAME
     if not path.exists():
@@ -236,8 +241,6 @@ def read_dataset(folder: Path) -> Dataset:
             if out.exists():
                 out = out.with_name(f"{out.name}_shards")
             command = f"`mae-vit prepare {folder} {out}`, then data.path={out}"
-        else:
-            command = f"`mae-vit prepare SRC {folder}`"
         raise InputError(f"data folder {folder} {what}: make it with {command}")
     try:
         data = path.read_bytes()

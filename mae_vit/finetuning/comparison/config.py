@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from mae_vit.config.keys import key_paths, meant
 from mae_vit.config.section import Section
 from mae_vit.core.messages import nearest
-from mae_vit.finetuning.config.schema import SEGMENTATION, Mode
+from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig, Mode
+from mae_vit.objectives.pretrain_config import PretrainConfig
 
 # Labels of each class; "all" takes all that there are.
 Labels = int | Literal["all"]
@@ -128,6 +131,18 @@ class CompareConfig(Section):
     test_subset: int | None = Field(default=None, gt=0)
     parallel: int | Literal["auto"] = "auto"
 
+    @classmethod
+    def key_of_runs(cls, path: str) -> str:
+        """Returns the comparison's key for a key of its runs, written with or without section, also misspelled."""
+        section, *rest = path.split(".")
+        if section == "pretrain" and len(rest) > 1:
+            place = f"pretrain.{rest[0]}.set"
+            return _key_of_runs(PretrainSection, {place: PretrainConfig}, ".".join(rest[1:]))
+        for key, own in _OWN_KEYS.items():
+            if path in (key, key.rpartition(".")[2]) and own in cls.model_fields:
+                return own
+        return _key_of_runs(cls, {"set": FinetuneConfig, "pretrain.NAME.set": PretrainConfig}, path)
+
     @model_validator(mode="after")
     def _check(self) -> CompareConfig:
         names = [entry.name for entry in self.entries]
@@ -208,6 +223,22 @@ class CompareConfig(Section):
         """Returns whether each seed takes labels or held-out images of its own. Without any, a draw has no effect."""
         held_out = mode in ("finetune", "linear_probe") and settings.get("finetune.holdout", 0.1) > 0
         return self.label_draws and (labels != "all" or held_out)
+
+
+def _key_of_runs(own: type[Section], runs: Mapping[str, type[Section]], path: str) -> str:
+    """Returns the key of one of `runs`, with its place, that a path means; empty for a key of `own`."""
+    section, dotted, _ = path.partition(".")
+    known = {place: list(key_paths(schema, {})) for place, schema in runs.items()}
+    for place, keys in known.items():
+        for key in keys:
+            if path == key or (not dotted and path == key.rpartition(".")[2]):
+                return f"{place}.{key}"
+    if section in own.model_fields or (not dotted and meant(own, {}, path)):
+        return ""
+    for place, keys in known.items():
+        if near := meant(runs[place], {}, path) if not dotted or section in keys else []:
+            return f"{place}.{near[0]}"
+    return ""
 
 
 def _check_own_keys(overrides: Overrides, where: str) -> None:

@@ -9,12 +9,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from mae_vit.config.load import load_config, read_run_config
 from mae_vit.config.overrides import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url, redact_url
+from mae_vit.data.channels import set_channels
 from mae_vit.data.index import fingerprint_of
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.training.checkpoints.format import list_checkpoints, step_of
+from mae_vit.training.checkpoints.resume import describe_differences, run_identity
+from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.start import is_frozen, split_frozen
 
 # Options that name weights. The content of the file counts, not only its path.
@@ -41,6 +49,33 @@ def describe_inputs(arguments: tuple[str, ...], config: Path, start: str | None,
         "data": _fingerprints(data),
         **{key: _digest_of_start(path) for key, path in _weights_among(arguments, config)},
     }
+
+
+def other_pretraining(folder: Path, config: Path, arguments: Sequence[str]) -> str:
+    """Says how the pretraining run in a folder differs from one that is to run there.
+
+    Args:
+        folder: of the run; it may hold nothing yet.
+        config: the config file of the one that is to run there.
+        arguments: its overrides.
+
+    Returns:
+        The keys that differ, with both values; empty if the run can resume, or begin.
+    """
+    begun = any(map(step_of, list_checkpoints(folder / "checkpoints")))
+    if not begun and RunFolder(folder).read_status() != "done":
+        return ""
+    now = load_config(PretrainConfig, config, arguments, overrides_from="set")
+    try:
+        before = PretrainConfig.model_validate(read_run_config(folder))
+    except (InputError, ValidationError):
+        return "it is of another command, or of another version"
+    channels = before.model.in_chans
+    if (
+        now.model.in_chans is None and channels is not None
+    ):  # then they are the data's, which the run compares
+        now = set_channels(now, channels)
+    return describe_differences(run_identity(before, derived={}).values, run_identity(now, derived={}))
 
 
 def _weights_among(arguments: Sequence[str], config: Path) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,7 @@ from mae_vit.finetuning.comparison.inputs import (
     changed_settings,
     describe_inputs,
     difference,
+    other_pretraining,
 )
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -90,7 +91,10 @@ class Job:
         Raises:
             InputError: if the folder holds a run of other inputs.
         """
-        if self.notes is not None or not self._record.exists():
+        if self.notes is not None:
+            self._check_elsewhere()
+            return False
+        if not self._record.exists():
             return False
         recorded, now = json.loads(self._record.read_text()), self._inputs()
         if what := difference(recorded, now):
@@ -100,6 +104,19 @@ class Job:
                 f"comparison another run.name, or delete {self.folder} to run it again"
             )
         return RunFolder(self.folder).read_status() == "done"
+
+    def _check_elsewhere(self) -> None:
+        """Checks that a folder outside the comparison's holds this pretraining run, or none yet.
+
+        Raises:
+            InputError: with the keys that differ.
+        """
+        if differing := other_pretraining(self.folder, self.config, self.arguments):
+            key = f"{self.name.replace(' ', '.', 1)}.dir"  # of "pretrain NAME"
+            raise InputError(
+                f"{self.folder} holds another run than {self.name} is now: {differing}: delete {self.folder} to "
+                f'pretrain again, or give another folder ("{key}=..."; null takes one in the comparison\'s)'
+            )
 
     def claim(self) -> FileLock | None:
         """Locks the job for this process; returns None if another process of the comparison runs it.

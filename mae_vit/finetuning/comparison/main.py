@@ -25,12 +25,13 @@ from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
 from mae_vit.finetuning.comparison.jobs import unfinished
 from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.plan_text import describe_plan
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.finetuning.comparison.protocol import keep_protocol
 from mae_vit.finetuning.comparison.report.encoder_views import write_inspection
 from mae_vit.finetuning.comparison.report.page import write_page, write_text
 from mae_vit.finetuning.comparison.report.predictions import PREDICTIONS, pack_predictions
-from mae_vit.finetuning.comparison.report.rows import Row, read_rows, table, title_of
+from mae_vit.finetuning.comparison.report.rows import Row, read_rows, table
 from mae_vit.finetuning.comparison.report.segmentation import MASKS, overlays
 from mae_vit.finetuning.comparison.report.summary import lines_of, notes_of, terminal_table
 from mae_vit.finetuning.comparison.runner import Runner, slots_of
@@ -40,9 +41,17 @@ from mae_vit.training.outputs.trackers.tensorboard import write_hparams
 
 # Of nothing else: it is written anew.
 _HPARAMS = "hparams"
+_KEYS_OF_RUNS = """
+keys of the runs, of which fine-tuning and pretraining list all:
+  set.KEY                every fine-tuning run (set.train.epochs=10)
+  pretrain.NAME.set.KEY  a pretraining run (pretrain.MAE.set.train.epochs=10)
+  pretrain.NAME.dir      its folder, which comparisons may share; null: one in this comparison's folder
+"""
 _EXAMPLES = """examples:
   python finetune/compare.py --config configs/compare_demo.yaml
-  python finetune/compare.py --config configs/compare_demo.yaml seeds=[0] run.name=quick
+  python finetune/compare.py --config configs/compare_demo.yaml run.name=quick seeds=[0] set.train.epochs=2 \\
+      set.train.warmup_epochs=0 pretrain.MAE.dir=null pretrain.MAE.set.train.epochs=2 \\
+      pretrain.MAE.set.train.warmup_epochs=0             a try that trains a MAE of its own, in its own folder
   python finetune/compare.py --config configs/compare_demo.yaml --dry-run
   python finetune/compare.py --config configs/compare_demo.yaml --report     a report of the finished runs
 After Ctrl-C or a kill the same command resumes, and finished runs are not repeated.
@@ -86,11 +95,11 @@ def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
         description="Compare networks, pretrained or from scratch, on the same labels. The command pretrains what is\n"
         "missing, chooses each row's settings on held-out images, fine-tunes every row with every seed and\n"
         "number of labels, and writes a report.",
-        epilog=f"sections and their keys:\n{describe_keys(CompareConfig)}\n\n{examples}",
+        epilog=f"sections and their keys:\n{describe_keys(CompareConfig)}\n{_KEYS_OF_RUNS}\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_config(parser)
+    add_config(parser, example="set.train.epochs=10 run.name=try", default="seeds")
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything and list the runs; run nothing"
     )
@@ -121,7 +130,7 @@ def compare(arguments: CompareArguments) -> Path:
         matrix.check()
         matrix.check_data()
     if arguments.dry_run:
-        print(_describe(matrix, folder))
+        print(describe_plan(matrix, folder, _known_cells(matrix)))
         return folder
     if not arguments.report:
         _keep_protocol(matrix, folder)
@@ -265,22 +274,6 @@ def _known_cells(matrix: Matrix) -> list[Cell]:
         cells += matrix.cells(compute_of=True)
     order = {entry.name: place for place, entry in enumerate(matrix.config.entries)}
     return sorted(cells, key=lambda cell: order[cell.entry.name])
-
-
-def _describe(matrix: Matrix, folder: Path) -> str:
-    jobs = {"pretraining": list(matrix.pretraining.values()), "tuning": matrix.tuning()}
-    lines = [f"comparison  {folder}, {count_of(slots_of(matrix.config.parallel), 'run')} at a time"]
-    for what, several in jobs.items():
-        done = sum(job.is_done() for job in several)
-        lines.append(f"{what:<12}{count_of(len(several), 'run')}, {done} done")
-        lines += [f"  {job.name}" for job in several if what == "pretraining"]
-    lines.append(f"{'cells':<12}{count_of(matrix.count_cells(), 'run')}")
-    for entry, labels, mode in matrix.rows():
-        seeds = matrix.seeds_of(entry, labels, mode)
-        lines.append(
-            f"  {title_of(entry)}, {labels} labels for each class, {mode}, seeds {', '.join(map(str, seeds))}"
-        )
-    return "\n".join([*lines, "all checks passed; nothing was run"])
 
 
 @contextmanager

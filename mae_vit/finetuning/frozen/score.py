@@ -37,6 +37,7 @@ from mae_vit.finetuning.frozen.linear_probe import (
 from mae_vit.finetuning.label_overlap import labels_after_training
 from mae_vit.finetuning.models.build import describe_encoder
 from mae_vit.finetuning.models.classifiers import Classifier
+from mae_vit.finetuning.plan_text import describe_outcome
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.results.write import Outputs, sizes_of
 from mae_vit.runtime.collectives import barrier, run_on_rank_zero
@@ -78,13 +79,14 @@ def score_frozen(
     derived = {**data.identity, "finetune.start_digest": starts.digest}
     identity = run_identity(config, derived=derived)
     alone = ranks.world_size == 1 or arguments.dry_run  # several ranks ask together, once they are joined
-    if alone and arguments.resume != "never" and _is_done(folder, identity):
+    done, stop = _foresee(folder, identity, arguments) if alone else (False, "")
+    if done:
         _say_finished(config, folder, ranks)
         return
     measured = open_measured(config, data, build, starts, say=ranks.rank == 0)
     if arguments.dry_run:
         if ranks.rank == 0:
-            print(f"{_describe_plan(config, data, build, plan)}\nall checks passed; nothing was scored")
+            print(_describe_plan(config, data, build, plan), describe_outcome(stop, "scored"), sep="\n")
         return
     resume_or_start(config, arguments, folder, identity, ranks, device, saves=False)
     facts = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": measured.labels_seen}
@@ -248,6 +250,16 @@ def _fitting_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> 
     if say:
         print(f"note: {has}: finetune.shots={fitting}, not the default {config.finetune.shots}")
     return config.model_copy(update={"finetune": config.finetune.model_copy(update={"shots": fitting})})
+
+
+def _foresee(folder: RunFolder, identity: Identity, arguments: Arguments) -> tuple[bool, str]:
+    """Returns whether the run is finished; and why it would stop in its folder, which only a dry run survives."""
+    try:
+        return arguments.resume != "never" and _is_done(folder, identity), ""
+    except InputError as error:
+        if not arguments.dry_run:
+            raise
+        return False, str(error)
 
 
 def _is_done(folder: RunFolder, identity: Identity) -> bool:

@@ -38,9 +38,9 @@ from mae_vit.runtime.device import find_device
 from mae_vit.runtime.exit_codes import EXIT_FAILED
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import Ranks, find_ranks
-from mae_vit.training.checkpoints.resume import find_checkpoint, run_identity
+from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.outputs.plan_text import retention
-from mae_vit.training.startup import check_length, open_run_folder
+from mae_vit.training.startup import foresee_start, open_run_folder
 
 _READ_SAMPLES = 64
 
@@ -169,12 +169,15 @@ def examine(config: PretrainConfig, ranks: Ranks, resume: ResumeMode, *, extend:
         config = setup.config
         folder = open_run_folder(config)
         identity = run_identity(config, derived=setup.data.identity)
-        checkpoint = find_checkpoint(folder, resume, identity, extend=extend, warn=ranks.rank == 0)
-        check_length(folder, checkpoint, setup.plan)
+        checkpoint, stop = foresee_start(
+            folder, resume, identity, setup.plan, extend=extend, warn=ranks.rank == 0
+        )
         if checkpoint is None and config.model.init is not None:
             initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
         checks += check_devices(ranks, setup.device, precision=config.train.precision)
         checks += check_run(setup, folder.path)
+        if stop:
+            checks.append(Check("warn", "run", f"nothing is trained now; the run itself will stop: {stop}"))
     except (InputError, FetchUnavailable) as error:
         return Examined([*checks, Check("FAIL", "plan", str(error))], None, error=error)
     return Examined(checks, setup.device, setup, describe_plan(setup, folder, checkpoint) + "\n\n")

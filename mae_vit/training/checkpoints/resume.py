@@ -130,8 +130,26 @@ def check_identity(
     Raises:
         InputError: if values differ; names up to four keys with both values.
     """
+    if differing := _differing_keys(saved, identity, extend=extend):
+        longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
+        raise InputError(
+            f"{place} belongs to another run: {describe_differences(saved, identity, extend=extend)}. "
+            f"Take those back{longer}, or give this run another run.name; --resume never starts over and moves "
+            "the old run aside"
+        )
+
+
+def describe_differences(saved: Mapping[str, Any], identity: Identity, *, extend: bool = False) -> str:
+    """Names up to four keys that differ from a saved identity, with both values; empty if none does."""
+    now, differing = identity.values, _differing_keys(saved, identity, extend=extend)
+    return "; ".join(
+        f"{key} was {_shown(saved.get(key))}, now {_shown(now.get(key))}" for key in differing[:4]
+    )
+
+
+def _differing_keys(saved: Mapping[str, Any], identity: Identity, *, extend: bool) -> list[str]:
     now = identity.values
-    differing = [
+    return [
         key
         for key in {**saved, **now}
         if key != LABELS_SEEN
@@ -139,14 +157,6 @@ def check_identity(
         and (key in saved or key not in identity.new)
         and not (extend and key in _LENGTH_KEYS)
     ]
-    if differing:
-        shown = [f"{key} was {_shown(saved.get(key))}, now {_shown(now.get(key))}" for key in differing[:4]]
-        longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
-        raise InputError(
-            f"{place} belongs to another run: {'; '.join(shown)}. "
-            f"Take those back{longer}, or give this run another run.name; --resume never starts over and moves "
-            "the old run aside"
-        )
 
 
 def find_checkpoint(

@@ -1,16 +1,20 @@
 """The file of a comparison: its options, steps of equal compute, and one line for what is wrong."""
 
 import json
+import re
 
 import pytest
-from helpers.commands import ROOT
+from helpers.commands import ROOT, one_line
 from helpers.comparison import compare_command, write_config
 
 from mae_vit.config.load import load_config
 from mae_vit.config.overrides import parse_yaml
+from mae_vit.config.presets import find_config
+from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.main import main
 from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.pretraining.job import main as pretrain
 
 WRONG = {
     "unknown reference": (
@@ -75,6 +79,55 @@ def test_one_option_of_a_comparison_is_changed_by_its_dotted_name(digits, tmp_pa
     settings = {**before.pretrain["MAE"].set, "train.steps": 5}
     del settings["train.engine"]
     assert changed.pretrain["MAE"].set == settings
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    {
+        "train.epochs": "set.train.epochs",
+        "train.epoch": "set.train.epochs",
+        "epochs": "set.train.epochs",
+        "data.augment.flip": "set.data.augment.flip",
+        "objective.mask_ratio": "pretrain.NAME.set.objective.mask_ratio",
+        "pretrain.MAE.train.epochs": "pretrain.MAE.set.train.epochs",
+        "pretrain.MAE.epochs": "pretrain.MAE.set.train.epochs",
+        # Keys of its own.
+        "seed": "seeds",
+        "run.seed": "seeds",
+        "finetune.mode": "modes",
+        "data.pth": "data.path",
+        "pretrain.MAE.dri": "pretrain.MAE.dir",
+    }.items(),
+)
+def test_a_key_of_the_runs_is_named_as_the_comparison_has_it(key, meant):
+    with pytest.raises(InputError, match=rf'unknown key "[\w.]+": did you mean "{re.escape(meant)}"\?$'):
+        load_config(CompareConfig, find_config("compare_demo"), [f"{key}=3"])
+
+
+def test_a_shared_folder_of_another_pretraining_is_named_before_anything_runs(digits, tmp_path, capsys):
+    config, folder, shared = write_config(tmp_path, digits, steps=2), tmp_path / "run", tmp_path / "mae"
+    words = compare_command(config, folder, f"pretrain.MAE.dir={shared}")[1:]
+    assert main([*words, "--dry-run"]) == 0
+    assert f"1 run, 0 done\n  pretrain MAE in {shared}\n" in capsys.readouterr().out
+    matrix = Matrix(load_config(CompareConfig, config, [words[-1]]), tmp_path, folder)
+    assert pretrain([*matrix.pretraining["MAE"].command()[3:], "model.in_chans=null"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert f"1 run, 1 done\n  pretrain MAE in {shared}\n" in output
+    assert output.endswith("\nall checks passed; nothing was run\n")
+    words += ["pretrain.MAE.set.train.steps=3", "pretrain.MAE.set.optim.lr=1e-3"]
+    said = (
+        f"{shared} holds another run than pretrain MAE is now: train.steps was 2, now 3: delete {shared} to pretrain "
+        'again, or give another folder ("pretrain.MAE.dir=..."; null takes one in the comparison\'s)'
+    )
+    assert main([*words, "--dry-run"]) == 0
+    assert f"warning: the comparison itself will stop: {said}\n" in capsys.readouterr().out
+    assert main(words) == 2
+    assert one_line(capsys) == f"error: {said}"
+    assert not folder.exists()
+    assert main([*words, "--dry-run", "pretrain.MAE.dir=null"]) == 0
+    assert "all checks passed" in capsys.readouterr().out
 
 
 def test_equal_compute_is_counted_in_steps(digits, tmp_path):

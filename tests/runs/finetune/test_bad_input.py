@@ -134,7 +134,12 @@ def test_a_frozen_run_does_not_replace_another(call, pretrained, tmp_path, capsy
     before = (tmp_path / "run" / "results.json").read_bytes()
     capsys.readouterr()
     assert call("finetune.mode=few_shot", ckpt=pretrained) == 2
-    assert "belongs to another run" in one_line(capsys)
+    assert "belongs to another run" in (line := one_line(capsys))
+    # A dry run scores nothing there: it says what the run will do.
+    assert call("finetune.mode=few_shot", "--dry-run", ckpt=pretrained) == 0
+    *_, warning, end = capsys.readouterr().out.splitlines()
+    assert warning == f"warning: the run itself will stop: {line.removeprefix('error: ')}"
+    assert end == "all other checks passed; nothing was scored"
     assert (tmp_path / "run" / "results.json").read_bytes() == before
 
 
@@ -144,6 +149,11 @@ def test_fine_tuning_does_not_replace_a_frozen_run(call, pretrained, tmp_path, c
     capsys.readouterr()
     assert call(ckpt=pretrained) == 2
     assert "holds a finished run that left no checkpoints" in capsys.readouterr().err.splitlines()[-1]
+    assert call("--dry-run", ckpt=pretrained) == 0
+    *_, warning, _ = capsys.readouterr().out.splitlines()
+    assert re.match(
+        "warning: the run itself will stop: .* holds a finished run that left no checkpoints", warning
+    )
     assert (tmp_path / "run" / "summary.json").read_bytes() == before
 
 
@@ -152,6 +162,10 @@ def test_how_often_the_epoch_is_chosen_is_part_of_the_run(call, tmp_path, capsys
     capsys.readouterr()
     assert call("monitor.evaluate_every_steps=3") == 2
     assert "finetune.evaluate_every_steps was 2, now 3" in one_line(capsys)
+    assert call("--dry-run") == 0
+    assert re.search(
+        r"^run .*is finished \(step \d+\): nothing is left", capsys.readouterr().out, re.MULTILINE
+    )
 
 
 def test_the_test_split_is_not_read_without_being_asked_for(call, tmp_path, capsys):

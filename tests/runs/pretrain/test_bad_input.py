@@ -12,7 +12,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from mae_vit.data.prepare.prepare import prepare
-from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.prepare.sources.find import DOWNLOADS, find_images
+from mae_vit.data.shards.dataset_json import BUILT_IN
 from mae_vit.pretraining.job import main
 from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT
 
@@ -176,6 +177,12 @@ def test_empty_folder(tmp_path, capsys):
         ("data/photos/1", "data/photoz", '`mae-vit prepare SRC data/photoz` (did you mean "data/photos"?)'),
         ("data/photos/1", "dta/photoz", '(did you mean "data/photos"?)'),
         ("data/photos/1", "nowhere/photos", "`mae-vit prepare SRC nowhere/photos`"),
+        (
+            "data/cifar100/1",
+            "data/cifar10",
+            "does not exist: make it with `mae-vit prepare cifar10 data/cifar10`",
+        ),
+        ("data/digits/1", "dta/digits", '`mae-vit prepare digits dta/digits` (did you mean "data/digits"?)'),
     ],
 )
 def test_a_folder_that_is_not_prepared(tmp_path, capsys, monkeypatch, there, asked, hint):
@@ -186,6 +193,10 @@ def test_a_folder_that_is_not_prepared(tmp_path, capsys, monkeypatch, there, ask
     (tmp_path / "x" / "cats").mkdir(parents=True)
     assert call(asked, tmp_path / "run") == EXIT_INPUT
     assert one_line(capsys).endswith(hint)
+
+
+def test_a_missing_folder_knows_every_built_in_source():
+    assert {*BUILT_IN} == {"digits", *DOWNLOADS}
 
 
 def test_missing_shard(damaged, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -119,6 +120,25 @@ def test_a_dry_run_is_the_doctor(doctor, digits, tmp_path, capsys):
         return [re.sub(r"[\d.,:]+", "#", line) for line in text.splitlines()]
 
     assert steady(capsys.readouterr().out) == steady(output)
+
+
+def test_a_folder_of_an_earlier_run_is_a_warning(doctor, digits, tmp_path):
+    """Doctor and dry run train nothing there: they say what the run itself will do."""
+    short = ["train.steps=1", "train.warmup_steps=0", "monitor.tensorboard=false"]
+    arguments = ["--config", "configs/mae_digits.yaml", f"data.path={digits}", f"run.dir={tmp_path / 'run'}"]
+    assert pretrain_main([*arguments, *SMALL_MAE, *short]) == 0
+    code, checks, output = doctor(*short)
+    assert (code, "run" in checks) == (0, False)
+    assert f"run         {tmp_path / 'run'}, is finished (step 1): nothing is left to train" in output
+    code, checks, output = doctor(*short, "train.steps=2")
+    assert code == 0
+    ((status, text),) = checks["run"]
+    assert (status, "the run itself will stop: " in text) == ("warn", True)
+    assert "step-00000001 belongs to another run: train.steps was 1, now 2" in text
+    assert output.rstrip().endswith("0 checks failed, 1 warning; nothing was trained")
+    assert "length      2 steps" in output
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert "holds a finished run that left no checkpoints" in doctor(*short)[1]["run"][0][1]
 
 
 def test_memory_that_does_not_suffice(doctor, monkeypatch):

@@ -29,6 +29,13 @@ from mae_vit.core import __version__
         (["prepare", "digits", "{out}", "--split", "../x"], '--split "../x": letters, digits and _ only'),
         (["prepare", "digits", "{out}", "--overwite"], 'arguments: --overwite: did you mean "--overwrite"?'),
         (["prepare", "--shard-mb", "3", "digits", "{out}"], 'did you mean "--shard-mib"?'),
+        (["prepare", "digits", "{out}", "--force"], 'arguments: --force: did you mean "--overwrite"?'),
+        (["prepare", "digits", "{out}", "--faster"], "arguments: --faster: known: --bands, "),
+        # argparse itself names what is missing, and not what was misspelled.
+        (["embed", "x", "y", "--outt", "{out}"], 'arguments: --outt: did you mean "--out"?'),
+        (["export", "x", "--too=hf"], 'arguments: --too: did you mean "--to"?'),
+        (["embed", "x", "y"], "the following arguments are required: --out"),
+        (["--versoin"], 'did you mean "--version"?'),
         # Another command's option is no suggestion.
         (["check", "--decde", "{out}"], 'did you mean "--decode"?'),
         (["check", "--shard-mib=3", "{out}"], "--shard-mib=3: known: --decode, --help"),

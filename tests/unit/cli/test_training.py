@@ -1,5 +1,6 @@
 """Jobs and presets as commands of `mae-vit`."""
 
+import re
 import subprocess
 import sys
 
@@ -7,6 +8,12 @@ import pytest
 from helpers.commands import ROOT, SMALL_PRETRAIN
 
 from mae_vit.cli.main import main
+from mae_vit.config.load import load_config
+from mae_vit.config.presets import find_config
+from mae_vit.core.errors import InputError
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.objectives.pretrain_config import PretrainConfig
 
 
 def test_presets_are_listed_and_shown(capsys):
@@ -57,6 +64,32 @@ def test_the_help_of_a_job_has_installed_commands(capsys, job):
     assert f"usage: mae-vit {job} " in text
     assert f"  mae-vit {job} " in text.partition("examples:")[2]
     assert "run.py" not in text.partition("examples:")[2]
+
+
+@pytest.mark.parametrize(
+    ("job", "schema", "preset"),
+    [
+        ("pretrain", PretrainConfig, "mae_cifar_tiny"),
+        ("finetune", FinetuneConfig, "finetune_cifar_vit_t2"),
+        ("compare", CompareConfig, "compare_demo"),
+    ],
+)
+def test_every_key_in_the_help_of_a_job_is_one(capsys, job, schema, preset):
+    with pytest.raises(SystemExit):
+        main([job, "--help"])
+    # Without the list of keys by section, and argparse's line breaks.
+    text = " ".join(re.sub(r"\(\w+=\w+\)|name=\w+:", "", capsys.readouterr().out).split())
+    given = re.findall(r"(?<![-\w.])[a-z]+(?:\.\w+)*=[^\s),;]+", text)
+    assert len(given) >= 3, given
+    refused = {}
+    for change in given:
+        config = "simple_cnn_cifar" if change.startswith("model.name=timm:") else preset
+        try:
+            load_config(schema, find_config(config), [change])
+        except InputError as error:
+            refused[change] = str(error)
+    # A mode without training takes few keys of a recipe.
+    assert all("no effect with finetune.mode" in said for said in refused.values()), refused
 
 
 def test_the_command_line_loads_nothing_heavy():
