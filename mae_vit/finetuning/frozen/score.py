@@ -73,9 +73,7 @@ def score_frozen(
     if isinstance(arguments.resume, Path):
         raise InputError(f'--resume PATH has no effect with finetune.mode="{mode}": it takes no steps')
     config = _fitting_shots(config, data, say=ranks.rank == 0) if mode == "few_shot" else config
-    plan = plan_probe(config, data, same_batch=arguments.same_batch) if mode == "linear_probe" else None
-    if plan is not None and ranks.rank == 0:
-        print_notes(plan.notes)
+    plan = _plan_steps(config, data, arguments, say=ranks.rank == 0) if mode == "linear_probe" else None
     derived = {**data.identity, "finetune.start_digest": starts.digest}
     identity = run_identity(config, derived=derived)
     alone = ranks.world_size == 1 or arguments.dry_run  # several ranks ask together, once they are joined
@@ -116,6 +114,13 @@ def score_frozen(
         mark_slurm_progress()
         print("\n".join(lines))
     barrier(ranks)
+
+
+def _plan_steps(config: FinetuneConfig, data: FinetuneData, arguments: Arguments, *, say: bool) -> Plan:
+    plan = plan_probe(config, data, same_batch=arguments.same_batch)
+    if say:
+        print_notes(plan.notes)
+    return plan
 
 
 def _say_finished(config: FinetuneConfig, folder: RunFolder, ranks: Ranks) -> None:
