@@ -44,8 +44,14 @@ BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end", "loa
     "script",
     [
         "pretrain/run.py",
-        *(f"docs/tools/{name}.py" for name in ("collect_results", "tables")),
-        *(f"benchmarks/{name}.py" for name in BENCHMARKS),
+        *(
+            # Each imports torch in a process of its own.
+            pytest.param(script, marks=pytest.mark.slow)
+            for script in (
+                *(f"docs/tools/{name}.py" for name in ("collect_results", "tables")),
+                *(f"benchmarks/{name}.py" for name in BENCHMARKS),
+            )
+        ),
     ],
 )
 def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):

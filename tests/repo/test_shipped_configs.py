@@ -35,7 +35,16 @@ def masked(tmp_path_factory):
     return folder / "out"
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def cases() -> list:
+    """The largest networks are slow to build, and their base sizes have the same parts."""
+    large = ("_large", "_huge")
+    return [
+        pytest.param(path, marks=[pytest.mark.slow] if path.stem.endswith(large) else [], id=path.stem)
+        for path in CONFIGS
+    ]
+
+
+@pytest.mark.parametrize("path", cases())
 def test_dry_run(path, colored, digits, masked, tmp_path, capsys):
     data = masked if "segment" in path.stem else digits if "digits" in path.stem else colored
     main = finetune if is_finetuning(path) else pretrain

@@ -215,8 +215,10 @@ def test_a_run_is_extended_when_asked_to(call, tmp_path, capsys):
         line["lr"] for line in lines_of(tmp_path / "long")[6:]
     ]
     capsys.readouterr()
-    for words in ([], ["--dry-run"]):
-        assert call("train.steps=8", "--extend", *words) == 2
-        assert "is at step 10, beyond the 8" in one_line(capsys)
+    assert call("train.steps=8", "--extend") == 2
+    assert "is at step 10, beyond the 8" in one_line(capsys)
+    assert call("train.steps=8", "--extend", "--dry-run") == 0
+    assert "the run itself will stop: " in (out := capsys.readouterr().out)
+    assert "is at step 10, beyond the 8" in out
     assert call("train.steps=12", "--extend", "model.depth=2") == 2
     assert "model.depth was 1, now 2" in one_line(capsys)

@@ -34,6 +34,8 @@ class WandbRun:
         # Else it prints, and reports its errors over the network.
         os.environ.setdefault("WANDB_SILENT", "true")
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        # The service of a parent process, such as a notebook, takes a killed process's run for one in use.
+        os.environ.pop("WANDB_SERVICE", None)
         import wandb
 
         self._wandb = wandb
