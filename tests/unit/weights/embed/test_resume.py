@@ -141,7 +141,10 @@ def test_ten_thousand_images_are_killed_again_and_again(start, tmp_path):
         assert done_of(out) > before
     assert call(*arguments) == 0
     assert call(start, path, "--out", whole, "--batch-size", "16") == 0
-    assert out.read_bytes() == whole.read_bytes()
+    resumed, straight = read_npz(out), read_npz(whole)
+    assert resumed["keys"].tolist() == straight["keys"].tolist()
+    # Another process may compute in another way: the last bits are not the same.
+    np.testing.assert_allclose(resumed["features"], straight["features"], atol=1e-5, rtol=0)
     assert read_npz(out)["keys"].tolist() == [f"{number:05d}" for number in range(10_000)]
 
 
