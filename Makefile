@@ -1,7 +1,7 @@
 # Everything works from a machine that has only python3, make and g++.
 #   make demo       install, pretrain on handwritten digits, and compare (minutes)
 #   make test       install, then the tests (minutes)
-#   make test-all   all tests, the slow ones too (an hour on two cores)
+#   make test-all   all tests, the slow ones too (over an hour on two cores)
 #   make test-wheel build the wheel, and try it in an environment and a folder without the checkout
 #   make test-slurm start a small Slurm cluster on this machine and test jobs on it (Linux, root; installs Slurm by apt)
 #   make docs       build the documentation as a site, and run every command in it
