@@ -20,7 +20,7 @@ from typing import NamedTuple
 # So that a checkout runs without being installed, also if this file is imported.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from page_tables import comparisons, engine_and_loader, pretraining, small_machine, steps
+from page_tables import bands, comparisons, engine_and_loader, pretraining, small_machine, steps
 from page_tables.files import ROOT
 from page_tables.sentences import SENTENCES
 
@@ -55,6 +55,7 @@ TABLES = {
     "step": Table(steps.step, ("step.json", "step_base.json")),
     "profile-cifar-tiny": Table(lambda: steps.profile("mae_cifar_tiny"), ("profile_step.json",)),
     "profile-base": Table(lambda: steps.profile("mae_base"), ("profile_step.json",)),
+    "bands": Table(bands.arms, (bands.ARMS,)),
     "engine": Table(engine_and_loader.engine, ("engine.json",)),
     "loader": Table(engine_and_loader.loader, ("loader.json",)),
     "start": Table(small_machine.start, _SCALE),
