@@ -4,7 +4,7 @@
 #   make test-all   all tests, the slow ones too (over an hour on two cores)
 #   make test-wheel build the wheel, and try it in an environment and a folder without the checkout
 #   make test-slurm start a small Slurm cluster on this machine and test jobs on it (Linux, root; installs Slurm by apt)
-#   make docs       build the documentation as a site, and run every command in it
+#   make docs       build the documentation as a site, and try its commands (long ones by --dry-run)
 #   make lint       format, lint and type checks
 #   make bench      the benchmarks that fit a laptop (PHOTOS=DIR: class folders of photographs for the loader;
 #                   SMALL=DIR: small images in place of CIFAR-10, which is downloaded otherwise)

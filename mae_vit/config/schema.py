@@ -212,6 +212,8 @@ class GuardSection(Section):
     def _check(self) -> GuardSection:
         if self.spike_sigmas is None and self.spike_steps != GuardSection.model_fields["spike_steps"].default:
             raise ValueError(f"spike_steps={self.spike_steps} has no effect with spike_sigmas=null")
+        if not self.max_rollbacks and self.skip_steps != GuardSection.model_fields["skip_steps"].default:
+            raise ValueError(f"skip_steps={self.skip_steps} has no effect with max_rollbacks=0")
         return self
 
 

@@ -1,4 +1,4 @@
-"""A power cut at any moment loses nothing beyond the last save, and changes nothing."""
+"""A kill (SIGKILL) at any moment loses nothing beyond the last save, and changes nothing."""
 
 import random
 import time
@@ -118,7 +118,7 @@ def test_killed_ten_times_ends_bit_identical(digits, many_shards, tmp_path, rank
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_while_saving_ends_bit_identical(digits, tmp_path, ranks):
-    """Fifteen times within a save, of which there is one after each step."""
+    """Fifteen times, aimed at saves, of which there is one after each step; more than five must hit one."""
     launcher = "python" if ranks == 1 else "deepspeed"
     options = [*arguments(digits, "memory", "global", epochs=12), "checkpoint.every_steps=1"]
     expected = finish(Run(tmp_path / "straight", launcher, ranks, options), epochs=12)

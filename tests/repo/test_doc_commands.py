@@ -1,4 +1,4 @@
-"""Every command in README and docs: run here, with `--dry-run` where it would take a GPU or hours.
+"""Every command in README and docs: run here, but with `--dry-run` where it would take a GPU or hours.
 
 They run in a sandbox that has what they name: photographs, prepared data, runs. A command
 that no rule below knows fails, so that new ones are tried too.

@@ -40,7 +40,7 @@ def step() -> str:
     """Our step against transformers' ViTMAE."""
     small = {
         "`mae_cifar_tiny`, batch 128, neither compiled": "eager",
-        "only ours compiled (`train.compile=true`; compiling takes a minute)": "ours_compiled",
+        "only ours compiled (`train.compile=true`; without the time of compiling)": "ours_compiled",
         "both compiled": "both_compiled",
     }
     kinds = ("fp32", "bf16")

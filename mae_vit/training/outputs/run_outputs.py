@@ -103,7 +103,7 @@ class RunOutputs:
             self._monitor.show_views(views)
 
     def log(self, line: dict[str, Any]) -> None:
-        """Writes a line of metrics; its wall time counts all sittings of the run."""
+        """Writes a line of metrics; its wall time counts all processes that the run had."""
         line["wall_s"] += self._wall_s_before
         self._last_line = line
         if self._monitor is not None:

@@ -80,6 +80,7 @@ BAD = {
     "optim.betas=[0.9, 1.5]": "each needs 0 <= beta < 1",
     "optim.name=sgd optim.betas=[0.9,0.9]": 'betas has no effect with name="sgd"; it belongs to name="adamw" or "adam"',
     "guard.spike_sigmas=null guard.spike_steps=4": "spike_steps=4 has no effect with spike_sigmas=null",
+    "guard.max_rollbacks=0 guard.skip_steps=5": "skip_steps=5 has no effect with max_rollbacks=0",
     "optim.momentum=0.9": 'momentum has no effect with name="adamw"; it belongs to name="sgd" or "lars"',
     "optim.nesterov=true": 'nesterov has no effect with name="adamw"; it belongs to name="sgd"',
     "optim.trust_coefficient=1": 'it belongs to name="lars"',

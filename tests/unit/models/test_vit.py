@@ -10,7 +10,7 @@ from mae_vit.models.masking import random_masking
 from mae_vit.models.vit import SIZES, ViTEncoder
 from mae_vit.weights.encoder import load_encoder
 
-# REFERENCE 1: parameters at 224 px with num_classes=0.
+# Parameters at 224 px with num_classes=0.
 COUNTS = {
     ("Ti", 16): 5_524_416,
     ("S", 16): 21_665_664,
