@@ -23,7 +23,8 @@ FEW = ["data.labels_per_class=40", "train.effective_batch_size=64", "train.epoch
     [
         pytest.param("deepspeed", 2, False, marks=pytest.mark.slow),
         pytest.param("deepspeed", 3, False, marks=pytest.mark.slow),
-        ("torchrun", 0, True),
+        ("torchrun", 0, False),
+        pytest.param("torchrun", 0, True, marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks_do_what_one_process_does(digits, tmp_path, launcher, stage, network):

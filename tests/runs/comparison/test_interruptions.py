@@ -39,7 +39,7 @@ def wait_for(folder: Path, pattern: str, process: subprocess.Popen) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_stopped_it_saves_and_goes_on(digits, tmp_path):
+def test_stopped_it_saves_and_leaves_nothing_running(digits, tmp_path):
     config = write_config(tmp_path, digits, steps=400)
     folder = tmp_path / "run"
     process = start(config, folder)
