@@ -14,6 +14,8 @@ from page_tables.files import results
 
 Values = Callable[[], tuple[str, ...]]
 LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE = of.OTHER_IMAGES.values()
+DEMO = "compare_demo"
+DEMO_ROWS = ("ViT from scratch", "ViT from mean color", "ViT supervised on 1,097 other labels", "ViT from MAE")
 MAE_100, COLORS_40 = "mae_cifar_tiny_100", "masked_patch_cifar_tiny_40"
 
 
@@ -77,6 +79,8 @@ def _over_mae() -> tuple[str, ...]:
 
 
 README = (
+    ("a ViT reaches {} % from scratch and {} % after MAE,", _accuracies(DEMO, DEMO_ROWS[0], DEMO_ROWS[3])),
+    ("SimpleCNN {} % and SmallResNet {} %", _accuracies(DEMO, CNN, RESNET)),
     ("The run took {} hours on one CPU core", lambda: pretraining.hours(MAE_100)[:1]),
     ("an idle core takes about {} hours", lambda: pretraining.hours(MAE_100)[1:]),
     ("The ViT has {} M parameters", _million_parameters(FIVE_K, MAE)),
@@ -187,6 +191,10 @@ SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
     "docs/choosing.md": CHOOSING,
     "docs/performance.md": PERFORMANCE,
     "docs/faq.md": FAQ,
+    "configs/compare_demo.yaml": (
+        ("scratch {} %, mean color {} %, supervised {} %, MAE {} %,", _accuracies(DEMO, *DEMO_ROWS)),
+        ("SimpleCNN {} %, SmallResNet {} % (two seeds;", _accuracies(DEMO, CNN, RESNET)),
+    ),
     "configs/compare_cifar10_5k.yaml": (
         ("ViT-Tiny {} % from scratch, {} % after MAE;", _accuracies(FIVE_K, SCRATCH, MAE)),
         ("SmallResNet {} % (three seeds)", _accuracies(FIVE_K, RESNET)),
