@@ -20,4 +20,6 @@ def arms() -> str:
         for name, scores in load(ARMS)["test_top1"].items()
     ]
     seeds = range(load(ARMS)["settings"]["seeds"])
-    return table(["what the encoder sees", *(f"seed {seed}" for seed in seeds), "mean and standard deviation"], rows)
+    return table(
+        ["what the encoder sees", *(f"seed {seed}" for seed in seeds), "mean and standard deviation"], rows
+    )

@@ -77,7 +77,11 @@ def few_labels() -> str:
     return table(
         ["network and pretraining, 5,000 labels", "test accuracy, all 10,000 images", "on training images"],
         [
-            [f"{entry} (float32)" if of == BIT else entry, f"{spread(percent(of, entry))} %", f"{accuracy(of, entry, 'train_top1')} %"]
+            [
+                f"{entry} (float32)" if of == BIT else entry,
+                f"{spread(percent(of, entry))} %",
+                f"{accuracy(of, entry, 'train_top1')} %",
+            ]
             for of, entry in entries
         ],
     )

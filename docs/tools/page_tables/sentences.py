@@ -15,7 +15,12 @@ from page_tables.files import results
 Values = Callable[[], tuple[str, ...]]
 LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE = of.OTHER_IMAGES.values()
 DEMO = "compare_demo"
-DEMO_ROWS = ("ViT from scratch", "ViT from mean color", "ViT supervised on 1,097 other labels", "ViT from MAE")
+DEMO_ROWS = (
+    "ViT from scratch",
+    "ViT from mean color",
+    "ViT supervised on 1,097 other labels",
+    "ViT from MAE",
+)
 MAE_100, COLORS_40 = "mae_cifar_tiny_100", "masked_patch_cifar_tiny_40"
 
 
