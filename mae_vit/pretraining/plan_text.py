@@ -14,7 +14,7 @@ from mae_vit.training.outputs.plan_text import describe_augment, describe_traini
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import describe_start
 
-# `make demo` takes 1,800 steps to learn from 8x8 digits.
+# `make demo` takes 1,700 steps to learn from 8x8 digits.
 _FEW_STEPS = 500
 
 

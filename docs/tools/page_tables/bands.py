@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-
+from page_tables.comparisons import spread
 from page_tables.files import decimal, load, table
 
 ARMS = "bands.json"
@@ -15,7 +14,7 @@ def arms() -> str:
         [
             name,
             *(f"{decimal(100 * score)} %" for score in scores),
-            f"{decimal(100 * statistics.mean(scores))} ± {decimal(100 * statistics.stdev(scores))} %",
+            f"{spread([100 * score for score in scores])} %",
         ]
         for name, scores in load(ARMS)["test_top1"].items()
     ]

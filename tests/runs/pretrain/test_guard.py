@@ -156,5 +156,6 @@ def test_skipped_steps_move_the_others_up():
 
 def test_asked_for_a_stop_at_once_it_stops(call, capsys, poison, batch_of):
     poison(float("nan"), lambda samples: np.array_equal(samples, batch_of(6)))
+    # Without skip_steps, which would have no effect.
     assert call(*LENGTH[:-1], "guard.max_rollbacks=0") == 1
     assert "step 7 is not finite" in capsys.readouterr().err
