@@ -81,7 +81,7 @@ def ours(folder: Path, size: int, unit: bool, pipe: Connection) -> None:
         images = next(batches).images
         assert images.dtype == torch.uint16
         if unit:
-            (bands.unit(images) - mean) / std
+            bands.unit(images).sub_(mean).div_(std)
 
     serve(step, pipe, torch.device("cpu"))
 

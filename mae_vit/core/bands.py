@@ -42,10 +42,12 @@ class Bands:
 
     def unit(self, images: Tensor) -> Tensor:
         """Maps raw values (B, C, H, W) to float32 with low..high at 0..1; values beyond stay beyond."""
+        # In place from here on: on a CPU, memory for each intermediate result costs more than the arithmetic.
+        values = images.to(torch.float32, copy=True)
         if self.eight_bit:
-            return images.float() / 255
+            return values.div_(255)
         low, high = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (self.low, self.high))
-        return (images.float() - low) / (high - low)
+        return values.sub_(low).div_(high - low)
 
     def valid(self, images: Tensor) -> Tensor | None:
         """Returns a bool tensor (B, C, H, W), false where a band has no value; None where none can be missing."""

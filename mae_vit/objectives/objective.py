@@ -66,14 +66,19 @@ class Task(nn.Module, ABC):
 
     def unit(self, images: Tensor) -> Tensor:
         """Maps raw values (B, C, H, W) to float32 in 0..1 as `Bands.unit` does; missing values become 0."""
-        scaled, valid = self._scaled(images), self.valid(images)
-        return scaled if valid is None else torch.where(valid, scaled, 0.0)
+        return self._without_missing(self._scaled(images), images)
 
     def _scaled(self, images: Tensor) -> Tensor:
+        # A new tensor, changed in place: on a CPU, memory for each intermediate result costs more than the arithmetic.
+        values = images.to(torch.promote_types(torch.float32, self.mean.dtype), copy=True)
         if self.bands is None or self.bands.eight_bit:
-            return images.float() / 255
+            return values.div_(255)
         # From buffers: a copy from the host would block.
-        return (images.float() - self.low) / self.span
+        return values.sub_(self.low).div_(self.span)
+
+    def _without_missing(self, values: Tensor, images: Tensor) -> Tensor:
+        valid = self.valid(images)
+        return values if valid is None else values.masked_fill_(~valid, 0.0)
 
     def valid(self, images: Tensor) -> Tensor | None:
         """Returns which raw values are there, bool (B, C, H, W); None if none can be missing."""
@@ -81,8 +86,7 @@ class Task(nn.Module, ABC):
 
     def normalize(self, images: Tensor) -> Tensor:
         """Maps raw values (B, C, H, W) to float32, zero mean and unit variance over the data; missing ones to 0."""
-        normalized, valid = (self._scaled(images) - self.mean) / self.std, self.valid(images)
-        return normalized if valid is None else torch.where(valid, normalized, 0.0)
+        return self._without_missing(self._scaled(images).sub_(self.mean).div_(self.std), images)
 
     def mark_missing(self, batch: Batch) -> Batch:
         """Replaces missing values by NaN, so that mixtures of images miss them, too."""

@@ -146,8 +146,8 @@ class FeatureEncoder(nn.Module):
         bands = self.input.bands
         if bands is None:
             return (images.float() / 255 - mean) / std
-        normalized, valid = (bands.unit(images) - mean) / std, bands.valid(images)
-        return normalized if valid is None else torch.where(valid, normalized, 0.0)
+        normalized, valid = bands.unit(images).sub_(mean).div_(std), bands.valid(images)
+        return normalized if valid is None else normalized.masked_fill_(~valid, 0.0)
 
     def fit_bands(self, bands: Bands | None, where: str) -> None:
         """Reads the raw values of data from here on by the encoder's own scale, with the data's mark of missing ones.
