@@ -56,6 +56,7 @@ TABLES = {
     "profile-cifar-tiny": Table(lambda: steps.profile("mae_cifar_tiny"), ("profile_step.json",)),
     "profile-base": Table(lambda: steps.profile("mae_base"), ("profile_step.json",)),
     "bands": Table(bands.arms, (bands.ARMS,)),
+    "bands-loader": Table(bands.loader, (bands.LOADER,)),
     "engine": Table(engine_and_loader.engine, ("engine.json",)),
     "loader": Table(engine_and_loader.loader, ("loader.json",)),
     "start": Table(small_machine.start, _SCALE),
