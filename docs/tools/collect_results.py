@@ -47,6 +47,7 @@ HELD_OUT: dict[str, tuple[str, str | None, str]] = {
     "masked_patch": ("accuracy_on_mask", "accuracy_nearest_visible", "accuracy on [mask] positions"),
     "joint": ("mae_psnr_db", "mae_psnr_baseline_db", "PSNR on masked patches, dB"),
     "contrastive_mae": ("psnr_db", "psnr_baseline_db", "PSNR on masked patches, dB"),
+    "simmim": ("psnr_db", "psnr_baseline_db", "PSNR on masked patches, dB"),
     "supervised": ("accuracy", None, "accuracy"),
 }
 NAMES = {
