@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -10,7 +11,7 @@ from PIL import Image, ImageDraw
 # Share of the class's color over the image.
 _TINT = 0.6
 _IGNORED = (128, 128, 128)
-_TILE_PX, _LABEL_PX, _GAP_PX = 96, 14, 2
+_TILE_PX, _LABEL_PX, _LETTER_PX, _GAP_PX = 96, 14, 6, 2
 
 
 def class_colors(num_classes: int) -> np.ndarray:
@@ -61,23 +62,24 @@ def draw_class_maps(
     height, width = pixels.shape[2] * zoom, pixels.shape[3] * zoom
     step_x, step_y = width + _GAP_PX, height + _GAP_PX
     shown = [k for k in np.unique(truth).tolist() if k > 0]
-    lines = -(-len(shown) * step_x // (len(tiles[0]) * step_x)) if shown else 0
-    page = Image.new(
-        "RGB", (len(tiles[0]) * step_x, _LABEL_PX * (1 + lines) + len(tiles) * step_y + 2), "white"
-    )
+    legend_lines = -(-len(shown) // len(tiles[0]))
+    titles = ["\n".join(wrap(title, width // _LETTER_PX)) for title, _ in tiles[0]]
+    first = _LABEL_PX * max(1 + title.count("\n") for title in titles)
+    below = first + len(tiles) * step_y
+    page = Image.new("RGB", (len(tiles[0]) * step_x, below + _LABEL_PX * legend_lines + 2), "white")
     draw = ImageDraw.Draw(page)
-    for place, (title, _) in enumerate(tiles[0]):
-        draw.text((place * step_x + 2, 1), title[: width // 6], fill="black")
+    for place, title in enumerate(titles):
+        draw.text((place * step_x + 2, 1), title, fill="black")
     for line, row in enumerate(tiles):
         for place, (_, tile) in enumerate(row):
             image = Image.fromarray(np.ascontiguousarray(tile)).resize(
                 (width, height), Image.Resampling.NEAREST
             )
-            page.paste(image, (place * step_x, _LABEL_PX + line * step_y))
+            page.paste(image, (place * step_x, first + line * step_y))
     colors = class_colors(num)
     for place, k in enumerate(shown):
         left = place % len(tiles[0]) * step_x
-        top = _LABEL_PX + len(tiles) * step_y + place // len(tiles[0]) * _LABEL_PX
+        top = below + place // len(tiles[0]) * _LABEL_PX
         draw.rectangle((left, top + 2, left + 10, top + 12), fill=tuple(colors[k].tolist()))
-        draw.text((left + 14, top + 1), classes[k][: (width - 14) // 6], fill="black")
+        draw.text((left + 14, top + 1), classes[k][: (width - 14) // _LETTER_PX], fill="black")
     return page

@@ -10,7 +10,7 @@ from mae_vit.core.messages import count_of
 from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.jobs import Job, unfinished
 from mae_vit.finetuning.comparison.matrix import Matrix
-from mae_vit.finetuning.comparison.report.rows import title_of
+from mae_vit.finetuning.comparison.report.rows import describe_labels, title_of
 from mae_vit.finetuning.comparison.runner import slots_of
 from mae_vit.training.outputs.run_folder import RunFolder
 
@@ -33,7 +33,7 @@ def describe_plan(matrix: Matrix, folder: Path, cells: Iterable[Cell]) -> str:
     for entry, labels, mode in matrix.rows():
         seeds = matrix.seeds_of(entry, labels, mode)
         lines.append(
-            f"  {title_of(entry)}, {labels} labels for each class, {mode}, seeds {', '.join(map(str, seeds))}"
+            f"  {title_of(entry)}, {describe_labels(labels)}, {mode}, seeds {', '.join(map(str, seeds))}"
         )
     try:
         unfinished([*jobs["pretraining"], *jobs["tuning"], *(cell.job for cell in cells)])

@@ -17,6 +17,8 @@ from scipy import stats
 
 from mae_vit.evaluation.segmentation import Overlaps, count_overlaps
 from mae_vit.finetuning.comparison.main import main
+from mae_vit.finetuning.comparison.report.predictions import pack_predictions, read_scores
+from mae_vit.finetuning.comparison.report.significance import gap_between
 
 K, IMAGES = 3, 60
 
@@ -70,6 +72,17 @@ def test_a_gap_is_that_of_the_mean_iou():
     from_seeds = stats.t.ppf(0.975, 2) * by_run.std(ddof=1) / np.sqrt(3)
     from_images = np.sqrt((gap.half_width / 100) ** 2 - from_seeds**2) / stats.norm.ppf(0.975)
     assert from_images == pytest.approx(jackknife, rel=0.15)
+
+
+def test_gaps_are_computed_again_from_the_published_files(tmp_path):
+    """`results.csv` and `predictions.npz` give the interval that the pixels of each image gave."""
+    rows = [segmented(name, seed, right) for name, right in (("a", 0.7), ("b", 0.5)) for seed in range(2)]
+    (tmp_path / "predictions.npz").write_bytes(pack_predictions(rows))
+    lines = [f"{one.cell.entry.name},{one.cell.labels},{one.cell.mode},{one.cell.seed}" for one in rows]
+    (tmp_path / "results.csv").write_text("\n".join(["entry,labels_per_class,mode,seed", *lines]))
+    ours, theirs = read_scores(tmp_path).values()
+    assert gap_between(ours, theirs) == gap_of(rows[:2], rows[2:])
+    assert np.array_equal(ours[1].overlaps.pixels, rows[1].overlaps.pixels)
 
 
 def test_equal_rows_have_no_gap():

@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.report.rows import Row
+from mae_vit.finetuning.comparison.report.rows import Row, describe_labels
 from mae_vit.inspection.attention import attention_weights
 from mae_vit.inspection.drawing import to_png
 from mae_vit.inspection.images import draw_samples
@@ -85,4 +85,4 @@ def _best_vit(rows: Sequence[Row]) -> Row | None:
 
 
 def _name(row: Row) -> str:
-    return f"{row.cell.entry.name}, {row.cell.labels} labels for each class, seed {row.cell.seed}"
+    return f"{row.cell.entry.name}, {describe_labels(row.cell.labels)}, seed {row.cell.seed}"

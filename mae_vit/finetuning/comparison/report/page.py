@@ -16,7 +16,7 @@ from mae_vit.finetuning.comparison.protocol import describe_changes
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.answer import answer, first_chart
 from mae_vit.finetuning.comparison.report.encoder_views import INSPECTION, best_attention
-from mae_vit.finetuning.comparison.report.rows import Row, title_of
+from mae_vit.finetuning.comparison.report.rows import Row, describe_labels, title_of
 from mae_vit.finetuning.comparison.report.segmentation import (
     OVERLAYS_CAPTION,
     SEGMENTATION_READING,
@@ -43,7 +43,7 @@ _TUNED = "Settings were chosen only on held-out images, each row's from the same
 _ONE_SEED = "* With one seed, the interval covers only the choice of test images."
 _MONITORED = """Pretraining reports its progress on the data's val split or, without one, on test images. This does not
 affect any choice."""
-_PAIRS = """Each cell is the test accuracy of the row minus that of the column, in points, with its 95 % interval, for
+_PAIRS = """Each cell is the test result of the row minus that of the column, in points, with its 95 % interval, for
 the largest number of labels. Cells in parentheses may be chance. The intervals are not widened for the number of
 comparisons."""
 
@@ -105,7 +105,7 @@ def write_page(
     for count in labels:
         if drawn := charts.curves(rows, palette, count):
             parts += [
-                f"<h2>Learning curves, {_labels(count)}</h2>",
+                f"<h2>Learning curves, {describe_labels(count)}</h2>",
                 html.figure(drawn, "Held-out images; mean and range over seeds."),
             ]
     if drawn := charts.against_compute(rows, palette):
@@ -331,10 +331,6 @@ def _pictures(matrix: Matrix) -> list[str]:
 def _markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     rows = ["| " + " | ".join(row) + " |" for row in (head, *body)]
     return [rows[0], "| --- |" + " ---: |" * (len(head) - 1), *rows[1:]]
-
-
-def _labels(count: Any) -> str:
-    return "all labels" if count == "all" else f"{count} labels for each class"
 
 
 def _mean(line: Line, column: str) -> str:

@@ -87,6 +87,11 @@ def title_of(entry: EntrySection) -> str:
     return f"{entry.name} ({origin})" if origin else entry.name
 
 
+def describe_labels(count: Labels) -> str:
+    """Returns text such as "10 labels for each class"."""
+    return "all labels" if count == "all" else f"{count} labels for each class"
+
+
 def read_rows(matrix: Matrix, cells: Sequence[Cell]) -> list[Row]:
     """Reads the cells that are done.
 
@@ -168,9 +173,7 @@ def _provenance(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _overlaps(folder: Path, order: Sequence[int]) -> Overlaps:
     with np.load(folder / IMAGES_FILE) as arrays:
         both, either = (arrays[name][order].astype(float) for name in ("intersections", "unions"))
-    # A wrong pixel is in two unions, its class's and the predicted one's: n = hits + wrong.
-    hits = both.sum(axis=1)
-    return Overlaps(both, either, hits + (either.sum(axis=1) - hits) / 2)
+    return Overlaps.of_counts(both, either)
 
 
 def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.ndarray:

@@ -13,12 +13,12 @@ from mae_vit.finetuning.comparison.report.rows import Row
 from mae_vit.inspection.class_maps import draw_class_maps
 
 SEGMENTATION_READING = """mIoU is the mean over classes of the intersection over union of all pixels of the test
-images ({size:,}, split {split}; a class that is neither there nor predicted does not count), at the size that the
-network sees; each run reads them once. Mean and standard deviation are over seeds. The gap is to the reference in the
-same mode, seed by seed, in parentheses if chance may explain it; its interval covers the choice of test images (a
-bootstrap of images) and of seeds, not another subset of masks or another pretraining run. p is Wilcoxon's signed-rank
-test on the images' own mean IoU (of all seeds the one that speaks least for a difference), then the paired t-test over
-seeds."""
+images ({size:,}, split {split}), at the size that the network sees. A class that is neither there nor predicted does
+not count. Each run reads the test images once. The table has the mean and standard deviation over seeds. The gap is
+the difference from the reference in the same mode, seed by seed. It is in parentheses if it may be chance. Its
+interval covers the choice of test images (a bootstrap of images) and of seeds. It does not cover another subset of
+masks or another pretraining run. The first p is Wilcoxon's signed-rank test on each image's mean IoU, for the seed
+with the weakest evidence. The second is the paired t-test over seeds."""
 # Beside the report, which shows it too.
 MASKS = "masks.png"
 OVERLAYS_CAPTION = "Some test images, drawn before any result; the classes of each entry's first seed."

@@ -152,7 +152,8 @@ def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
     tested = reference.rows[0].values["test_size"]
     on = "mean IoU on" if reference.segments else "of"
     found = f"{reference.title} reaches {_percent(reference)} {on} {tested:,} test images"
-    begin = f"On {reference.size:,} labeled images, {found}"
+    known = "masks" if reference.segments else "labeled images"
+    begin = f"On {reference.size:,} {known}, {found}"
     gaps = sorted((line for line in compared if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
     if not gaps:
         return begin + "."
