@@ -20,7 +20,7 @@ from typing import NamedTuple
 # So that a checkout runs without being installed, also if this file is imported.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from page_tables import bands, comparisons, engine_and_loader, pretraining, small_machine, steps
+from page_tables import bands, comparisons, engine_and_loader, pretraining, segmentation, small_machine, steps
 from page_tables.files import ROOT
 from page_tables.sentences import SENTENCES
 
@@ -45,9 +45,11 @@ def _planned(name: str) -> Callable[[], str]:
 _COMPARED = (f"{comparisons.FIVE_K}/results.csv", f"{comparisons.BIT}/results.csv")
 _TRANSFER = (f"{comparisons.TRANSFER}/results.csv", f"{comparisons.TRANSFER}/report.md")
 _SCALE = (small_machine.FILE,)
+_SEGMENTATION = tuple(f"{segmentation.COMPARISON}/{name}" for name in ("results.csv", "report.md"))
 TABLES = {
     "few-labels": Table(comparisons.few_labels, _COMPARED),
     "transfer": Table(comparisons.transfer, _TRANSFER),
+    "segmentation": Table(segmentation.compared, _SEGMENTATION),
     "contrast": Table(pretraining.contrast, (pretraining.CONTRAST,)),
     "pretraining": Table(pretraining.pretraining_runs, ("pretraining.json",)),
     "chosen-settings": Table(comparisons.chosen_settings, _COMPARED),

@@ -7,6 +7,9 @@ import sys
 import pytest
 from helpers.commands import ROOT
 
+from mae_vit.finetuning.comparison.report.predictions import read_scores
+from mae_vit.finetuning.comparison.report.significance import gap_between
+
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import page_tables.files as files
 import tables
@@ -120,3 +123,19 @@ def test_check_names_the_page_and_write_mends_it(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["tables.py", "--write"])
     assert tables.main() == 0
     assert page.read_text() == right
+
+
+def test_intervals_of_the_segmentation_report_follow_from_the_published_pixels():
+    folder = ROOT / "docs" / "results" / "compare_segmentation"
+    scores = read_scores(folder)
+    lines = [line.split(" | ") for line in (folder / "report.md").read_text().splitlines()]
+    (head,) = (line for line in lines if line[0] == "| entry")
+    column, checked = head.index("gap, points"), 0
+    for (entry, labels, mode), runs in scores.items():
+        reference = scores["ViT-Tiny from scratch", labels, mode]
+        if runs is reference:
+            continue
+        (line,) = (each for each in lines if each[0] == f"| {entry}" and each[1:2] == [mode])
+        assert line[column] == gap_between(runs, reference).in_brackets()
+        checked += 1
+    assert checked == 7

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from page_tables import comparisons as of
-from page_tables import engine_and_loader, pretraining, steps
+from page_tables import engine_and_loader, pretraining, segmentation, steps
 from page_tables.comparisons import BIT, CNN, FIVE_K, MAE, MEAN_COLOR, RESNET, SCRATCH, SMALL_BIT, TRANSFER
 from page_tables.files import results
 
@@ -211,6 +211,13 @@ SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
             "supervised {} %, mean color {} %, MAE {} % (",
             _accuracies(TRANSFER, LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE),
         ),
+    ),
+    "configs/compare_segmentation.yaml": (
+        (
+            "mIoU {} % from scratch, {} % after MAE;",
+            lambda: (segmentation.mean_miou(segmentation.SCRATCH), segmentation.mean_miou(segmentation.MAE)),
+        ),
+        ("SmallResNet {} % (three seeds)", lambda: (segmentation.mean_miou(RESNET),)),
     ),
     "configs/mae_cifar_tiny.yaml": (
         (
