@@ -88,6 +88,10 @@ def kill_and_restart(
     assert finish(run, epochs=epochs) == expected
 
 
+def test_killed_once_ends_bit_identical(digits, tmp_path):
+    kill_and_restart(digits, tmp_path, 2, "memory", kills=1, epochs=3)
+
+
 @pytest.mark.slow
 def test_killed_twice_ends_bit_identical(digits, tmp_path):
     kill_and_restart(digits, tmp_path, 2, "tar", kills=2, zero=1, epochs=6)

@@ -65,7 +65,6 @@ def ranks(digits, tmp_path):
             process.wait()
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_rank_that_dies_is_missed_at_once(ranks, tmp_path):
     ranks[1].kill()

@@ -29,10 +29,14 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.slow
+CASES = [(stage, precision) for stage in (0, 1, 2, 3) for precision in ("fp32", "bf16")]
+
+
 @pytest.mark.distributed
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("stage", "precision"),
+    [case if case == (1, "bf16") else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+)
 def test_all_ranks_go_back_together(digits, tmp_path, stage, precision):
     options = [f"data.path={digits}", f"train.zero_stage={stage}", f"train.precision={precision}"]
     run = Run(tmp_path / "run", "torchrun", 2, ["1", "5", "6", *ARGUMENTS, *options], script=SCRIPT)
