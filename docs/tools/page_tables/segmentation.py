@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from page_tables.comparisons import above, rows, spread
+from page_tables.comparisons import SCRATCH, above, rows, spread
 from page_tables.files import decimal, table
 
 COMPARISON = "compare_segmentation"
-SCRATCH, MAE = "ViT-Tiny from scratch", "ViT-Tiny from MAE"
 WHOLE, PROBE = "segment", "segment_probe"
 
 

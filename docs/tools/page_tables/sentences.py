@@ -44,6 +44,10 @@ def _million_parameters(comparison: str, entry: str) -> Values:
     return lambda: (f"{int(of.rows(comparison)[entry][0]['parameters']) / 1e6:.1f}",)
 
 
+def _mious(*entries: str) -> Values:
+    return lambda: tuple(segmentation.mean_miou(entry) for entry in entries)
+
+
 def _lifts() -> tuple[str, ...]:
     return tuple(f"{float(of.above(FIVE_K, entry, SCRATCH)[0]):.0f}" for entry in (MEAN_COLOR, MAE))
 
@@ -89,6 +93,10 @@ README = (
     ("The run took {} hours on one CPU core", lambda: pretraining.hours(MAE_100)[:1]),
     ("an idle core takes about {} hours", lambda: pretraining.hours(MAE_100)[1:]),
     ("The ViT has {} M parameters", _million_parameters(FIVE_K, MAE)),
+    (
+        "a mean IoU of {} % from scratch and {} % after MAE; SmallResNet reaches {} %.",
+        _mious(SCRATCH, MAE, RESNET),
+    ),
     (
         "The ViT reaches {} % from scratch, {} % after masked patch prediction, and {} % after MAE.",
         _accuracies(FIVE_K, SCRATCH, MEAN_COLOR, MAE),
@@ -213,11 +221,8 @@ SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
         ),
     ),
     "configs/compare_segmentation.yaml": (
-        (
-            "mIoU {} % from scratch, {} % after MAE;",
-            lambda: (segmentation.mean_miou(segmentation.SCRATCH), segmentation.mean_miou(segmentation.MAE)),
-        ),
-        ("SmallResNet {} % (three seeds)", lambda: (segmentation.mean_miou(RESNET),)),
+        ("mIoU {} % from scratch, {} % after MAE;", _mious(SCRATCH, MAE)),
+        ("SmallResNet {} % (three seeds)", _mious(RESNET)),
     ),
     "configs/mae_cifar_tiny.yaml": (
         (
