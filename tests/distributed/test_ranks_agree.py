@@ -11,23 +11,28 @@ SHORT = ("train.warmup_epochs=0", "monitor.tensorboard=false", "monitor.log_ever
 
 
 def run_with(folder: Path, *arguments: str) -> Run:
-    """Two ranks with folders of their own."""
+    """Two ranks; rank 1 has options of its own."""
     return Run(
         folder,
         "deepspeed",
         2,
         [*OPTIONS, *SHORT, *arguments],
-        script="tests/distributed/workers/pretrain_other_data_on_rank_1.py",
+        script="tests/distributed/workers/pretrain_other_options_on_rank_1.py",
     )
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_ranks_with_other_data_are_refused(digits, many_shards, tmp_path):
-    """As of a node whose copy of the data is an older one."""
-    run = run_with(tmp_path / "run", f"data.path={digits}:{many_shards}", "train.epochs=1")
+@pytest.mark.parametrize("what", ["data", "config"])
+def test_ranks_with_other_data_or_another_config_are_refused(digits, many_shards, tmp_path, what):
+    """As of a node whose copy of the data, or of the config, is an older one."""
+    other, named = {
+        "data": (f"data.path={many_shards}", "data."),
+        "config": ("optim.lr=0.01", "optim.lr"),
+    }[what]
+    run = run_with(tmp_path / "run", f"data.path={digits}", "train.epochs=1", f"rank1={other}")
     assert run.wait(90) != 0, run.output()
-    assert "error: ranks are about to do different things: data." in run.output()
+    assert f"error: ranks are about to do different things: {named}" in run.output()
     assert "on rank 1 (" in run.output()
     assert not (tmp_path / "run").exists()
 
@@ -43,7 +48,7 @@ def test_a_node_that_sees_checkpoints_late_goes_on_from_the_same(digits, tmp_pat
     newest = max((late / "checkpoints").iterdir())
     shutil.rmtree(newest)
     assert list((late / "checkpoints").iterdir())
-    run = run_with(folder, f"late={late}", f"data.path={digits}", "train.epochs=2", "--extend")
+    run = run_with(folder, f"rank1=run.dir={late}", f"data.path={digits}", "train.epochs=2", "--extend")
     assert run.wait(90) == 0, run.output()
     steps = logged_steps(folder)
     assert steps == list(range(1, len(steps) + 1))

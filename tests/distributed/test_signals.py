@@ -25,6 +25,8 @@ CASES = [
     ("deepspeed", "runner", signal.SIGTERM, None),
     pytest.param("torchrun", "rank", signal.SIGUSR1, None, marks=pytest.mark.slow),
     pytest.param("torchrun", "runner", signal.SIGTERM, None, marks=pytest.mark.slow),
+    pytest.param("deepspeed", "runner", signal.SIGINT, None, marks=pytest.mark.slow),
+    pytest.param("torchrun", "runner", signal.SIGINT, None, marks=pytest.mark.slow),
 ]
 
 

@@ -147,6 +147,30 @@ def test_a_spike_is_many_steps_not_one():
         unwatched.check(step, float(loss), 1.0)
 
 
+def test_a_spike_takes_a_run_back(call, tmp_path, poison, batch_of):
+    # Losses before it are too few to know their spread, and the eight of the spike are high once only.
+    spike = {tuple(batch_of(step)) for step in range(131, 139)}
+
+    def first_time(samples) -> bool:
+        high = tuple(samples) in spike
+        spike.discard(tuple(samples))
+        return high
+
+    seen = poison(50.0, first_time)
+    length = ["train.steps=145", "checkpoint.every_steps=10", "monitor.log_every_steps=1"]
+    assert call(*length) == 0
+    folder = tmp_path / "run"
+    (path,) = (folder / "incidents").glob("*.json")
+    incident = json.loads(path.read_text())
+    assert incident["reason"].startswith("begins a spike")
+    assert (incident["step"], incident["back_to_step"]) == (132, 130)
+    assert len(seen) == 139 + 145 - 130
+    losses = [line["loss"] for line in lines_of(folder) if line["step"] > 130]
+    assert len(losses) == 15
+    assert max(losses) < 5
+    assert summary_of(folder)["status"] == "done"
+
+
 def test_skipped_steps_move_the_others_up():
     skipped = skip(skip(skip((), 5, 7), 10, 12), 7, 8)
     assert skipped == ((5, 8), (10, 12))
