@@ -58,9 +58,9 @@ def cover_of(size: int, rng: np.random.Generator) -> tuple[np.ndarray, int, int,
     return inside.reshape(size, 4, size, 4).mean(axis=(1, 3)), top, left, side
 
 
-def build(objects: list[Path], photos: list[Path], out: Path, *, count: int, size: int) -> None:
-    """Writes `count` images and masks of a split."""
-    rng = np.random.default_rng(count)
+def build(objects: list[Path], photos: list[Path], out: Path, *, count: int, size: int, seed: int) -> None:
+    """Writes `count` images and masks of a split; each split needs a seed of its own, or both have the same ellipses."""
+    rng = np.random.default_rng(seed)
     folders = [out.parent / part / out.name for part in ("images", "masks")]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,8 +94,9 @@ def main() -> None:
     objects = images_below(given.objects)
     held = objects[::TEST_EVERY]
     rest = [path for place, path in enumerate(objects) if place % TEST_EVERY]
-    build(rest, images_below(given.photos / "train"), given.out / "train", count=given.train, size=given.size)
-    build(held, images_below(test), given.out / "test", count=given.test, size=given.size)
+    train = images_below(given.photos / "train")
+    build(rest, train, given.out / "train", count=given.train, size=given.size, seed=0)
+    build(held, images_below(test), given.out / "test", count=given.test, size=given.size, seed=1)
     (given.out / "classes.txt").write_text("\n".join(CLASSES) + "\n")
 
 
