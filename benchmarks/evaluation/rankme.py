@@ -16,11 +16,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -64,7 +66,7 @@ def read_encoders(words: Sequence[str]) -> dict[str, PretrainedEncoder]:
         first = next(iter(encoders.values()))
         torch.manual_seed(0)
         encoders[name] = PretrainedEncoder(
-            first.info.build(), pool="mean", info=first.info, start=first.start
+            first.info.build(), pool="mean", info=first.info, start=replace(first.start, tensors={})
         )
     return encoders
 
@@ -87,14 +89,18 @@ def measure(encoder: PretrainedEncoder, support: Samples, query: Samples) -> dic
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """Returns Spearman's rank correlation, and the share of permutations at least as far from 0."""
-    a, b = (np.argsort(np.argsort(values)).astype(np.float64) for values in (first, second))
+    """Returns Spearman's rank correlation, and the share of permutations at least as far from 0; NaN if undefined."""
+    a, b = (stats.rankdata(values, nan_policy="propagate") for values in (first, second))
     a, b = a - a.mean(), b - b.mean()
     scale = np.sqrt((a @ a) * (b @ b))
+    if not scale > 0:  # all equal, or one is NaN
+        return {"rho": np.nan, "p": np.nan}
     rho = float(a @ b / scale)
     generator = np.random.Generator(np.random.PCG64(0))
     drawn = np.array([generator.permutation(a) @ b for _ in range(_PERMUTATIONS)]) / scale
-    return {"rho": round(rho, 3), "p": float((np.abs(drawn) >= abs(rho) - 1e-9).mean())}
+    # The order that was measured counts as one of the permutations.
+    as_far = 1 + int((np.abs(drawn) >= abs(rho) - 1e-9).sum())
+    return {"rho": round(rho, 3), "p": as_far / (1 + _PERMUTATIONS)}
 
 
 def correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -125,9 +131,13 @@ def main() -> None:
             raise InputError("a rank correlation takes three encoders or more")
         rows = []
         for name, encoder in encoders.items():
-            shape: dict[str, Any] = {"channels": encoder.info.in_chans, "img_size": encoder.info.img_size}
-            support = draw_samples(arguments.data, count=arguments.images, split=arguments.split, **shape)
-            query = draw_samples(arguments.data, count=arguments.queries, split=arguments.held_out, **shape)
+            support, query = (
+                draw_samples(arguments.data, count=count, split=split, encoder=encoder.info)
+                for split, count in (
+                    (arguments.split, arguments.images),
+                    (arguments.held_out, arguments.queries),
+                )
+            )
             labels = encoder.start.labels is not None and name != RANDOM
             rows.append({"name": name, "saw_labels": labels, **measure(encoder, support, query)})
             print(rows[-1], file=sys.stderr, flush=True)

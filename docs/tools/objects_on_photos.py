@@ -59,7 +59,7 @@ def cover_of(size: int, rng: np.random.Generator) -> tuple[np.ndarray, int, int,
 
 
 def build(objects: list[Path], photos: list[Path], out: Path, *, count: int, size: int, seed: int) -> None:
-    """Writes `count` images and masks of a split; each split needs a seed of its own, or both have the same ellipses."""
+    """Writes `count` images and masks of a split; its seed is its own, or both splits have the same ellipses."""
     rng = np.random.default_rng(seed)
     folders = [out.parent / part / out.name for part in ("images", "masks")]
     for folder in folders:

@@ -1,12 +1,16 @@
 """RankMe and the spread of features, by the papers' formulas written out."""
 
+import json
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
+from helpers.commands import ROOT
+from scipy import stats
 
-from benchmarks.evaluation.rankme import correlations, spearman
+from benchmarks.evaluation.rankme import correlations, main, spearman
 from mae_vit.evaluation.feature_rank import effective_rank, feature_metrics, feature_sums
 
 
@@ -72,3 +76,28 @@ def test_rank_correlations_are_spearmans():
     rows = [dict(zip(keys, (place, -place, place, place), strict=True)) for place in range(4)]
     assert correlations(rows)["rankme, knn_top1"]["rho"] == 1
     assert correlations(rows)["feature_std, few_shot_top1"]["rho"] == -1
+
+
+def test_rank_correlations_with_ties_are_scipys():
+    first, second = [5, 5, 6, 6, 9], [1, 3, 2, 2, 8]
+    assert spearman(first, second)["rho"] == pytest.approx(stats.spearmanr(first, second).statistic, abs=5e-4)
+    for undefined in ([5, 5, 5, 5, 5], [1, 2, 3, 4, math.nan]):
+        assert math.isnan(spearman(undefined, second)["rho"])
+
+
+def test_the_benchmark_measures_encoders(digits, tmp_path, monkeypatch):
+    names = ("mae_cifar_tiny_100", "supervised_cifar_tiny")
+    starts = [f"{name}={ROOT}/docs/results/encoders/{name}.safetensors" for name in names]
+    few = ["--images", "60", "--queries", "40", "--held-out", "test", "--out", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", ["rankme.py", *starts, "random", "--data", str(digits), *few])
+    main()
+    report = json.loads((tmp_path / "out.json").read_text())
+    rows = {row["name"]: row for row in report["encoders"]}
+    assert [(name, row["saw_labels"]) for name, row in rows.items()] == [
+        (names[0], False),
+        (names[1], True),
+        ("random", False),
+    ]
+    assert all(0 < row["knn_top1"] <= 1 and row["rankme"] > 1 for row in rows.values())
+    assert len({row["rankme"] for row in rows.values()}) == 3
+    assert report["correlations_without_labels"] is None
