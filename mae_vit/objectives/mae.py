@@ -32,9 +32,9 @@ from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_me
 LAYER_NORM_EPS = 1e-6
 
 
-def num_decoded_patches(num_masked: int, decode_ratio: float) -> int:
-    """Returns how many of an image's masked patches training predicts."""
-    return round(decode_ratio * num_masked)
+def num_decoded_patches(num_masked: int, decode_ratio: float, mask_unit: int) -> int:
+    """Returns how many of an image's masked patches training predicts: those of whole mask units."""
+    return round(decode_ratio * num_masked / mask_unit**2) * mask_unit**2
 
 
 class MAEConfig(ObjectiveSection):
@@ -43,7 +43,7 @@ class MAEConfig(ObjectiveSection):
     With `decode_ratio` below 1, training predicts that share of the masked patches, and the
     decoder does not see the others. This follows the decoder masking of VideoMAE V2
     (arXiv 2303.16727) and the partial reconstruction of CrossMAE (arXiv 2401.14391), but with
-    MAE's self-attention and a random choice. Held-out images and pictures are decoded whole.
+    MAE's self-attention and a random choice of mask units. Held-out images and pictures are decoded whole.
     `mask_unit` is the side in patches of the squares that are masked as a whole (Pixio, arXiv
     2512.15715, has 4); 1 masks single patches, as MAE does.
     """
@@ -69,10 +69,10 @@ class MAEConfig(ObjectiveSection):
                 f"(from {1 / units:.3g} to {1 - 1 / units:.3g})"
             )
         num_masked *= self.mask_unit**2
-        if not num_decoded_patches(num_masked, self.decode_ratio):
+        if not num_decoded_patches(num_masked, self.decode_ratio, self.mask_unit):
             raise ValueError(
                 f"decode_ratio={self.decode_ratio} predicts none of {num_masked} masked patches "
-                f"(from {1 / num_masked:.3g} to 1)"
+                f"(from {self.mask_unit**2 / num_masked:.3g} to 1)"
             )
         if self.norm_pix_loss and patch_size**2 * in_chans == 1:
             raise ValueError("norm_pix_loss=true needs patches of more than one value")
@@ -165,8 +165,8 @@ class MAE(Objective):
         encoded = self.encoder.forward_visible(images, masking.ids_keep)  # (B, k + N_keep, D)
         ids = masking.ids_masked  # int64 (B, M)
         if self.decode_ratio < 1:
-            # `ids_masked` is sorted by noise, so its first entries are a random choice by the keys.
-            ids = ids[:, : num_decoded_patches(ids.shape[1], self.decode_ratio)]
+            # `ids_masked` is sorted by noise, so its first entries are a random choice of mask units by the keys.
+            ids = ids[:, : num_decoded_patches(ids.shape[1], self.decode_ratio, self.mask_unit)]
             prediction = self.decode_subset(encoded, masking.ids_keep, ids)  # (B, M, P*P*C)
         else:
             # Visible patches are not in the loss, so they are not predicted.

@@ -49,6 +49,23 @@ def test_masks_are_those_of_plain_loops(rows, columns, unit, ratio):
         )
 
 
+@pytest.mark.parametrize(("decode_ratio", "units"), [(0.5, 2), (0.4, 1), (0.9, 3)])
+def test_a_share_decodes_whole_units(monkeypatch, decode_ratio, units):
+    objective = build("mae", "class tokens", mask_unit=2, mask_ratio=0.75, decode_ratio=decode_ratio)
+    decoded, decode = [], objective.decode_subset
+
+    def decode_subset(encoded, ids_keep, ids):
+        decoded.append(ids)
+        return decode(encoded, ids_keep, ids)
+
+    monkeypatch.setattr(objective, "decode_subset", decode_subset)
+    objective(batch_of(objective, 0, 2))
+    side = objective.encoder.grid_size[1]
+    for patches in decoded[0].tolist():
+        corners = {(patch // side // 2, patch % side // 2) for patch in patches}
+        assert len(patches) == 4 * len(corners) == 4 * units
+
+
 def test_a_unit_of_one_is_maes_masking_to_the_bit():
     ours, mae = unit_masking(KEYS, (6, 6), 0.75), random_masking(patch_noise(KEYS, 36), 0.75)
     assert all(torch.equal(getattr(ours, name), value) for name, value in vars(mae).items())
