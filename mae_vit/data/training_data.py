@@ -36,7 +36,7 @@ from mae_vit.data.batches.loader import choose_workers, load_batches, start_work
 from mae_vit.data.batches.prefetch import fetch_ahead
 from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.batches.subset import SubsetSource
-from mae_vit.data.images.augment import Augment
+from mae_vit.data.images.augment import Augment, Interpolation
 from mae_vit.data.images.auto_augment import make_policy
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.normalization import fill_color, normalization
@@ -123,13 +123,19 @@ def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
         )
 
 
-def make_augment(section: AugmentSection, img_size: tuple[int, int], mean: Sequence[float]) -> Augment:
+def make_augment(
+    section: AugmentSection,
+    img_size: tuple[int, int],
+    mean: Sequence[float],
+    interpolation: Interpolation = "bicubic",
+) -> Augment:
     """Returns how training images are seen.
 
     Args:
         section: `data.augment`.
         img_size: (H, W) in pixels.
         mean: of the pixels in 0..1, by channel: the color of what a policy moves in from outside.
+        interpolation: resizes crops.
     """
     return Augment(
         img_size=img_size,
@@ -141,6 +147,7 @@ def make_augment(section: AugmentSection, img_size: tuple[int, int], mean: Seque
         policy=make_policy(section),
         erasing=section.erasing,
         fill=fill_color(mean),
+        interpolation=interpolation,
     )
 
 
@@ -248,7 +255,12 @@ class TrainingData:
 
 
 def open_training_data(
-    config: Config, index: ShardIndex, samples: np.ndarray | None, ranks: Ranks, device: torch.device
+    config: Config,
+    index: ShardIndex,
+    samples: np.ndarray | None,
+    ranks: Ranks,
+    device: torch.device,
+    interpolation: Interpolation = "bicubic",
 ) -> TrainingData:
     """Opens the images of a split, or some of them, and chooses source, order and workers.
 
@@ -258,13 +270,14 @@ def open_training_data(
         samples: their numbers in it, sorted; None for all.
         ranks: of the run.
         device: that batches go to.
+        interpolation: resizes crops.
 
     Raises:
         InputError: for settings that do not fit the images.
     """
     section, img_size = config.data, config.model.image_hw
     mean, std = normalization(section.normalize, index.dataset, config.model.channels)
-    views = make_augment(section.augment, img_size, mean)
+    views = make_augment(section.augment, img_size, mean, interpolation)
     source = open_source(
         index,
         section.source,

@@ -45,7 +45,7 @@ class FinetuneData(TrainingData):
             without `finetune.holdout`.
         plain: reads all images of the training split without augmentation.
         test_index: index of the test split. Nothing opens its images before the end of the run.
-        interpolation: resizes images that are not augmented.
+        interpolation: resizes images.
     """
 
     config: FinetuneConfig
@@ -172,7 +172,7 @@ def open_data(
     *,
     interpolation: Interpolation = "bicubic",
 ) -> FinetuneData:
-    """Opens the splits and chooses samples, source and workers; `interpolation` is for images as they are.
+    """Opens the splits and chooses samples, source and workers; `interpolation` resizes images.
 
     Raises:
         InputError: if data or a split is missing, damaged or without labels, or if options do not fit the images.
@@ -183,10 +183,10 @@ def open_data(
     check_pad(config.data.augment.crop, index, config.model.image_hw)
     train, held_out = _choose(config, index, ranks)
     check_held_out(index, held_out)
-    training = open_training_data(config, index, train, ranks, device)
+    training = open_training_data(config, index, train, ranks, device, interpolation)
     if config.finetune.mode in SEGMENTATION:
         assert isinstance(training.source, SubsetSource)
-        views = make_augment(config.data.augment, config.model.image_hw, training.mean)
+        views = make_augment(config.data.augment, config.model.image_hw, training.mean, interpolation)
         masked = MaskedSource(training.source.source, index, views)
         training = replace(training, source=SubsetSource(masked, train))
     if config.finetune.mode not in FROZEN:

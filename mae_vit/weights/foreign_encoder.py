@@ -11,7 +11,7 @@ import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
@@ -79,10 +79,16 @@ class ForeignEncoder(FeatureEncoder):
         """
         if not hasattr(self.network, "forward_intermediates"):
             raise InputError(f"timm gives no map of features for {self.weights.name}")
-        maps = self.network.forward_intermediates(
-            images, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
-        )
-        return maps[-1]
+        try:
+            maps: Tensor = self.network.forward_intermediates(
+                images, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
+            )[-1]
+        except AssertionError as error:  # as Hiera's, which cannot norm its maps
+            raise InputError(f"timm gives no map of features for {self.weights.name}: {error}") from None
+        # A network that pools the mean may have its norm behind the mean: here it norms each token.
+        if isinstance(getattr(self.network, "norm", None), nn.Identity) and hasattr(self.network, "fc_norm"):
+            maps = self.network.fc_norm(maps.movedim(1, -1)).movedim(-1, 1)
+        return maps
 
     def description(self) -> dict[str, Any]:
         """Returns JSON facts that determine the features: source, digest, sizes, normalization."""

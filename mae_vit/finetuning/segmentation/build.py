@@ -83,6 +83,10 @@ def load_weights_into_segmenter(
     assert isinstance(model, ViTSegmenter)
     # Weights fit learned positions or a fixed table, which a frozen encoder would not tell apart.
     model.freeze(False)
+    if "norm.weight" not in start.tensors:
+        # A classifier that pools the mean has its norm behind the mean; here it norms each token.
+        tensors = {name.removeprefix("fc_"): each for name, each in start.tensors.items()}
+        start = replace(start, tensors=tensors)
     coverage = load_weights(start, model.encoder, patch_init=patch_init)
     model.freeze(model.probe)
     coverage.by_design["decode_head"] = "fresh: the classes of these masks"

@@ -20,6 +20,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], int, int]] = {
         64,
         10,
     ),
+    # Pools the mean, and has its norm behind it.
+    "eva02": ("eva02_tiny_patch14_224", {"embed_dim": 24, "depth": 2, "num_heads": 3}, 28, 0),
     "convnext": ("convnext_atto", {"dims": [8, 12, 16, 20], "depths": [1, 1, 1, 1]}, 64, 10),
 }
 

@@ -19,10 +19,12 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.finetuning.config.network import NetworkSection
 from mae_vit.finetuning.job import main
+from mae_vit.finetuning.segmentation.build import load_weights_into_segmenter
 from mae_vit.finetuning.segmentation.networks import build_map_network, map_width
 from mae_vit.finetuning.segmentation.segmenter import ViTSegmenter
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.weights.encoder import load_encoder
+from mae_vit.weights.start import Weights
 
 
 @pytest.fixture
@@ -163,6 +165,16 @@ def test_held_out_metrics_are_scikit_learns():
     truth, guess = batch.class_map()[counted].numpy(), guess[counted].numpy()
     assert metrics["miou"] == pytest.approx(jaccard_score(truth, guess, average="macro"))
     assert metrics["pixel_accuracy"] == pytest.approx((truth == guess).mean())
+
+
+def test_a_norm_behind_the_mean_norms_each_token():
+    """Of a start that was fine-tuned as a classifier that pools the mean."""
+    trained = ViTEncoder(img_size=(8, 8), patch_size=2, in_chans=1, embed_dim=16, depth=2, num_heads=2)
+    tensors = {name: value + 1 for name, value in trained.state_dict().items()}
+    renamed = {f"fc_{name}" if name.startswith("norm.") else name: each for name, each in tensors.items()}
+    model = segmenter(probe=True)
+    load_weights_into_segmenter(model, Weights("start", renamed))
+    assert torch.equal(model.encoder.norm.weight, tensors["norm.weight"])
 
 
 def test_a_probe_trains_its_head_alone():

@@ -53,6 +53,7 @@ def test_features_and_maps_are_timms(kind, tmp_path):
             assert features.shape == (2, encoder.num_features)
             assert features.std() > 0.01
             tokens, drawn = network.forward_features(images), encoder.patch_map(images)
+            tokens = network.fc_norm(tokens) if kind == "eva02" else tokens
         if tokens.ndim == 3:
             grid = network.patch_embed.grid_size
             tokens = tokens[:, network.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid)
@@ -61,7 +62,7 @@ def test_features_and_maps_are_timms(kind, tmp_path):
         if kind != "convnext":  # its norm stands behind the pooling
             torch.testing.assert_close(drawn, tokens, rtol=0, atol=1e-6)
         assert drawn.shape == tokens.shape
-    prefix = {"dinov2": 5, "dinov3": 5, "clip": 1}
+    prefix = {"dinov2": 5, "dinov3": 5, "clip": 1, "eva02": 1}
     assert encoder.num_prefix_tokens == prefix.get(kind, 0)
 
 
