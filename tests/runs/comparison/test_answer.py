@@ -10,7 +10,7 @@ from mae_vit.finetuning.comparison.matrix import Matrix
 from mae_vit.finetuning.comparison.report.answer import answer, first_chart
 from mae_vit.finetuning.comparison.report.charts import Palette
 from mae_vit.finetuning.comparison.report.page import write_page, write_text
-from mae_vit.finetuning.comparison.report.summary import lines_of
+from mae_vit.finetuning.comparison.report.summary import headline, lines_of
 
 
 def answer_of(*groups):
@@ -29,6 +29,32 @@ def test_the_question_is_answered():
     assert sentence == (
         "With 200 labels, MAE reaches 97.3 %, 68.3 points above scratch (29.0 %) and 1.0 points above SmallResNet "
         "(96.3 %, the best without pretraining) (3 seeds)."
+    )
+
+
+def test_modes_of_frozen_encoders_are_not_mixed():
+    def by(mode, rows, **values):
+        return [
+            replace(
+                row, cell=replace(row.cell, mode=mode), values=row.values | values, per_class={"a": 1, "b": 1}
+            )
+            for row in rows
+        ]
+
+    theirs, ours = rows_of("theirs", [0.5, 0.5], start="T"), rows_of("ours", [0.7, 0.7], start="O")
+    other = rows_of("theirs", [0.2, 0.2], start="T"), rows_of("ours", [0.9, 0.9], start="O")
+    knn = [by("knn", theirs), by("knn", ours)]
+    few = [by("few_shot", rows, shots=5) for rows in other]
+    sentence = answer_of(*knn, *few)
+    assert (
+        sentence
+        == "With 200 labels, ours reaches 70.0 % by knn, 20.0 points above theirs (50.0 %) (2 seeds)."
+    )
+    assert answer_of(*few).startswith("With 10 labels, ours reaches 90.0 % by few_shot, 70.0 points above")
+    rows = [row for group in (*knn, *few) for row in group]
+    config = config_of(rows)
+    assert headline(config, lines_of(config, rows)).startswith(
+        "On 200 labeled images, theirs reaches 50.0 % (± 0.0 over 2 seeds) by knn of 1,000 test images; against it ours"
     )
 
 

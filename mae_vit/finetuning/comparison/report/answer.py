@@ -38,7 +38,9 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str | None:
     if rival is not None:
         parts.append(_against(subject.gap_to(rival), rival, ", the best without pretraining"))
     noun = "mask" if subject.segments else "label"
-    text = f"With {count_of(subject.size, noun)}, {subject.title} reaches {_percent(subject)}, "
+    text = (
+        f"With {count_of(subject.size, noun)}, {subject.title} reaches {_percent(subject)}{subject.by_mode}, "
+    )
     text += " and ".join(parts)
     better = _best([line for line in rest if line is not rival], lambda line: _clearly_above(line, subject))
     if better is not None:

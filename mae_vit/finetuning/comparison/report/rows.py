@@ -77,7 +77,9 @@ class Row:
 
     @property
     def size(self) -> int:
-        """Labeled images at hand: trained on, and held out of them."""
+        """Labeled images at hand: trained on, and held out of them; of few-shot, those of its largest draw."""
+        if self.values.get("shots"):
+            return int(self.values["shots"]) * len(self.per_class)
         return int(self.values["train_size"] + (self.values["val_size"] or 0))
 
 

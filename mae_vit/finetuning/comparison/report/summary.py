@@ -64,8 +64,13 @@ class Line:
         ]
 
     @property
+    def by_mode(self) -> str:
+        """How the result came about, where no whole network was trained: " by knn"."""
+        return "" if self.mode in TUNED_BY else f" by {self.mode}"
+
+    @property
     def size(self) -> int:
-        """Labeled images at hand: trained on, and held out of them."""
+        """Labeled images at hand, see `Row.size`."""
         return self.rows[0].size
 
     def gap_to(self, other: Line) -> Gap | None:
@@ -121,8 +126,11 @@ def notes_of(lines: Sequence[Line]) -> list[str]:
 
 
 def at_most_labels(config: CompareConfig, lines: Sequence[Line]) -> list[Line]:
-    """Takes the lines of whole networks (of other modes, if there is none) where the reference has most labels."""
-    tuned = [line for line in lines if line.mode in TUNED_BY] or list(lines)
+    """Takes the lines of one mode where the reference has most labels: of whole networks, else of its first mode."""
+    of_reference = [line for line in lines if line.entry == config.reference] or list(lines)
+    modes = [line.mode for line in of_reference]
+    mode = next((mode for mode in modes if mode in TUNED_BY), modes[0] if modes else None)
+    tuned = [line for line in lines if line.mode == mode]
     sizes = [line.size for line in tuned if line.entry == config.reference] or [line.size for line in tuned]
     return [line for line in tuned if line.size == max(sizes)]
 
@@ -151,7 +159,7 @@ def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
         return f"{config.reference}, which all is compared with, is not finished yet."
     tested = reference.rows[0].values["test_size"]
     on = "mean IoU on" if reference.segments else "of"
-    found = f"{reference.title} reaches {_percent(reference)} {on} {tested:,} test images"
+    found = f"{reference.title} reaches {_percent(reference)}{reference.by_mode} {on} {tested:,} test images"
     known = "masks" if reference.segments else "labeled images"
     begin = f"On {reference.size:,} {known}, {found}"
     gaps = sorted((line for line in compared if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
