@@ -150,7 +150,7 @@ class FeatureEncoder(nn.Module):
         return normalized if valid is None else normalized.masked_fill_(~valid, 0.0)
 
     def fit_bands(self, bands: Bands | None, where: str) -> None:
-        """Reads the raw values of data from here on by the encoder's own scale, with the data's mark of missing ones.
+        """Reads the raw values of data from here on by the encoder's own scale, see `other_bands.fit_bands`.
 
         Raises:
             InputError: if the data have other bands than the encoder, with both.

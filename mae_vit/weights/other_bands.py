@@ -79,7 +79,7 @@ def fit_normalization(
 def fit_bands(theirs: Bands | None, bands: Bands | None, where: str) -> Bands | None:
     """Returns how an encoder of bands `theirs` reads the raw values of data.
 
-    It reads them by its own scale, with the data's mark of missing values.
+    It reads them by its own scale, with the data's mark of missing values, or its own where the data have none.
 
     Raises:
         InputError: if the data have other bands than the encoder, with both.
@@ -95,7 +95,7 @@ def fit_bands(theirs: Bands | None, bands: Bands | None, where: str) -> Bands | 
             f"{where} holds images of {_kind(bands)}, the encoder takes {_kind(theirs)}: "
             "fine-tune it, which adapts its patch projection"
         )
-    return replace(theirs, nodata=bands.nodata)
+    return replace(theirs, nodata=theirs.nodata if bands.nodata is None else bands.nodata)
 
 
 def _kind(bands: Bands | None) -> str:

@@ -133,7 +133,10 @@ def test_features_of_raw_values_are_the_objectives(tmp_path):
 def test_data_of_other_bands_are_refused_with_both():
     ours, three = FIVE, replace(FIVE, names=tuple("abc"), low=(0.0,) * 3, high=(1.0,) * 3)
     assert fit_bands(None, None, "data") is None
-    assert fit_bands(ours, replace(FIVE, low=(1.0,) * 5, nodata=None), "data") == replace(FIVE, nodata=None)
+    assert fit_bands(ours, replace(FIVE, low=(1.0,) * 5, nodata=7), "data") == replace(FIVE, nodata=7)
+    # Data that were prepared without a mark hold the same missing pixels.
+    marked = replace(FIVE, nodata=7)
+    assert fit_bands(marked, replace(FIVE, low=(1.0,) * 5, nodata=None), "data") == marked
     for bands, kind in ((None, "8-bit gray or RGB"), (three, "3 bands of uint16")):
         with pytest.raises(
             InputError, match=f"data holds images of {kind}, the encoder takes 5 bands of uint16"

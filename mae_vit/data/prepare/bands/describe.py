@@ -8,12 +8,14 @@ import numpy as np
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.prepare.bands.options import NONE, PERCENTILES, BandLayout
+from mae_vit.data.prepare.bands.statistics import LONE, BandStatistics, BandSummary
 from mae_vit.data.prepare.bands.statistics import PERCENTILES as SHARES
-from mae_vit.data.prepare.bands.statistics import BandStatistics, BandSummary
 from mae_vit.data.shards.band_table import BandTable, Dtype, Scale
 
 _LOW, _HIGH = 1, 99
 _SMALL_SHARE = 0.25
+# Fewer zeros than this share are no reason to ask whether they are missing pixels.
+_MANY_ZEROS = 0.001
 _DIGITS = 6
 
 
@@ -91,6 +93,11 @@ def band_notes(table: BandTable, statistics: BandStatistics) -> list[str]:
                 f"warning: values from {low:.0f} to {high:.0f} are {100 * share:.2g} % of the range of {table.dtype};"
                 f"{advice or f' unit scale is by {scaled}'}"
             )
+    if statistics.lone_zeros >= _MANY_ZEROS:
+        notes.append(
+            f"warning: {100 * statistics.lone_zeros:.2g} % of each band's pixels or more are 0, and none are 1 to "
+            f"{LONE - 1}: if 0 means no data, give --nodata 0"
+        )
     if any(table.nodata_share):
         shares = [f"{100 * share:.2g}" for share in table.nodata_share]
         what = "NaN" if table.nodata is None else f"{table.nodata:g}"

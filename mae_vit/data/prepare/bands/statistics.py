@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 PERCENTILES = (1, 2, 50, 98, 99)
+# Zeros are alone if no value lies from 1 to below this.
+LONE = 10
 # Pixels of each image and band that percentiles of float32 are from, and at most of a band.
 _SAMPLE_OF_IMAGE = 1024
 _SAMPLE = 1 << 21
@@ -87,6 +89,13 @@ class BandStatistics:
     def summary(self) -> list[BandSummary]:
         """Returns the statistics of each band; a band without any value has zeros."""
         return [self._exact(n) if self.exact else self._sampled(n) for n in range(self.count)]
+
+    @property
+    def lone_zeros(self) -> float:
+        """Share of zeros, where other values begin far above: as of pixels without data; the least over bands."""
+        if self.dtype != "uint16" or self.nodata is not None or self._counts[:, 1:LONE].any():
+            return 0.0
+        return float((self._counts[:, 0] / np.maximum(self._counts.sum(axis=1), 1)).min())
 
     @property
     def sampled(self) -> int:

@@ -45,6 +45,18 @@ def members(folder):
     return found
 
 
+@pytest.mark.parametrize(("second", "said"), [(200, True), (3, False)])
+def test_zeros_far_below_all_other_values_may_be_missing_pixels(tmp_path, capsys, second, said):
+    values = np.full((3, 10, 10), second, np.uint16)
+    values[:, 0, :2], values[:, 9] = 0, 4000
+    source = write(tmp_path / "src", {f"{n}.tif": planes(values) for n in range(3)})
+    assert prepared(source, tmp_path / "out") == 0
+    line = "warning: 2 % of each band's pixels or more are 0, and none are 1 to 9: if 0 means no data, give --nodata 0"
+    assert (line in capsys.readouterr().out) == said
+    assert prepared(source, tmp_path / "marked", "--nodata", 0) == 0
+    assert "if 0 means" not in capsys.readouterr().out
+
+
 def test_tiles_keep_their_bytes_and_are_described(tiles, tmp_path, capsys):
     assert prepared(tiles, tmp_path / "out") == 0
     output = capsys.readouterr().out
