@@ -50,6 +50,8 @@ class WeightsOverrides:
             (text.partition("=")[2].strip("\"' ") for text in overrides if text.startswith("model.name=")),
             None,
         )
+        # What an override says is said by nothing else.
+        self._overridden = {text.partition("=")[0] for text in overrides}
         self.start: Weights | None = None
         self.foreign: ForeignWeights | None = None
         self.replaced: dict[str, tuple[Any, Any]] = {}
@@ -88,7 +90,7 @@ class WeightsOverrides:
                 del facts["model"]["img_size"]
         if self.start.mean is not None and self.start.std is not None:
             facts["data"] = {"normalize": [list(self.start.mean), list(self.start.std)]}
-        self.replaced = _replaced(raw, facts)
+        self.replaced = self._replaced(raw, facts)
         _lay_over(raw, facts)
 
     def _begin_from_foreign(self, raw: dict[str, Any], start: str) -> None:
@@ -112,11 +114,22 @@ class WeightsOverrides:
             },
             "data": {"normalize": [list(images.mean), list(images.std)]},
         }
-        self.replaced = _replaced(raw, facts)
+        self.replaced = self._replaced(raw, facts)
         raw["model"] = {}
         if isinstance(section, dict):
             section.pop("pool", None)
         _lay_over(raw, facts)
+
+    def _replaced(self, raw: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Returns what a file says otherwise than its start: its value and the start's, by key."""
+        return {
+            f"{section}.{key}": (raw[section][key], value)
+            for section in ("model", "data")
+            for key, value in facts.get(section, {}).items()
+            if isinstance(raw.get(section), dict)
+            and raw[section].get(key, value) != value
+            and f"{section}.{key}" not in self._overridden
+        }
 
 
 def check_frozen_mode(start: str, mode: str) -> None:
@@ -130,16 +143,6 @@ def check_frozen_mode(start: str, mode: str) -> None:
             f"{start} is {FOREIGN_ORIGIN}, and never trained here: give finetune.mode=knn, few_shot, linear_probe or "
             f'segment_probe (in a comparison "modes" of this entry), not "{mode}"'
         )
-
-
-def _replaced(raw: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns what a config says otherwise than its start: its value and the start's, by key."""
-    return {
-        f"{section}.{key}": (raw[section][key], value)
-        for section in ("model", "data")
-        for key, value in facts.get(section, {}).items()
-        if isinstance(raw.get(section), dict) and raw[section].get(key, value) != value
-    }
 
 
 def start_name(start: str) -> str:

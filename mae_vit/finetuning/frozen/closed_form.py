@@ -44,7 +44,8 @@ def score_in_closed_form(
     test_labels = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
     classes = len(data.classes)
     support = read_features(encoder, data, data.plain, data.train, predictor)
-    measures = feature_metrics(feature_sums(support), support.shape[1])
+    width = support.shape[1]
+    measures = {**feature_metrics(feature_sums(support), width), "num_features": width}
     query = read_features(encoder, data, data.open_test(), data.test, predictor)
     if config.finetune.mode in WITH_ALL_LABELS:
         fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune)

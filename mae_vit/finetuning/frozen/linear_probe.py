@@ -136,6 +136,7 @@ def score_by_probe(
         "probe_lr": rates[best]["lr"],
         "probe_rates": rates,
         **feature_metrics(feature_sums(support[0]), support[0].shape[1]),
+        "num_features": support[0].shape[1],
         "probe_steps": plan.total_steps,
         "probe_epochs": plan.total_steps / plan.steps_per_epoch,
         "train_images_measured": len(known),

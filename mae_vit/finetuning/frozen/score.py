@@ -214,7 +214,7 @@ def _results(
     if config.finetune.mode == "linear_probe":
         lines += describe_results(summary, outputs)
     lines.append(
-        f"  features  rank {summary['rankme']:.1f} of {outputs.info.embed_dim if outputs.info else '?'} (RankMe), "
+        f"  features  rank {summary['rankme']:.1f} of {summary['num_features']} (RankMe), "
         f"standard deviation {summary['feature_std']:.3f}, of the training images"
     )
     for shots, few_shot in summary.get("few_shot", {}).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
@@ -109,6 +109,9 @@ def write_export(
     try:
         partial.mkdir(parents=True)
         verified = TARGETS[target](handed, partial)
+        if any(name.startswith("decode_head.") for name in handed.network.encoder.start.tensors):
+            left_out = "without the head of its masks, which the run's model.safetensors has"
+            verified = replace(verified, notes=(*verified.notes, left_out))
         if hub is not None and target != "timm":  # which is what `load_encoder` reads
             to_timm.write_native(handed, partial / to_timm.NATIVE)
         (partial / CARD).write_text(card(handed, target, verified, collect_history(handed), hub))

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score, log_loss
 
+from mae_vit.cli.main import main as command_line
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.finetuning.config.network import NetworkSection
@@ -242,6 +243,11 @@ def test_a_run_from_a_start(segment, pretrained, tmp_path, capsys):
     assert before.keys() & after.keys()
     images = torch.rand(2, 1, 8, 8)
     torch.testing.assert_close(load_encoder(folder)(images), load_encoder(pretrained)(images))
+    capsys.readouterr()
+    assert command_line(["export", str(folder), "--to", "timm", "--out", str(tmp_path / "timm")]) == 0
+    said = "without the head of its masks, which the run's model.safetensors has"
+    assert said in capsys.readouterr().out
+    assert said[1:] in (tmp_path / "timm" / "README.md").read_text()
 
 
 @pytest.mark.slow
