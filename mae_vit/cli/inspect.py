@@ -84,6 +84,10 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     run = Path(arguments.ckpt)
     is_run = (run / "config.yaml").is_file()
     check_there(arguments.ckpt)
+    if (run / "dataset.json").is_file():
+        raise InputError(
+            f"{run} is prepared data, not weights: mae-vit inspect WEIGHTS --data {run} (mae-vit check {run} reads it)"
+        )
     if arguments.out is None and not is_run:
         raise InputError(f"--out is needed: {arguments.ckpt} is no run folder to put it in")
     page = inspect(

@@ -204,6 +204,7 @@ def test_the_history_of_a_run_is_its_own(runs, tmp_path):
         (["nowhere"], "start nowhere does not exist"),
         (["nowhere", "--ckpt", "nowhere"], "give WEIGHTS once"),
         ([], "give WEIGHTS once"),
+        (["{data}"], "is prepared data, not weights: mae-vit inspect WEIGHTS --data"),
         (["--ckpt", "{encoder}", "--data", "{data}"], "--out is needed"),
         (["--ckpt", "{encoder}", "--out", "{out}"], "--data is needed"),
         (["--ckpt", "{encoder}", "--out", "{out}", "--data", "{data}", "--images", "1"], "at least 2"),
