@@ -290,5 +290,8 @@ def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
         )
     test_index = open_whole_index(index.folder, split, remote=index.remote)
     if not (_labels_of(config, test_index) >= 0).any():
-        raise InputError(f'split "{split}" of {redact_url(config.data.path)} has no labels to measure by')
+        masks = test_index.dataset.segmentation is not None
+        advice = ": its masks take finetune.mode=segment or segment_probe" if masks else ""
+        where = redact_url(config.data.path)
+        raise InputError(f'split "{split}" of {where} has no labels to measure by{advice}')
     return test_index

@@ -126,6 +126,11 @@ def check_there(start: str) -> None:
     """
     if start.startswith(TIMM_PREFIX) or is_hub_name(start):
         return
+    if is_frozen(start):
+        raise InputError(
+            f"{start} is {FOREIGN_ORIGIN}: it goes into mae-vit embed, and into fine-tuning and comparisons of frozen "
+            "encoders"
+        )
     if not Path(start).exists():
         hint = closest_path(Path(start)) or f"give {_STARTS}"
         raise InputError(f"start {start} does not exist: {hint}")

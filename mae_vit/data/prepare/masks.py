@@ -34,8 +34,8 @@ def read_classes(path: Path, ignore: int) -> Segmentation:
     named = {number: name.strip() for number, name in enumerate(names) if number != ignore and name.strip()}
     if len(named) < 2 or len(set(named.values())) < len(named):
         raise InputError(
-            f"--mask-classes {path}: {count_of(len(set(named.values())), 'name')} for {len(named)} ids: give each "
-            "class a line with its own name, two classes or more"
+            f"--mask-classes {path}: {count_of(len(set(named.values())), 'name')} for {len(named)} ids (without id "
+            f"{ignore} of --mask-ignore): give each class a line with its own name, two classes or more"
         )
     return Segmentation(classes=list(named.values()), ids=list(named), ignore=ignore)
 

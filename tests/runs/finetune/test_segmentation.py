@@ -304,6 +304,12 @@ def test_what_moves_pixels_is_refused(segment, capsys, options, said):
     assert said in one_line(capsys)
 
 
+def test_data_without_labels_name_the_modes_of_masks(segment, tmp_path, capsys):
+    assert segment(mode="finetune") == 2
+    assert "has no labels to measure by: its masks take finetune.mode=segment" in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
 def test_data_without_masks_are_refused(call, tmp_path, capsys):
     assert call("finetune.mode=segment", "finetune.pool=cls") == 2
     assert "has no masks" in one_line(capsys)
