@@ -50,6 +50,7 @@ TABLES = {
     "few-labels": Table(comparisons.few_labels, _COMPARED),
     "transfer": Table(comparisons.transfer, _TRANSFER),
     "segmentation": Table(segmentation.compared, _SEGMENTATION),
+    "rankme": Table(pretraining.rankme, (pretraining.RANKME,)),
     "contrast": Table(pretraining.contrast, (pretraining.CONTRAST,)),
     "pretraining": Table(pretraining.pretraining_runs, ("pretraining.json",)),
     "chosen-settings": Table(comparisons.chosen_settings, _COMPARED),

@@ -7,7 +7,7 @@ from typing import Any
 
 from page_tables.files import RESULTS, decimal, load, table
 
-FILE, CONTRAST = "pretraining.json", "contrast.json"
+FILE, CONTRAST, RANKME = "pretraining.json", "contrast.json", "rankme.json"
 _LENGTH = "`mae_cifar_tiny`", "mae_cifar_tiny with `train.epochs=100 train.warmup_epochs=5`"
 _COLORS = "`masked_patch_cifar_tiny`", "masked_patch_cifar_tiny with `train.epochs=40`"
 IMAGES_OF_AN_EPOCH = 50_000
@@ -80,6 +80,39 @@ def contrast() -> str:
         )
     head = ["encoder", "neighbors, %", "300 labels of each class, %", "fine-tuned, two seeds, %", "mean, %"]
     return table(head, rows)
+
+
+def rankme() -> str:
+    """RankMe and the standard deviation of features beside two probes, in the order of the few-shot probe."""
+    names = {
+        "random": "random weights",
+        **{f"mae_{n}": f"MAE, {n} {'epoch' if n == 1 else 'epochs'}" for n in (1, 2, 3, 4)},
+        "masked_patch_40": "mean color, 40 epochs",
+        "joint_15": "MAE and mean color, 15 epochs",
+        "mae_100": "MAE, 100 epochs",
+        "contrastive_mae_40": "MAE with a contrast",
+        "supervised_15": "supervised, 15 epochs",
+    }
+    lines = [
+        [
+            names[each["name"]],
+            decimal(each["rankme"]),
+            decimal(each["feature_std"], 2),
+            decimal(100 * each["few_shot_top1"]),
+            decimal(100 * each["knn_top1"]),
+        ]
+        for each in sorted(load(RANKME)["encoders"], key=lambda each: float(each["few_shot_top1"]))
+    ]
+    return table(["encoder", "RankMe", "standard deviation", "few-shot, %", "neighbors, %"], lines)
+
+
+def rank_correlations() -> tuple[str, ...]:
+    """RankMe with few-shot and with neighbors: of all encoders, and of those that saw no labels."""
+    return tuple(
+        f"{load(RANKME)[group][f'rankme, {probe}_top1']['rho']:.2f}"
+        for group in ("correlations", "correlations_without_labels")
+        for probe in ("few_shot", "knn")
+    )
 
 
 def pretraining_runs() -> str:

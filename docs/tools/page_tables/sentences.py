@@ -204,6 +204,13 @@ SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
     "docs/choosing.md": CHOOSING,
     "docs/performance.md": PERFORMANCE,
     "docs/faq.md": FAQ,
+    "docs/pretraining.md": (
+        (
+            "of RankMe is {} with the few-shot probe and {} with neighbors. Without the supervised encoder it is {} "
+            "and {}.",
+            pretraining.rank_correlations,
+        ),
+    ),
     "configs/compare_demo.yaml": (
         ("scratch {} %, mean color {} %, supervised {} %, MAE {} %,", _accuracies(DEMO, *DEMO_ROWS)),
         ("SimpleCNN {} %, SmallResNet {} % (two seeds;", _accuracies(DEMO, CNN, RESNET)),

@@ -24,8 +24,9 @@ from mae_vit.pretraining.report.run_record import RunRecord
 _TASK = ("model.", "objective.", "data.")
 # The metric of held-out images that a sentence has room for: the first of these, else the first there is.
 _PREFERRED = ("psnr_gain_db", "top1", "loss")
-# A run whose effective rank ends below this share of its highest value is warned of.
-_COLLAPSE = 0.6
+# Features of a lower effective rank are nearly the same for all images. A fall alone is no warning: in our runs of MAE
+# the rank falls to a third while the probes improve (docs/results/rankme.json).
+_COLLAPSED = 2.0
 
 
 @dataclass(frozen=True)
@@ -148,8 +149,8 @@ def _facts(record: RunRecord) -> list[str]:
     if values := values_of(record.lines, "probe", "few_shot_top1"):
         facts.append(f"the probe's few-shot top-1 {_went([value for _, value in values])}")
     if ranks := [value for _, value in values_of(record.lines, "heldout", "rankme")]:
-        collapses = ranks[-1] < _COLLAPSE * max(ranks)
-        facts.append(f"rankme {_went(ranks)}" + (" (a fall warns of a collapse)" if collapses else ""))
+        collapsed = ranks[-1] < _COLLAPSED
+        facts.append(f"rankme {_went(ranks)}" + (" (near 1: a collapse)" if collapsed else ""))
     return facts
 
 
