@@ -82,6 +82,18 @@ def contrast() -> str:
     return table(head, rows)
 
 
+def contrast_gains() -> tuple[str, ...]:
+    """Points of the contrast above its control: by neighbors, fine-tuned in the mean, and in each seed."""
+    ours, control = (
+        load(CONTRAST)["encoders"][name] for name in ("contrastive_mae_cifar_tiny_40", "mae_cifar_tiny_157")
+    )
+    by_seed = [
+        100 * (a - b) for a, b in zip(ours["fine_tuned_5000"], control["fine_tuned_5000"], strict=True)
+    ]
+    gains = (100 * (ours["neighbors"] - control["neighbors"]), sum(by_seed) / len(by_seed), *by_seed)
+    return tuple(decimal(gain) for gain in gains)
+
+
 def rankme() -> str:
     """RankMe and the standard deviation of features beside two probes, in the order of the few-shot probe."""
     names = {
