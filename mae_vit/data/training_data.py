@@ -16,7 +16,7 @@ An image's way to the loss, in the order of the code:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from mae_vit.config.batch import fit_batch
-from mae_vit.config.data import AugmentSection
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.bands import Bands
@@ -36,13 +35,13 @@ from mae_vit.data.batches.loader import choose_workers, load_batches, start_work
 from mae_vit.data.batches.prefetch import fetch_ahead
 from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.batches.subset import SubsetSource
-from mae_vit.data.images.augment import Augment, Interpolation
-from mae_vit.data.images.auto_augment import make_policy
+from mae_vit.data.images.augment import Interpolation
 from mae_vit.data.index import ShardIndex
-from mae_vit.data.normalization import fill_color, normalization
+from mae_vit.data.normalization import normalization
 from mae_vit.data.order.block_order import BlockOrder
 from mae_vit.data.order.order import GlobalOrder, Order, RankSlice, RepeatedOrder, micro_batches
 from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.views import make_augment
 from mae_vit.models.encoder_file import plain_bands
 from mae_vit.runtime.ranks import Ranks
 
@@ -101,53 +100,6 @@ def make_order(
         seed=seed,
         lanes=lanes,
         block_shards=block_shards,
-    )
-
-
-def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
-    """Refuses a shifted crop of images that are not of the model's size.
-
-    Raises:
-        InputError: naming both sizes.
-    """
-    split = index.split_info
-    stored = (split.height[0], split.width[0])
-    if crop == "pad" and (stored != img_size or (split.height[1], split.width[1]) != img_size):
-        height, width = (
-            str(low) if low == high else f"{low}-{high}" for low, high in (split.height, split.width)
-        )
-        size = img_size[0] if img_size[0] == img_size[1] else list(img_size)
-        raise InputError(
-            f'data.augment.crop="pad" needs images of model.img_size={size}, but '
-            f'split "{index.split}" holds {height} x {width} px: use data.augment.crop=random_resized'
-        )
-
-
-def make_augment(
-    section: AugmentSection,
-    img_size: tuple[int, int],
-    mean: Sequence[float],
-    interpolation: Interpolation = "bicubic",
-) -> Augment:
-    """Returns how training images are seen.
-
-    Args:
-        section: `data.augment`.
-        img_size: (H, W) in pixels.
-        mean: of the pixels in 0..1, by channel: the color of what a policy moves in from outside.
-        interpolation: resizes crops.
-    """
-    return Augment(
-        img_size=img_size,
-        crop=section.crop,
-        pad_px=section.pad_px or 0,
-        scale=(section.scale[0], section.scale[1]) if section.scale else (1.0, 1.0),
-        ratio=(section.ratio[0], section.ratio[1]) if section.ratio else (1.0, 1.0),
-        flip=section.flip,
-        policy=make_policy(section),
-        erasing=section.erasing,
-        fill=fill_color(mean),
-        interpolation=interpolation,
     )
 
 

@@ -23,7 +23,8 @@ from mae_vit.data.index import ShardIndex
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.splits import check_held_out, find_split, open_training_index, open_whole_index
-from mae_vit.data.training_data import TrainingData, check_pad, make_augment, open_training_data
+from mae_vit.data.training_data import TrainingData, open_training_data
+from mae_vit.data.views import check_pad, make_augment
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
 from mae_vit.finetuning.config.schema import CLOSED_FORM, FROZEN, SEGMENTATION, FinetuneConfig
 from mae_vit.runtime.ranks import Ranks

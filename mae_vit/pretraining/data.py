@@ -23,7 +23,8 @@ from mae_vit.data.order.permutation import permute
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.index_rows import NO_LABEL
 from mae_vit.data.splits import find_split, open_training_index, open_whole_index
-from mae_vit.data.training_data import TrainingData, check_pad, open_training_data
+from mae_vit.data.training_data import TrainingData, open_training_data
+from mae_vit.data.views import check_pad
 from mae_vit.pretraining.probe_split import ProbeSplit, choose_probe
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import HeldOut, OnlineProbe

@@ -18,7 +18,7 @@ ORDERS = {
             "shards",
             "normalization remote prepare",
             "index",
-            "batches channels splits",
+            "batches channels splits views",
             "training_data",
         ),
     ),
