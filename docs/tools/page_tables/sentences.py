@@ -190,6 +190,15 @@ PERFORMANCE = (
         lambda: (f"{results('objectives.json')['masked_patch']['time_over_mae']['median']:.1f}",),
     ),
     ("| `mae_cifar_tiny` (ranges of {} to {} %) | {} ({}) | {} ({}) | {} ({}) |", _over_mae),
+    (
+        "a step of `contrastive_mae` takes {} times as long as MAE's.",
+        lambda: steps.over_mae("contrastive_mae")[:1],
+    ),
+    (
+        "without the contrast takes {} times as long,",
+        lambda: steps.over_mae("mae mask_ratio=0.5 decode_ratio=0.5")[:1],
+    ),
+    ("a deep decoder) takes {} times as long.", lambda: steps.over_mae("pixio")[:1]),
     ("`mae_cifar_tiny` with a batch of {} takes {} ms:", lambda: _profiled("mae_cifar_tiny")),
     ("A step of ViT-B at 224 px with a batch of {} takes {} ms:", lambda: _profiled("mae_base")),
     (
