@@ -69,12 +69,13 @@ class Task(nn.Module, ABC):
         return self._without_missing(self._scaled(images), images)
 
     def _scaled(self, images: Tensor) -> Tensor:
-        # A new tensor, changed in place: on a CPU, memory for each intermediate result costs more than the arithmetic.
-        values = images.to(torch.promote_types(torch.float32, self.mean.dtype), copy=True)
+        # A new tensor, which `normalize` changes.
+        dtype = torch.float64 if self.mean.dtype == torch.float64 else torch.float32
         if self.bands is None or self.bands.eight_bit:
-            return values.div_(255)
+            return images.to(dtype) / 255
+        # In place: on a CPU, memory for the intermediate results of many bands costs more than the arithmetic.
         # From buffers: a copy from the host would block.
-        return values.sub_(self.low).div_(self.span)
+        return images.to(dtype, copy=True).sub_(self.low).div_(self.span)
 
     def _without_missing(self, values: Tensor, images: Tensor) -> Tensor:
         valid = self.valid(images)
