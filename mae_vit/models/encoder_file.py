@@ -32,6 +32,8 @@ class EncoderInfo(Geometry):
             if none (older files never have them).
         images_seen: images of these steps; each view counts. None if unknown.
         flops: model FLOPs of these steps; None if unknown.
+        before: `images_seen` and `flops` of the weights that pretraining began from (`model.init`), with all before
+            them; each None if unknown. None if it began from random weights (older files never have it).
         bands: what the raw values of images mean, in whose unit scale mean and std are; None for 8 bits.
     """
 
@@ -42,13 +44,16 @@ class EncoderInfo(Geometry):
     labels: dict[str, Any] | None = None
     images_seen: int | None = None
     flops: float | None = None
+    before: dict[str, Any] | None = None
     bands: Bands | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain data, bands only where there are any."""
+        """Returns the fields as plain data, `before` and bands only where there are any."""
         values = asdict(self)
-        del values["bands"]
-        return values if self.bands is None else {**values, "bands": plain_bands(self.bands)}
+        del values["bands"], values["before"]
+        before = {} if self.before is None else {"before": self.before}
+        bands = {} if self.bands is None else {"bands": plain_bands(self.bands)}
+        return {**values, **before, **bands}
 
 
 def raw_normalization(info: EncoderInfo) -> tuple[list[float], list[float]]:

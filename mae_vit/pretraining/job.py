@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.files import write_atomically
 from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.models.encoder_cost import cost_of_weights
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.objectives import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -139,13 +140,15 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     objective = setup.build()
     # Initial weights may have seen labels, too.
     begins_from = config.model.init or "scratch"
+    before = asdict(cost_of_weights(config.model.init)) if config.model.init else None
     if checkpoint is None:
         start = initialize(objective, config, setup.info, say=ranks.rank == 0)
         begins_from = start.source if start else begins_from
         labels = seen_labels(config, setup.data, start.labels if start else None)
-        info = replace(setup.info, labels=labels.model_dump() if labels else None)
+        info = replace(setup.info, labels=labels.model_dump() if labels else None, before=before)
     else:
-        info = replace(setup.info, labels=checkpoint.identity.get(LABELS_SEEN, setup.info.labels))
+        seen = checkpoint.identity.get(LABELS_SEEN, setup.info.labels)
+        info = replace(setup.info, labels=seen, before=before)
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
     # Rank 0 alone logs, and has lines to be judged.

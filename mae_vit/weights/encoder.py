@@ -192,7 +192,7 @@ def info_from_weights(start: Weights) -> EncoderInfo:
         step=0,
         bands=start.bands,
     )
-    path, history = start.path, ("objective", "step", "images_seen", "flops")
+    path, history = start.path, ("objective", "step", "images_seen", "flops", "before")
     known = read_info(path)
     if (path / STATE).is_file():  # one of our checkpoints; a finished run leaves its encoder two folders up
         info = replace(info, step=step_of(path))

@@ -25,11 +25,12 @@ from mae_vit.finetuning.comparison.config import (
     Overrides,
     slug,
 )
-from mae_vit.finetuning.comparison.costs import Cost, cost_of_run, cost_of_start
+from mae_vit.finetuning.comparison.costs import cost_of_run
 from mae_vit.finetuning.comparison.jobs import Job, program_of
 from mae_vit.finetuning.comparison.settings import lines_of, settings_of
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import CLOSED_FORM, FinetuneConfig
+from mae_vit.models.encoder_cost import Cost, cost_of_weights
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 
@@ -201,7 +202,14 @@ class Matrix:
     def cost_before(self, entry: EntrySection) -> Cost:
         """Returns the cost of an entry's pretrained weights."""
         ours = self.pretraining.get(entry.start) if entry.start else None
-        return cost_of_run(ours.summary) if ours else cost_of_start(entry.start)
+        return cost_of_weights(str(ours.folder) if ours else entry.start)
+
+    def pretraining_seconds(self, entry: EntrySection) -> float | None:
+        """Returns how long an entry's weights were pretrained; None if another program ran it."""
+        if entry.start is None:
+            return 0.0
+        ours = self.pretraining.get(entry.start)
+        return ours.summary.get("wall_s") if ours else None
 
     def _steps_for(self, entry: EntrySection, labels: Labels, mode: Mode) -> Overrides:
         """Returns the number of steps that cost as much as the other entry's pretraining and fine-tuning."""

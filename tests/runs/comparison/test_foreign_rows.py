@@ -86,7 +86,7 @@ def test_it_keeps_its_own_size_and_pooling_whatever_all_rows_are_given(tmp_path)
     (cell,) = Matrix(own, tmp_path, tmp_path / "out").cells(compute_of=False)
     assert "model.img_size=42" in cell.job.arguments
     cost = matrix.cost_before(config.entries[0])
-    assert (cost.images, cost.flops) == (None, None)
+    assert (cost.images_seen, cost.flops) == (None, None)
 
 
 def test_to_train_it_is_refused_with_its_name(tmp_path):

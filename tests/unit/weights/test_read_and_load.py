@@ -12,6 +12,7 @@ from helpers.commands import ROOT
 from helpers.weights.official_weights import RunsCode, official
 
 from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_cost import cost_of_weights
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives.mae import MAEConfig
@@ -234,6 +235,10 @@ def test_a_run_begins_from_another(digits, tmp_path, capsys):
     second = read_weights(str(tmp_path / "second"))
     for name, value in first.tensors.items():
         torch.testing.assert_close(second.tensors[name], value, atol=1e-6, rtol=0)
+    own, whole = (cost_of_weights(str(tmp_path / name)) for name in ("first", "second"))
+    assert own.images_seen
+    assert own.flops
+    assert whole == own + own
     newest = sorted((tmp_path / "first" / "checkpoints").glob("step-*"))[-1]
     shutil.copytree(newest, newest.with_name("step-00000099"))
     damage = newest.with_name("step-00000099") / "parameters.safetensors"

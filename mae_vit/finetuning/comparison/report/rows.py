@@ -141,12 +141,12 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         labels = [line["label"] for line in lines]
         values[f"test_top1_{size}"] = float((truth == predicted)[choose_subset(keys, labels, size)].mean())
     values |= {
-        "images_seen": own.images,
+        "images_seen": own.images_seen,
         "finetune_flops": own.flops,
-        "pretrain_images_seen": before.images,
+        "pretrain_images_seen": before.images_seen,
         "pretrain_flops": before.flops,
-        "finetune_s": _rounded(own.seconds),
-        "pretrain_s": _rounded(before.seconds),
+        "finetune_s": _rounded(summary.get("wall_s")),
+        "pretrain_s": _rounded(matrix.pretraining_seconds(cell.entry)),
     }
     return Row(
         cell,

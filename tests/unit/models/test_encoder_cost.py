@@ -1,0 +1,30 @@
+"""The cost of pretrained weights: their own steps, and those of the weights that these began from."""
+
+import pytest
+
+from mae_vit.models.encoder_cost import Cost, cost_of_weights
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info
+
+GEOMETRY = ("tiny-cifar", (32, 32), 4, 3, 16, 1, 2, 4.0, "learnable", [0.5] * 3, [0.25] * 3, "mae", 9)
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({"images_seen": 90, "flops": 2e9}, Cost(90, 2e9)),
+        ({"images_seen": 90, "flops": 2e9, "before": {"images_seen": 10, "flops": 1e9}}, Cost(100, 3e9)),
+        ({"images_seen": 90, "flops": 2e9, "before": {"images_seen": None, "flops": None}}, Cost(None, None)),
+        ({}, Cost(None, None)),
+    ],
+)
+def test_all_that_weights_began_from_counts(tmp_path, known, expected):
+    info = EncoderInfo(*GEOMETRY, **known)
+    path = tmp_path / "encoder.safetensors"
+    path.write_bytes(encoder_bytes(info.build(), info))
+    assert cost_of_weights(str(path)) == cost_of_weights(str(tmp_path)) == expected
+    assert read_info(path) == info
+
+
+def test_random_weights_cost_nothing_and_those_of_others_are_unknown(tmp_path):
+    assert cost_of_weights(None) == Cost(0, 0.0)
+    assert cost_of_weights("timm:vit_tiny_patch16_224") == Cost(None, None)
