@@ -24,7 +24,8 @@ python finetune/compare.py --config configs/compare_demo.yaml "run.dir=$runs/com
 cat <<EOF
 
 How the rows differ. Every row trains on the same 400 labeled images for 30 epochs.
-  settings            were chosen on held-out training digits; labels, epochs and batches are the same for all rows
+  settings            MAE's were chosen on held-out training digits; the lengths of mean color and supervised
+                      pretraining after test results were known. Labels, epochs and batches are the same for all rows
   scratch, the CNNs   begin from random weights
   MAE, mean color     have seen the training images before, without labels
   supervised          has seen 1,097 other training images before, with their labels

@@ -42,7 +42,7 @@ def _planned(name: str) -> Callable[[], str]:
     return make
 
 
-_COMPARED = (f"{comparisons.FIVE_K}/results.csv", f"{comparisons.BIT}/results.csv")
+_COMPARED = tuple(f"{comparisons.FIVE_K}/{name}" for name in ("results.csv", "report.md"))
 _TRANSFER = (f"{comparisons.TRANSFER}/results.csv", f"{comparisons.TRANSFER}/report.md")
 _SCALE = (small_machine.FILE,)
 _SEGMENTATION = tuple(f"{segmentation.COMPARISON}/{name}" for name in ("results.csv", "report.md"))
@@ -53,7 +53,8 @@ TABLES = {
     "rankme": Table(pretraining.rankme, (pretraining.RANKME,)),
     "contrast": Table(pretraining.contrast, (pretraining.CONTRAST,)),
     "pretraining": Table(pretraining.pretraining_runs, ("pretraining.json",)),
-    "chosen-settings": Table(comparisons.chosen_settings, _COMPARED),
+    "chosen-settings": Table(comparisons.chosen_settings, _COMPARED[:1]),
+    "tried-settings": Table(comparisons.tried_settings, (comparisons.TRIED,)),
     "plain-script": Table(comparisons.plain_script, ("plain_small_data.json",)),
     "step": Table(steps.step, ("step.json", "step_base.json")),
     "profile-cifar-tiny": Table(lambda: steps.profile("mae_cifar_tiny"), ("profile_step.json",)),

@@ -125,6 +125,11 @@ class DataSection(Section):
         for name in ("cache_dir", "cache_gib"):
             if getattr(self, name) is not None and not is_url(self.path):
                 raise ValueError(f"{name} has no effect with a path that is no URL")
+        limit = type(self).model_fields["memory_limit_gib"].default
+        if self.source == "tar" and self.memory_limit_gib != limit:
+            raise ValueError(
+                'memory_limit_gib has no effect with source="tar"; it belongs to "auto" and "memory"'
+            )
         if isinstance(self.workers, int) and not 0 <= self.workers <= 512:
             raise ValueError(f"workers={self.workers}: 0 to 512")
         return self

@@ -10,9 +10,11 @@ from statistics import mean, stdev
 
 from page_tables.files import decimal, load, table, text
 
-FIVE_K, BIT, TRANSFER = "compare_cifar10_5k", "compare_cifar10_bit", "compare_cifar10_transfer"
+FIVE_K, TRANSFER = "compare_cifar10_5k", "compare_cifar10_transfer"
+TRIED = "tuning_cifar10_5k.json"
 SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
-MAE, CNN, RESNET, SMALL_BIT = "ViT-Tiny from MAE", "SimpleCNN", "SmallResNet", "SmallBiT"
+MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"
+CNN, RESNET, SMALL_BIT = "SimpleCNN", "SmallResNet", "SmallBiT"
 # The pages' names of the transfer's rows.
 OTHER_IMAGES = {
     "labels of the other images": "ViT-Tiny from labels of other images",
@@ -30,9 +32,9 @@ def rows(comparison: str) -> dict[str, list[dict[str, str]]]:
     return by_entry
 
 
-def percent(comparison: str, entry: str, column: str = "test_top1") -> list[float]:
-    """A column of an entry in percent, one value for each seed."""
-    return [100 * float(row[column]) for row in rows(comparison)[entry]]
+def percent(comparison: str, entry: str, column: str = "test_top1", *, mode: str = "finetune") -> list[float]:
+    """A column of an entry in percent, one value for each seed; none if it has no such mode."""
+    return [100 * float(row[column]) for row in rows(comparison)[entry] if row["mode"] == mode]
 
 
 def accuracy(comparison: str, entry: str, column: str = "test_top1", *, digits: int = 1) -> str:
@@ -72,19 +74,22 @@ def above(comparison: str, entry: str, other: str) -> tuple[str, str, str]:
 
 def few_labels() -> str:
     """CIFAR-10 with 5,000 labels, in the order of test accuracy."""
-    entries = [(comparison, entry) for comparison in (FIVE_K, BIT) for entry in rows(comparison)]
-    entries.sort(key=lambda each: mean(percent(*each)))
-    return table(
-        ["network and pretraining, 5,000 labels", "test accuracy, all 10,000 images", "on training images"],
-        [
+    lines = []
+    for entry in sorted(rows(FIVE_K), key=lambda each: mean(percent(FIVE_K, each))):
+        points, low, high = ("", "", "") if entry == SCRATCH else above(FIVE_K, entry, SCRATCH)
+        frozen = percent(FIVE_K, entry, mode="few_shot")
+        lines.append(
             [
-                f"{entry} (float32)" if of == BIT else entry,
-                f"{spread(percent(of, entry))} %",
-                f"{accuracy(of, entry, 'train_top1')} %",
+                entry,
+                f"{spread(percent(FIVE_K, entry))} %",
+                f"{points} ({low} to {high})" if points else "",
+                f"{accuracy(FIVE_K, entry, 'train_top1')} %",
+                f"{spread(frozen)} %" if frozen else "",
+                f"{whole_pflop(FIVE_K, entry):.2f}",
             ]
-            for of, entry in entries
-        ],
-    )
+        )
+    head = ["5,000 labels", "fine-tuned: test accuracy", "points above scratch (95 % interval)"]
+    return table([*head, "on training images", "frozen: test accuracy", "whole model PFLOP"], lines)
 
 
 def transfer() -> str:
@@ -110,16 +115,32 @@ def batch_of(comparison: str, entry: str) -> int:
     return batch
 
 
+def _in_words(setting: dict[str, float]) -> str:
+    words = f"batch {setting['train.effective_batch_size']}, rate {setting['optim.lr']:g}"
+    return words + ", mixup and cutmix" * ("finetune.mixup" in setting)
+
+
 def chosen_settings() -> str:
     """Accuracies beside the settings that held-out images chose."""
-    lines = []
-    for comparison in (FIVE_K, BIT):
-        for entry, of_entry in rows(comparison).items():
-            mixed = "finetune.mixup" in json.loads(of_entry[0]["settings"])
-            setting = f"batches of {batch_of(comparison, entry)}" + ", with mixup and cutmix" * mixed
-            lines.append([entry, accuracy(comparison, entry), setting])
+    chosen = {entry: json.loads(of_entry[0]["settings"]) for entry, of_entry in rows(FIVE_K).items()}
+    lines = [[entry, accuracy(FIVE_K, entry), _in_words(setting)] for entry, setting in chosen.items()]
     lines.sort(key=lambda line: float(line[1]))
     return table(["", "test %", "setting chosen on held-out images"], lines)
+
+
+def tried_settings() -> str:
+    """The accuracy on held-out training images of every setting that was tried, earlier and now."""
+    file = load(TRIED)
+    lines = [
+        [
+            entry,
+            _in_words(one["setting"]),
+            *(f"{one[part]:.1f}" if part in one else "" for part in ("earlier", "now")),
+        ]
+        for entry, tried in file["entries"].items()
+        for one in tried
+    ]
+    return table(["", "setting", "held-out %, earlier (500 images)", "held-out %, now (2,000 images)"], lines)
 
 
 def plain(part: str, model: str) -> list[float]:

@@ -9,14 +9,14 @@ COMPARISON = "compare_segmentation"
 WHOLE, PROBE = "segment", "segment_probe"
 
 
-def miou(entry: str, mode: str = WHOLE) -> list[float]:
+def miou(entry: str, mode: str = WHOLE, *, column: str = "test_miou") -> list[float]:
     """Mean IoU in percent, one value for each seed; none if the entry has no such mode."""
-    return [100 * float(row["test_miou"]) for row in rows(COMPARISON)[entry] if row["mode"] == mode]
+    return [100 * float(row[column]) for row in rows(COMPARISON)[entry] if row["mode"] == mode]
 
 
-def mean_miou(entry: str, mode: str = WHOLE) -> str:
+def mean_miou(entry: str, mode: str = WHOLE, *, column: str = "test_miou") -> str:
     """Mean IoU in percent, over seeds."""
-    values = miou(entry, mode)
+    values = miou(entry, mode, column=column)
     return decimal(sum(values) / len(values))
 
 

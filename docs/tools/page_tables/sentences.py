@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from page_tables import comparisons as of
 from page_tables import engine_and_loader, pretraining, segmentation, steps
-from page_tables.comparisons import BIT, CNN, FIVE_K, MAE, MEAN_COLOR, RESNET, SCRATCH, SMALL_BIT, TRANSFER
+from page_tables.comparisons import CNN, CONTRAST, FIVE_K, MAE, MEAN_COLOR, RESNET, SCRATCH, TRANSFER
 from page_tables.files import results
 
 Values = Callable[[], tuple[str, ...]]
@@ -48,8 +48,22 @@ def _mious(*entries: str) -> Values:
     return lambda: tuple(segmentation.mean_miou(entry) for entry in entries)
 
 
+def _ratio(comparison: str, entry: str, scratch: str = SCRATCH) -> float:
+    return of.whole_pflop(comparison, entry) / of.whole_pflop(comparison, scratch)
+
+
+def _whole_over_scratch(comparison: str, entry: str, scratch: str = SCRATCH) -> Values:
+    """How many times the compute of scratch a row has, pretraining included."""
+
+    def values() -> tuple[str]:
+        ratio = _ratio(comparison, entry, scratch)
+        return (f"{ratio:.1f}" if ratio < 100 else f"{ratio:.0f}",)
+
+    return values
+
+
 def _lifts() -> tuple[str, ...]:
-    return tuple(f"{float(of.above(FIVE_K, entry, SCRATCH)[0]):.0f}" for entry in (MEAN_COLOR, MAE))
+    return tuple(f"{float(of.above(FIVE_K, entry, SCRATCH)[0]):.0f}" for entry in (MEAN_COLOR, CONTRAST))
 
 
 def _psnr(*runs: str) -> Values:
@@ -90,6 +104,12 @@ def _over_mae() -> tuple[str, ...]:
 README = (
     ("a ViT reaches {} % from scratch and {} % after MAE,", _accuracies(DEMO, DEMO_ROWS[0], DEMO_ROWS[3])),
     ("SimpleCNN {} % and SmallResNet {} %", _accuracies(DEMO, CNN, RESNET)),
+    (
+        "scratch fits just {} % of its own training images.",
+        lambda: (of.accuracy(DEMO, DEMO_ROWS[0], "train_top1", digits=0),),
+    ),
+    ("MAE's row has {} times its compute.", _whole_over_scratch(DEMO, DEMO_ROWS[3], DEMO_ROWS[0])),
+    ("MAE's pretraining costs {} times that", _whole_over_scratch(segmentation.COMPARISON, MAE)),
     ("The run took {} hours on one CPU core", lambda: pretraining.hours(MAE_100)[:1]),
     ("an idle core takes about {} hours", lambda: pretraining.hours(MAE_100)[1:]),
     ("The ViT has {} M parameters", _million_parameters(FIVE_K, MAE)),
@@ -98,34 +118,35 @@ README = (
         _mious(SCRATCH, MAE, RESNET),
     ),
     (
-        "The ViT reaches {} % from scratch, {} % after masked patch prediction, and {} % after MAE.",
-        _accuracies(FIVE_K, SCRATCH, MEAN_COLOR, MAE),
+        "The ViT reaches {} % from scratch, {} % after masked patch prediction, {} % after MAE, and {} % after MAE with a "
+        "contrast.",
+        _accuracies(FIVE_K, SCRATCH, MEAN_COLOR, MAE, CONTRAST),
     ),
     (
-        "MAE takes {} times the compute of training from scratch;",
-        lambda: (f"{of.whole_pflop(FIVE_K, MAE) / of.whole_pflop(FIVE_K, SCRATCH):.1f}",),
+        "MAE takes {} times the compute of training from scratch, and {} times with the contrast;",
+        lambda: tuple(f"{_ratio(FIVE_K, entry):.1f}" for entry in (MAE, CONTRAST)),
     ),
-    ("A small CNN reaches {} %: its", _accuracies(FIVE_K, CNN)),
-    ("A small ResNet reaches {} %, and is", _accuracies(FIVE_K, RESNET)),
+    ("A small CNN reaches {} %, a small ResNet {} %.", _accuracies(FIVE_K, CNN, RESNET)),
+    ("MAE with a contrast is {} points above it ({} to {}).", _above(FIVE_K, CONTRAST, RESNET)),
     (
         "beats supervised pretraining by {} points.",
         lambda: of.above(TRANSFER, MAE_ELSEWHERE, LABELS_ELSEWHERE)[:1],
     ),
 )
 RESULTS = (
-    ("lifts the ViT of {} M parameters by", _million_parameters(FIVE_K, MAE)),
-    ("by {} points over scratch (95 % interval: {} to {}).", _above(FIVE_K, MAE, SCRATCH)),
-    ("Mean color (40 epochs) lifts it by {} points ({} to {}).", _above(FIVE_K, MEAN_COLOR, SCRATCH)),
-    ("from SimpleCNN may be chance ({} points, {} to {}).", _above(FIVE_K, MAE, CNN)),
-    ("worse than SmallResNet ({} points, {} to {}).", _above(FIVE_K, MAE, RESNET)),
-    ("SmallBiT ({} M parameters)", _million_parameters(BIT, SMALL_BIT)),
+    ("6 blocks ({} M parameters)", _million_parameters(FIVE_K, MAE)),
+    ("MAE lifts the ViT by {} points over scratch (95 % interval: {} to {}),", _above(FIVE_K, MAE, SCRATCH)),
+    ("mean color by {} ({} to {}).", _above(FIVE_K, MEAN_COLOR, SCRATCH)),
+    ("the contrast's recipe, it is {} points above MAE alone ({} to {}),", _above(FIVE_K, CONTRAST, MAE)),
+    ("and {} points above SmallResNet ({} to {}).", _above(FIVE_K, CONTRAST, RESNET)),
+    ("MAE alone is {} points above SimpleCNN ({} to {})", _above(FIVE_K, MAE, CNN)),
     (
-        "it is right on {} % of its training images",
-        lambda: (of.accuracy(FIVE_K, MAE, "train_top1", digits=0),),
+        "and {} points above SmallResNet, the best network without pretraining ({} to {}).",
+        _above(FIVE_K, MAE, RESNET),
     ),
     (
-        "fine-tuning by MAE cost {} PFLOP, mean color {}, scratch {}, the CNNs {}.",
-        lambda: tuple(f"{of.whole_pflop(FIVE_K, entry):.2f}" for entry in (MAE, MEAN_COLOR, SCRATCH, CNN)),
+        "right on {} % and {} % of their training images",
+        lambda: tuple(of.accuracy(FIVE_K, entry, "train_top1", digits=0) for entry in (MAE, CONTRAST)),
     ),
     ("(`benchmarks/plain_small_data.py`) reaches {} %", _plain("runs")),
     ("With the same recipe, our code reaches {} %", _plain("runner")),
@@ -137,7 +158,7 @@ RESULTS = (
 )
 CHOOSING = (
     (
-        "the contrast is {} points better by neighbors. After fine-tuning it is {} points better in the mean, by {} "
+        "this recipe is {} points better by neighbors. After fine-tuning it is {} points better in the mean, by {} "
         "and {} points in the two seeds.",
         pretraining.contrast_gains,
     ),
@@ -165,7 +186,6 @@ CHOOSING = (
         "The test accuracy is {} % after supervised pretraining, {} % after mean color and {} % after MAE.",
         _spreads(TRANSFER, LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE),
     ),
-    ("For comparison, it is {} % after 100 epochs of MAE", _accuracies(FIVE_K, MAE)),
     (
         "The chosen batch size was {} for both self-supervised rows and {} for the supervised one.",
         lambda: tuple(str(of.batch_of(TRANSFER, entry)) for entry in (MAE_ELSEWHERE, LABELS_ELSEWHERE)),
@@ -195,7 +215,7 @@ PERFORMANCE = (
         lambda: steps.over_mae("contrastive_mae")[:1],
     ),
     (
-        "without the contrast takes {} times as long,",
+        "without the contrast takes {} times as long.",
         lambda: steps.over_mae("mae mask_ratio=0.5 decode_ratio=0.5")[:1],
     ),
     ("a deep decoder) takes {} times as long.", lambda: steps.over_mae("pixio")[:1]),
@@ -225,14 +245,26 @@ SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
             pretraining.rank_correlations,
         ),
     ),
+    "docs/segmentation.md": (
+        (
+            "MAE's row costs {} times the row from scratch.",
+            _whole_over_scratch(segmentation.COMPARISON, MAE),
+        ),
+        (
+            "Scratch reaches only {} % on its own training masks",
+            lambda: (segmentation.mean_miou(SCRATCH, column="train_miou"),),
+        ),
+    ),
     "configs/compare_demo.yaml": (
         ("scratch {} %, mean color {} %, supervised {} %, MAE {} %,", _accuracies(DEMO, *DEMO_ROWS)),
         ("SimpleCNN {} %, SmallResNet {} % (two seeds;", _accuracies(DEMO, CNN, RESNET)),
     ),
     "configs/compare_cifar10_5k.yaml": (
-        ("ViT-Tiny {} % from scratch, {} % after MAE;", _accuracies(FIVE_K, SCRATCH, MAE)),
+        (
+            "ViT-Tiny {} % from scratch, {} % after MAE, {} % with the contrast;",
+            _accuracies(FIVE_K, SCRATCH, MAE, CONTRAST),
+        ),
         ("SmallResNet {} % (three seeds)", _accuracies(FIVE_K, RESNET)),
-        ("docs/results/compare_cifar10_bit, {} %.", _accuracies(BIT, SMALL_BIT)),
     ),
     "configs/compare_cifar10_transfer.yaml": (
         ("over three seeds: scratch {} %.", _accuracies(TRANSFER, SCRATCH)),

@@ -14,6 +14,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.main import main
 from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.pretraining.job import main as pretrain
 
 WRONG = {
@@ -140,13 +141,16 @@ def test_equal_compute_is_counted_in_steps(digits, tmp_path):
     matrix = Matrix(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
     cells = {cell.entry.name: cell.job.folder for cell in matrix.cells(compute_of=False)}
     summaries = {
-        matrix.pretraining["MAE"].folder: {"steps": 20, "flops_per_step": 5.0},
         cells["ViT from MAE"]: {"steps": 6, "flops_per_step": 7.0},
         cells["ViT from scratch"]: {"steps": 6, "flops_per_step": 10.0},
     }
     for folder, summary in summaries.items():
         folder.mkdir(parents=True)
         (folder / "summary.json").write_text(json.dumps(summary))
+    info = EncoderInfo("tiny", (8, 8), 4, 1, 8, 1, 1, 4.0, "learnable", [0.5], [0.5], "mae", 20, flops=100.0)
+    folder = matrix.pretraining["MAE"].folder
+    folder.mkdir(parents=True)
+    (folder / "encoder.safetensors").write_bytes(encoder_bytes(info.build(), info))
     (longer,) = matrix.cells(compute_of=True)
     assert longer.entry.name == "as long as MAE"
     assert "train.steps=15" in longer.job.arguments

@@ -1,7 +1,9 @@
 """Checkpoint folders: what they hold, older ones, odd ones, and which are kept."""
 
 import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,3 +92,36 @@ def test_those_of_later_steps_do_not_count(tmp_path):
         (tmp_path / f"step-{step:08d}").mkdir()
     prune_checkpoints(tmp_path, upto=287, keep_last=2, keep_every=5, every_steps=1)
     assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [276, 287]
+
+
+def test_all_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
+    """After a power cut a name leads to whole bytes: files and their folder are flushed before each rename."""
+    events = []
+
+    def watched(call):
+        def record(source, target):
+            call(source, target)
+            events.append(("rename", Path(source), Path(target)))
+
+        return record
+
+    def flush(descriptor, real=os.fsync):
+        real(descriptor)
+        events.append(("flush", Path(f"/proc/self/fd/{descriptor}").resolve()))
+
+    monkeypatch.setattr(os, "fsync", flush)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+    state = state_of("exp_avg", "exp_avg_sq")
+    final = save_checkpoint(tmp_path, step=9, state=state, identity={"run.seed": 1})
+
+    (folder_renamed,) = (at for at, event in enumerate(events) if event[0] == "rename" and event[2] == final)
+    partial = events[folder_renamed][1]
+    for file in final.iterdir():
+        (renamed,) = (at for at, event in enumerate(events) if event[2:] == (partial / file.name,))
+        assert ("flush", events[renamed][1]) in events[:renamed], file.name
+        assert ("flush", partial) in events[renamed:folder_renamed], file.name
+    latest = events.index(("rename", events[-2][1], tmp_path / "latest"))
+    assert ("flush", tmp_path) in events[folder_renamed:latest]
+    assert ("flush", events[latest][1]) in events[folder_renamed:latest]
+    assert events[-1] == ("flush", tmp_path)
