@@ -164,6 +164,11 @@ def rates(inputs: Inputs) -> str:
     return table(head, rows)
 
 
+def _time(seconds: float) -> str:
+    """In days, below one in hours."""
+    return f"{seconds / 86400:.1f} days" if seconds >= 86400 else f"{seconds / 3600:.1f} hours"
+
+
 def runs(inputs: Inputs) -> str:
     """How long the runs take."""
     rows = []
@@ -171,9 +176,9 @@ def runs(inputs: Inputs) -> str:
         rate = images_per_s(costs_of(config), inputs)
         for data_name, data in DATA.items():
             seconds = data.images * data.epochs / rate
-            days = [f"{seconds / 86400 / gpus:,.1f}" for gpus in GPUS]
-            rows.append([name, data_name, f"{data.epochs:g}", f"{seconds / 3600:,.0f}", *days])
-    nodes = [f"days on {gpus} GPUs ({-(-gpus // inputs.gpus_per_node)} nodes)" for gpus in GPUS]
+            times = [_time(seconds / gpus) for gpus in GPUS]
+            rows.append([name, data_name, f"{data.epochs:g}", f"{seconds / 3600:,.0f}", *times])
+    nodes = [f"on {gpus} GPUs ({-(-gpus // inputs.gpus_per_node)} nodes)" for gpus in GPUS]
     return table(["model", "data", "epochs (assumed)", "GPU-hours", *nodes], rows)
 
 

@@ -32,11 +32,25 @@ def test_shellcheck_finds_nothing(script):
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+RESULTS = [
+    path
+    for path in sorted((ROOT / "docs" / "results").rglob("*"))
+    if path.suffix in (".json", ".csv", ".md", ".txt")
+]
+
+
 @pytest.mark.parametrize(
-    "path", [*SCRIPTS, ROOT / "README.md", ROOT / "Makefile"], ids=lambda path: path.name
+    "path",
+    [*SCRIPTS, *RESULTS, ROOT / "README.md", ROOT / "Makefile"],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_no_personal_paths(path):
-    assert not re.search(r"/(home|root|Users|scratch|tmp)/\w", path.read_text())
+    assert not re.search(r"/(home|root|Users|scratch|tmp|work)/\w|\.\./\w", path.read_text())
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_no_kernel_names_a_machine(path):
+    assert not re.search(r"Linux-\d", path.read_text())
 
 
 BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end", "loader"]

@@ -10,7 +10,7 @@ from statistics import mean, stdev
 
 from page_tables.files import decimal, load, table, text
 
-FIVE_K, TRANSFER = "compare_cifar10_5k", "compare_cifar10_transfer"
+FIVE_K, BIT, TRANSFER = "compare_cifar10_5k", "compare_cifar10_bit", "compare_cifar10_transfer"
 TRIED = "tuning_cifar10_5k.json"
 SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
 MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"

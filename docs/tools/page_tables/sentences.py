@@ -9,7 +9,18 @@ from collections.abc import Callable
 
 from page_tables import comparisons as of
 from page_tables import engine_and_loader, pretraining, segmentation, steps
-from page_tables.comparisons import CNN, CONTRAST, FIVE_K, MAE, MEAN_COLOR, RESNET, SCRATCH, TRANSFER
+from page_tables.comparisons import (
+    BIT,
+    CNN,
+    CONTRAST,
+    FIVE_K,
+    MAE,
+    MEAN_COLOR,
+    RESNET,
+    SCRATCH,
+    SMALL_BIT,
+    TRANSFER,
+)
 from page_tables.files import results
 
 Values = Callable[[], tuple[str, ...]]
@@ -134,6 +145,10 @@ README = (
     ),
 )
 RESULTS = (
+    (
+        "SmallBiT ({} M parameters) reached {} % with",
+        lambda: (*_million_parameters(BIT, SMALL_BIT)(), *_spreads(BIT, SMALL_BIT)()),
+    ),
     ("6 blocks ({} M parameters)", _million_parameters(FIVE_K, MAE)),
     ("MAE lifts the ViT by {} points over scratch (95 % interval: {} to {}),", _above(FIVE_K, MAE, SCRATCH)),
     ("mean color by {} ({} to {}).", _above(FIVE_K, MEAN_COLOR, SCRATCH)),
