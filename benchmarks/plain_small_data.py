@@ -126,6 +126,13 @@ def draw(places, labels, keys, count, salt):
     return sorted(taken), sorted(set(places) - set(taken))
 
 
+def subset(labels, keys, per_class=500, held_out=50):
+    """Places of the labeled images that are trained on, and of those that are held out."""
+    taken, _ = draw(range(len(keys)), labels.tolist(), keys, per_class, b"mae-vit subset")
+    held, trained = draw(taken, labels.tolist(), keys, held_out, b"mae-vit finetune holdout")
+    return trained, held
+
+
 def augment(images, generator):
     """Pads by 4 px of black, cuts 32 x 32, mirrors half of them."""
     padded = F.pad(images, (4, 4, 4, 4))
@@ -205,8 +212,7 @@ def main():
     def normalize(some):
         return (some.float() / 255 - mean) / std
 
-    taken, _ = draw(range(len(keys)), labels.tolist(), keys, 500, b"mae-vit subset")
-    held_out, trained = draw(taken, labels.tolist(), keys, 50, b"mae-vit finetune holdout")
+    trained, held_out = subset(labels, keys)
     test_images, test_labels, _ = read(options.data, "test")
     data = {
         "train": (images[trained], labels[trained]),
