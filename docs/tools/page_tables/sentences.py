@@ -129,8 +129,8 @@ README = (
         _mious(SCRATCH, MAE, RESNET),
     ),
     (
-        "The ViT reaches {} % from scratch, {} % after masked patch prediction, {} % after MAE, and {} % after MAE with a "
-        "contrast.",
+        "The ViT reaches {} % from scratch, {} % after masked patch prediction, {} % after MAE, and {} % after MAE "
+        "with a contrast.",
         _accuracies(FIVE_K, SCRATCH, MEAN_COLOR, MAE, CONTRAST),
     ),
     (
