@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -90,17 +91,21 @@ def measure(encoder: PretrainedEncoder, support: Samples, query: Samples) -> dic
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
     """Returns Spearman's rank correlation, and the share of permutations at least as far from 0; NaN if undefined."""
-    a, b = (stats.rankdata(values, nan_policy="propagate") for values in (first, second))
-    a, b = a - a.mean(), b - b.mean()
-    scale = np.sqrt((a @ a) * (b @ b))
-    if not scale > 0:  # all equal, or one is NaN
-        return {"rho": np.nan, "p": np.nan}
-    rho = float(a @ b / scale)
-    generator = np.random.Generator(np.random.PCG64(0))
-    drawn = np.array([generator.permutation(a) @ b for _ in range(_PERMUTATIONS)]) / scale
-    # The order that was measured counts as one of the permutations.
-    as_far = 1 + int((np.abs(drawn) >= abs(rho) - 1e-9).sum())
-    return {"rho": round(rho, 3), "p": as_far / (1 + _PERMUTATIONS)}
+    fixed = np.asarray(second, float)
+    with warnings.catch_warnings():
+        # Of constant values, whose correlation is NaN.
+        warnings.simplefilter("ignore", stats.ConstantInputWarning)
+        rho = float(stats.spearmanr(first, fixed).statistic)
+        if not np.isfinite(rho):
+            return {"rho": np.nan, "p": np.nan}
+        tested = stats.permutation_test(
+            (np.asarray(first, float),),
+            lambda shuffled: stats.spearmanr(shuffled, fixed).statistic,
+            permutation_type="pairings",
+            n_resamples=_PERMUTATIONS,
+            rng=np.random.default_rng(0),
+        )
+    return {"rho": round(rho, 3), "p": round(float(tested.pvalue), 4)}
 
 
 def correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

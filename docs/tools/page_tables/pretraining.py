@@ -118,10 +118,10 @@ def rankme() -> str:
     return table(["encoder", "RankMe", "standard deviation", "few-shot, %", "neighbors, %"], lines)
 
 
-def rank_correlations() -> tuple[str, ...]:
-    """RankMe with few-shot and with neighbors: of all encoders, and of those that saw no labels."""
+def rank_correlations(measure: str = "rankme") -> tuple[str, ...]:
+    """A measure with few-shot and with neighbors: of all encoders, and of those that saw no labels."""
     return tuple(
-        f"{load(RANKME)[group][f'rankme, {probe}_top1']['rho']:.2f}"
+        f"{load(RANKME)[group][f'{measure}, {probe}_top1']['rho']:.2f}"
         for group in ("correlations", "correlations_without_labels")
         for probe in ("few_shot", "knn")
     )

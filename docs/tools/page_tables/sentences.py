@@ -259,6 +259,10 @@ SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
             "and {}.",
             pretraining.rank_correlations,
         ),
+        (
+            "For the standard deviation it is {} and {}; without the supervised encoder {} and {}.",
+            lambda: pretraining.rank_correlations("feature_std"),
+        ),
     ),
     "docs/segmentation.md": (
         (
