@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.reports import add_out, publish
 from mae_vit.core.errors import InputError
+from mae_vit.data.index import open_index
 from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
@@ -152,6 +153,10 @@ def main() -> None:
     report = {
         "benchmark": "rankme",
         **{name: getattr(arguments, name) for name in ("split", "held_out", "images", "queries")},
+        "fingerprints": {
+            split: open_index(Path(arguments.data), split).fingerprint
+            for split in (arguments.split, arguments.held_out)
+        },
         "encoders": rows,
         "correlations": correlations(rows),
         "correlations_without_labels": correlations(unlabeled) if len(unlabeled) > 2 else None,
