@@ -19,10 +19,12 @@ from mae_vit.core import __version__
 if TYPE_CHECKING:
     from mae_vit.cli.api import Run, compare, finetune, prepare, pretrain
     from mae_vit.core.errors import InputError
+    from mae_vit.finetuning.models.image_classifier import ImageClassifier, load_classifier
     from mae_vit.runtime.failures import RunInterrupted, TrainingFailed
     from mae_vit.weights.encoder import PretrainedEncoder, load_encoder
 
 __all__ = [
+    "ImageClassifier",
     "InputError",
     "PretrainedEncoder",
     "Run",
@@ -31,6 +33,7 @@ __all__ = [
     "__version__",
     "compare",
     "finetune",
+    "load_classifier",
     "load_encoder",
     "prepare",
     "pretrain",
@@ -38,6 +41,7 @@ __all__ = [
 _HOMES = {
     "mae_vit.cli.api": ("Run", "compare", "finetune", "prepare", "pretrain"),
     "mae_vit.core.errors": ("InputError",),
+    "mae_vit.finetuning.models.image_classifier": ("ImageClassifier", "load_classifier"),
     "mae_vit.runtime.failures": ("RunInterrupted", "TrainingFailed"),
     "mae_vit.weights.encoder": ("PretrainedEncoder", "load_encoder"),
 }

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
@@ -17,6 +17,7 @@ from mae_vit.runtime.exit_codes import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from mae_vit.weights.embed.embed import Outcome
+    from mae_vit.weights.embed.features import Settings
 
 _NAMED = 5
 _BATCH_SIZE, _BATCH_SIZE_GPU = 64, 256
@@ -81,7 +82,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     group.add_argument("--no-labels", action="store_true", help="do not take folders as classes")
     _add_features(parser.add_argument_group("which features"))
-    _add_speed(parser.add_argument_group("how fast"))
+    add_speed(parser.add_argument_group("how fast"))
     parser.set_defaults(run=run_embed, parser=parser)
 
 
@@ -98,9 +99,6 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
         help="feature: [CLS] or the mean of the patch tokens (as in fine-tuning, else cls)",
     )
     group.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the forward pass (fp32)"
-    )
-    group.add_argument(
         "--dtype",
         choices=("float32", "float16"),
         default="float32",
@@ -108,12 +106,16 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_speed(group: argparse._ArgumentGroup) -> None:
+def add_speed(group: argparse._ArgumentGroup) -> None:
+    """Adds the options of device, precision, batch size and workers."""
     group.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
         help="device to compute on (auto: a GPU if there is one)",
+    )
+    group.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the forward pass (fp32)"
     )
     group.add_argument(
         "--batch-size",
@@ -135,7 +137,9 @@ def run_embed(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: for every error that the user can fix.
     """
-    _check(arguments)
+    check_numbers(arguments)
+    if arguments.save_every_s is not None and not arguments.save_every_s >= 0:
+        raise InputError(f"--save-every-s {arguments.save_every_s}: at least 0")
     try:
         outcome = _embed(arguments)
     except OSError as error:
@@ -154,47 +158,58 @@ def run_embed(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def check_numbers(arguments: argparse.Namespace) -> None:
+    """Checks sizes and the number of workers.
+
+    Raises:
+        InputError: for one that cannot be.
+    """
     for name in ("batch_size", "img_size"):
-        value = getattr(arguments, name)
+        value = getattr(arguments, name, None)
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} {value}: at least 1")
-    if arguments.save_every_s is not None and not arguments.save_every_s >= 0:
-        raise InputError(f"--save-every-s {arguments.save_every_s}: at least 0")
     if arguments.workers != "auto" and not arguments.workers.isdecimal():
         raise InputError(f'--workers {arguments.workers}: a number, at least 0, or "auto"')
 
 
-def _embed(arguments: argparse.Namespace) -> Outcome:
-    # Slow to import, so that --help is not.
+def settings_of(
+    arguments: argparse.Namespace, *, dtype: Literal["float32", "float16"] = "float32"
+) -> Settings:
+    """Resolves device, batch size and workers."""
     from mae_vit.data.batches.loader import auto_workers
     from mae_vit.runtime.cores import cores_of_rank
     from mae_vit.runtime.device import choose_device
+    from mae_vit.weights.embed.features import Settings
+
+    device = choose_device(arguments.device)
+    on_gpu = device.type == "cuda"
+    auto = arguments.workers == "auto"
+    return Settings(
+        device=device,
+        batch_size=arguments.batch_size or (_BATCH_SIZE_GPU if on_gpu else _BATCH_SIZE),
+        workers=auto_workers(cores_of_rank(), on_gpu=on_gpu) if auto else int(arguments.workers),
+        precision=arguments.precision,
+        dtype=dtype,
+    )
+
+
+def _embed(arguments: argparse.Namespace) -> Outcome:
+    # Slow to import, so that --help is not.
     from mae_vit.runtime.signals import StopRequest
     from mae_vit.weights.embed.embed import SAVE_EVERY_S, embed
-    from mae_vit.weights.embed.features import Settings
     from mae_vit.weights.embed.images import open_images
     from mae_vit.weights.embed.output import check_out
     from mae_vit.weights.encoder import load_encoder
 
     check_out(arguments.out)
-    device = choose_device(arguments.device)
-    on_gpu = device.type == "cuda"
-    auto = arguments.workers == "auto"
     encoder = load_encoder(arguments.start, img_size=arguments.img_size, pool=arguments.pool)
     images = open_images(
         arguments.data, out=arguments.out.parent, splits=arguments.split, labels=not arguments.no_labels
     )
-    settings = Settings(
-        device=device,
-        batch_size=arguments.batch_size or (_BATCH_SIZE_GPU if on_gpu else _BATCH_SIZE),
-        workers=auto_workers(cores_of_rank(), on_gpu=on_gpu) if auto else int(arguments.workers),
-        precision=arguments.precision,
-        dtype=arguments.dtype,
-    )
+    settings = settings_of(arguments, dtype=arguments.dtype)
     seconds = SAVE_EVERY_S if arguments.save_every_s is None else arguments.save_every_s
     return embed(
-        encoder.to(device),
+        encoder.to(settings.device),
         images,
         arguments.out,
         settings,
@@ -212,7 +227,7 @@ def _report(outcome: Outcome, out: Path) -> None:
         rate = (outcome.done - outcome.begun) / outcome.wall_s
         print(f"{count_of(outcome.total, 'image')}{before}: {rate:,.0f} images/s")
     if outcome.broken:
-        _report_broken(outcome.broken, out)
+        report_broken(outcome.broken, out)
     print(f"{out}: features of {count_of(outcome.rows or 0, 'image')}, {outcome.width} numbers each")
     if out.suffix == ".npz":
         print("  import numpy as np")
@@ -222,7 +237,8 @@ def _report(outcome: Outcome, out: Path) -> None:
         print('  features, keys = np.stack(table["features"].to_numpy()), table["keys"].to_pylist()')
 
 
-def _report_broken(count: int, out: Path) -> None:
+def report_broken(count: int, out: Path) -> None:
+    """Names the first images that were left out, and the file that lists all."""
     from mae_vit.weights.embed.output import broken_path
 
     print(f"passed over {count_of(count, 'broken image')}; {broken_path(out)} names all:")

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from mae_vit.cli.check import add_check
-from mae_vit.cli.curve import add_curve
 from mae_vit.cli.embed import add_embed
 from mae_vit.cli.export import add_export
 from mae_vit.cli.inspect import add_inspect
+from mae_vit.cli.predict import add_predict
 from mae_vit.cli.prepare import add_prepare
 from mae_vit.cli.replay import add_replay
-from mae_vit.cli.report import add_report
+from mae_vit.cli.report import add_curve, add_report
 from mae_vit.cli.training import add_doctor, add_jobs, add_presets, run_job
 from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
@@ -40,6 +40,7 @@ EXAMPLES = """examples:
   mae-vit report runs/mae_base                           a page on the run: verdict, curves, pictures, plan
   mae-vit curve runs/mae_cifar_tiny                      compares the run's curves with those of its preset
   mae-vit embed runs/mae_base photos/ --out photos.npz   features of images; the same command resumes if it is killed
+  mae-vit predict runs/finetune_mine photos/ --out predictions.csv     classes of images, by a fine-tuned network
   mae-vit export runs/mae_base --to hf                   for transformers; also timm, official (MAE), onnx, torch
 """
 
@@ -96,6 +97,7 @@ def _parser() -> OneLineParser:
     add_report(commands)
     add_curve(commands)
     add_embed(commands)
+    add_predict(commands)
     add_export(commands)
     return parser
 

@@ -2,55 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import error_reason
-from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
-from mae_vit.models.baselines import build_network
-from mae_vit.models.encoder_file import bands_from, read_metadata
-from mae_vit.models.geometry import geometry_from
-from mae_vit.models.vit import Pool
-from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.weights.seen_labels import SeenLabels
-
-FILE = "model.safetensors"
-
-
-class Description(BaseModel):
-    """The metadata of a `model.safetensors`. For a Vision Transformer it also has the fields of its geometry.
-
-    Attributes:
-        classes: names of the classes, in the order of the logits.
-        mean: per-channel mean by which its images are normalized (pixels in 0..1).
-        std: per-channel standard deviation.
-        img_size: [H, W] in pixels.
-        network: name of the network; None for our Vision Transformers.
-        pool: pooling of our Vision Transformers.
-        labels: the labels that it was trained on.
-        bands: what the raw values of its images mean; None for 8 bits.
-    """
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
-
-    classes: list[str] = Field(min_length=2)
-    mean: list[float]
-    std: list[float]
-    img_size: list[int] = Field(min_length=2, max_length=2)
-    network: str | None = None
-    pool: Pool = "cls"
-    labels: SeenLabels | None = None
-    bands: dict[str, Any] | None = None
+from mae_vit.finetuning.models.classifier_file import Description, read_classifier
+from mae_vit.finetuning.models.classifiers import Classifier
 
 
 @dataclass(frozen=True)
@@ -90,17 +51,10 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
     Raises:
         InputError: if the file cannot be read, or if it does not fit the student.
     """
-    file, named = path / FILE if path.is_dir() else path, f"finetune.teacher={path}"
-    try:
-        description, tensors = Description.model_validate(read_metadata(file)), load_file(file)
-    except OSError as error:
-        raise InputError(
-            f"{named}: cannot read {file.name}: {error_reason(error)} "
-            "(give the folder of a finished fine-tuning run)"
-        ) from None
-    except (SafetensorError, KeyError, TypeError, ValueError, ValidationError, RecursionError):
-        raise InputError(f"{named} is not the {FILE} of a fine-tuning run") from None
-    if "dist_token" in tensors:
+    named = f"finetune.teacher={path}"
+    read = read_classifier(path, named)
+    description = read.description
+    if read.distilled:
         raise InputError(f"{named} was distilled itself, which does not teach: give its own teacher")
     if description.classes != list(classes):
         raise InputError(
@@ -113,51 +67,4 @@ def read_teacher(path: Path, *, classes: Sequence[str], in_chans: int, img_size:
         raise InputError(
             f"{named} takes images of {description.img_size}, the student's are {list(img_size)}"
         )
-    try:
-        model = _rebuild(description, tensors)
-    except Exception as error:  # any malformed content of an untrusted file
-        raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
-    model.eval().requires_grad_(False)
-    return Teacher(model, description, hashlib.sha256(file.read_bytes()).hexdigest()[:16])
-
-
-def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier:
-    """Builds the described network and loads the tensors; raises on any mismatch."""
-    if len(description.std) != len(description.mean) or min(description.std) <= 0:
-        raise ValueError(f"std={description.std} does not fit mean={description.mean}")
-    common: dict[str, Any] = {
-        "mean": description.mean,
-        "std": description.std,
-        "labels": LabelLoss(len(description.classes)),
-        "bands": bands_from(description.bands),
-    }
-    build: Callable[[], Classifier]
-    if description.network is not None:
-        name, prefix = description.network, "network."
-
-        def build() -> Classifier:
-            network = build_network(
-                name,
-                num_classes=len(description.classes),
-                in_chans=len(description.mean),
-                img_size=(description.img_size[0], description.img_size[1]),
-            )
-            return NetworkClassifier(network, **common)
-
-    else:
-        prefix = "encoder."
-        geometry = geometry_from(description.model_dump())
-        assert geometry is not None
-
-        def build() -> Classifier:
-            return ViTClassifier(geometry.build(), pool=description.pool, head_init="zero", **common)
-
-    # Check the shapes on the meta device first: a small file may describe a network too large for memory.
-    with torch.device("meta"):
-        shapes = {name: value.shape for name, value in build().state_dict().items()}
-    state = {name if name in shapes else prefix + name: value for name, value in tensors.items()}
-    if {name: value.shape for name, value in state.items()} != shapes:
-        raise ValueError("its tensors are not those of the network that it names")
-    model = build()
-    model.load_state_dict(state, strict=True)
-    return model
+    return Teacher(read.model, description, read.digest)

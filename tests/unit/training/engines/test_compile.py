@@ -7,9 +7,10 @@ from torch._dynamo.utils import counters
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import RngStream, SampleKeys
+from mae_vit.finetuning.models.classifier_file import Description
 from mae_vit.finetuning.models.classifiers import NetworkClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
-from mae_vit.finetuning.models.teacher import Description, Teacher
+from mae_vit.finetuning.models.teacher import Teacher
 from mae_vit.models.baselines import build_network
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES

@@ -1,0 +1,155 @@
+"""The classifier of a fine-tuning run, read from its `model.safetensors`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import error_reason
+from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
+from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
+from mae_vit.models.baselines import build_network
+from mae_vit.models.encoder_file import bands_from, read_metadata
+from mae_vit.models.geometry import geometry_from
+from mae_vit.models.vit import Pool
+from mae_vit.objectives.label_loss import LabelLoss
+from mae_vit.weights.seen_labels import SeenLabels
+
+FILE = "model.safetensors"
+# A distilled classifier that is read is not taught any more.
+_UNTAUGHT = Distillation(torch.zeros_like, "hard", weight=0.0)
+
+
+class Description(BaseModel):
+    """The metadata of a `model.safetensors`. For a Vision Transformer it also has the fields of its geometry.
+
+    Attributes:
+        classes: names of the classes, in the order of the logits.
+        mean: per-channel mean by which its images are normalized (pixels in 0..1).
+        std: per-channel standard deviation.
+        img_size: [H, W] in pixels.
+        network: name of the network; None for our Vision Transformers.
+        pool: pooling of our Vision Transformers.
+        labels: the labels that it was trained on.
+        bands: what the raw values of its images mean; None for 8 bits.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+
+    classes: list[str] = Field(min_length=2)
+    mean: list[float]
+    std: list[float]
+    img_size: list[int] = Field(min_length=2, max_length=2)
+    network: str | None = None
+    pool: Pool = "cls"
+    labels: SeenLabels | None = None
+    bands: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ClassifierFile:
+    """A classifier that has been read.
+
+    Attributes:
+        model: in evaluation mode, without gradients; it normalizes images as in its own training.
+        description: the metadata of its file.
+        digest: the first 16 hexadecimal digits of its file's SHA-256.
+        distilled: whether it learned from a teacher.
+    """
+
+    model: Classifier
+    description: Description
+    digest: str
+    distilled: bool
+
+
+def read_classifier(path: Path, named: str) -> ClassifierFile:
+    """Reads the `model.safetensors` of a fine-tuning run, or of its folder.
+
+    Args:
+        path: the file or the run folder.
+        named: what messages call it.
+
+    Raises:
+        InputError: if the file cannot be read, or if it holds no classifier.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        metadata = read_metadata(file)
+        if "segments" in metadata and "classes" not in metadata:
+            raise InputError(f"{named} gives each pixel a class: it classifies no whole images")
+        description, tensors = Description.model_validate(metadata), load_file(file)
+    except OSError as error:
+        raise InputError(
+            f"{named}: cannot read {file.name}: {error_reason(error)} "
+            "(give the folder of a finished fine-tuning run)"
+        ) from None
+    except (SafetensorError, KeyError, TypeError, ValueError, ValidationError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{named} is not the {FILE} of a fine-tuning run") from None
+    try:
+        model = _rebuild(description, tensors)
+    except Exception as error:  # any malformed content of an untrusted file
+        raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
+    model.eval().requires_grad_(False)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    return ClassifierFile(model, description, digest, "dist_token" in tensors)
+
+
+def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier:
+    """Builds the described network and loads the tensors; raises on any mismatch."""
+    if len(description.std) != len(description.mean) or min(description.std) <= 0:
+        raise ValueError(f"std={description.std} does not fit mean={description.mean}")
+    common: dict[str, Any] = {
+        "mean": description.mean,
+        "std": description.std,
+        "labels": LabelLoss(len(description.classes)),
+        "bands": bands_from(description.bands),
+    }
+    build: Callable[[], Classifier]
+    if description.network is not None:
+        name, prefix = description.network, "network."
+
+        def build() -> Classifier:
+            network = build_network(
+                name,
+                num_classes=len(description.classes),
+                in_chans=len(description.mean),
+                img_size=(description.img_size[0], description.img_size[1]),
+            )
+            return NetworkClassifier(network, **common)
+
+    else:
+        prefix = "encoder."
+        geometry = geometry_from(description.model_dump())
+        assert geometry is not None
+
+        distilled = "dist_token" in tensors
+
+        def build() -> Classifier:
+            if distilled:
+                return DistilledViTClassifier(
+                    geometry.build(), head_init="zero", distillation=_UNTAUGHT, **common
+                )
+            return ViTClassifier(geometry.build(), pool=description.pool, head_init="zero", **common)
+
+    # Check the shapes on the meta device first: a small file may describe a network too large for memory.
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in build().state_dict().items()}
+    state = {name if name in shapes else prefix + name: value for name, value in tensors.items()}
+    if {name: value.shape for name, value in state.items()} != shapes:
+        raise ValueError("its tensors are not those of the network that it names")
+    model = build()
+    model.load_state_dict(state, strict=True)
+    return model

@@ -1,0 +1,83 @@
+"""A fine-tuned network that classifies new images.
+
+Shapes: B batch, C channels, H W pixels, K classes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mae_vit.finetuning.models.classifier_file import ClassifierFile, read_classifier
+from mae_vit.models.attention import choose_attention
+from mae_vit.models.encoder_file import bands_from
+from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
+
+
+class ImageClassifier(FeatureEncoder):
+    """A classifier with its view of images; its features are logits. Use `load_classifier` to load one.
+
+    Attributes:
+        classes: names of the K classes, in the order of the logits.
+    """
+
+    def __init__(self, read: ClassifierFile, source: str) -> None:
+        """Wraps a classifier that has been read from `source`."""
+        described = read.description
+        height, width = described.img_size
+        super().__init__(
+            ImageInput(
+                (height, width),
+                len(described.mean),
+                described.mean,
+                described.std,
+                bands=bands_from(described.bands),
+            )
+        )
+        self.model, self.classes = read.model, tuple(described.classes)
+        self.num_features, self.num_prefix_tokens = len(self.classes), 0
+        self._facts = {"start": source, "digest": read.digest}
+        self.eval()
+
+    def features(self, images: Tensor) -> Tensor:
+        """Classifies normalized images: float32 (B, C, H, W) -> logits, float32 (B, K)."""
+        return self.model.logits(images).float()
+
+    @torch.inference_mode()
+    def predict(self, images: Tensor) -> Tensor:
+        """Classifies normalized images from `transform`: float32 (B, C, H, W) -> probabilities (B, K)."""
+        return self(images).softmax(dim=-1)
+
+    def patch_map(self, images: Tensor) -> Tensor:
+        """Refuses: a classifier has logits alone.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a classifier has no map of patches: use load_encoder")
+
+    def description(self) -> dict[str, Any]:
+        """Returns JSON facts that determine the logits: source, digest, sizes, normalization."""
+        images = self.input
+        facts = {"img_size": list(images.img_size), "mean": list(images.mean), "std": list(images.std)}
+        return {**self._facts, "classes": list(self.classes), **facts}
+
+    def place(self, device: torch.device) -> None:
+        """Moves the classifier to a device, and chooses the attention that is faster there."""
+        choose_attention(self, device)
+        super().place(device)
+
+
+def load_classifier(run: str | Path) -> ImageClassifier:
+    """Loads the classifier of a fine-tuning run.
+
+    Args:
+        run: the folder of a finished run of mode "finetune", or its `model.safetensors`.
+
+    Raises:
+        InputError: if there is none.
+    """
+    return ImageClassifier(read_classifier(Path(run), str(run)), str(run))
