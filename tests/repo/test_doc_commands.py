@@ -101,6 +101,18 @@ def sandbox(colored, digits, tmp_path_factory):
     assert pretrain(["--config", config, *small, f"run.dir={run}"]) == 0
     for name in ("mae_cifar_tiny", "mae_digits", "photos"):
         shutil.copytree(run, run.with_name(name))
+    tuned = run.with_name("finetune_cifar_tiny")
+    few = [
+        "train.steps=2",
+        "train.warmup_steps=1",
+        "train.effective_batch_size=16",
+        "monitor.tensorboard=false",
+    ]
+    config_of_tuned = ["--config", str(ROOT / "configs" / "finetune_cifar_tiny.yaml"), "--ckpt", str(run)]
+    assert finetune([*config_of_tuned, *few, f"data.path={colored}", f"run.dir={tuned}"]) == 0
+    shutil.copytree(tuned, run.with_name("photos_finetuned"))
+    for name in ("more_photos", "CIFAR-10-images"):
+        (box / name).symlink_to(box / "photos")
     bands = [f"data.path={tiles}" if word.startswith("data.path") else word for word in small]
     assert pretrain(["--config", config, *bands, f"run.dir={run.with_name('mae_satellite')}"]) == 0
     return box
