@@ -53,6 +53,9 @@ TABLES = {
     "rankme": Table(pretraining.rankme, (pretraining.RANKME,)),
     "contrast": Table(pretraining.contrast, (pretraining.CONTRAST,)),
     "pretraining": Table(pretraining.pretraining_runs, ("pretraining.json",)),
+    "length": Table(
+        comparisons.length, tuple(f"{comparisons.LENGTH}/{name}" for name in ("results.csv", "report.md"))
+    ),
     "chosen-settings": Table(comparisons.chosen_settings, _COMPARED[:1]),
     "tried-settings": Table(comparisons.tried_settings, (comparisons.TRIED,)),
     "plain-script": Table(comparisons.plain_script, ("plain_small_data.json",)),

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from page_tables.files import decimal, load, table, text
 
 FIVE_K, BIT, TRANSFER = "compare_cifar10_5k", "compare_cifar10_bit", "compare_cifar10_transfer"
-TRIED = "tuning_cifar10_5k.json"
+TRIED, LENGTH = "tuning_cifar10_5k.json", "study_length"
 SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
 MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"
 CNN, RESNET, SMALL_BIT = "SimpleCNN", "SmallResNet", "SmallBiT"
@@ -90,6 +90,19 @@ def few_labels() -> str:
         )
     head = ["5,000 labels", "fine-tuned: test accuracy", "points above scratch (95 % interval)"]
     return table([*head, "on training images", "frozen: test accuracy", "whole model PFLOP"], lines)
+
+
+def length() -> str:
+    """The digits: how many steps of pretraining begin to pay."""
+    lines = []
+    scratch, *others = rows(LENGTH)
+    for entry in (scratch, *others):
+        points, low, high = ("", "", "") if entry == scratch else above(LENGTH, entry, scratch)
+        gap = f"{points} ({low} to {high})" if points else ""
+        frozen = spread(percent(LENGTH, entry, mode="few_shot"))
+        lines.append([entry, f"{spread(percent(LENGTH, entry))} %", gap, f"{frozen} %"])
+    head = ["pretraining", "fine-tuned: test accuracy", "points above scratch (95 % interval)"]
+    return table([*head, "frozen: test accuracy"], lines)
 
 
 def transfer() -> str:
