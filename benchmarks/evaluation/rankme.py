@@ -91,7 +91,7 @@ def measure(encoder: PretrainedEncoder, support: Samples, query: Samples) -> dic
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """Returns Spearman's rank correlation, and the share of permutations at least as far from 0; NaN if undefined."""
+    """Returns Spearman's rank correlation, and the two-sided p of scipy's permutation test; NaN if undefined."""
     fixed = np.asarray(second, float)
     with warnings.catch_warnings():
         # Of constant values, whose correlation is NaN.

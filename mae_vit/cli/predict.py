@@ -7,20 +7,23 @@ import csv
 import sys
 from collections import Counter
 from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TextIO
 
 from mae_vit.cli.embed import add_speed, check_numbers, report_broken, settings_of
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, error_reason
+from mae_vit.core.messages import count_of, error_reason, plain_text
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.models.image_classifier import ImageClassifier
     from mae_vit.weights.embed.features import Settings
     from mae_vit.weights.embed.images import Images
 
-_SHOWN = 12
+_SHOWN, _NAMED = 12, 3
 _DESCRIPTION = """Classify images by the network of a finished fine-tuning run. FILE.csv has a line for each image: its
 most probable class and the probability. Labels of class folders are compared, if their names are the run's classes."""
 _EPILOG = """examples:
@@ -84,91 +87,121 @@ def run_predict(arguments: argparse.Namespace) -> int:
 
 def _predict(arguments: argparse.Namespace, out: Path) -> None:
     # Slow to import, so that --help is not.
-    from mae_vit.core.files import replacing
     from mae_vit.finetuning.models.image_classifier import load_classifier
-    from mae_vit.weights.embed.images import open_images
-    from mae_vit.weights.embed.output import write_broken
 
     if out.is_dir():
         raise InputError(f"--out {out} is a folder: give a file, such as {out / 'predictions.csv'}")
     classifier = load_classifier(arguments.run_folder)
     if not 1 <= arguments.top <= len(classifier.classes):
         raise InputError(f"--top {arguments.top}: 1 to {len(classifier.classes)}, the run's classes")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as temporary:
+        _classify(arguments, out, Path(temporary), classifier)
+
+
+def _classify(arguments: argparse.Namespace, out: Path, temporary: Path, classifier: ImageClassifier) -> None:
+    from mae_vit.core.files import replacing
+    from mae_vit.weights.embed.images import open_images
+    from mae_vit.weights.embed.output import broken_path, write_broken
+
     images = open_images(
-        arguments.data, out=out.parent, splits=arguments.split, labels=not arguments.no_labels
+        arguments.data, out=temporary, splits=arguments.split, labels=not arguments.no_labels
     )
     if images.dataset is not None:
         classifier.fit_bands(images.dataset.bands, images.name)
     settings = settings_of(arguments)
     classifier.place(settings.device)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    broken_path(out).unlink(missing_ok=True)  # of an earlier call
     with replacing(out) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        broken, counts, right = _write(file, classifier, images, settings, arguments.top)
-    write_broken(out, broken, images)
-    if broken:
-        report_broken(len(broken), out)
-    _report(classifier, images, counts, right)
-    print(f"{out}: predictions of {count_of(counts.total(), 'image')}")
+        done = _write(file, classifier, images, settings, arguments.top)
+    write_broken(out, done.broken, images)
+    if done.broken:
+        report_broken(len(done.broken), out)
+    _report(classifier, images, done)
+    print(f"{out}: predictions of {count_of(done.predicted.total(), 'image')}")
 
 
-def _write(
-    file: TextIO, classifier: ImageClassifier, images: Images, settings: Settings, top: int
-) -> tuple[list[tuple[int, str]], Counter[str], list[bool]]:
-    """Writes a line for each image.
+@dataclass
+class _Done:
+    """What was written.
 
-    Returns:
-        Number and reason of each broken image; images by predicted class; whether each image with one of the
-        classifier's classes as label is predicted right.
+    Attributes:
+        broken: number and reason of each image that cannot be read.
+        predicted: images by predicted class.
+        right: whether each image, whose label is a class of the run, is predicted right.
+        others: images by label that is none of these classes.
     """
+
+    broken: list[tuple[int, str]] = field(default_factory=list)
+    predicted: Counter[str] = field(default_factory=Counter)
+    right: list[bool] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+
+    def count(self, name: str, label: str, known: frozenset[str]) -> None:
+        """Counts a prediction; `label` is empty where there is none."""
+        self.predicted[name] += 1
+        if label in known:
+            self.right.append(label == name)
+        elif label:
+            self.others[label] += 1
+
+
+def _write(file: TextIO, classifier: ImageClassifier, images: Images, settings: Settings, top: int) -> _Done:
+    """Writes a line for each image."""
     import torch
 
-    from mae_vit.core.messages import plain_text
     from mae_vit.core.progress import progress
     from mae_vit.weights.embed.features import compute_features
 
-    writer = csv.writer(file, lineterminator="\n")
+    writer, done, known, first = (
+        csv.writer(file, lineterminator="\n"),
+        _Done(),
+        frozenset(classifier.classes),
+        0,
+    )
     labeled = bool((images.labels >= 0).any())
     more = [name for rank in range(2, top + 1) for name in (f"prediction_{rank}", f"probability_{rank}")]
-    labels = ["label"] if labeled else []
-    writer.writerow(["path", "key", *labels, "prediction", "probability", *more])
-    broken: list[tuple[int, str]] = []
-    counts, right, first = Counter[str](), list[bool](), 0
+    facts = ["path", "key", *(["split"] if images.splits else []), *(["label"] if labeled else [])]
+    writer.writerow([*facts, "prediction", "probability", *more])
     bar = progress(total=len(images), unit=" images", desc="classifying")
     with closing(compute_features(classifier, images, settings)) as batches, bar:
         for stop, logits, failed in batches:
-            broken += failed
+            done.broken += failed
             lost = {number for number, _ in failed}
             numbers = [number for number in range(first, stop) if number not in lost]
             probabilities, order = torch.from_numpy(logits).softmax(dim=-1).topk(top, dim=-1)
             for number, chances, places in zip(numbers, probabilities.tolist(), order.tolist(), strict=True):
                 entry, names = images.entries[number], [classifier.classes[place] for place in places]
                 label = images.classes[images.labels[number]] if images.labels[number] >= 0 else ""
-                cells = [
-                    cell
-                    for name, chance in zip(names, chances, strict=True)
-                    for cell in (name, f"{chance:.6f}")
-                ]
-                writer.writerow([plain_text(entry.path), entry.key, *([label] if labeled else []), *cells])
-                counts[names[0]] += 1
-                if label in classifier.classes:
-                    right.append(label == names[0])
+                values = {"path": entry.path, "key": entry.key, "split": entry.split, "label": label}
+                pairs = zip(names, (f"{chance:.6f}" for chance in chances), strict=True)
+                writer.writerow([*(plain_text(values[fact]) for fact in facts), *chain.from_iterable(pairs)])
+                done.count(names[0], label, known)
             bar.update(stop - first)
             first = stop
-    if not counts:
-        raise InputError(f"{images.name} has no image that can be read; the first: {broken[0][1]}")
-    return broken, counts, right
+    if not done.predicted:
+        why = f"; the first: {done.broken[0][1]}" if done.broken else ""
+        raise InputError(f"{images.name} has no image that can be read{why}")
+    return done
 
 
-def _report(classifier: ImageClassifier, images: Images, counts: Counter[str], right: list[bool]) -> None:
-    for name, number in counts.most_common(_SHOWN):
+def _report(classifier: ImageClassifier, images: Images, done: _Done) -> None:
+    for name, number in done.predicted.most_common(_SHOWN):
         print(f"  {number:>7,}  {name}")
-    if len(counts) > _SHOWN:
-        print(f"  and {len(counts) - _SHOWN} more classes")
-    if right:
-        print(f"accuracy {sum(right) / len(right):.2%} of {count_of(len(right), 'image')} with a label")
-    elif (images.labels >= 0).any():
+    if len(done.predicted) > _SHOWN:
+        print(f"  and {len(done.predicted) - _SHOWN} more classes")
+    if done.right:
+        share, count = sum(done.right) / len(done.right), count_of(len(done.right), "image")
+        print(f"accuracy {share:.2%} of {count} with a class of the run as label")
+        if classifier.trained_on & set(images.fingerprints):
+            print(
+                "note: the accuracy includes images that the network was trained on; give --split test",
+                file=sys.stderr,
+            )
+    if done.others:
+        names = ", ".join(plain_text(name) for name in list(done.others)[:_NAMED])
         print(
-            f"note: no folder is named as a class of the run ({', '.join(classifier.classes[:4])}, ...), so nothing "
-            "is compared",
+            f"note: {count_of(done.others.total(), 'image')} with other labels ({names}), which are no classes of "
+            "the run, are not compared",
             file=sys.stderr,
         )

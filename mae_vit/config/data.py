@@ -74,6 +74,15 @@ class AugmentSection(Section):
 # 8 x 4 shards, which is 320,000 samples with 10,000 per shard. webdataset's examples shuffle
 # within 1,000 to 5,000 samples.
 BLOCKS_OPTIONS = {"lanes": 8, "block_shards": 4}
+# Of images that are kept in memory.
+MEMORY_LIMIT_GIB = 4.0
+# The part of `mae_vit.config.schema.CHOICES` on data.
+DATA_CHOICES: dict[str, dict[str, dict[str, Any]]] = {
+    "data.order": {"blocks": BLOCKS_OPTIONS},
+    "data.source": {name: {"memory_limit_gib": MEMORY_LIMIT_GIB} for name in ("auto", "memory")},
+    "data.augment.crop": CROP_OPTIONS,
+    "data.augment.policy": POLICY_OPTIONS,
+}
 
 
 class DataSection(Section):
@@ -103,7 +112,7 @@ class DataSection(Section):
     lanes: int | None = Field(default=None, gt=0, le=65536)
     block_shards: int | None = Field(default=None, gt=0, le=65536)
     workers: int | Literal["auto"] = "auto"
-    memory_limit_gib: float = Field(default=4.0, gt=0)
+    memory_limit_gib: float = Field(default=MEMORY_LIMIT_GIB, gt=0)
     repeats: int = Field(default=1, gt=0, le=64)
     normalize: Literal["dataset", "imagenet", "half"] | list[list[float]] = "dataset"
     leave_out_per_class: int | None = Field(default=None, gt=0)
@@ -125,8 +134,7 @@ class DataSection(Section):
         for name in ("cache_dir", "cache_gib"):
             if getattr(self, name) is not None and not is_url(self.path):
                 raise ValueError(f"{name} has no effect with a path that is no URL")
-        limit = type(self).model_fields["memory_limit_gib"].default
-        if self.source == "tar" and self.memory_limit_gib != limit:
+        if self.source == "tar" and self.memory_limit_gib != MEMORY_LIMIT_GIB:
             raise ValueError(
                 'memory_limit_gib has no effect with source="tar"; it belongs to "auto" and "memory"'
             )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mae_vit.config.data import BLOCKS_OPTIONS, CROP_OPTIONS, POLICY_OPTIONS, DataSection, fitting_lanes
+from mae_vit.config.data import DATA_CHOICES, DataSection, fitting_lanes
 from mae_vit.config.optim import OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS, OptimSection
 from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, exactly_one, height_width
 from mae_vit.models.vit import PatchInit
@@ -101,9 +101,7 @@ class ModelSection(Section):
 # Keys whose value decides which options are valid, and these options. If an override changes the
 # key, the file's options of other values are dropped.
 CHOICES: dict[str, dict[str, dict[str, Any]]] = {
-    "data.order": {"blocks": BLOCKS_OPTIONS},
-    "data.augment.crop": CROP_OPTIONS,
-    "data.augment.policy": POLICY_OPTIONS,
+    **DATA_CHOICES,
     "optim.name": OPTIMIZER_OPTIONS,
     "optim.schedule": SCHEDULE_OPTIONS,
 }

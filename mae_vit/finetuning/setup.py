@@ -20,6 +20,7 @@ from mae_vit.finetuning.segmentation.build import build_segmenter, load_weights_
 from mae_vit.finetuning.segmentation.results import SegmentationOutputs
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.objective import Task
+from mae_vit.training.checkpoints.format import LABELS_SEEN
 from mae_vit.training.checkpoints.resume import Identity, run_identity
 from mae_vit.training.engines.cost import Estimate, estimate
 from mae_vit.weights.load_report import LoadReport
@@ -101,4 +102,4 @@ def identify(
     if len(data.held_out):
         # When held-out images are measured decides which weights can be chosen.
         derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
-    return run_identity(config, derived=derived).with_seen_labels(labels_seen.model_dump())
+    return run_identity(config, derived=derived).with_history(**{LABELS_SEEN: labels_seen.model_dump()})

@@ -17,7 +17,6 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.files import write_atomically
 from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
-from mae_vit.models.encoder_cost import cost_of_weights
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.objectives import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -27,7 +26,7 @@ from mae_vit.pretraining.reference_curves import reference_watch
 from mae_vit.pretraining.setup import Setup, initialize, seen_labels, set_up
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import Ranks, find_ranks
-from mae_vit.training.checkpoints.format import LABELS_SEEN
+from mae_vit.training.checkpoints.format import COST_BEFORE, LABELS_SEEN
 from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
@@ -38,6 +37,7 @@ from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import is_finished, open_run_folder, resume_or_start
+from mae_vit.weights.encoder import cost_of_start
 
 EXAMPLES = """examples:
   python pretrain/run.py --config configs/mae_digits.yaml
@@ -140,15 +140,18 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     objective = setup.build()
     # Initial weights may have seen labels, too.
     begins_from = config.model.init or "scratch"
-    before = asdict(cost_of_weights(config.model.init)) if config.model.init else None
     if checkpoint is None:
         start = initialize(objective, config, setup.info, say=ranks.rank == 0)
         begins_from = start.source if start else begins_from
         labels = seen_labels(config, setup.data, start.labels if start else None)
+        before = asdict(cost_of_start(start)) if start else None
         info = replace(setup.info, labels=labels.model_dump() if labels else None, before=before)
     else:
-        seen = checkpoint.identity.get(LABELS_SEEN, setup.info.labels)
-        info = replace(setup.info, labels=seen, before=before)
+        known = checkpoint.identity
+        info = replace(
+            setup.info, labels=known.get(LABELS_SEEN, setup.info.labels), before=known.get(COST_BEFORE)
+        )
+    history = {LABELS_SEEN: info.labels} | ({COST_BEFORE: info.before} if info.before else {})
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
     # Rank 0 alone logs, and has lines to be judged.
@@ -160,7 +163,7 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         setup.plan,
         engine,
         folder,
-        identity.with_seen_labels(info.labels),
+        identity.with_history(**history),
         setup.costs,
         noisy,
         begins_from=begins_from,

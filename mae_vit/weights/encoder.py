@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mae_vit.core.errors import InputError
 from mae_vit.data.normalization import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.models.attention import choose_attention
+from mae_vit.models.encoder_cost import UNKNOWN, Cost, cost_of_info, cost_of_weights
 from mae_vit.models.encoder_file import EncoderInfo, read_info
 from mae_vit.models.geometry import Geometry, nearest_size
 from mae_vit.models.pos_embed import sincos_position_table
@@ -199,6 +200,16 @@ def info_from_weights(start: Weights) -> EncoderInfo:
         beside = read_info(path.parents[1] / "encoder.safetensors")
         known = beside if beside is not None and beside.step == info.step else None
     return info if known is None else replace(info, **{name: getattr(known, name) for name in history})
+
+
+def cost_of_start(start: Weights) -> Cost:
+    """Returns what weights that were read have cost: those of a checkpoint only if a finished run records them."""
+    if start.path.is_file():
+        return cost_of_weights(str(start.path))
+    try:
+        return cost_of_info(info_from_weights(start))
+    except InputError:  # weights of others
+        return UNKNOWN
 
 
 def _geometry_of_shapes(start: Weights) -> Geometry:

@@ -49,7 +49,7 @@ def test_no_personal_paths(path):
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
-def test_no_kernel_names_a_machine(path):
+def test_no_result_names_a_kernel(path):
     assert not re.search(r"Linux-\d", path.read_text())
 
 

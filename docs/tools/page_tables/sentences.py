@@ -119,7 +119,7 @@ README = (
         "scratch fits just {} % of its own training images.",
         lambda: (of.accuracy(DEMO, DEMO_ROWS[0], "train_top1", digits=0),),
     ),
-    ("MAE's row has {} times its compute.", _whole_over_scratch(DEMO, DEMO_ROWS[3], DEMO_ROWS[0])),
+    ("MAE's row has {} times the compute of scratch.", _whole_over_scratch(DEMO, DEMO_ROWS[3], DEMO_ROWS[0])),
     ("MAE's pretraining costs {} times that", _whole_over_scratch(segmentation.COMPARISON, MAE)),
     ("The run took {} hours on one CPU core", lambda: pretraining.hours(MAE_100)[:1]),
     ("an idle core takes about {} hours", lambda: pretraining.hours(MAE_100)[1:]),
@@ -138,7 +138,7 @@ README = (
         lambda: tuple(f"{_ratio(FIVE_K, entry):.1f}" for entry in (MAE, CONTRAST)),
     ),
     ("A small CNN reaches {} %, a small ResNet {} %.", _accuracies(FIVE_K, CNN, RESNET)),
-    ("MAE with a contrast is {} points above it ({} to {}).", _above(FIVE_K, CONTRAST, RESNET)),
+    ("MAE with a contrast is {} points above the ResNet ({} to {}).", _above(FIVE_K, CONTRAST, RESNET)),
     (
         "beats supervised pretraining by {} points.",
         lambda: of.above(TRANSFER, MAE_ELSEWHERE, LABELS_ELSEWHERE)[:1],
@@ -277,6 +277,11 @@ SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
     "configs/compare_demo.yaml": (
         ("scratch {} %, mean color {} %, supervised {} %, MAE {} %,", _accuracies(DEMO, *DEMO_ROWS)),
         ("SimpleCNN {} %, SmallResNet {} % (two seeds;", _accuracies(DEMO, CNN, RESNET)),
+        (
+            "Scratch fits {} % of its own training images",
+            lambda: (of.accuracy(DEMO, DEMO_ROWS[0], "train_top1", digits=0),),
+        ),
+        ("MAE's row has {} times its compute", _whole_over_scratch(DEMO, DEMO_ROWS[3], DEMO_ROWS[0])),
     ),
     "configs/compare_cifar10_5k.yaml": (
         (

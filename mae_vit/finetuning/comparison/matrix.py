@@ -205,7 +205,10 @@ class Matrix:
         return cost_of_weights(str(ours.folder) if ours else entry.start)
 
     def pretraining_seconds(self, entry: EntrySection) -> float | None:
-        """Returns how long an entry's weights were pretrained; None if another program ran it."""
+        """Returns how long the comparison pretrained an entry's weights; None if it did not.
+
+        What this pretraining began from is not part of it, as the machine that trained that is not known.
+        """
         if entry.start is None:
             return 0.0
         ours = self.pretraining.get(entry.start)
@@ -234,6 +237,10 @@ class Matrix:
                 f'compute_of: "{entry.name}" trains as long as another: not in mode {", ".join(others)}'
             )
         other = next(one for one in self.config.entries if one.name == entry.compute_of)
+        if unknown := self._start_of_unknown_cost(other):
+            raise InputError(
+                f'compute_of: the cost of "{other.name}" is not known: {unknown} does not record what it cost'
+            )
         for twin in (other, self._like(entry)):
             for what, of_entry, of_twin in (
                 ("labels_per_class", entry.labels_per_class, twin.labels_per_class),
@@ -246,6 +253,15 @@ class Matrix:
                     )
             if "finetune" not in self.modes_of(twin):
                 raise InputError(f'compute_of: "{twin.name}" is not fine-tuned')
+
+    def _start_of_unknown_cost(self, entry: EntrySection) -> str | None:
+        """Returns the weights that an entry, or its pretraining, begins from if they do not record their cost."""
+        section = self.config.pretrain.get(entry.start or "")
+        start = entry.start
+        if section is not None:
+            file = self._file(section.config)
+            start = load_config(PretrainConfig, file, lines_of(section.set), overrides_from="set").model.init
+        return start if start is not None and cost_of_weights(start).flops is None else None
 
     def _like(self, entry: EntrySection) -> EntrySection:
         """Returns the scratch entry of the same network that trains for the usual length."""

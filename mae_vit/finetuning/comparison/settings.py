@@ -19,9 +19,6 @@ def settings_of(config: CompareConfig, entry: EntrySection, mode: Mode, point: O
     merged = {**shared, **entry.set, **point}
     if entry.compute_of is not None and "train.steps" in point:
         merged = {key: value for key, value in merged.items() if key not in ("train.epochs", "train.samples")}
-    if merged.get("finetune.test") is False:
-        # A tuning run reads no test split, whichever the table reads.
-        merged = {key: value for key, value in merged.items() if key != "finetune.test_split"}
     return {**merged, "data.path": config.data.path, "finetune.mode": mode}
 
 

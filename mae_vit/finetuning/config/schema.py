@@ -154,8 +154,6 @@ class FinetuneSection(Section):
             raise ValueError(
                 f"test=false leaves nothing to measure: it needs a mode that trains (not {modes}) and holdout above 0"
             )
-        if not self.test and self.test_split is not None:
-            raise ValueError("test_split has no effect with test=false: no test split is read")
         if self.mode == "linear_probe" and not self.holdout and len(self.lr_factors) > 1:
             raise ValueError(
                 f"holdout=0 leaves nothing to choose among lr_factors={self.lr_factors} by: give one of them"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import error_reason
+from mae_vit.core.messages import error_reason, plain_text
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
 from mae_vit.models.baselines import build_network
@@ -26,6 +26,7 @@ from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.weights.seen_labels import SeenLabels
 
 FILE = "model.safetensors"
+_LARGEST_SIDE = 8192
 # A distilled classifier that is read is not taught any more.
 _UNTAUGHT = Distillation(torch.zeros_like, "hard", weight=0.0)
 
@@ -89,28 +90,57 @@ def read_classifier(path: Path, named: str) -> ClassifierFile:
         if "segments" in metadata and "classes" not in metadata:
             raise InputError(f"{named} gives each pixel a class: it classifies no whole images")
         description, tensors = Description.model_validate(metadata), load_file(file)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError as error:
-        raise InputError(
-            f"{named}: cannot read {file.name}: {error_reason(error)} "
-            "(give the folder of a finished fine-tuning run)"
-        ) from None
-    except (SafetensorError, KeyError, TypeError, ValueError, ValidationError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
+        hint = "give the folder of a finished fine-tuning run"
+        if path.is_dir() and (path / "results.json").is_file():
+            hint = 'only runs of finetune.mode="finetune" have one'
+        raise InputError(f"{named}: cannot read {file.name}: {error_reason(error)} ({hint})") from None
+    except InputError:
+        raise
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError):
         raise InputError(f"{named} is not the {FILE} of a fine-tuning run") from None
     try:
+        _check(description, tensors)
         model = _rebuild(description, tensors)
     except Exception as error:  # any malformed content of an untrusted file
         raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
     model.eval().requires_grad_(False)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return ClassifierFile(model, description, digest, "dist_token" in tensors)
+
+
+def _check(description: Description, tensors: dict[str, Tensor]) -> None:
+    """Checks what the shapes of tensors do not, and what would take long to build.
+
+    Raises:
+        ValueError: for what no run writes.
+    """
+    channels, classes = len(description.mean), description.classes
+    if len(description.std) != channels or not all(value > 0 for value in description.std):
+        raise ValueError(f"std={description.std} does not fit mean={description.mean}")
+    bands = bands_from(description.bands)
+    if channels not in (1, 3) if bands is None else channels != len(bands.names):
+        raise ValueError(f"mean={description.mean} does not fit its bands")
+    if not all(1 <= side <= _LARGEST_SIDE for side in description.img_size):
+        raise ValueError(f"img_size={description.img_size}: 1 to {_LARGEST_SIDE} each")
+    if len(set(classes)) < len(classes) or any(plain_text(name) != name for name in classes):
+        raise ValueError("names of classes are printable, and differ")
+    if description.network is not None:
+        return
+    geometry = geometry_from(description.model_dump())
+    if geometry is None or geometry.in_chans != channels:
+        raise ValueError("its geometry is not known")
+    if any(side % geometry.patch_size for side in geometry.img_size):
+        raise ValueError(f"img_size={description.img_size} is not made of patches of {geometry.patch_size}")
+    rows, columns = geometry.grid_size
+    positions, expected = tensors["pos_embed"].shape[1], rows * columns + geometry.class_tokens
+    blocks = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
+    if (positions, len(blocks)) != (expected, geometry.depth):
+        raise ValueError(f"it has {positions} positions and {len(blocks)} blocks, not those of its geometry")
 
 
 def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier:
     """Builds the described network and loads the tensors; raises on any mismatch."""
-    if len(description.std) != len(description.mean) or min(description.std) <= 0:
-        raise ValueError(f"std={description.std} does not fit mean={description.mean}")
     common: dict[str, Any] = {
         "mean": description.mean,
         "std": description.std,
@@ -150,6 +180,8 @@ def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier
     state = {name if name in shapes else prefix + name: value for name, value in tensors.items()}
     if {name: value.shape for name, value in state.items()} != shapes:
         raise ValueError("its tensors are not those of the network that it names")
+    with torch.device("meta"):
+        build().logits(torch.zeros(1, len(description.mean), *description.img_size))
     model = build()
     model.load_state_dict(state, strict=True)
     return model

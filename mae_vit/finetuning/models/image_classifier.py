@@ -22,6 +22,7 @@ class ImageClassifier(FeatureEncoder):
 
     Attributes:
         classes: names of the K classes, in the order of the logits.
+        trained_on: fingerprints of the prepared splits whose labels it has seen.
     """
 
     def __init__(self, read: ClassifierFile, source: str) -> None:
@@ -39,6 +40,10 @@ class ImageClassifier(FeatureEncoder):
         )
         self.model, self.classes = read.model, tuple(described.classes)
         self.num_features, self.num_prefix_tokens = len(self.classes), 0
+        labels = described.labels
+        self.trained_on = (
+            frozenset(one.fingerprint for one in (labels, *labels.elsewhere)) if labels else frozenset()
+        )
         self._facts = {"start": source, "digest": read.digest}
         self.eval()
 

@@ -28,6 +28,9 @@ FORMAT = 1
 STATE = "state.json"
 # A key of the identity. Its value: the labels that the weights were trained on (`seen_labels.SeenLabels`), or None.
 LABELS_SEEN = "labels_seen"
+# Also, the cost of the weights that the run began from.
+COST_BEFORE = "cost_before"
+HISTORY = (LABELS_SEEN, COST_BEFORE)
 Found = TypeVar("Found")
 
 

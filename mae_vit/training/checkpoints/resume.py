@@ -15,7 +15,7 @@ from mae_vit.config.command_line import ResumeMode
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, newest_checkpoint, verify_checkpoint
-from mae_vit.training.checkpoints.format import LABELS_SEEN, STATE, BrokenCheckpoint, list_checkpoints
+from mae_vit.training.checkpoints.format import HISTORY, STATE, BrokenCheckpoint, list_checkpoints
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # These sections and options may change when a run resumes. A change of any other is an error that names it.
@@ -58,12 +58,13 @@ class Identity:
     values: dict[str, Any]
     new: frozenset[str]
 
-    def with_seen_labels(self, labels: dict[str, Any] | None) -> Identity:
-        """Adds the labels that the weights have seen, also through pretrained weights.
+    def with_history(self, **facts: Any) -> Identity:
+        """Adds facts on the weights (`HISTORY`): the labels that they have seen, the cost of what they began from.
 
-        Runs that start from this run's weights read them. `check_identity` does not compare them.
+        Runs that start from this run's weights read them, and so does the run when it resumes. `check_identity`
+        does not compare them.
         """
-        return replace(self, values={**self.values, LABELS_SEEN: labels})
+        return replace(self, values={**self.values, **facts})
 
 
 def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
@@ -152,7 +153,7 @@ def _differing_keys(saved: Mapping[str, Any], identity: Identity, *, extend: boo
     return [
         key
         for key in {**saved, **now}
-        if key != LABELS_SEEN
+        if key not in HISTORY
         and saved.get(key) != now.get(key)
         and (key in saved or key not in identity.new)
         and not (extend and key in _LENGTH_KEYS)

@@ -75,7 +75,7 @@ def describe_training(
         ),
         "engine": f"{describe_engine(config, ranks)}, {train.precision}, {device}",
         "compiled": str(choose_compiling(config, plan, device)),
-        # Measured as the resident memory of a run of the smallest network.
+        # Measured once, by hand: the resident memory of a run of the smallest network.
         "memory": f"about {memory:.2f} GiB for each rank (weights, gradients, moments and float32 activations), beside "
         "torch and other libraries (about 1 GiB on a CPU)",
         "disk": f"{disk / 2**20:,.0f} MiB for at most {count_of(kept, 'checkpoint')} of "

@@ -36,6 +36,7 @@ class Images:
         splits: names; empty where nothing is split.
         fingerprint: changes when the images or their order do.
         dataset: description of prepared shards; None of other sources.
+        fingerprints: of the splits of prepared shards.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Images:
     splits: tuple[str, ...]
     fingerprint: str
     dataset: Dataset | None = None
+    fingerprints: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -82,6 +84,7 @@ def _images_of_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) 
         splits=tuple(index.split for index in indexes),
         fingerprint=_digest(f"{index.split} {index.fingerprint}" for index in indexes),
         dataset=dataset,
+        fingerprints=tuple(index.fingerprint for index in indexes),
     )
 
 

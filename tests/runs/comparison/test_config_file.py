@@ -39,6 +39,11 @@ WRONG = {
         "compute_of: ViT from MAE, modes: [finetune, few_shot]",
         'compute_of: "as long as MAE" trains as long as another: not in mode few_shot',
     ),
+    "as long as weights of unknown cost": (
+        "train.warmup_steps: 1, monitor.tensorboard: false,",
+        'train.warmup_steps: 1, monitor.tensorboard: false, model.init: "timm:vit_tiny_patch16_224",',
+        'compute_of: the cost of "ViT from MAE" is not known: timm:vit_tiny_patch16_224 does not record what it cost',
+    ),
     "a way of measuring that one entry has not": (
         "test_subset: 50",
         "modes: [finetune, knn]",

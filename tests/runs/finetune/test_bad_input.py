@@ -27,10 +27,6 @@ CASES = {
         'class "0" has 20 labeled images: give finetune.shots=[5]',
     ),
     "test split that is trained on": (["finetune.test_split=train"], "give another split (test)"),
-    "test split that is not read": (
-        ["finetune.test=false", "finetune.test_split=test"],
-        "test_split has no effect",
-    ),
     "unknown test split": (["finetune.test_split=tst"], 'no split "tst"'),
     "pretraining's init": (["model.init=x"], "give weights to begin from by --ckpt"),
     "pretraining's probe": (["monitor.probe_every_steps=3"], "no effect in fine-tuning"),

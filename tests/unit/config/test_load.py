@@ -7,6 +7,7 @@ import pytest
 from helpers.commands import ROOT
 from ruamel.yaml import YAML
 
+from mae_vit.config.data import MEMORY_LIMIT_GIB
 from mae_vit.config.keys import describe_keys, key_paths
 from mae_vit.config.load import dump_config, load_config
 from mae_vit.core.errors import InputError
@@ -198,6 +199,14 @@ def test_another_choice_takes_the_place_of_the_files_options(write_config, overr
     # What the command line itself gives is not dropped.
     with pytest.raises(InputError, match="command line"):
         load_config(PretrainConfig, path, [override, f"{section}.{gone[0]}=3"])
+
+
+def test_images_from_tar_drop_the_files_limit_of_memory(write_config):
+    path = write_config(data={"memory_limit_gib": 16.0})
+    assert load_config(PretrainConfig, path, ["data.source=memory"]).data.memory_limit_gib == 16
+    assert load_config(PretrainConfig, path, ["data.source=tar"]).data.memory_limit_gib == MEMORY_LIMIT_GIB
+    with pytest.raises(InputError, match="has no effect"):
+        load_config(PretrainConfig, path, ["data.source=tar", "data.memory_limit_gib=8"])
 
 
 @pytest.fixture

@@ -71,6 +71,8 @@ def test_rank_correlations_are_spearmans():
     ordered = spearman(range(6), [10 * place for place in range(6)])
     assert ordered["rho"] == 1
     assert 0 < ordered["p"] < 0.02  # 2 of 720 orders are as far from 0
+    # All 120 orders of five are tried: only two are as far from 0.
+    assert spearman(range(5), range(5))["p"] == pytest.approx(2 / 120, abs=1e-4)
     keys = ("rankme", "feature_std", "few_shot_top1", "knn_top1")
     rows = [dict(zip(keys, (place, -place, place, place), strict=True)) for place in range(4)]
     assert correlations(rows)["rankme, knn_top1"]["rho"] == 1

@@ -1,9 +1,11 @@
 """The cost of pretrained weights: their own steps, and those of the weights that these began from."""
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from mae_vit.models.encoder_cost import Cost, cost_of_weights
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info, to_metadata
 
 GEOMETRY = ("tiny-cifar", (32, 32), 4, 3, 16, 1, 2, 4.0, "learnable", [0.5] * 3, [0.25] * 3, "mae", 9)
 
@@ -15,6 +17,10 @@ GEOMETRY = ("tiny-cifar", (32, 32), 4, 3, 16, 1, 2, 4.0, "learnable", [0.5] * 3,
         ({"images_seen": 90, "flops": 2e9, "before": {"images_seen": 10, "flops": 1e9}}, Cost(100, 3e9)),
         ({"images_seen": 90, "flops": 2e9, "before": {"images_seen": None, "flops": None}}, Cost(None, None)),
         ({}, Cost(None, None)),
+        # Files of others may hold anything.
+        ({"images_seen": 90, "flops": 2e9, "before": {"images_seen": 1, "seconds": 3}}, Cost(91, None)),
+        ({"images_seen": 90, "flops": 2e9, "before": [1, 2]}, Cost(None, None)),
+        ({"images_seen": "many", "flops": -1.0}, Cost(None, None)),
     ],
 )
 def test_all_that_weights_began_from_counts(tmp_path, known, expected):
@@ -23,6 +29,16 @@ def test_all_that_weights_began_from_counts(tmp_path, known, expected):
     path.write_bytes(encoder_bytes(info.build(), info))
     assert cost_of_weights(str(path)) == cost_of_weights(str(tmp_path)) == expected
     assert read_info(path) == info
+
+
+def test_the_cost_of_a_classifier_is_more_than_its_encoders(tmp_path):
+    info = EncoderInfo(*GEOMETRY, images_seen=90, flops=2e9)
+    tensors = {"head.weight": torch.zeros(2, 16)}
+    for part in ("classes", "segments"):
+        path = tmp_path / f"{part}.safetensors"
+        save_file(tensors, path, to_metadata({**info.to_dict(), part: ["a", "b"]}))
+        assert read_info(path) == info
+        assert cost_of_weights(str(path)) == Cost(None, None)
 
 
 def test_random_weights_cost_nothing_and_those_of_others_are_unknown(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from helpers.commands import ROOT
 from pydantic import ValidationError
 
+from mae_vit.models.encoder_cost import cost_of_weights
 from mae_vit.pretraining.job import main
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.seen_labels import SeenLabels, SplitLabels
@@ -62,6 +63,12 @@ def test_labels_are_known_through_what_a_run_began_from(digits, tmp_path):
     pretrain_some(digits, tmp_path / "none", "train.steps=2")
     for name, expected in (("second", known), ("second/encoder.safetensors", known), ("none", None)):
         assert read_weights(str(tmp_path / name)).labels == expected
+    # Nor is the cost of what it began from lost.
+    first, own = cost_of_weights(str(tmp_path / "elsewhere")), cost_of_weights(str(tmp_path / "none"))
+    whole = cost_of_weights(str(tmp_path / "second"))
+    assert first.images_seen == own.images_seen == 256
+    assert whole.images_seen == first.images_seen + 2 * own.images_seen
+    assert whole.flops == first.flops + 2 * own.flops
 
 
 def test_a_checkpoint_that_does_not_say_is_known_by_its_options(digits, tmp_path):
