@@ -151,21 +151,21 @@ def _write(file: TextIO, classifier: ImageClassifier, images: Images, settings: 
     import torch
 
     from mae_vit.core.progress import progress
+    from mae_vit.runtime.signals import StopRequest
     from mae_vit.weights.embed.features import compute_features
 
-    writer, done, known, first = (
-        csv.writer(file, lineterminator="\n"),
-        _Done(),
-        frozenset(classifier.classes),
-        0,
-    )
+    writer, done, first = csv.writer(file, lineterminator="\n"), _Done(), 0
+    known = frozenset(classifier.classes)
     labeled = bool((images.labels >= 0).any())
     more = [name for rank in range(2, top + 1) for name in (f"prediction_{rank}", f"probability_{rank}")]
     facts = ["path", "key", *(["split"] if images.splits else []), *(["label"] if labeled else [])]
     writer.writerow([*facts, "prediction", "probability", *more])
     bar = progress(total=len(images), unit=" images", desc="classifying")
+    requested = StopRequest()
     with closing(compute_features(classifier, images, settings)) as batches, bar:
         for stop, logits, failed in batches:
+            if requested:
+                raise KeyboardInterrupt
             done.broken += failed
             lost = {number for number, _ in failed}
             numbers = [number for number in range(first, stop) if number not in lost]

@@ -99,7 +99,7 @@ class FeatureEncoder(nn.Module):
         if images.shape[1:] != wanted:
             raise ValueError(
                 f"images of {tuple(images.shape)}: this encoder takes (B, {', '.join(map(str, wanted))}), as its "
-                "transform makes them; load_encoder(..., img_size=...) interpolates its positions for others"
+                "transform makes them (load_encoder takes img_size=..., which interpolates its positions)"
             )
         return self.features(images)
 
