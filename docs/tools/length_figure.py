@@ -34,6 +34,8 @@ def main() -> None:
         )
         axes.axhline(mean(percent(LENGTH, scratch, mode=mode)), color=color, linestyle="--", linewidth=1)
     axes.set(xscale="log", xlabel="steps of MAE, 128 digits each", ylabel="test accuracy, %", ylim=(0, 100))
+    axes.set_xticks(steps, [f"{each:,}" for each in steps])
+    axes.minorticks_off()
     axes.grid(alpha=0.2)
     axes.legend(fontsize=8, loc="lower right")
     figure.savefig(OUT, dpi=110, metadata={"Software": None})

@@ -315,6 +315,12 @@ SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
         ),
         ("SmallResNet {} % (three seeds)", _accuracies(FIVE_K, RESNET)),
     ),
+    "configs/study_length.yaml": (
+        (
+            "from scratch {} %, after 200 steps {} %, 600 steps {} %, 1,800 steps {} %, 5,400 steps {} % (three",
+            lambda: tuple(of.accuracy(of.LENGTH, entry) for entry in of.rows(of.LENGTH)),
+        ),
+    ),
     "configs/compare_cifar10_transfer.yaml": (
         ("over three seeds: scratch {} %.", _accuracies(TRANSFER, SCRATCH)),
         (
