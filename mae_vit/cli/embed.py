@@ -55,11 +55,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "hf:USER/NAME[@REVISION]; of others, any backbone of timm: frozen:timm:NAME, "
         "frozen:timm:NAME@FILE.safetensors, or frozen:FILE.safetensors with timm's config.json beside it",
     )
-    parser.add_argument(
-        "data",
-        metavar="DATA",
-        help="prepared shards, a folder of images, or an archive of such a folder (.tar, .tar.gz, .zip)",
-    )
+    add_images(parser)
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="file to write: .npz or .parquet"
     )
@@ -72,6 +68,18 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         metavar="S",
         help="save every S seconds (5); a kill loses at most this time",
     )
+    _add_features(parser.add_argument_group("which features"))
+    add_speed(parser.add_argument_group("how fast"))
+    parser.set_defaults(run=run_embed, parser=parser)
+
+
+def add_images(parser: OneLineParser) -> None:
+    """Adds the images, and which of them are taken."""
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        help="prepared shards, a folder of images, or an archive of such a folder (.tar, .tar.gz, .zip)",
+    )
     group = parser.add_argument_group("which images")
     group.add_argument(
         "--split",
@@ -81,9 +89,6 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         help="only this split; may be given several times (all)",
     )
     group.add_argument("--no-labels", action="store_true", help="do not take folders as classes")
-    _add_features(parser.add_argument_group("which features"))
-    add_speed(parser.add_argument_group("how fast"))
-    parser.set_defaults(run=run_embed, parser=parser)
 
 
 def _add_features(group: argparse._ArgumentGroup) -> None:

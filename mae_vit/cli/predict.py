@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TextIO
 
-from mae_vit.cli.embed import add_speed, check_numbers, report_broken, settings_of
+from mae_vit.cli.embed import add_images, add_speed, check_numbers, report_broken, settings_of
 from mae_vit.config.command_line import OneLineParser
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
@@ -47,23 +47,11 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument(
         "run_folder", metavar="RUN", help="folder of a finished fine-tuning run, or its model.safetensors"
     )
-    parser.add_argument(
-        "data",
-        metavar="DATA",
-        help="prepared shards, a folder of images, or an archive of such a folder (.tar, .tar.gz, .zip)",
-    )
+    add_images(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.csv", help="file to write")
     parser.add_argument(
         "--top", type=int, default=1, metavar="N", help="the N most probable classes of each image (1)"
     )
-    parser.add_argument(
-        "--split",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this split; may be given several times (all)",
-    )
-    parser.add_argument("--no-labels", action="store_true", help="do not take folders as classes")
     add_speed(parser.add_argument_group("how fast"))
     parser.set_defaults(run=run_predict, parser=parser)
 

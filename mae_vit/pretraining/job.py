@@ -17,6 +17,7 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.files import write_atomically
 from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.models.encoder_cost import UNKNOWN
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.objectives import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -148,9 +149,9 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         info = replace(setup.info, labels=labels.model_dump() if labels else None, before=before)
     else:
         known = checkpoint.identity
-        info = replace(
-            setup.info, labels=known.get(LABELS_SEEN, setup.info.labels), before=known.get(COST_BEFORE)
-        )
+        # Checkpoints of earlier versions do not say what they began from.
+        before = known.get(COST_BEFORE, asdict(UNKNOWN) if config.model.init else None)
+        info = replace(setup.info, labels=known.get(LABELS_SEEN, setup.info.labels), before=before)
     history = {LABELS_SEEN: info.labels} | ({COST_BEFORE: info.before} if info.before else {})
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)

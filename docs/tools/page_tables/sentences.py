@@ -163,7 +163,7 @@ RESULTS = (
     ("mean color by {} ({} to {}).", _above(FIVE_K, MEAN_COLOR, SCRATCH)),
     ("the contrast's recipe, it is {} points above MAE alone ({} to {}).", _above(FIVE_K, CONTRAST, MAE)),
     ("With the contrast it is {} points above SmallResNet ({} to {})", _above(FIVE_K, CONTRAST, RESNET)),
-    ("and {} above SimpleCNN ({} to {}); both may be chance.", _above(FIVE_K, CONTRAST, CNN)),
+    ("It is {} points above SimpleCNN ({} to {}). Both may be chance.", _above(FIVE_K, CONTRAST, CNN)),
     ("MAE alone is worse than SimpleCNN by {} points ({} to {})", _above(FIVE_K, CNN, MAE)),
     ("and than SmallResNet by {} ({} to {}).", _above(FIVE_K, RESNET, MAE)),
     (
