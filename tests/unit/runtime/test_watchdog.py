@@ -1,5 +1,6 @@
 """A process that stands still is killed; one that goes on, or has a long thing to do, is not."""
 
+import re
 import signal
 
 from helpers.commands import run
@@ -26,7 +27,10 @@ def test_standing_still_is_ended_and_reported():
     ended = run("-c", _SCRIPT, "go")
     assert ended.returncode == -signal.SIGKILL
     assert ended.stdout == "alive\n"
-    assert ended.stderr.startswith("error: rank 3 stands still since 1 s (saving): killed;")
+    # A busy machine looks a second late.
+    assert re.match(r"error: rank 3 stands still since [1-3] s \(saving\): killed;", ended.stderr), (
+        ended.stderr
+    )
     # The sleep at its end.
     assert f'File "<string>", line {len(_SCRIPT.splitlines())} in <module>' in ended.stderr
 
