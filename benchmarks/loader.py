@@ -8,7 +8,9 @@ the trainer's process; normalizing it costs all the same, on the device. The rat
 fastest peer, which the JSON names. All peers draw a crop and a flip for each image.
 
 - Files: ImageFolder and DataLoader, without and with a worker. The pipeline of the official MAE code (PIL, ToTensor,
-  Normalize) ends in float32. Faster ones end in uint8: PIL, and torchvision's decoder with its v2 transforms.
+  Normalize) ends in float32. Faster ones end in uint8: PIL; torchvision's decoder, simplejpeg or torchcodec with
+  torchvision's v2 transforms; OpenCV; SPDL's threads with torchcodec. Packages that are missing take no part:
+  `pip install -e .[bench]`.
 - Small images also from memory: PIL (as torchvision's CIFAR10), v2 transforms, and batches cropped by plain torch.
 - Bytes: webdataset's stream.
 
@@ -55,8 +57,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness.reports import add_out, measured_on
 from benchmarks.harness.turns import paired, summarize
-from benchmarks.loading.contenders import OFFICIAL, PEER, Turn, contenders
+from benchmarks.loading.contenders import OFFICIAL, PEER, PLAIN, Turn, contenders
 from benchmarks.loading.fidelity import fidelity
+from benchmarks.loading.more_peers import PACKAGES, is_there
 from benchmarks.loading.rows import ROWS, Row, prepare_data
 from mae_vit.core.errors import InputError
 
@@ -109,7 +112,8 @@ def warm_page_cache(row: Row, folder: Path) -> None:
 def compare(times: dict[str, list[float]], bar: float) -> dict[str, Any]:
     """Medians, and how many times the speed of the fastest peer and of the official pipeline, round by round.
 
-    The bar is of the official pipeline; of the only peer, where bytes are read.
+    The bar is of the official pipeline; of the only peer, where bytes are read. Photographs are also compared with the
+    same libraries in one process without a loader (`over_plain`).
     """
     medians = {name: statistics.median(values) for name, values in times.items()}
     peers = [name for name in times if name.startswith(PEER)]
@@ -124,6 +128,9 @@ def compare(times: dict[str, list[float]], bar: float) -> dict[str, Any]:
     }
     if official:
         result["over_official"] = ratio(times[min(official, key=medians.__getitem__)], times["ours"])
+    plain = f"{PEER}{PLAIN}, 0 workers"
+    if plain in times:
+        result["over_plain"] = ratio(times[plain], times["ours"])
     result["met"] = result.get("over_official", result["speedup"])["median"] >= bar
     return result
 
@@ -184,6 +191,8 @@ def main() -> None:
             path.parent.name: json.loads(path.read_text())["splits"]["train"]["samples"]
             for path in sorted(folder.glob("*/dataset.json"))
         }
+        packages = ["pillow", "simplejpeg", "torchvision", "webdataset"]
+        packages += [package for name, package in PACKAGES.items() if is_there(name)]
         report = {
             "benchmark": "loader",
             "core": core,
@@ -194,7 +203,8 @@ def main() -> None:
             "ends_in": "uint8 batches in the trainer's process",
             "rows": {name: asdict(ROWS[name]) for name in names},
             "results": {},
-            "versions": {name: metadata.version(name) for name in ("pillow", "simplejpeg", "webdataset")},
+            "versions": {name: metadata.version(name) for name in packages},
+            "not_installed": [package for name, package in PACKAGES.items() if not is_there(name)],
             "environment": measured_on(threads=1),
         }
         for name in names:

@@ -63,6 +63,16 @@ def is_dirty(root: Path) -> bool | None:
     return None if status.returncode else bool(status.stdout.strip())
 
 
+def head_of(clone: Path) -> str | None:
+    """The commit that a clone of another repository stands at; None outside a checkout."""
+    command = ["git", "-C", str(clone), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if found.returncode else found.stdout.strip()
+
+
 def publish(
     report: dict[str, Any], out: Path | None, *, threads: int | None = None, world_size: int = 1
 ) -> None:

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loading import peers
+from benchmarks.loading import more_peers, peers
 from benchmarks.loading.peers import PHOTO_BATCH, SMALL_BATCH
 from benchmarks.loading.rows import Row, augment_of
 from mae_vit.data.batches.loader import load_batches, start_worker_server
@@ -22,6 +22,8 @@ from mae_vit.data.shards.samples import read_samples
 Turn = Callable[[], float]  # seconds for one image
 # What names of peers begin with; the official pipeline is one of them.
 PEER, OFFICIAL = "peer: ", "files, official MAE, float32"
+# The same libraries as ours, in the trainer's process: what decoding and resizing alone take.
+PLAIN = "files, simplejpeg, uint8"
 MIB_READ = 96  # in a turn of reading
 
 
@@ -159,10 +161,19 @@ def contenders(row: Row, folder: Path) -> dict[str, Callable[[], Turn]]:
         "files, PIL, uint8": peers.files_pillow,
         "files, torchvision v2, uint8": peers.files_v2,
     }
+    if not row.small:
+        files[PLAIN] = more_peers.files_simplejpeg
+        if more_peers.is_there("cv2"):
+            files["files, OpenCV, uint8"] = more_peers.files_opencv
+        if more_peers.is_there("torchcodec"):
+            files["files, torchcodec, uint8"] = more_peers.files_torchcodec
     for name, make in files.items():
         for workers in (0, 1):
             label = f"{PEER}{name}, {workers} workers"
             makers[label] = partial(their_images, partial(make, row, folder, workers))
+    if not row.small and more_peers.is_there("spdl", "torchcodec"):
+        threads = partial(more_peers.threads_spdl, row, folder)
+        makers[f"{PEER}files, SPDL and torchcodec, uint8"] = partial(their_images, threads)
     if row.small:
         memory: dict[str, Callable[[Row, Path], peers.Batches]] = {
             f"{PEER}memory, PIL, uint8": peers.memory_pillow,

@@ -39,6 +39,7 @@ MEANINGS = {
         "label_draw": "number of the draw of labels and held-out images",
         "normalize": "mean and standard deviation: those of the data, of ImageNet, 0.5, or `[means, stds]`",
         "leave_out_per_class": "images of each class to leave out",
+        "leave_out_draws": "number of draws whose images are left out",
         "damage_budget": "largest share of damaged images",
         "labels_per_class": "number of labeled images of each class",
         "augment.crop": "shift after padding, or random resized crop",

@@ -92,6 +92,8 @@ class DataSection(Section):
       lanes, a few at a time.
     - `leave_out_per_class`: N leaves out the images that fine-tuning's `data.labels_per_class=N` takes. Use it
       for pretraining with labels, so that it does not see the labels of fine-tuning.
+    - `leave_out_draws`: N leaves out those images of N draws: `label_draw` and the numbers after it. Use it with
+      `label_draws: true` of a comparison.
     - `label_draw`: number of the draw of labeled images, and of the share of them that is held out. Each number
       takes other images. Results over several draws hold for more than one choice of labels.
     - `damage_budget`: the share of training images that may be damaged before the run stops.
@@ -116,6 +118,7 @@ class DataSection(Section):
     repeats: int = Field(default=1, gt=0, le=64)
     normalize: Literal["dataset", "imagenet", "half"] | list[list[float]] = "dataset"
     leave_out_per_class: int | None = Field(default=None, gt=0)
+    leave_out_draws: int = Field(default=1, gt=0, le=1000)
     label_draw: int = Field(default=0, ge=0)
     damage_budget: float = Field(default=0.001, ge=0, lt=1)
     augment: AugmentSection = AugmentSection()
@@ -131,6 +134,8 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _check(self) -> DataSection:
         check_options_match(self, {"order": {"blocks": BLOCKS_OPTIONS}})
+        if self.leave_out_draws > 1 and self.leave_out_per_class is None:
+            raise ValueError("leave_out_draws has no effect without leave_out_per_class")
         for name in ("cache_dir", "cache_gib"):
             if getattr(self, name) is not None and not is_url(self.path):
                 raise ValueError(f"{name} has no effect with a path that is no URL")

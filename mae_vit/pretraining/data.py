@@ -170,13 +170,14 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
     limit = config.data.leave_out_per_class
     if limit is None:
         return None
-    labels = np.asarray(index.labels)
-    taken, _ = limit_per_class(
-        np.flatnonzero(labels >= 0), labels, index.keys(), limit, draw=config.data.label_draw
-    )
-    rest = np.setdiff1d(np.arange(len(labels)), taken)
+    labels, keys, first = np.asarray(index.labels), index.keys(), config.data.label_draw
+    rest = np.arange(len(labels))
+    for draw in range(first, first + config.data.leave_out_draws):
+        taken, _ = limit_per_class(np.flatnonzero(labels >= 0), labels, keys, limit, draw=draw)
+        rest = np.setdiff1d(rest, taken)
     if not len(rest):
-        raise InputError(f'data.leave_out_per_class={limit} leaves nothing of split "{index.split}"')
+        draws = f" data.leave_out_draws={config.data.leave_out_draws}" * (config.data.leave_out_draws > 1)
+        raise InputError(f'data.leave_out_per_class={limit}{draws} leaves nothing of split "{index.split}"')
     return rest
 
 

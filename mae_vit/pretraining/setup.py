@@ -147,6 +147,7 @@ def seen_labels(config: PretrainConfig, data: Data, before: SeenLabels | None) -
         fingerprint=data.index.fingerprint,
         left_out=config.data.leave_out_per_class or 0,
         draw=config.data.label_draw,
+        draws=config.data.leave_out_draws,
     )
     return trained_on.joined(before)
 

@@ -25,6 +25,7 @@ class SplitLabels(BaseModel):
         per_class: images of each class whose labels were used (`data.labels_per_class`); None for all.
         holdout: share of these images that only chose the epoch (`finetune.holdout`), 0 to 1.
         draw: number of the draw of these images (`data.label_draw`).
+        draws: so many draws were left out, this one and the numbers after it (`data.leave_out_draws`).
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
@@ -34,18 +35,22 @@ class SplitLabels(BaseModel):
     per_class: int | None = Field(default=None, gt=0)
     holdout: float = Field(default=0.0, ge=0, le=1)
     draw: int = Field(default=0, ge=0)
+    draws: int = Field(default=1, gt=0)
 
     @model_serializer(mode="wrap")
     def _leave_out_usual_draw(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Files of draw 0 do not state it, as those of earlier versions."""
+        """Files of draw 0 alone do not state it, as those of earlier versions."""
         values: dict[str, Any] = handler(self)
         if not self.draw:
             values.pop("draw", None)
+        if self.draws == 1:
+            values.pop("draws", None)
         return values
 
     def and_of_this_split(self, before: SplitLabels) -> SplitLabels:
         """Returns the union with labels of the same split."""
-        sizes, same_draw = (self.per_class, before.per_class), self.draw == before.draw
+        sizes = (self.per_class, before.per_class)
+        same_draw = (self.draw, self.draws) == (before.draw, before.draws)
         return SplitLabels(
             fingerprint=self.fingerprint,
             # Of two draws the images that neither has seen are not the first of any order.
@@ -54,6 +59,7 @@ class SplitLabels(BaseModel):
             # Only draws from the same labels hold out the same images.
             holdout=min(self.holdout, before.holdout) if sizes[0] == sizes[1] and same_draw else 0.0,
             draw=self.draw,
+            draws=self.draws if same_draw else 1,
         )
 
     def overlap_of_this_split(
@@ -62,11 +68,16 @@ class SplitLabels(BaseModel):
         """Computes `SeenLabels.overlap` for the labels of this split only."""
         if fingerprint != self.fingerprint:
             return "other data"
-        same_draw = draw == self.draw
-        if not holdout or (same_draw and self.left_out >= (per_class or math.inf)):
+        left_out = self.draw <= draw < self.draw + self.draws
+        if not holdout or (left_out and self.left_out >= (per_class or math.inf)):
             return "others"
         # Draws from the same labels hold out the same images, and a smaller share is part of a larger one.
-        same = same_draw and not self.left_out and per_class == self.per_class and holdout <= self.holdout
+        same = (
+            draw == self.draw
+            and not self.left_out
+            and per_class == self.per_class
+            and holdout <= self.holdout
+        )
         return "others" if same else "held-out"
 
 

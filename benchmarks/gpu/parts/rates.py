@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.gpu.jobs import Emit, Job
 from benchmarks.gpu.parts.sizes import LAUNCHED, PRECISION, SMALL, Model, models
+from benchmarks.harness.step_peers import their_step
 from benchmarks.harness.turns import summarize, synchronize
 from benchmarks.harness.workloads import Workload
-from benchmarks.step import their_step
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.cost import matrix_rate
@@ -129,7 +129,7 @@ def measure_rate(workload: Workload, name: str, steps: int) -> dict[str, Any]:
     device = workload.device()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    step = workload.steps() if name.startswith(OURS) else their_step(workload, name.split()[1], device)
+    step = workload.steps() if name.startswith(OURS) else their_step(workload, name, device)
     synchronize(device)
     begun = time.perf_counter()
     step(0)

@@ -22,11 +22,14 @@ from mae_vit.finetuning.comparison.inputs import (
     difference,
     other_pretraining,
 )
+from mae_vit.finetuning.config.schema import CLOSED_FORM
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # By its path: of several checkouts a comparison's runs are those of the one that it runs in.
 _COMMAND = Path(__file__).resolve().parents[2] / "cli" / "__main__.py"
+# Scoring costs almost nothing, but the progress bar must move after such a job.
+SCORING_WORK = 1.0
 _WHAT = {
     "settings": "set of options",
     "config": "content of its config file",
@@ -160,8 +163,9 @@ class Job:
         summary = self.summary
         total, flops = summary.get("total_steps"), summary.get("flops_per_step")
         if summary.get("status") == "done" and not total:
-            # Scoring costs almost nothing, but the progress bar must move after such a job.
-            return 1.0, 1.0
+            return SCORING_WORK, SCORING_WORK
+        if any(f"finetune.mode={mode}" in self.arguments for mode in CLOSED_FORM):
+            return 0.0, SCORING_WORK
         if not total or not flops:
             return None
         if summary["status"] == "done":

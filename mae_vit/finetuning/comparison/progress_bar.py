@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mae_vit.finetuning.comparison.jobs import Job
+from mae_vit.finetuning.comparison.jobs import SCORING_WORK, Job
 
 
 class Bar:
@@ -42,7 +42,8 @@ class Bar:
         works = [self._work(job) for job in self._jobs]
         known = [work for work in works if work is not None]
         unknown = len(works) - len(known) + self._more
-        mean = sum(total for _, total in known) / len(known) if known else 1.0
+        trained = [total for _, total in known if total > SCORING_WORK]
+        mean = sum(trained) / len(trained) if trained else SCORING_WORK
         whole = sum(total for _, total in known) + unknown * mean
         share = sum(done for done, _ in known) / whole
         # Work of earlier processes is not part of the rate.

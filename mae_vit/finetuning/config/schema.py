@@ -42,7 +42,7 @@ _UNUSED_MONITOR = (
     "inspect_every_epochs",
 )
 HIDDEN_KEYS = (
-    *("model.init", "finetune.start", "data.leave_out_per_class"),
+    *("model.init", "finetune.start", "data.leave_out_per_class", "data.leave_out_draws"),
     *(f"monitor.{name}" for name in _UNUSED_MONITOR),
 )
 

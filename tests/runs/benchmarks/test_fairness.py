@@ -15,8 +15,8 @@ from benchmarks.harness.turns import mean_difference
 from benchmarks.harness.workloads import TINY
 from benchmarks.loader import compare as compare_loading
 from benchmarks.loader import measure, warm_page_cache
-from benchmarks.loading import peers
-from benchmarks.loading.contenders import OFFICIAL, PEER, contenders
+from benchmarks.loading import more_peers, peers
+from benchmarks.loading.contenders import OFFICIAL, PEER, PLAIN, contenders
 from benchmarks.loading.rows import ROWS, prepare_data
 from mae_vit.core.errors import InputError
 
@@ -81,6 +81,9 @@ def test_the_ratio_is_against_the_fastest_peer_by_name():
     assert result["speedup"] == {"median": 4.0, "range": [2.0, 4.0]}
     assert result["over_official"]["median"] == 10.0
     assert result["met"]
+    assert "over_plain" not in result
+    plain = compare_loading({**times, f"{PEER}{PLAIN}, 0 workers": [3.0, 3.0, 3.0]}, 2.5)
+    assert plain["over_plain"]["median"] == 3.0
     # The bar is of the official pipeline, which is slower than the fastest peer.
     assert compare_loading(times, 9.0)["met"]
     assert not compare_loading(times, 11.0)["met"]
@@ -104,7 +107,13 @@ def test_every_peer_ends_in_as_many_images_of_a_box_each(prepared):
     for row in rows:
         size, number = (32, peers.SMALL_BATCH) if row.small else (224, peers.PHOTO_BATCH)
         makers = [peers.files_pillow, peers.files_v2]
+        if not row.small:
+            makers += [more_peers.files_simplejpeg]
+            makers += [more_peers.files_opencv] * more_peers.is_there("cv2")
+            makers += [more_peers.files_torchcodec] * more_peers.is_there("torchcodec")
         batches = {make.__name__: make(row, folder, 0) for make in makers}
+        if not row.small and more_peers.is_there("spdl", "torchcodec"):
+            batches["spdl"] = more_peers.threads_spdl(row, folder)
         if row.small:
             makers = [peers.memory_pillow, peers.memory_v2, peers.memory_batch, peers.memory_one_box]
             batches |= {make.__name__: make(row, folder) for make in makers}
@@ -116,6 +125,18 @@ def test_every_peer_ends_in_as_many_images_of_a_box_each(prepared):
         official = next(iter(peers.files_official(row, folder, 0)))
         assert official.dtype == torch.float32
         assert len(official) == number
+
+
+def test_a_peer_without_its_package_takes_no_part(prepared, monkeypatch):
+    folder, (photographs, *_) = prepared
+    monkeypatch.setattr(more_peers, "find_spec", lambda name: None)
+    assert not any(
+        word in name for name in contenders(photographs, folder) for word in ("OpenCV", "torchcodec")
+    )
+    monkeypatch.setattr(more_peers, "find_spec", lambda name: name)
+    made = contenders(photographs, folder)
+    assert sum(name.startswith(PEER) for name in made) == 13
+    assert f"{PEER}{PLAIN}, 0 workers" in made
 
 
 def test_all_contenders_of_a_row_measure(prepared):

@@ -127,6 +127,21 @@ def test_a_bar_over_runs_that_are_scored_in_one_go_moves(tmp_path, capsys):
         assert bar._bar.n == share
 
 
+def test_scoring_is_no_part_of_the_time_left(tmp_path):
+    jobs = [Job(name, tmp_path / name, ("finetune",), tmp_path, (), str(tmp_path)) for name in "ab"]
+    scoring = [
+        Job(name, tmp_path / name, ("finetune",), tmp_path, ("finetune.mode=few_shot",), str(tmp_path))
+        for name in "cdefgh"
+    ]
+    bar = Bar([*jobs, *scoring])
+    bar.show(jobs)
+    jobs[0].folder.mkdir()
+    ended = {"status": "done", "total_steps": 10, "flops_per_step": 1e9}
+    (jobs[0].folder / "summary.json").write_text(json.dumps(ended))
+    bar.show(jobs)
+    assert bar._bar.n == pytest.approx(0.5)
+
+
 def test_what_was_done_before_is_no_part_of_the_time_left(tmp_path):
     jobs = [Job(name, tmp_path / name, ("finetune",), tmp_path, (), str(tmp_path)) for name in "abcdef"]
 

@@ -146,6 +146,15 @@ def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits, tmp_path)
     seen = np.sort(np.concatenate([taken.train, taken.held_out]))
     rest = np.setdiff1d(np.arange(1497), seen)
     assert np.array_equal(data.source.labels, labels[rest])
+    several = load_config(
+        PretrainConfig, CONFIGS / "supervised_cifar_tiny.yaml", [*more, "data.leave_out_draws=3"]
+    )
+    keys = data.index.keys()
+    draws = [limit_per_class(np.arange(1497), labels, keys, 20, draw=draw)[0] for draw in range(3)]
+    assert np.array_equal(np.sort(draws[0]), seen)
+    others = np.setdiff1d(np.arange(1497), np.concatenate(draws))
+    assert len(others) < 1497 - 500, "draws overlap little"
+    assert np.array_equal(open_pretrain_data(several, ranks, device).source.labels, labels[others])
     plain = open_source(data.index, "auto", channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1)
     places = np.array([0, 5, len(rest) - 1])
     assert np.array_equal(data.source.images(0, 0, places), plain.images(0, 0, rest[places]))
