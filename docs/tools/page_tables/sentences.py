@@ -233,8 +233,15 @@ CHOOSING = (
 )
 PERFORMANCE = (
     (
-        "for the small model in bf16; it is {}.",
-        lambda: (steps.speedup("step.json", "bf16").split(" ")[0],),
+        "with only ours compiled. They are {}, {} and {}.",
+        lambda: tuple(
+            steps.speedup("step.json", "bf16", library, kind).split(" ")[0]
+            for library, kind in (
+                ("transformers", "eager"),
+                ("official", "eager"),
+                ("transformers", "ours_compiled"),
+            )
+        ),
     ),
     (
         "Matrix products take {}% of its time and {}% of ViT-B's",

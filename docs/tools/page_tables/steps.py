@@ -31,22 +31,24 @@ def with_range(ratio: dict[str, Any]) -> str:
     return f"{ratio['median']:.2f} ({low:.3g}-{high:.3g})"
 
 
-def speedup(file: str, precision: str, kind: str = "eager") -> str:
-    """How many times as fast our step is."""
-    return with_range(results(file)[precision]["speedup"][kind])
+def speedup(file: str, precision: str, library: str, kind: str = "eager") -> str:
+    """How many times as fast our step is as a library's fastest."""
+    return with_range(results(file)[precision]["speedup"][library][kind])
 
 
 def step() -> str:
-    """Our step against transformers' ViTMAE."""
+    """Our step against transformers' ViTMAE and the official MAE code."""
     small = {
         "`mae_cifar_tiny`, batch 128, neither compiled": "eager",
         "only ours compiled (`train.compile=true`; without the time of compiling)": "ours_compiled",
         "both compiled": "both_compiled",
     }
-    kinds = ("fp32", "bf16")
-    rows = [[name, *(speedup("step.json", of, kind) for of in kinds)] for name, kind in small.items()]
+    libraries = {"transformers": "transformers", "official": "official code"}
+    kinds = [(precision, library) for precision in ("fp32", "bf16") for library in libraries]
+    rows = [[name, *(speedup("step.json", *of, kind) for of in kinds)] for name, kind in small.items()]
     base = "ViT-B at 224 px (`mae_base`), batch 4, neither compiled"
-    return table(["", *kinds], [*rows, [base, *(speedup("step_base.json", of) for of in kinds)]])
+    rows.append([base, *(speedup("step_base.json", *of) for of in kinds)])
+    return table(["", *(f"{precision}, {libraries[library]}" for precision, library in kinds)], rows)
 
 
 def range_widths() -> tuple[str, str]:
