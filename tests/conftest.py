@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import run
-from PIL import Image
-from sklearn.datasets import load_digits
+from helpers.images import prepare_colored_digits
 
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.in_place import reindex
@@ -104,18 +103,7 @@ def many_shards(digits, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def colored(tmp_path_factory) -> Path:
     """scikit-learn's digits at 32 px in three colors: enough for a batch of 4096."""
-    folder, out = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("colored")
-    data = load_digits()
-    for number, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
-        large = np.kron(image * 15, np.ones((4, 4))).astype(np.uint8)
-        for color in range(3):
-            pixels = np.zeros((32, 32, 3), np.uint8)
-            pixels[..., color] = large
-            target = folder / ("val" if number % 10 == 0 else "train") / str(label)
-            target.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(target / f"{number}-{color}.png", compress_level=0)
-    prepare([find_images(str(folder), out=out, split="train", root=None)], out)
-    return out
+    return prepare_colored_digits(tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("colored"))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from mae_vit.data.prepare.masks import pair_masks, read_classes
 from mae_vit.data.prepare.prepare import prepare
@@ -123,6 +124,21 @@ def assert_share(count: float, total: int, share: float) -> None:
 
 # Gray value of class k: STEP * k + 10. Pixels of class 0 with this value more do not count.
 STEP, FIRST, IGNORED = 20, 10, 5
+
+
+def prepare_colored_digits(folder: Path, out: Path, *, height: int = 32, width: int = 32) -> Path:
+    """Shards of scikit-learn's digits in three colors, at a multiple of 8 px."""
+    data = load_digits()
+    for number, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
+        large = np.kron(image * 15, np.ones((height // 8, width // 8))).astype(np.uint8)
+        for color in range(3):
+            pixels = np.zeros((height, width, 3), np.uint8)
+            pixels[..., color] = large
+            target = folder / ("val" if number % 10 == 0 else "train") / str(label)
+            target.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(target / f"{number}-{color}.png", compress_level=0)
+    prepare([find_images(str(folder), out=out, split="train", root=None)], out)
+    return out
 
 
 def write_pairs(

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.commands import ROOT, SMALL_MAE
-from helpers.images import prepare_pairs, write_pairs
+from helpers.images import prepare_colored_digits, prepare_pairs, write_pairs
 from PIL import Image
 
 from benchmarks.gpu.__main__ import parse as parse_gpu_parts
@@ -66,8 +66,14 @@ def sandbox(colored, digits, tmp_path_factory):
     (box / "tables").mkdir()
     pq.write_table(pa.table({"image": rows}), box / "tables" / "train-00000.parquet")
     (box / "data").mkdir()
-    for name in ("mine", "cifar10", "photos", "cifar100", "imagenet"):
+    for name in ("cifar10", "cifar100"):
         (box / "data" / name).symlink_to(colored)
+    # Users' images seldom have the sides of a config.
+    others = prepare_colored_digits(
+        tmp_path_factory.mktemp("others"), tmp_path_factory.mktemp("mine"), height=48, width=40
+    )
+    for name in ("mine", "photos", "imagenet"):
+        (box / "data" / name).symlink_to(others)
     (box / "data" / "digits").symlink_to(digits)
     for folder, kind in (("tiles", "satellite"), ("cells", "microscopy"), ("xrays", "xray")):
         mix_folder(box / "photos", box / folder, kind)
@@ -78,7 +84,7 @@ def sandbox(colored, digits, tmp_path_factory):
     (box / "scans").mkdir()
     for number in range(3):
         np.save(box / "scans" / f"{number}.npy", np.full((1, 32, 32), 40 * number, np.int16))
-    write_pairs(box / "pairs", count=160, side=32)
+    write_pairs(box / "pairs", count=160, side=40)
     pairs = tmp_path_factory.mktemp("pairs")
     prepare_pairs(box / "pairs", pairs)
     for name in ("pairs", "objects_on_photos"):
@@ -95,7 +101,8 @@ def sandbox(colored, digits, tmp_path_factory):
         "train.epochs=null",
         "train.warmup_epochs=null",
     ]
-    small += ["train.effective_batch_size=16", "monitor.tensorboard=false", f"data.path={colored}"]
+    small += ["train.effective_batch_size=16", "monitor.tensorboard=false", f"data.path={others}"]
+    small += ["data.augment.crop=random_resized"]
     run = box / "runs" / "mae_base"
     config = str(ROOT / "configs" / "mae_cifar_tiny.yaml")
     assert pretrain(["--config", config, *small, f"run.dir={run}"]) == 0
