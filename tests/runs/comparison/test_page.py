@@ -128,18 +128,20 @@ def test_a_bar_over_runs_that_are_scored_in_one_go_moves(tmp_path, capsys):
 
 
 def test_scoring_is_no_part_of_the_time_left(tmp_path):
-    jobs = [Job(name, tmp_path / name, ("finetune",), tmp_path, (), str(tmp_path)) for name in "ab"]
-    scoring = [
-        Job(name, tmp_path / name, ("finetune",), tmp_path, ("finetune.mode=few_shot",), str(tmp_path))
-        for name in "cdefgh"
-    ]
-    bar = Bar([*jobs, *scoring])
+    entry = {"name": "scratch", "config": "x.yaml"}
+    raw = {"run": {"name": "x"}, "data": {"path": "data"}, "entries": [entry], "reference": "scratch"}
+    raw |= {"modes": ["finetune", "few_shot", "knn"], "labels_per_class": [5], "seeds": [0, 1]}
+    matrix = Matrix(CompareConfig.model_validate(raw), tmp_path, tmp_path / "out")
+    jobs = [cell.job for cell in matrix.cells(compute_of=False)]
+    assert len(jobs) > 4
+    bar = Bar(jobs)
     bar.show(jobs)
-    jobs[0].folder.mkdir()
+    trained = next(job for job in jobs if 'finetune.mode="finetune"' in job.arguments)
+    trained.folder.mkdir(parents=True)
     ended = {"status": "done", "total_steps": 10, "flops_per_step": 1e9}
-    (jobs[0].folder / "summary.json").write_text(json.dumps(ended))
+    (trained.folder / "summary.json").write_text(json.dumps(ended))
     bar.show(jobs)
-    assert bar._bar.n == pytest.approx(0.5)
+    assert bar._bar.n == pytest.approx(0.5), "one of two trainings"
 
 
 def test_what_was_done_before_is_no_part_of_the_time_left(tmp_path):
