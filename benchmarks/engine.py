@@ -37,6 +37,7 @@ from benchmarks.harness.runs import lengths, live
 from benchmarks.harness.turns import (
     Life,
     add_options,
+    at_most,
     choose_device,
     mean_difference,
     paired,
@@ -164,17 +165,10 @@ def compare(times: dict[str, list[float]]) -> dict[str, Any]:
             results[name] = {
                 "ms_per_step": summarize(values),
                 "ms_over_bare": over,
-                "at_most": limit,
-                "verdict": judge(over["interval_95"], limit),
+                **at_most(limit, over["interval_95"]),
                 "turns_ms": rounded(values),
             }
     return results
-
-
-def judge(interval: list[float], limit: float) -> str:
-    """Whether a cost is within a limit, as far as its interval tells."""
-    low, high = interval
-    return "met" if high <= limit else "missed" if low > limit else "unresolved"
 
 
 def rounded(values: list[float]) -> list[float]:

@@ -104,6 +104,8 @@ def choose(names: list[str] | None, objective: str, official: Path | None) -> li
     """
     if official is not None:
         check_clone(official)
+        if objective != "mae":
+            raise InputError(f"--official has no effect: the official code has no {objective}")
     peers = [name for name in PEERS if official or not name.startswith(OFFICIAL)]
     known = [*OURS, *(peers if objective == "mae" else ())]
     for name in names or ():

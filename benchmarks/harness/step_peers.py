@@ -79,7 +79,7 @@ def transformers_model(workload: Workload, attention: str) -> torch.nn.Module:
 
 
 def official_model(workload: Workload, attention: str, clone: Path) -> torch.nn.Module:
-    """The official model on today's timm and numpy; its output begins with the loss.
+    """The official model on today's timm and numpy; its output begins with the loss. Call it once a process.
 
     The code was written for timm 0.3.2, whose blocks took `qk_scale`, and for a numpy with `np.float`. Both are
     given to it. With "sdpa" timm's blocks use PyTorch's fused attention, as by default.

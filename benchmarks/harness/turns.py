@@ -139,6 +139,21 @@ def paired(
     return [of(a, b) for a, b in zip(first, second, strict=True)]
 
 
+def at_most(limit: float, interval: Sequence[float]) -> dict[str, Any]:
+    """A limit and whether it is met: by the whole of an interval or a range, or by none of it."""
+    low, high = interval
+    return {
+        "at_most": limit,
+        "verdict": "met" if high <= limit else "missed" if low > limit else "unresolved",
+    }
+
+
+def at_least(goal: float, interval: Sequence[float]) -> dict[str, Any]:
+    """The same of a goal."""
+    low, high = interval
+    return {"at_least": goal, "verdict": "met" if low >= goal else "missed" if high < goal else "unresolved"}
+
+
 def mean_difference(differences: Sequence[float], digits: int = 3) -> dict[str, Any]:
     """Mean of paired differences with its standard error and a 95 % interval (Student's t).
 

@@ -7,7 +7,7 @@ because small images come from memory faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,23 @@ from torch.utils.data import RandomSampler
 from benchmarks.loading.peers import BOX, PHOTO_BATCH, Batches, from_files, size_of, tensor_views
 from benchmarks.loading.rows import Row
 
-# Importable name -> name on PyPI.
-PACKAGES = {"cv2": "opencv-python-headless", "torchcodec": "torchcodec", "spdl": "spdl"}
+PACKAGES = ("cv2", "torchcodec", "spdl")
 
 
 def is_there(*names: str) -> bool:
-    """Whether packages can be imported."""
-    return all(find_spec(name) is not None for name in names)
+    """Whether packages are installed and can be imported: a decoder may miss its libraries."""
+    try:
+        for name in names:
+            import_module(name)
+    except (ImportError, OSError, RuntimeError):
+        return False
+    return True
+
+
+def version_of(name: str) -> str:
+    """The version of a package, whichever distribution brought it: OpenCV has several."""
+    distributions = metadata.packages_distributions()[name]
+    return f"{distributions[0]} {metadata.version(distributions[0])}"
 
 
 def files_simplejpeg(row: Row, folder: Path, workers: int) -> Batches:
@@ -73,7 +83,7 @@ def files_opencv(row: Row, folder: Path, workers: int) -> Batches:
 
 
 def threads_spdl(row: Row, folder: Path) -> Batches:
-    """SPDL's pipeline of threads around torchcodec and the v2 transforms: no process, so no copy of a batch."""
+    """SPDL's pipeline with a thread that decodes and resizes a whole batch by torchcodec and the v2 transforms."""
     from torchvision.datasets import ImageFolder
 
     files = [path for path, _ in ImageFolder(str(folder / row.peer)).samples]
@@ -102,9 +112,12 @@ class _Threads:
     ) -> None:
         self._row, self._files, self._read, self._view = row, files, read, view
 
-    def _views(self, number: int) -> torch.Tensor:
-        pixels = self._read(self._files[number])
-        return torch.stack([self._view(pixels) for _ in range(self._row.repeats)])
+    def _batch(self, numbers: list[int]) -> torch.Tensor:
+        views = []
+        for number in numbers:
+            pixels = self._read(self._files[number])
+            views += [self._view(pixels) for _ in range(self._row.repeats)]
+        return torch.stack(views)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         from spdl.pipeline import PipelineBuilder
@@ -113,12 +126,12 @@ class _Threads:
         sampler: Any = RandomSampler(
             self._files, replacement=True, num_samples=(self._row.batches + 1) * images
         )
+        # A batch a task: a task for each image costs half as much again.
         pipeline = (
             PipelineBuilder()
             .add_source(sampler)
-            .pipe(self._views)
             .aggregate(images, drop_last=True)
-            .pipe(torch.cat)
+            .pipe(self._batch)
             .add_sink()
             .build(num_threads=1)
         )

@@ -93,7 +93,7 @@ class DataSection(Section):
     - `leave_out_per_class`: N leaves out the images that fine-tuning's `data.labels_per_class=N` takes. Use it
       for pretraining with labels, so that it does not see the labels of fine-tuning.
     - `leave_out_draws`: N leaves out those images of N draws: `label_draw` and the numbers after it. Use it with
-      `label_draws: true` of a comparison.
+      `label_draws: true` of a comparison, whose draws are its seeds.
     - `label_draw`: number of the draw of labeled images, and of the share of them that is held out. Each number
       takes other images. Results over several draws hold for more than one choice of labels.
     - `damage_budget`: the share of training images that may be damaged before the run stops.

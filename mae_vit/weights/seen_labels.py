@@ -39,7 +39,7 @@ class SplitLabels(BaseModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_usual_draw(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Files of draw 0 alone do not state it, as those of earlier versions."""
+        """Draw 0 and a single draw are not written: files stay as those of earlier versions."""
         values: dict[str, Any] = handler(self)
         if not self.draw:
             values.pop("draw", None)

@@ -160,7 +160,7 @@ class Job:
         ]
 
     def work(self) -> tuple[float, float] | None:
-        """Returns FLOPs done and in total; None before the run reports them."""
+        """Returns FLOPs done and in total; None before the run reports them. Scoring counts as `SCORING_WORK`."""
         summary = self.summary
         total, flops = summary.get("total_steps"), summary.get("flops_per_step")
         if summary.get("status") == "done" and not total:

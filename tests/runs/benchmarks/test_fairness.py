@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.engine import BARE, compare, judge, window
+from benchmarks.engine import BARE, compare, window
 from benchmarks.engine import main as engine
 from benchmarks.gpu.pictures import Kind, make_images
-from benchmarks.harness.turns import mean_difference
+from benchmarks.harness.turns import at_least, at_most, mean_difference
 from benchmarks.harness.workloads import TINY
 from benchmarks.loader import compare as compare_loading
 from benchmarks.loader import measure, warm_page_cache
@@ -40,11 +40,10 @@ def test_a_mean_counts_what_one_round_in_many_costs():
 
 
 def test_a_limit_within_the_interval_is_neither_met_nor_missed():
-    assert [judge([0.2, 0.8], 1), judge([0.4, 1.5], 1), judge([1.2, 1.5], 1)] == [
-        "met",
-        "unresolved",
-        "missed",
-    ]
+    intervals = [[0.2, 0.8], [0.4, 1.5], [1.2, 1.5]]
+    assert [at_most(1, each)["verdict"] for each in intervals] == ["met", "unresolved", "missed"]
+    assert [at_least(1, each)["verdict"] for each in intervals] == ["missed", "unresolved", "met"]
+    assert (at_most(1, [0, 1])["verdict"], at_least(1, [1, 2])["verdict"]) == ("met", "met")
     results = compare({BARE: [10.0, 20.0, 30.0], "torch": [10.4, 20.6, 30.5]})
     assert results["torch"]["turns_ms"] == [10.4, 20.6, 30.5]
     assert results["torch"]["ms_over_bare"]["mean"] == 0.5
@@ -76,18 +75,23 @@ def test_the_ratio_is_against_the_fastest_peer_by_name():
         v2: [4.0, 4.0, 4.0],
         "memory, one box": [0.5, 0.5, 0.5],
     }
-    result = compare_loading(times, 2.5)
-    assert result["fastest_peer"] == "files, torchvision v2, uint8, 0 workers"
-    assert result["speedup"] == {"median": 4.0, "range": [2.0, 4.0]}
+    row = replace(ROWS["full"], goal=9.0)
+    result = compare_loading(times, row)
+    assert result["over_fastest"] == {"peer": v2.removeprefix(PEER), "median": 4.0, "range": [2.0, 4.0]}
+    # The goal is of the official pipeline, which is slower than the fastest peer.
     assert result["over_official"]["median"] == 10.0
-    assert result["met"]
-    assert "over_plain" not in result
-    plain = compare_loading({**times, f"{PEER}{PLAIN}, 0 workers": [3.0, 3.0, 3.0]}, 2.5)
-    assert plain["over_plain"]["median"] == 3.0
-    # The bar is of the official pipeline, which is slower than the fastest peer.
-    assert compare_loading(times, 9.0)["met"]
-    assert not compare_loading(times, 11.0)["met"]
+    assert (result["over_official"]["at_least"], result["over_official"]["verdict"]) == (9.0, "unresolved")
+    assert compare_loading(times, replace(row, goal=5.0))["over_official"]["verdict"] == "met"
+    assert compare_loading(times, replace(row, goal=11.0))["over_official"]["verdict"] == "missed"
     assert result["images_per_s"]["ours"] == 1e6
+    assert not {"over_plain", "over_fastest_with_a_worker"} & result.keys()
+    times |= {f"{PEER}{PLAIN}, 0 workers": [3.0, 3.0, 3.0], f"{PEER}{PLAIN}, 1 workers": [5.0, 5.0, 5.0]}
+    result = compare_loading(times, row)
+    assert (result["over_plain"]["median"], result["over_plain"]["verdict"]) == (3.0, "met")
+    assert result["over_fastest_with_a_worker"]["peer"] == f"{PLAIN}, 1 workers"
+    # Where bytes are read, the goal is of the only peer.
+    stream = compare_loading({"ours": [1.0], f"{PEER}stream": [4.0]}, replace(ROWS["raw_small"], goal=5.0))
+    assert stream["over_fastest"]["verdict"] == "missed"
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +133,14 @@ def test_every_peer_ends_in_as_many_images_of_a_box_each(prepared):
 
 def test_a_peer_without_its_package_takes_no_part(prepared, monkeypatch):
     folder, (photographs, *_) = prepared
-    monkeypatch.setattr(more_peers, "find_spec", lambda name: None)
-    assert not any(
-        word in name for name in contenders(photographs, folder) for word in ("OpenCV", "torchcodec")
-    )
-    monkeypatch.setattr(more_peers, "find_spec", lambda name: name)
+
+    def refuse(name):
+        raise OSError("a library of its is missing")
+
+    monkeypatch.setattr(more_peers, "import_module", refuse)
+    made = contenders(photographs, folder)
+    assert not any(word in name for name in made for word in ("OpenCV", "torchcodec"))
+    monkeypatch.setattr(more_peers, "import_module", lambda name: None)
     made = contenders(photographs, folder)
     assert sum(name.startswith(PEER) for name in made) == 13
     assert f"{PEER}{PLAIN}, 0 workers" in made

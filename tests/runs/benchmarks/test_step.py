@@ -1,6 +1,7 @@
 """Steps are compared with each library at its fastest, and a contender that cannot run is named."""
 
 import pytest
+from helpers.commands import run
 
 from benchmarks.harness.workloads import TINY, load
 from benchmarks.step import OURS, PEERS, choose, compare
@@ -39,6 +40,50 @@ def test_the_official_code_needs_its_clone(tmp_path):
         choose(None, "mae", tmp_path)
     (tmp_path / "models_mae.py").touch()
     assert choose(None, "mae", tmp_path) == [*OURS, *PEERS]
-    assert choose(None, "masked_patch", tmp_path) == list(OURS)
+    assert choose(None, "masked_patch", None) == list(OURS)
+    with pytest.raises(InputError, match="--official has no effect: the official code has no masked_patch"):
+        choose(None, "masked_patch", tmp_path)
     with pytest.raises(InputError, match='no contender "theirs" for mae: ours, ours compiled'):
         choose(["theirs"], "mae", None)
+
+
+_AS_PUBLISHED = """
+import numpy as np
+import torch
+from timm.models.vision_transformer import Block
+
+class MaskedAutoencoderViT(torch.nn.Module):
+    def __init__(self, img_size, patch_size, in_chans, embed_dim, depth, num_heads, mlp_ratio, norm_layer, **decoder):
+        super().__init__()
+        assert set(decoder) == {"decoder_embed_dim", "decoder_depth", "decoder_num_heads", "norm_pix_loss"}
+        width = np.zeros(embed_dim, dtype=np.float).shape[0]
+        self.blocks = torch.nn.Sequential(*(
+            Block(width, num_heads, mlp_ratio, qkv_bias=True, qk_scale=None, norm_layer=norm_layer)
+            for _ in range(depth)
+        ))
+
+    def forward(self, images, mask_ratio):
+        assert mask_ratio == 0.75
+        tokens = images.flatten(2).mean(2, keepdim=True).expand(-1, -1, self.blocks[0].norm1.weight.numel())
+        return self.blocks(tokens).square().mean(), None, None
+"""
+_TAKES_A_STEP = """
+import sys
+from pathlib import Path
+import torch
+from benchmarks.harness.step_peers import official_model, their_step
+from benchmarks.harness.workloads import TINY, load
+workload = load(TINY, [], batch_size=2, precision="bf16", threads=1)
+their_step(workload, f"official {sys.argv[1]}", torch.device("cpu"), official=Path(sys.argv[2]))(0)
+block = sys.modules["models_mae"].Block(64, 2, qk_scale=None)
+print(block.attn.fused_attn)
+"""
+
+
+@pytest.mark.parametrize(("attention", "fused"), [("eager", "False"), ("sdpa", "True")])
+def test_code_of_another_timm_and_numpy_runs(tmp_path, attention, fused):
+    """With what the published code asks of timm and numpy; the code itself is no part of this repository."""
+    (tmp_path / "models_mae.py").write_text(_AS_PUBLISHED)
+    ended = run("-c", _TAKES_A_STEP, attention, str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == [fused]

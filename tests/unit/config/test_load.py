@@ -63,6 +63,7 @@ BAD = {
     "data.augment.scale=[0.1, 0.5]": 'scale has no effect with crop="none"',
     "data.order=block": "data.order='block': input should be 'global' or 'blocks'; did you mean \"blocks\"?",
     "data.source=tar data.memory_limit_gib=1": 'memory_limit_gib has no effect with source="tar"',
+    "data.leave_out_draws=3": "leave_out_draws has no effect without leave_out_per_class",
     "data.lanes=8": 'lanes has no effect with order="global"; it belongs to order="blocks"',
     "data.block_shards=8": 'block_shards has no effect with order="global"; it belongs to order="blocks"',
     "data.order=blocks data.lanes=0": "data.lanes=0: input should be greater than 0",

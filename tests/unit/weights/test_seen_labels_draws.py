@@ -18,7 +18,7 @@ def test_several_draws_left_out_cover_each_of_them():
     overlaps = [left_out.overlap("data", 50, 0.1, draw=draw) for draw in range(4)]
     assert overlaps == ["held-out", "others", "others", "held-out"]
     assert left_out.overlap("data", 51, 0.1, draw=2) == "held-out", "more than was left out"
-    # Joined with weights that left out other draws, nothing is sure to be unseen.
+    # Joined with weights that left out other draws, none counts as left out: that is cautious.
     joined = left_out.joined(SeenLabels(fingerprint="data", left_out=50, draw=1))
     assert [joined.overlap("data", 50, 0.1, draw=draw) for draw in (1, 2)] == ["held-out", "held-out"]
     assert left_out.joined(left_out).overlap("data", 50, 0.1, draw=2) == "others"
