@@ -249,7 +249,7 @@ CHOOSING = (
 )
 PERFORMANCE = (
     (
-        "with only ours compiled. They are {}, {} and {}.",
+        "with only ours compiled. They are {}, {} and {}: all missed.",
         lambda: tuple(
             steps.speedup("step.json", "bf16", library, kind).split(" ")[0]
             for library, kind in (
@@ -290,8 +290,23 @@ PERFORMANCE = (
     ),
     ("waited for data {}% of the time", lambda: engine_and_loader.from_shards()[3:]),
     (
-        "Reading photographs reaches {}% of the rate of bare `os.pread`, which is {} times the rate",
-        engine_and_loader.bare_reads,
+        "Through a worker ours has {} to {} times the rate of simplejpeg",
+        lambda: engine_and_loader.range_over("over_plain"),
+    ),
+    (
+        "ours has {} to {} times the rate of the fastest peer with a worker.",
+        lambda: engine_and_loader.range_over("over_fastest_with_a_worker"),
+    ),
+    (
+        "Photographs come at {}% of the rate of bare `os.pread`, small files at {}%.",
+        lambda: (
+            engine_and_loader.share_of_reading("raw_large"),
+            engine_and_loader.share_of_reading("raw_small"),
+        ),
+    ),
+    (
+        "than `os.pread` reaches, which is {} times the rate of the stream.",
+        engine_and_loader.reading_over_stream,
     ),
 )
 FAQ = (("On our CIFAR-10 the baseline is {} dB", lambda: (pretraining.db(MAE_100, "psnr_baseline_db"),)),)
