@@ -22,7 +22,6 @@ from mae_vit.finetuning.comparison.inputs import (
     difference,
     other_pretraining,
 )
-from mae_vit.finetuning.comparison.settings import lines_of
 from mae_vit.finetuning.config.schema import CLOSED_FORM
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -165,7 +164,7 @@ class Job:
         total, flops = summary.get("total_steps"), summary.get("flops_per_step")
         if summary.get("status") == "done" and not total:
             return SCORING_WORK, SCORING_WORK
-        if any(lines_of({"finetune.mode": mode})[0] in self.arguments for mode in CLOSED_FORM):
+        if any(f"finetune.mode={json.dumps(mode)}" in self.arguments for mode in CLOSED_FORM):
             return 0.0, SCORING_WORK
         if not total or not flops:
             return None
