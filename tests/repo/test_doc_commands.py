@@ -108,7 +108,7 @@ def sandbox(colored, digits, tmp_path_factory):
     assert pretrain(["--config", config, *small, f"run.dir={run}"]) == 0
     for name in ("mae_cifar_tiny", "mae_digits", "photos"):
         shutil.copytree(run, run.with_name(name))
-    tuned = run.with_name("finetune_cifar_tiny")
+    tuned = run.with_name("finetune_cifar_tiny-mae_cifar_tiny")
     few = [
         "train.steps=2",
         "train.warmup_steps=1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from page_tables.files import results, table
@@ -51,9 +52,9 @@ def step() -> str:
     return table(["", *(f"{precision}, {libraries[library]}" for precision, library in kinds)], rows)
 
 
-def range_widths() -> tuple[str, str]:
-    """The narrowest and the widest range of the objectives' times, in percent of the median."""
-    ratios = [each["time_over_mae"] for name, each in results("objectives.json").items() if name != "mae"]
+def range_widths(objectives: Sequence[str]) -> tuple[str, str]:
+    """The narrowest and the widest range of objectives' times, in percent of the median."""
+    ratios = [results("objectives.json")[name]["time_over_mae"] for name in objectives]
     widths = [100 * (ratio["range"][1] - ratio["range"][0]) / ratio["median"] for ratio in ratios]
     return f"{min(widths):.0f}", f"{max(widths):.0f}"
 
