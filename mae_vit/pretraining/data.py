@@ -171,9 +171,10 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
     if limit is None:
         return None
     labels, keys, first = np.asarray(index.labels), index.keys(), config.data.label_draw
+    labeled = np.flatnonzero(labels >= 0)
     rest = np.arange(len(labels))
     for draw in range(first, first + config.data.leave_out_draws):
-        taken, _ = limit_per_class(np.flatnonzero(labels >= 0), labels, keys, limit, draw=draw)
+        taken, _ = limit_per_class(labeled, labels, keys, limit, draw=draw)
         rest = np.setdiff1d(rest, taken)
     if not len(rest):
         draws = f" data.leave_out_draws={config.data.leave_out_draws}" * (config.data.leave_out_draws > 1)

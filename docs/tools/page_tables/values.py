@@ -1,0 +1,130 @@
+"""Values of figures: what sentences of pages and headers of configs take from the result files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from page_tables import comparisons as of
+from page_tables import pretraining, segmentation, steps
+from page_tables.comparisons import (
+    CONTRAST,
+    FIVE_K,
+    MEAN_COLOR,
+    SCRATCH,
+)
+from page_tables.files import results
+
+Values = Callable[[], tuple[str, ...]]
+LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE = of.OTHER_IMAGES.values()
+DEMO = "compare_demo"
+DEMO_ROWS = (
+    "ViT from scratch",
+    "ViT from mean color",
+    "ViT supervised on 1,097 other labels",
+    "ViT from MAE",
+)
+MAE_100, COLORS_40 = "mae_cifar_tiny_100", "masked_patch_cifar_tiny_40"
+
+
+def accuracies(comparison: str, *entries: str) -> Values:
+    """Test accuracies of entries, in percent."""
+    return lambda: tuple(of.accuracy(comparison, entry) for entry in entries)
+
+
+def above(comparison: str, entry: str, other: str) -> Values:
+    """Points above another entry, with their interval."""
+    return lambda: of.above(comparison, entry, other)
+
+
+def spreads(comparison: str, *entries: str) -> Values:
+    """Test accuracies with their spread over seeds."""
+    return lambda: tuple(of.spread(of.percent(comparison, entry)) for entry in entries)
+
+
+def plain(part: str, model: str = "vit") -> Values:
+    """Accuracy of a network in plain_small_data.json, with its spread."""
+    return lambda: (of.spread(of.plain(part, model)),)
+
+
+def frozen(entry: str) -> list[float]:
+    """Test accuracies of an entry's frozen encoder, seed by seed."""
+    return of.percent(FIVE_K, entry, mode="few_shot")
+
+
+def million_parameters(comparison: str, entry: str) -> Values:
+    """Parameters of an entry, in millions."""
+    return lambda: (f"{int(of.rows(comparison)[entry][0]['parameters']) / 1e6:.1f}",)
+
+
+def mious(*entries: str) -> Values:
+    """Mean IoU of entries, in percent."""
+    return lambda: tuple(segmentation.mean_miou(entry) for entry in entries)
+
+
+def ratio(comparison: str, entry: str, scratch: str = SCRATCH) -> float:
+    """Compute of an entry over that of scratch, pretraining included."""
+    return of.whole_pflop(comparison, entry) / of.whole_pflop(comparison, scratch)
+
+
+def whole_over_scratch(comparison: str, entry: str, scratch: str = SCRATCH) -> Values:
+    """How many times the compute of scratch a row has, pretraining included."""
+
+    def values() -> tuple[str]:
+        times = ratio(comparison, entry, scratch)
+        return (f"{times:.1f}" if times < 100 else f"{times:.0f}",)
+
+    return values
+
+
+def pretraining_over_fine_tuning() -> tuple[str]:
+    """Compute of the longest pretraining on digits over that of its fine-tuning."""
+    pretraining, fine_tuning = (
+        of.pflop(of.LENGTH, "MAE, 5,400 steps", f"{what}_flops") for what in ("pretrain", "finetune")
+    )
+    return (f"{pretraining / fine_tuning:.0f}",)
+
+
+def lifts() -> tuple[str, ...]:
+    """Points above scratch of the weakest and of the best pretraining."""
+    return tuple(f"{float(of.above(FIVE_K, entry, SCRATCH)[0]):.0f}" for entry in (MEAN_COLOR, CONTRAST))
+
+
+def psnr(*runs: str) -> Values:
+    """Held-out PSNR and epochs of runs."""
+    return lambda: tuple(cell for run in runs for cell in (pretraining.db(run), str(pretraining.epochs(run))))
+
+
+def colors(*runs: str) -> Values:
+    """Held-out accuracy of mean color and epochs of runs."""
+    return lambda: tuple(
+        cell for run in runs for cell in (pretraining.percent(run), str(pretraining.epochs(run)))
+    )
+
+
+def profile(measure: Callable[[dict[str, float]], float]) -> Values:
+    """A share of both profiled steps, in percent."""
+    return lambda: tuple(
+        f"{100 * measure(results('profile_step.json')[config]):.0f}"
+        for config in ("mae_cifar_tiny", "mae_base")
+    )
+
+
+def profiled(config: str) -> tuple[str, str]:
+    """Batch of a profiled step, and its milliseconds."""
+    each = results("profile_step.json")[config]
+    median = each["ms_per_step"]["median"]
+    # Three digits.
+    return str(each["batch"]), str(round(median, -1 if median >= 1000 else None)).removesuffix(".0")
+
+
+def image_gflop() -> tuple[str, ...]:
+    """GFLOP of an image under MAE, mean color and labels."""
+    measured = results("objectives.json")
+    gflop = [measured[name]["model_gflops_per_image"] for name in ("mae", "masked_patch")]
+    return tuple(f"{each:.2f}" for each in (*gflop, pretraining.encoder_gflop("supervised_cifar_tiny")))
+
+
+def over_mae() -> tuple[str, ...]:
+    """Ranges, times and FLOPs of objectives' steps as multiples of plain MAE's."""
+    names = ("mae decode_ratio=0.5", "mae decode_ratio=0.25", "masked_patch")
+    return (*steps.range_widths(names), *(cell for name in names for cell in steps.over_mae(name)))

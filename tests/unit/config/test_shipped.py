@@ -1,0 +1,83 @@
+"""Configs that are shipped: valid, with a header; what all keys have in common: help, dumps, defaults."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.commands import ROOT
+
+from mae_vit.config.keys import describe_keys, key_paths
+from mae_vit.config.load import dump_config, load_config
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.objectives import OBJECTIVES
+from mae_vit.objectives.pretrain_config import PretrainConfig
+
+CONFIG = ROOT / "configs" / "mae_digits.yaml"
+
+
+def test_help_lists_every_key():
+    text = describe_keys(PretrainConfig)
+    assert max(map(len, text.splitlines())) <= 100
+    words = text.split()
+    for path in key_paths(PretrainConfig, {}):
+        section, _, key = path.partition(".")
+        if section != "objective":
+            assert section in words
+            assert not key or any(word == key or word.startswith(f"{key}.") for word in words), path
+    for tag, section in OBJECTIVES.items():
+        assert f"name={tag}:" in words
+        for name in section.model_fields:
+            assert name == "name" or any(re.fullmatch(rf"{name}(\..*)?", word) for word in words)
+
+
+def test_yaml_1_2_numbers_and_words(tmp_path):
+    config = load_config(PretrainConfig, CONFIG, ["optim.lr=1e-3", "run.name=no", "data.path=on"])
+    assert config.optim.lr == 1e-3
+    assert config.run.name == "no"
+    assert config.data.path == "on"
+
+
+def test_dump_reads_back_the_same(tmp_path):
+    config = load_config(PretrainConfig, CONFIG, ["model.img_size=[8, 16]", "data.normalize=[[0.5], [0.2]]"])
+    path = tmp_path / "again.yaml"
+    path.write_text(dump_config(config))
+    assert load_config(PretrainConfig, path) == config
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
+    if path.stem.startswith(("compare_", "study_")):
+        config = load_config(CompareConfig, path)
+        Matrix(config, path.parent, Path("runs")).check()
+    elif "\nfinetune:" in path.read_text():
+        load_config(FinetuneConfig, path, amend=WeightsOverrides(None, path))
+    else:
+        load_config(PretrainConfig, path)
+    header = path.read_text().split("\n\n")[0]
+    for word in ("Command:", "Hardware:", "Time:", "Result:", "Follows:"):
+        assert word in header, f"{path.name} lacks {word}"
+
+
+def test_options_of_blocks_have_values_only_there():
+    data = load_config(PretrainConfig, CONFIG).data
+    assert (data.order, data.lanes, data.block_shards) == ("global", None, None)
+    data = load_config(PretrainConfig, CONFIG, ["data.order=blocks", "data.block_shards=2"]).data
+    assert (data.order, data.lanes, data.block_shards) == ("blocks", 8, 2)
+
+
+def test_each_optimizer_and_schedule_has_its_own_defaults():
+    def optim(*overrides: str):
+        return load_config(PretrainConfig, CONFIG, ["optim.betas=", "optim.weight_decay=", *overrides]).optim
+
+    assert (optim().betas, optim().weight_decay) == ([0.9, 0.95], 0.05)
+    assert optim("optim.name=adam").own_options == {"betas": [0.9, 0.999], "eps": 1e-8}
+    assert optim("optim.name=adam").weight_decay == 0
+    assert optim("optim.name=sgd").own_options == {"momentum": 0.9, "nesterov": False}
+    lars = optim("optim.name=lars", "optim.momentum=0.5")
+    assert lars.own_options == {"momentum": 0.5, "trust_coefficient": 0.001}
+    assert lars.weight_decay == 0
+    assert (lars.betas, lars.eps, lars.nesterov, lars.decay_share) == (None, None, None, None)
+    assert optim("optim.schedule=wsd").decay_share == 0.2
