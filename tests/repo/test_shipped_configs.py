@@ -12,7 +12,7 @@ from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.models.vit import SIZES
 from mae_vit.pretraining.job import main as pretrain
 
-# A comparison checks its configs in tests/unit/config/test_load.py.
+# A comparison checks its configs in tests/unit/config/test_shipped.py.
 # A batch larger than all of the images here.
 SMALLER = {"linear_probe_base": ["train.effective_batch_size=4096"]}
 CONFIGS = sorted(
