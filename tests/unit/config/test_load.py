@@ -154,8 +154,8 @@ def test_a_duration_in_another_unit_than_the_files_wins_with_a_note():
     words = ["train.steps=5", "train.warmup_samples=7", "optim.blr=1e-4"]
     load_config(PretrainConfig, CONFIG, words, notes=notes)
     assert notes == [
-        "train.steps=5 takes the place of train.epochs=30 of mae_digits.yaml",
-        "train.warmup_samples=7 takes the place of train.warmup_epochs=3 of mae_digits.yaml",
+        "train.steps=5 takes the place of train.epochs=165 of mae_digits.yaml",
+        "train.warmup_samples=7 takes the place of train.warmup_epochs=16 of mae_digits.yaml",
     ]
     # Another value of the same key is what an override is for, and so is null.
     same = []

@@ -197,19 +197,19 @@ def test_impossible_plans(overrides, world_size, expected):
     ("overrides", "warmup", "note"),
     [
         (
-            ["train.warmup_epochs=31"],
+            ["train.epochs=30", "train.warmup_epochs=31"],
             33,
             "train.warmup_epochs=31 (341 steps) is longer than train.epochs=30 (330 steps)",
         ),
-        (["train.steps=20"], 2, "train.warmup_epochs=3 (33 steps) is longer than train.steps=20"),
-        (["train.steps=12"], 1, "train.warmup_epochs=3 (33 steps) is longer than train.steps=12"),
-        (["train.steps=33"], 3, "train.warmup_epochs=3 (33 steps) is as long as train.steps=33"),
+        (["train.steps=20"], 2, "train.warmup_epochs=16 (176 steps) is longer than train.steps=20"),
+        (["train.steps=12"], 1, "train.warmup_epochs=16 (176 steps) is longer than train.steps=12"),
+        (["train.steps=176"], 17, "train.warmup_epochs=16 (176 steps) is as long as train.steps=176"),
         (
             ["train.warmup_samples=1500", "train.samples=1000"],
             0,
             "train.warmup_samples=1500 (12 steps) is longer than train.samples=1000 (8 steps)",
         ),
-        (["train.steps=34"], 33, None),
+        (["train.steps=177"], 176, None),
     ],
 )
 def test_the_warm_up_of_a_short_try_is_a_tenth_of_it(overrides, warmup, note):
