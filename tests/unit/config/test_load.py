@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import ROOT
-from ruamel.yaml import YAML
 
-from mae_vit.config.data import MEMORY_LIMIT_GIB
-from mae_vit.config.keys import key_paths
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -138,116 +135,6 @@ def test_bad_files(tmp_path, text, expected):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"nothing\.yaml: no such file"):
         load_config(PretrainConfig, tmp_path / "nothing.yaml")
-
-
-def test_an_override_takes_the_place_of_the_files_way():
-    config = load_config(
-        PretrainConfig, CONFIG, ["train.steps=5", "optim.blr=1e-4", "train.warmup_samples=7"]
-    )
-    assert (config.train.steps, config.train.epochs) == (5, None)
-    assert (config.optim.blr, config.optim.lr) == (1e-4, None)
-    assert (config.train.warmup_samples, config.train.warmup_epochs) == (7, None)
-
-
-def test_a_duration_in_another_unit_than_the_files_wins_with_a_note():
-    notes = []
-    words = ["train.steps=5", "train.warmup_samples=7", "optim.blr=1e-4"]
-    load_config(PretrainConfig, CONFIG, words, notes=notes)
-    assert notes == [
-        "train.steps=5 takes the place of train.epochs=165 of mae_digits.yaml",
-        "train.warmup_samples=7 takes the place of train.warmup_epochs=16 of mae_digits.yaml",
-    ]
-    # Another value of the same key is what an override is for, and so is null.
-    same = []
-    load_config(PretrainConfig, CONFIG, ["train.epochs=5", "train.warmup_epochs=null"], notes=same)
-    assert same == []
-
-
-DURATIONS = sorted(
-    path
-    for path in key_paths(PretrainConfig, {})
-    if path.endswith("steps") and path.removesuffix("steps") + "epochs" in set(key_paths(PretrainConfig, {}))
-)
-
-
-@pytest.mark.parametrize(
-    ("override", "section", "gone"),
-    [
-        ("optim.name=sgd", "optim", ["betas", "eps"]),
-        ("optim.name=lars", "optim", ["betas"]),
-        ("optim.schedule=linear", "optim", ["decay_share"]),
-        ("data.augment.crop=none", "data.augment", ["scale", "ratio"]),
-        ("data.augment.policy=none", "data.augment", ["num_ops", "magnitude"]),
-        ("data.order=global", "data", ["lanes", "block_shards"]),
-    ],
-)
-def test_another_choice_takes_the_place_of_the_files_options(write_config, override, section, gone):
-    augment = {"crop": "random_resized", "scale": [0.3, 1.0], "policy": "randaugment", "num_ops": 3}
-    path = write_config(
-        optim={"betas": [0.9, 0.95], "schedule": "wsd", "decay_share": 0.5},
-        data={"order": "blocks", "lanes": 4, "block_shards": 2, "augment": augment},
-    )
-    chosen = load_config(PretrainConfig, path, [override])
-    for part in section.split("."):
-        chosen = getattr(chosen, part)
-    assert [getattr(chosen, name) for name in gone] == [None] * len(gone)
-    # What the command line itself gives is not dropped.
-    with pytest.raises(InputError, match="command line"):
-        load_config(PretrainConfig, path, [override, f"{section}.{gone[0]}=3"])
-
-
-def test_images_from_tar_drop_the_files_limit_of_memory(write_config):
-    path = write_config(data={"memory_limit_gib": 16.0})
-    assert load_config(PretrainConfig, path, ["data.source=memory"]).data.memory_limit_gib == 16
-    assert load_config(PretrainConfig, path, ["data.source=tar"]).data.memory_limit_gib == MEMORY_LIMIT_GIB
-    with pytest.raises(InputError, match="has no effect"):
-        load_config(PretrainConfig, path, ["data.source=tar", "data.memory_limit_gib=8"])
-
-
-@pytest.fixture
-def write_config(tmp_path):
-    """Writes a changed copy of the digits' config: write_config(train={...}) -> path."""
-
-    def write(**sections) -> Path:
-        yaml = YAML(typ="safe", pure=True)
-        yaml.sort_base_mapping_type_on_output = False
-        raw = yaml.load(CONFIG.read_text())
-        for name, values in sections.items():
-            raw[name] = {**raw.get(name, {}), **values}
-        path = tmp_path / "mae_mine.yaml"
-        yaml.dump(raw, path)
-        return path
-
-    return write
-
-
-@pytest.mark.parametrize("in_steps", DURATIONS)
-def test_any_duration_in_epochs_is_changed_to_steps_by_an_override(write_config, in_steps):
-    section, _, name = in_steps.partition(".")
-    path = write_config(**{section: {name.removesuffix("steps") + "epochs": 2}})
-    config = load_config(PretrainConfig, path, [f"{in_steps}=3"])
-    assert getattr(getattr(config, section), name) == 3
-
-
-def test_there_are_durations():
-    assert "train.warmup_steps" in DURATIONS
-    assert "monitor.probe_every_steps" in DURATIONS
-
-
-def test_null_unsets_a_key(write_config):
-    path = write_config(optim={"clip_grad": 3.0, "weight_decay": 0.3})
-    config = load_config(
-        PretrainConfig,
-        path,
-        ["optim.clip_grad=null", "optim.weight_decay=null", "train.warmup_epochs=null", "run.seed=null"],
-    )
-    assert config.optim.clip_grad is None
-    assert config.optim.weight_decay == 0.05
-    assert config.train.warmup_epochs is None
-    assert config.run.seed == 0
-    assert load_config(PretrainConfig, path, ["run.name=null"]).run.name == "mae_mine"
-    # Unsetting one way of giving a thing leaves the other.
-    assert load_config(PretrainConfig, path, ["optim.blr=null"]).optim.lr == 1e-3
 
 
 def message_of(path: Path, *overrides: str) -> str:
