@@ -15,9 +15,10 @@ TRIED, LENGTH = "tuning_cifar10_5k.json", "study_length"
 SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
 MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"
 CNN, RESNET, SMALL_BIT = "SimpleCNN", "SmallResNet", "SmallBiT"
+LABELS = "ViT-Tiny from labels of other images"
 # The pages' names of the transfer's rows.
 OTHER_IMAGES = {
-    "labels of the other images": "ViT-Tiny from labels of other images",
+    "labels of the other images": LABELS,
     "mean color of the other images": "ViT-Tiny from mean color of other images",
     "MAE of the other images": "ViT-Tiny from MAE of other images",
 }
@@ -43,8 +44,8 @@ def accuracy(comparison: str, entry: str, column: str = "test_top1", *, digits: 
 
 
 def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
-    return f"{decimal(mean(values))} ± {decimal(stdev(values))}"
+    """Mean and standard deviation; a single value has none."""
+    return f"{decimal(mean(values))} ± {decimal(stdev(values))}" if len(values) > 1 else decimal(values[0])
 
 
 def pflop(comparison: str, entry: str, *columns: str) -> float:

@@ -9,6 +9,7 @@ from page_tables import pretraining, segmentation, steps
 from page_tables.comparisons import (
     CONTRAST,
     FIVE_K,
+    LABELS,
     MEAN_COLOR,
     SCRATCH,
 )
@@ -82,6 +83,12 @@ def pretraining_over_fine_tuning() -> tuple[str]:
         of.pflop(of.LENGTH, "MAE, 5,400 steps", f"{what}_flops") for what in ("pretrain", "finetune")
     )
     return (f"{pretraining / fine_tuning:.0f}",)
+
+
+def contrast_over_labels() -> tuple[str, ...]:
+    """Points of the contrast above supervised pretraining, both ends of the interval, and times the compute."""
+    times = of.whole_pflop(FIVE_K, CONTRAST) / of.whole_pflop(FIVE_K, LABELS)
+    return (*of.above(FIVE_K, CONTRAST, LABELS), f"{times:.1f}")
 
 
 def lifts() -> tuple[str, ...]:
