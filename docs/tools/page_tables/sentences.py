@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from statistics import mean
 
+from page_tables import choosing, engine_and_loader, pretraining, segmentation, steps
 from page_tables import comparisons as of
-from page_tables import engine_and_loader, pretraining, segmentation, steps
 from page_tables.comparisons import (
     BIT,
     CNN,
@@ -25,8 +25,6 @@ from page_tables.comparisons import (
 from page_tables.files import results
 from page_tables.headers import HEADERS
 from page_tables.values import (
-    COLORS_40,
-    COLORS_ELSEWHERE,
     DEMO,
     DEMO_ROWS,
     LABELS_ELSEWHERE,
@@ -35,19 +33,15 @@ from page_tables.values import (
     Values,
     above,
     accuracies,
-    colors,
-    contrast_over_labels,
     frozen,
-    image_gflop,
-    lifts,
     million_parameters,
     mious,
+    over_labels,
     over_mae,
+    own_head,
     plain,
-    pretraining_over_fine_tuning,
     profile,
     profiled,
-    psnr,
     ratio,
     spreads,
     whole_over_scratch,
@@ -84,11 +78,13 @@ README = (
         lambda: above(FIVE_K, CONTRAST, RESNET)()[1:],
     ),
     ("MAE with a contrast is {} points above", lambda: above(FIVE_K, CONTRAST, RESNET)()[:1]),
+    ("with their labels, gives {} % (20 epochs,", accuracies(FIVE_K, LABELS)),
+    ("is {} points above it; this may be chance ({} to {}). MAE with the", above(FIVE_K, MAE, LABELS)),
     (
-        "(20 epochs, not tuned) gives {} %: {} points less than MAE with the contrast, which uses no labels and {} times "
-        "the compute.",
-        lambda: (of.accuracy(FIVE_K, LABELS), contrast_over_labels()[0], contrast_over_labels()[3]),
+        "contrast is {} points above it ({} to {}), with {} times the compute.",
+        lambda: over_labels(CONTRAST),
     ),
+    ("the supervised network reaches {} %.", own_head),
     (
         "beats supervised pretraining by {} points.",
         lambda: of.above(TRANSFER, MAE_ELSEWHERE, LABELS_ELSEWHERE)[:1],
@@ -107,15 +103,24 @@ RESULTS = (
     ("It is {} points above SimpleCNN ({} to {}). Both may be chance.", above(FIVE_K, CONTRAST, CNN)),
     ("MAE alone is worse than SimpleCNN by {} points ({} to {})", above(FIVE_K, CNN, MAE)),
     ("and than SmallResNet by {} ({} to {}).", above(FIVE_K, RESNET, MAE)),
-    ("in 20 epochs of supervised pretraining, lift it to {} %.", accuracies(FIVE_K, LABELS)),
+    ("with their labels, lifts it to {} %.", accuracies(FIVE_K, LABELS)),
     (
-        "without labels, is {} points above that ({} to {}), with {} times the compute.",
-        contrast_over_labels,
+        "MAE is {} points above that, which may be chance ({} to {}), with {} times the compute.",
+        lambda: over_labels(MAE),
     ),
-    ("by no more than chance may explain ({} points, {} to {}).", above(FIVE_K, MAE, LABELS)),
     (
-        "the contrast's encoder is {} points above that of MAE in the mean, and {} points above the supervised one.",
-        lambda: tuple(f"{mean(frozen(CONTRAST)) - mean(frozen(other)):.1f}" for other in (MAE, LABELS)),
+        "With the contrast it is {} points above ({} to {}), with {} times the compute.",
+        lambda: over_labels(CONTRAST),
+    ),
+    (
+        "The small CNNs are {} and {} points above it, too.",
+        lambda: tuple(of.above(FIVE_K, entry, LABELS)[0] for entry in (CNN, RESNET)),
+    ),
+    ("it is right on {} % of the test images.", own_head),
+    (
+        "the contrast's encoder is {} points above that of MAE in the mean. The supervised one is {} points above "
+        "MAE's,",
+        lambda: tuple(f"{mean(frozen(other)) - mean(frozen(MAE)):.1f}" for other in (CONTRAST, LABELS)),
     ),
     (
         "right on {} % and {} % of their training images",
@@ -135,69 +140,6 @@ RESULTS = (
     (
         "on the same images by {} points ({} to {})",
         above(TRANSFER, MAE_ELSEWHERE, LABELS_ELSEWHERE),
-    ),
-)
-CHOOSING = (
-    (
-        "it fits {} % of its own 400 training images.",
-        lambda: (of.accuracy(of.LENGTH, "from scratch", "train_top1", digits=0),),
-    ),
-    (
-        "for 5,400 steps takes {} times the compute of fine-tuning.",
-        pretraining_over_fine_tuning,
-    ),
-    ("SimpleCNN reaches {} % on as many", accuracies(DEMO, CNN)),
-    (
-        "Beside the second control, it is {} points better by neighbors. After fine-tuning it is {} points better in the "
-        "mean, by {} and {} points in the two seeds.",
-        lambda: pretraining.contrast_gains("mae_cifar_tiny_crops_40"),
-    ),
-    (
-        "the same crops and masks are {} points below the encoder that they began from, by neighbors.",
-        lambda: pretraining.contrast_gains("mae_cifar_tiny_crops_40", "mae_cifar_tiny_100")[:1],
-    ),
-    (
-        "the contrast is {} points better by neighbors, and {} points after fine-tuning.",
-        lambda: pretraining.contrast_gains()[:2],
-    ),
-    ("the PSNR on held-out images is {} dB with it and {} dB without.", pretraining.contrast_psnr),
-    ("than mean color ({} points, 95 % interval {} to {}).", above(FIVE_K, MAE, MEAN_COLOR)),
-    (
-        "on other images the difference may be chance ({} points, {} to {}).",
-        above(TRANSFER, MAE_ELSEWHERE, COLORS_ELSEWHERE),
-    ),
-    ("| cost of an image, ViT-Tiny/4 on 32 px (model GFLOP) | {} | {} | {} |", image_gflop),
-    (
-        "MAE's PSNR is {} dB after {} epochs and {} dB after {}.",
-        psnr("mae_cifar_tiny", MAE_100),
-    ),
-    (
-        "The accuracy of mean-color prediction is {} % after {} epochs and {} % after {}.",
-        colors("masked_patch_cifar_tiny", COLORS_40),
-    ),
-    ("lifts a Vision Transformer by {} to {} points", lifts),
-    (
-        "The pretrained rows take {} to {} times the compute of scratch;",
-        lambda: tuple(f"{ratio(FIVE_K, entry):.0f}" for entry in (MEAN_COLOR, CONTRAST)),
-    ),
-    ("SmallResNet reaches {} % with a third of the compute", accuracies(FIVE_K, RESNET)),
-    ("of `contrastive_mae`, gives {} %. Plain MAE gives {} %,", accuracies(FIVE_K, CONTRAST, MAE)),
-    (
-        "on the same labels reach {} %, and {} % after MAE alone.",
-        lambda: tuple(f"{mean(frozen(entry)):.1f}" for entry in (CONTRAST, MAE)),
-    ),
-    (
-        "One of these six seeds reached only {} %.",
-        lambda: (f"{min(of.plain('runner', 'vit')):.1f}",),
-    ),
-    ("initialization, reached {} %.", lambda: (of.spread(of.plain("vit_of_pytorch", "vit")).split(" ")[0],)),
-    (
-        "The test accuracy is {} % after supervised pretraining, {} % after mean color and {} % after MAE.",
-        spreads(TRANSFER, LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE),
-    ),
-    (
-        "The chosen batch size was {} for both self-supervised rows and {} for the supervised one.",
-        lambda: tuple(str(of.batch_of(TRANSFER, entry)) for entry in (MAE_ELSEWHERE, LABELS_ELSEWHERE)),
     ),
 )
 PERFORMANCE = (
@@ -266,7 +208,7 @@ FAQ = (("On our CIFAR-10 the baseline is {} dB", lambda: (pretraining.db(MAE_100
 SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
     "README.md": README,
     "docs/results.md": RESULTS,
-    "docs/choosing.md": CHOOSING,
+    "docs/choosing.md": choosing.CHOOSING,
     "docs/performance.md": PERFORMANCE,
     "docs/faq.md": FAQ,
     "docs/pretraining.md": (

@@ -85,10 +85,15 @@ def pretraining_over_fine_tuning() -> tuple[str]:
     return (f"{pretraining / fine_tuning:.0f}",)
 
 
-def contrast_over_labels() -> tuple[str, ...]:
-    """Points of the contrast above supervised pretraining, both ends of the interval, and times the compute."""
-    times = of.whole_pflop(FIVE_K, CONTRAST) / of.whole_pflop(FIVE_K, LABELS)
-    return (*of.above(FIVE_K, CONTRAST, LABELS), f"{times:.1f}")
+def over_labels(entry: str) -> tuple[str, ...]:
+    """Points of an entry above supervised pretraining, both ends of the interval, and times the compute."""
+    times = of.whole_pflop(FIVE_K, entry) / of.whole_pflop(FIVE_K, LABELS)
+    return (*of.above(FIVE_K, entry, LABELS), f"{times:.1f}")
+
+
+def own_head() -> tuple[str]:
+    """Test accuracy of the network pretrained on labels of other images, with its own head."""
+    return (pretraining.percent("supervised_other_labels", "accuracy"),)
 
 
 def lifts() -> tuple[str, ...]:

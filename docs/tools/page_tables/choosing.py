@@ -1,0 +1,109 @@
+"""Figures in the sentences of docs/choosing.md: see sentences.py."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from page_tables import comparisons as of
+from page_tables import pretraining
+from page_tables.comparisons import (
+    CNN,
+    CONTRAST,
+    FIVE_K,
+    MAE,
+    MEAN_COLOR,
+    RESNET,
+    TRANSFER,
+)
+from page_tables.values import (
+    COLORS_40,
+    COLORS_ELSEWHERE,
+    DEMO,
+    LABELS_ELSEWHERE,
+    MAE_100,
+    MAE_ELSEWHERE,
+    above,
+    accuracies,
+    colors,
+    frozen,
+    image_gflop,
+    lifts,
+    pretraining_over_fine_tuning,
+    psnr,
+    ratio,
+    spreads,
+)
+
+CHOOSING = (
+    (
+        "it fits {} % of its own 400 training images.",
+        lambda: (of.accuracy(of.LENGTH, "from scratch", "train_top1", digits=0),),
+    ),
+    (
+        "for 5,400 steps takes {} times the compute of fine-tuning.",
+        pretraining_over_fine_tuning,
+    ),
+    ("SimpleCNN reaches {} % on as many", accuracies(DEMO, CNN)),
+    (
+        "beside the second control, the contrast is {} points better by neighbors.",
+        lambda: pretraining.contrast_gains("mae_cifar_tiny_crops_40")[:1],
+    ),
+    (
+        "the same crops and masks are {} points below the encoder that they began from.",
+        lambda: pretraining.contrast_gains("mae_cifar_tiny_crops_40", "mae_cifar_tiny_100")[:1],
+    ),
+    (
+        "the contrast is {} points better in the mean, by {} and {} points in the two seeds.",
+        lambda: pretraining.contrast_gains("mae_cifar_tiny_crops_40")[1:],
+    ),
+    (
+        "The second control is itself {} points above its start, by {} and {}.",
+        lambda: pretraining.contrast_gains("mae_cifar_tiny_100", "mae_cifar_tiny_crops_40")[1:],
+    ),
+    (
+        "the contrast is {} points better by neighbors, and {} points after fine-tuning.",
+        lambda: pretraining.contrast_gains()[:2],
+    ),
+    (
+        "the PSNR on the 10,000 test images is {} dB with the contrast and {} dB without.",
+        pretraining.contrast_psnr,
+    ),
+    ("than mean color ({} points, 95 % interval {} to {}).", above(FIVE_K, MAE, MEAN_COLOR)),
+    (
+        "on other images the difference may be chance ({} points, {} to {}).",
+        above(TRANSFER, MAE_ELSEWHERE, COLORS_ELSEWHERE),
+    ),
+    ("| cost of an image, ViT-Tiny/4 on 32 px (model GFLOP) | {} | {} | {} |", image_gflop),
+    (
+        "MAE's PSNR is {} dB after {} epochs and {} dB after {}.",
+        psnr("mae_cifar_tiny", MAE_100),
+    ),
+    (
+        "The accuracy of mean-color prediction is {} % after {} epochs and {} % after {}.",
+        colors("masked_patch_cifar_tiny", COLORS_40),
+    ),
+    ("lifts a Vision Transformer by {} to {} points", lifts),
+    (
+        "rows pretrained without labels take {} to {} times the compute of scratch.",
+        lambda: tuple(f"{ratio(FIVE_K, entry):.0f}" for entry in (MEAN_COLOR, CONTRAST)),
+    ),
+    ("SmallResNet reaches {} % with a third of the compute", accuracies(FIVE_K, RESNET)),
+    ("of `contrastive_mae`, gives {} %. Plain MAE gives {} %,", accuracies(FIVE_K, CONTRAST, MAE)),
+    (
+        "on the same labels reach {} %, and {} % after MAE alone.",
+        lambda: tuple(f"{mean(frozen(entry)):.1f}" for entry in (CONTRAST, MAE)),
+    ),
+    (
+        "One of these six seeds reached only {} %.",
+        lambda: (f"{min(of.plain('runner', 'vit')):.1f}",),
+    ),
+    ("initialization, reached {} %.", lambda: (of.spread(of.plain("vit_of_pytorch", "vit")).split(" ")[0],)),
+    (
+        "The test accuracy is {} % after supervised pretraining, {} % after mean color and {} % after MAE.",
+        spreads(TRANSFER, LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE),
+    ),
+    (
+        "The chosen batch size was {} for both self-supervised rows and {} for the supervised one.",
+        lambda: tuple(str(of.batch_of(TRANSFER, entry)) for entry in (MAE_ELSEWHERE, LABELS_ELSEWHERE)),
+    ),
+)
