@@ -7,6 +7,7 @@ import io
 import json
 from functools import cache
 from statistics import mean, stdev
+from typing import Any
 
 from page_tables.files import decimal, load, table, text
 
@@ -129,9 +130,13 @@ def batch_of(comparison: str, entry: str) -> int:
     return batch
 
 
-def _in_words(setting: dict[str, float]) -> str:
+def _in_words(setting: dict[str, Any]) -> str:
     words = f"batch {setting['train.effective_batch_size']}, rate {setting['optim.lr']:g}"
-    return words + ", mixup and cutmix" * ("finetune.mixup" in setting)
+    return (
+        words
+        + ", mixup and cutmix" * ("finetune.mixup" in setting)
+        + ", [CLS]" * ("finetune.pool" in setting)
+    )
 
 
 def chosen_settings() -> str:
@@ -155,6 +160,13 @@ def tried_settings() -> str:
         for one in tried
     ]
     return table(["", "setting", "held-out %, earlier (500 images)", "held-out %, now (2,000 images)"], lines)
+
+
+def gain_through_cls() -> tuple[str]:
+    """Held-out points that [CLS] gives to the row from labels of other images, over the mean at the same setting."""
+    by_setting = {_in_words(one["setting"]): one["now"] for one in load(TRIED)["entries"][LABELS]}
+    (through_cls,) = (setting for setting in by_setting if setting.endswith(", [CLS]"))
+    return (decimal(by_setting[through_cls] - by_setting[through_cls.removesuffix(", [CLS]")]),)
 
 
 def plain(part: str, model: str) -> list[float]:

@@ -117,6 +117,7 @@ RESULTS = (
         lambda: tuple(of.above(FIVE_K, entry, LABELS)[0] for entry in (CNN, RESNET)),
     ),
     ("it is right on {} % of the test images.", own_head),
+    ("as it was pretrained: {} points better, too little to replace it.", of.gain_through_cls),
     (
         "the contrast's encoder is {} points above that of MAE in the mean. The supervised one is {} points above "
         "MAE's,",
