@@ -13,6 +13,7 @@ from page_tables.comparisons import (
     MAE,
     MEAN_COLOR,
     RESNET,
+    SCRATCH,
     TRANSFER,
 )
 from page_tables.values import (
@@ -74,6 +75,11 @@ CHOOSING = (
         above(TRANSFER, MAE_ELSEWHERE, COLORS_ELSEWHERE),
     ),
     ("| cost of an image, ViT-Tiny/4 on 32 px (model GFLOP) | {} | {} | {} |", image_gflop),
+    (
+        "They lift the ViT by {} points over scratch, 100 epochs by {}.",
+        lambda: tuple(of.above(FIVE_K, entry, SCRATCH)[0] for entry in (of.MAE_15, MAE)),
+    ),
+    ("scratch gains {} points (one seed).", lambda: of.above(FIVE_K, of.SCRATCH_LONGER, SCRATCH)[:1]),
     (
         "MAE's PSNR is {} dB after {} epochs and {} dB after {}.",
         psnr("mae_cifar_tiny", MAE_100),

@@ -17,6 +17,7 @@ SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
 MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"
 CNN, RESNET, SMALL_BIT = "SimpleCNN", "SmallResNet", "SmallBiT"
 LABELS = "ViT-Tiny from labels of other images"
+MAE_15, SCRATCH_LONGER = "ViT-Tiny from MAE, 15 epochs", "ViT-Tiny from scratch, compute of MAE's 15 epochs"
 # The pages' names of the transfer's rows.
 OTHER_IMAGES = {
     "labels of the other images": LABELS,
@@ -70,7 +71,7 @@ def above(comparison: str, entry: str, other: str) -> tuple[str, str, str]:
     (row,) = (line for line in lines[start + 2 :] if line.startswith(f"| {entry} |"))
     cell = row.split("|")[2 + names.index(other)].strip(" ()")
     points, _, interval = cell.partition(" ")
-    low, high = interval.strip("[]").split(", ")
+    low, high = interval.strip("[]*").split(", ")
     return points.lstrip("+"), low, high
 
 
@@ -79,12 +80,13 @@ def few_labels() -> str:
     lines = []
     for entry in sorted(rows(FIVE_K), key=lambda each: mean(percent(FIVE_K, each))):
         points, low, high = ("", "", "") if entry == SCRATCH else above(FIVE_K, entry, SCRATCH)
+        gap = f"{points} ({low} to {high})" if len(percent(FIVE_K, entry)) > 1 else f"{points} (one seed)"
         frozen = percent(FIVE_K, entry, mode="few_shot")
         lines.append(
             [
                 entry,
                 f"{spread(percent(FIVE_K, entry))} %",
-                f"{points} ({low} to {high})" if points else "",
+                gap if points else "",
                 f"{accuracy(FIVE_K, entry, 'train_top1')} %",
                 f"{spread(frozen)} %" if frozen else "",
                 f"{whole_pflop(FIVE_K, entry):.2f}",
@@ -140,8 +142,13 @@ def _in_words(setting: dict[str, Any]) -> str:
 
 
 def chosen_settings() -> str:
-    """Accuracies beside the settings that held-out images chose."""
-    chosen = {entry: json.loads(of_entry[0]["settings"]) for entry, of_entry in rows(FIVE_K).items()}
+    """Accuracies beside the settings that held-out images chose; other rows have the setting of one of these."""
+    tried = load(TRIED)["entries"]
+    chosen = {
+        entry: json.loads(of_entry[0]["settings"])
+        for entry, of_entry in rows(FIVE_K).items()
+        if entry in tried
+    }
     lines = [[entry, accuracy(FIVE_K, entry), _in_words(setting)] for entry, setting in chosen.items()]
     lines.sort(key=lambda line: float(line[1]))
     return table(["", "test %", "setting chosen on held-out images"], lines)

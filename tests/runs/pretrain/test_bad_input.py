@@ -298,7 +298,7 @@ def test_held_out_images_without_labels_of_a_supervised_run(flat_test, tmp_path,
 
 
 def test_the_plan_tells_what_the_probe_does(digits, tmp_path, capsys):
-    assert call(digits, tmp_path / "run", "--dry-run") == 0
+    assert call(digits, tmp_path / "run", "--dry-run", "train.epochs=30") == 0
     probe = "fitted on 149 images (up to 15 of each of 10 classes), scored on 151 others of split"
     assert f'probe       {probe} "test", at the end\n' in capsys.readouterr().out
     small = ("monitor.probe_shots=1", "monitor.probe_queries=1", "monitor.probe_every_steps=7")
