@@ -137,11 +137,11 @@ RESULTS = (
         lambda: tuple(f"{ratio(FIVE_K, entry):.1f}" for entry in (MAE, CONTRAST, LABELS, of.MAE_15, RESNET)),
     ),
     (
-        "its preset's length, lifts the ViT to {} %. With as much compute as that whole row, scratch reaches {} %.",
+        "its preset's length, lifts the ViT to {} %. With as much compute as that whole row, scratch reaches {} % (one",
         accuracies(FIVE_K, of.MAE_15, of.SCRATCH_LONGER),
     ),
     (
-        "(one seed): {} points less, though it is right on {} % of its training images.",
+        "seed): {} points less, though it is right on {} % of its training images.",
         lambda: (
             of.above(FIVE_K, of.MAE_15, of.SCRATCH_LONGER)[0],
             of.accuracy(FIVE_K, of.SCRATCH_LONGER, "train_top1", digits=0),
