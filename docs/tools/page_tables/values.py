@@ -91,6 +91,11 @@ def over_labels(entry: str) -> tuple[str, ...]:
     return (*of.above(FIVE_K, entry, LABELS), f"{times:.1f}")
 
 
+def first_seed(*entries: str) -> tuple[str, ...]:
+    """Test accuracies of the first seed."""
+    return tuple(of.decimal(of.percent(FIVE_K, entry)[0]) for entry in entries)
+
+
 def own_head() -> tuple[str]:
     """Test accuracy of the network pretrained on labels of other images, with its own head."""
     return (pretraining.percent("supervised_other_labels", "accuracy"),)
