@@ -265,7 +265,7 @@ def saves(inputs: Inputs) -> str:
                     f"{size / 1e9:.1f} GB",
                     f"{stall:.1f} s",
                     f"{write:.0f} s",
-                    f"{between / 3600:,.0f} h",
+                    f"{between / 86400:.3g} days",
                     f"{interval / 60:,.0f} min",
                     f"{lost:.2%}",
                 ]

@@ -14,9 +14,9 @@ from mae_vit.weights.start import origin_of
 
 # By what a run's summary says of its start's labels.
 _SEEN = {
-    "held-out": "its start, or its teacher, has seen the held-out labels, which flatter it",
-    "others": "its start, or its teacher, has learned from labels of these data that choose nothing here",
-    "other data": "its start, or its teacher, has learned from labels of other data",
+    "held-out": "its start or teacher was trained with the held-out labels, so its held-out accuracy is too high",
+    "others": "its start or teacher was trained with labels of this data set, none of them held out here",
+    "other data": "its start or teacher was trained with labels of other data",
 }
 
 
