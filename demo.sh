@@ -24,8 +24,9 @@ python finetune/compare.py --config configs/compare_demo.yaml "run.dir=$runs/com
 cat <<EOF
 
 How the rows differ. Every row trains on the same 400 labeled images for 30 epochs.
-  settings            MAE's were chosen on held-out training digits; the lengths of mean color and supervised
-                      pretraining after test results were known. Labels, epochs and batches are the same for all rows
+  settings            MAE's, the number of labels and the epochs were changed when test results of an earlier demo were
+                      known; the lengths of mean color and supervised pretraining, too. Labels, epochs and batches are
+                      the same for all rows
   scratch, the CNNs   begin from random weights
   MAE, mean color     have seen the training images before, without labels
   supervised          has seen 1,097 other training images before, with their labels

@@ -1,9 +1,10 @@
 """Forward + backward + AdamW of a pretraining step, against transformers' ViTMAE and the official MAE code.
 
 Same model, batch, threads and precision; peers in both of their attention settings
-(eager, sdpa), and all also under torch.compile. Each contender runs in a
-process of its own, as its users run it, and they take turns, so that ratios hold where
-absolute times drift. Objectives other than MAE have no peer. Prints JSON.
+(eager, sdpa), and all also under torch.compile. On a CPU all have a run's setting of glibc's
+memory; uncompiled peers also take part without it ("default memory"), as their own scripts run
+them. Each contender runs in a process of its own, and they take turns, so that ratios hold
+where absolute times drift. Objectives other than MAE have no peer. Prints JSON.
 
 The official code takes part with `--official DIR`, a clone of github.com/facebookresearch/mae.
 
@@ -35,17 +36,19 @@ from mae_vit.core.errors import InputError
 
 OURS = ("ours", "ours compiled")
 ATTENTIONS = ("eager", "sdpa")
+COMPILED, DEFAULT_MEMORY = " compiled", " default memory"
 PEERS = tuple(
-    f"{library} {attention}{compiled}"
+    f"{library} {attention}{setting}"
     for library in (TRANSFORMERS, OFFICIAL)
-    for compiled in ("", " compiled")
+    for setting in ("", COMPILED, DEFAULT_MEMORY)
     for attention in ATTENTIONS
 )
-# Label, ours, and whether the peers are compiled too.
+# Label, ours, and the peers' setting.
 PAIRS = (
-    ("eager", "ours", False),
-    ("ours_compiled", "ours compiled", False),
-    ("both_compiled", "ours compiled", True),
+    ("eager", "ours", ""),
+    ("ours_compiled", "ours compiled", ""),
+    ("both_compiled", "ours compiled", COMPILED),
+    ("default_memory", "ours", DEFAULT_MEMORY),
 )
 
 
@@ -57,7 +60,8 @@ def our_life(workload: Workload, pipe: Connection) -> None:
 def their_life(workload: Workload, name: str, official: Path | None, pipe: Connection) -> None:
     """A peer's."""
     torch.manual_seed(0)
-    device = workload.device()
+    device = torch.device("cpu") if name.endswith(DEFAULT_MEMORY) else workload.device()
+    torch.set_num_threads(workload.threads)
     serve(their_step(workload, name, device, official=official), pipe, device)
 
 
@@ -65,7 +69,7 @@ def contenders(workload: Workload, names: list[str], official: Path | None) -> d
     """Those that are asked for."""
     lives: dict[str, Life] = {}
     for name in names:
-        chosen = workload.compile() if name.endswith(" compiled") else workload
+        chosen = workload.compile() if name.endswith(COMPILED) else workload
         ours = partial(our_life, chosen)
         lives[name] = ours if name in OURS else partial(their_life, chosen, name, official)
     return lives
@@ -84,10 +88,8 @@ def compare(times: dict[str, list[float]], workload: Workload, peak_tflops: floa
         flops = workload.flops_per_image
         results["mfu"] = {name: round(rate * flops / peak_tflops / 1e12, 4) for name, rate in images.items()}
     for library in (TRANSFORMERS, OFFICIAL):
-        for label, ours, compiled in PAIRS:
-            there = [
-                peer for peer in times if peer.startswith(library) and peer.endswith(" compiled") == compiled
-            ]
+        for label, ours, setting in PAIRS:
+            there = [peer for peer in times if peer in {f"{library} {each}{setting}" for each in ATTENTIONS}]
             if ours in times and there:
                 best = min(there, key=lambda peer: steps[peer]["median"])
                 ratios = paired(times[best], times[ours], lambda theirs, our_time: theirs / our_time)
@@ -96,7 +98,9 @@ def compare(times: dict[str, list[float]], workload: Workload, peak_tflops: floa
     return results
 
 
-def choose(names: list[str] | None, objective: str, official: Path | None) -> list[str]:
+def choose(
+    names: list[str] | None, objective: str, official: Path | None, *, device: str = "cpu"
+) -> list[str]:
     """The contenders of an objective, or those of them that were named.
 
     Raises:
@@ -106,10 +110,11 @@ def choose(names: list[str] | None, objective: str, official: Path | None) -> li
         check_clone(official)
         if objective != "mae":
             raise InputError(f"--official has no effect: the official code has no {objective}")
-    peers = [name for name in PEERS if official or not name.startswith(OFFICIAL)]
+    there = [name for name in PEERS if device == "cpu" or not name.endswith(DEFAULT_MEMORY)]
+    peers = [name for name in there if official or not name.startswith(OFFICIAL)]
     known = [*OURS, *(peers if objective == "mae" else ())]
     for name in names or ():
-        if name in PEERS and name not in peers:
+        if name in there and name not in peers:
             raise InputError(f'contender "{name}": needs --official DIR')
         if name not in known:
             raise InputError(f'no contender "{name}" for {objective}: {", ".join(known)}')
@@ -167,7 +172,12 @@ def main() -> None:
                 precision=precision,
                 threads=arguments.threads,
             )
-            names = choose(arguments.contenders, workload.config.objective.name, arguments.official)
+            names = choose(
+                arguments.contenders,
+                workload.config.objective.name,
+                arguments.official,
+                device=arguments.device,
+            )
             times = take_turns(
                 contenders(workload, names, arguments.official),
                 rounds=arguments.rounds,

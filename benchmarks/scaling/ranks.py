@@ -1,4 +1,4 @@
-"""Weak scaling: the same work for each of 1, 2, ... CPU ranks, through the launcher, images/s of each rank."""
+"""Weak scaling: the same work and one core for each of 1, 2, ... ranks, through the launcher, images/s of each rank."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,10 @@ def _train(data: Path, folder: Path, ranks: int, steps: int) -> None:
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    # One core for each rank: a rank alone would compute on all of them.
+    cores = sorted(os.sched_getaffinity(0))[:ranks]
+    pin = partial(os.sched_setaffinity, 0, cores)
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, preexec_fn=pin)
     if ended.returncode:
         sys.exit(f"{' '.join(command)}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
 

@@ -96,8 +96,8 @@ DATA = {"ImageNet-21k": Data(14.2e6, 100), "a billion images": Data(1e9, 1)}
 # Name, option that holds the rate of a core (None where it is not measured), KB of an image.
 SHARDS = (
     ("full-size", "full_size", 110),
-    ("384 px, quality 90", None, 54),
-    ("256 px, quality 90", "small_256", 29),
+    ("384 px, quality 90", None, 96),
+    ("256 px, quality 90", "small_256", 30),
 )
 
 

@@ -42,6 +42,11 @@ def _planned(name: str) -> Callable[[], str]:
     return make
 
 
+def _length(comparison: str) -> Table:
+    files = tuple(f"{comparison}/{name}" for name in ("results.csv", "report.md"))
+    return Table(lambda: comparisons.length(comparison), files)
+
+
 _COMPARED = tuple(f"{comparisons.FIVE_K}/{name}" for name in ("results.csv", "report.md"))
 _TRANSFER = (f"{comparisons.TRANSFER}/results.csv", f"{comparisons.TRANSFER}/report.md")
 _SCALE = (small_machine.FILE,)
@@ -53,9 +58,7 @@ TABLES = {
     "rankme": Table(pretraining.rankme, (pretraining.RANKME,)),
     "contrast": Table(pretraining.contrast, (pretraining.CONTRAST,)),
     "pretraining": Table(pretraining.pretraining_runs, ("pretraining.json",)),
-    "length": Table(
-        comparisons.length, tuple(f"{comparisons.LENGTH}/{name}" for name in ("results.csv", "report.md"))
-    ),
+    "length": _length(comparisons.LENGTH),
     "chosen-settings": Table(comparisons.chosen_settings, _COMPARED[:1]),
     "tried-settings": Table(comparisons.tried_settings, (comparisons.TRIED,)),
     "plain-script": Table(comparisons.plain_script, ("plain_small_data.json",)),

@@ -12,7 +12,8 @@ from typing import Any
 from page_tables.files import decimal, load, table, text
 
 FIVE_K, BIT, TRANSFER = "compare_cifar10_5k", "compare_cifar10_bit", "compare_cifar10_transfer"
-TRIED, LENGTH = "tuning_cifar10_5k.json", "study_length"
+TRIED = "tuning_cifar10_5k.json"
+LENGTH, LENGTH_PHOTOS = "study_length", "study_length_tiny_imagenet"
 SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
 MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"
 CNN, RESNET, SMALL_BIT = "SimpleCNN", "SmallResNet", "SmallBiT"
@@ -96,15 +97,16 @@ def few_labels() -> str:
     return table([*head, "on training images", "frozen: test accuracy", "whole model PFLOP"], lines)
 
 
-def length() -> str:
-    """The digits: how many steps of pretraining begin to pay."""
+def length(comparison: str) -> str:
+    """How many steps of pretraining begin to pay. The first row is from scratch; CNNs have no frozen features."""
     lines = []
-    scratch, *others = rows(LENGTH)
+    scratch, *others = rows(comparison)
     for entry in (scratch, *others):
-        points, low, high = ("", "", "") if entry == scratch else above(LENGTH, entry, scratch)
+        points, low, high = ("", "", "") if entry == scratch else above(comparison, entry, scratch)
         gap = f"{points} ({low} to {high})" if points else ""
-        frozen = spread(percent(LENGTH, entry, mode="few_shot"))
-        lines.append([entry, f"{spread(percent(LENGTH, entry))} %", gap, f"{frozen} %"])
+        frozen = percent(comparison, entry, mode="few_shot")
+        fine_tuned = f"{spread(percent(comparison, entry))} %"
+        lines.append([entry, fine_tuned, gap, f"{spread(frozen)} %" if frozen else ""])
     head = ["pretraining", "fine-tuned: test accuracy", "points above scratch (95 % interval)"]
     return table([*head, "frozen: test accuracy"], lines)
 

@@ -87,6 +87,12 @@ def range_over(kind: str) -> tuple[str, str]:
     return f"{min(ratios):.2f}", f"{max(ratios):.2f}"
 
 
+def one_box_a_batch() -> tuple[str, ...]:
+    """Rates of whole batches that share a box, over ours, of both rows in memory."""
+    rates = [results("loader.json")[row]["images_per_s"] for row in ("small_pad", "small_rrc")]
+    return tuple(f"{each['memory, torchvision v2, one box a batch'] / each['ours']:.1f}" for each in rates)
+
+
 def share_of_reading(row: str) -> str:
     """Our share of os.pread's rate, in percent."""
     rates = results("loader.json")[row]["images_per_s"]

@@ -49,7 +49,15 @@ from page_tables.values import (
 )
 
 README = (
-    ("a ViT reaches {} % from scratch and {} % after MAE,", accuracies(DEMO, DEMO_ROWS[0], DEMO_ROWS[3])),
+    (
+        "a ViT reaches {} % from scratch ({} and {}) and {} % after MAE,",
+        lambda: (
+            of.accuracy(DEMO, DEMO_ROWS[0]),
+            *map(of.decimal, of.percent(DEMO, DEMO_ROWS[0])),
+            of.accuracy(DEMO, DEMO_ROWS[3]),
+        ),
+    ),
+    ("With more steps scratch is better: {} % after", accuracies(of.LENGTH, "from scratch")),
     ("SimpleCNN {} % and SmallResNet {} %", accuracies(DEMO, CNN, RESNET)),
     (
         "scratch fits just {} % of its own training images.",
@@ -85,7 +93,11 @@ README = (
     ),
     ("MAE with a contrast is {} points above", lambda: above(FIVE_K, CONTRAST, RESNET)()[:1]),
     ("with their labels, gives {} % (20 epochs,", accuracies(FIVE_K, LABELS)),
-    ("is {} points above it; this may be chance ({} to {}). MAE with the", above(FIVE_K, MAE, LABELS)),
+    (
+        "is {} points above it; this may be chance ({} to {}), and takes {} times the compute.",
+        lambda: over_labels(MAE),
+    ),
+    ("15 epochs, MAE is {} points below it ({} to {})", above(FIVE_K, LABELS, of.MAE_15)),
     (
         "contrast is {} points above it ({} to {}), with {} times the compute.",
         lambda: over_labels(CONTRAST),
@@ -117,6 +129,14 @@ RESULTS = (
     (
         "With the contrast it is {} points above ({} to {}), with {} times the compute.",
         lambda: over_labels(CONTRAST),
+    ),
+    (
+        "labels are {} points above it ({} to {}), with {} times the compute. Frozen, they are {} points above it.",
+        lambda: (
+            *of.above(FIVE_K, LABELS, of.MAE_15),
+            f"{of.whole_pflop(FIVE_K, LABELS) / of.whole_pflop(FIVE_K, of.MAE_15):.1f}",
+            f"{mean(frozen(LABELS)) - mean(frozen(of.MAE_15)):.1f}",
+        ),
     ),
     (
         "The small CNNs are {} and {} points above it, too.",
@@ -214,6 +234,10 @@ PERFORMANCE = (
     (
         "ours has {} to {} times the rate of the fastest peer with a worker.",
         lambda: engine_and_loader.range_over("over_fastest_with_a_worker"),
+    ),
+    (
+        "they are {} and {} times as fast as ours, and no peer.",
+        engine_and_loader.one_box_a_batch,
     ),
     (
         "Photographs come at {}% of the rate of bare `os.pread`, small files at {}%.",

@@ -16,6 +16,7 @@ def test_each_library_is_taken_at_its_fastest():
         "transformers eager": [11.0, 11.0, 11.0],
         "transformers sdpa": [12.0, 12.0, 12.0],
         "transformers sdpa compiled": [10.0, 10.0, 10.0],
+        "transformers eager default memory": [13.0, 13.0, 20.0],
         "official eager": [16.0, 16.0, 16.0],
         "official sdpa": [15.0, 15.0, 15.0],
     }
@@ -27,9 +28,10 @@ def test_each_library_is_taken_at_its_fastest():
     }
     assert speedup["transformers"]["ours_compiled"]["median"] == 2.2
     assert speedup["transformers"]["both_compiled"]["median"] == 2.0
+    assert speedup["transformers"]["default_memory"]["range"] == [1.0, 1.3]
     assert speedup["official"]["eager"] == {"peer": "official sdpa", "median": 1.5, "range": [0.75, 1.5]}
-    # None of its compiled ones took part.
-    assert "both_compiled" not in speedup["official"]
+    # None of its compiled ones took part, nor one with the default memory.
+    assert not {"both_compiled", "default_memory"} & set(speedup["official"])
 
 
 def test_the_official_code_needs_its_clone(tmp_path):
@@ -43,6 +45,9 @@ def test_the_official_code_needs_its_clone(tmp_path):
     assert choose(None, "masked_patch", None) == list(OURS)
     with pytest.raises(InputError, match="--official has no effect: the official code has no masked_patch"):
         choose(None, "masked_patch", tmp_path)
+    # A GPU has no memory of glibc's.
+    on_gpu = [*OURS, *(name for name in PEERS if not name.endswith(" memory"))]
+    assert choose(None, "mae", tmp_path, device="cuda") == on_gpu
     with pytest.raises(InputError, match='no contender "theirs" for mae: ours, ours compiled'):
         choose(["theirs"], "mae", None)
 
