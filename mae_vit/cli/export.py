@@ -42,7 +42,7 @@ _OTHER_NAMES = {"transformers": "hf", "huggingface": "hf", "pytorch": "torch", "
 
 def _format(text: str) -> str:
     if meant := _OTHER_NAMES.get(text.lower()):
-        raise argparse.ArgumentTypeError(f"invalid choice: '{text}': did you mean \"{meant}\"?")
+        raise argparse.ArgumentTypeError(f"'{text}' is called \"{meant}\" here")
     return text
 
 
@@ -124,6 +124,8 @@ def run_export(arguments: argparse.Namespace) -> int:
     handed = load_for_export(arguments.start, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
     for problem in handed.start.passed_over:
         print(f"passed over: {problem}")
+    if handed.start.unfinished:
+        print(f"note: {arguments.start} is not finished: {handed.start.unfinished}")
     if arguments.dry_run:
         with TemporaryDirectory(prefix=".mae-vit-", dir=nearest_existing(out.absolute().parent)) as folder:
             _list_files(

@@ -59,8 +59,9 @@ def closest_path(path: Path, among: Iterable[Path] | None = None) -> str:
 
 
 def _most_alike(name: str, known: Iterable[str], cutoff: float) -> str | None:
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
-    return close[0] if close else None
+    by_lower = {each.lower(): each for each in sorted(known)}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[close[0]] if close else None
 
 
 def error_reason(error: BaseException) -> str:

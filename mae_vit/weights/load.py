@@ -50,7 +50,7 @@ def load_weights(
             than `MIN_COVERAGE` of the encoder's parameters.
     """
     _check_blocks(start, encoder)
-    coverage = LoadReport(passed_over=start.passed_over)
+    coverage = LoadReport(passed_over=start.passed_over, unfinished=start.unfinished)
     state = encoder.state_dict()
     _check_kind(start, set(state))
     taken: dict[str, Tensor] = {}

@@ -19,6 +19,7 @@ class LoadReport:
         by_design: names of model or file that are not loaded by design, with the reason.
         share: share of the encoder's parameters that were loaded, adapted, kept or left out by design, 0 to 1.
         passed_over: reasons why newer checkpoints of the same run were skipped.
+        unfinished: how far the run of the weights has come; empty if it is finished.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -30,11 +31,13 @@ class LoadReport:
     by_design: dict[str, str] = field(default_factory=dict)
     share: float = 0.0
     passed_over: tuple[str, ...] = ()
+    unfinished: str = ""
 
     def describe(self, source: str) -> str:
         """Returns the report as lines of text."""
         lines = [f"weights  {source}: {self.share:.1%} of the encoder's parameters"]
         lines += [f"  passed over   {problem}" for problem in self.passed_over]
+        lines += [f"  unfinished    {self.unfinished}"] if self.unfinished else []
         lines.append(f"  loaded        {len(self.loaded)} tensors: {shorten(self.loaded)}")
         for title, notes in (
             ("interpolated", self.interpolated),

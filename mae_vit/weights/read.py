@@ -45,6 +45,7 @@ from mae_vit.weights.start import (
     Weights,
     check_there,
     is_frozen,
+    unfinished,
 )
 
 # What a repository of the Hub may hold: what `mae-vit export` writes. Others' files by timm's names fit too.
@@ -103,7 +104,8 @@ def _read_run(folder: Path) -> Weights:
             raise InputError(
                 f"start {folder} has not been trained yet: its only checkpoint is that of step 0"
             )
-        return replace(found, passed_over=tuple(map(str, broken)))
+        so_far = unfinished(folder, step_of(Path(found.source)))
+        return replace(found, passed_over=tuple(map(str, broken)), unfinished=so_far)
     if (folder / "encoder.safetensors").exists():
         return _read_safetensors(folder / "encoder.safetensors")
     raise InputError(
@@ -232,9 +234,13 @@ def _read_timm(start: str) -> Weights:
     try:
         model = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # no network, no such weights, a broken download
-        raise InputError(
-            f"cannot fetch the weights of {start} (network needed): {error_reason(error)[:160]}"
-        ) from None
+        config = timm.models.get_pretrained_cfg(name)
+        by_hand = ""
+        if config and config.hf_hub_id:
+            by_hand = f"; fetch them by hand: hf download {config.hf_hub_id} model.safetensors --local-dir DIR, then "
+            by_hand += "give DIR/model.safetensors"
+        reason = error_reason(error).split(". ")[0][:160]
+        raise InputError(f"cannot fetch the weights of {start}, network needed ({reason}){by_hand}") from None
     if isinstance(model, VisionTransformer):
         _check_function(model, start)
     config = model.pretrained_cfg

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -59,6 +61,7 @@ class Weights:
         num_heads: attention heads, which no shape tells; None if not known.
         geometry: of the encoder; None if not known.
         passed_over: what is wrong with newer checkpoints of the same run.
+        unfinished: how far its run has come; empty if it is finished, or not known.
         labels: those that it was trained on; None if on none, or not known.
         downloaded: where the file lies, of a source that is no path.
         bands: what the raw values of its images mean; None for 8 bits, or not known.
@@ -72,6 +75,7 @@ class Weights:
     std: tuple[float, ...] | None = None
     geometry: Geometry | None = None
     passed_over: tuple[str, ...] = ()
+    unfinished: str = ""
     labels: SeenLabels | None = None
     downloaded: Path | None = None
     bands: Bands | None = None
@@ -148,3 +152,12 @@ def name_of(asked: str) -> str:
     path = Path(asked).resolve()
     generic = path.stem in ("encoder", "model") and path.suffix
     return path.parent.name if generic else path.stem if path.is_file() else path.name
+
+
+def unfinished(run: Path, step: int) -> str:
+    """Says how far a run has come at the checkpoint of a step; empty if it is finished, or does not say."""
+    with suppress(OSError, ValueError, TypeError, KeyError):  # torn, or not there
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        if summary["status"] != "done":
+            return f"its run is at step {step:,} of {summary['total_steps']:,}"
+    return ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from page_tables.files import results, table
 
+DEFAULT_MEMORY = "step_default_memory.json"
 # What the profiler's largest operators are for.
 WHY = {
     "mm": "gradients of linear layers (two products each)",
@@ -47,6 +48,8 @@ def step() -> str:
     libraries = {"transformers": "transformers", "official": "official code"}
     kinds = [(precision, library) for precision in ("fp32", "bf16") for library in libraries]
     rows = [[name, *(speedup("step.json", *of, kind) for of in kinds)] for name, kind in small.items()]
+    default = [speedup(DEFAULT_MEMORY, *of, "default_memory") for of in kinds]
+    rows.insert(1, ["the same, peers with glibc's default memory, as in their scripts", *default])
     base = "ViT-B at 224 px (`mae_base`), batch 4, neither compiled"
     rows.append([base, *(speedup("step_base.json", *of) for of in kinds)])
     return table(["", *(f"{precision}, {libraries[library]}" for precision, library in kinds)], rows)

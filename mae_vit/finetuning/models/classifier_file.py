@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import error_reason, plain_text
+from mae_vit.core.messages import closest_path, error_reason, plain_text
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
 from mae_vit.models.baselines import build_network
@@ -95,6 +95,10 @@ def read_classifier(path: Path, named: str) -> ClassifierFile:
         hint = "give the folder of a finished fine-tuning run"
         if path.is_dir() and (path / "results.json").is_file():
             hint = 'only runs of finetune.mode="finetune" have one'
+        elif path.is_dir() and (path / "encoder.safetensors").is_file():
+            hint = f"a run of pretraining has no classes; fine-tune it first: mae-vit finetune --ckpt {path}"
+        elif near := closest_path(path):
+            hint = near
         raise InputError(f"{named}: cannot read {file.name}: {error_reason(error)} ({hint})") from None
     except InputError:
         raise

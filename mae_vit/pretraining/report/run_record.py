@@ -141,8 +141,6 @@ def _elsewhere(folder: RunFolder, config: Mapping[str, Any]) -> str:
     comparison = path.resolve().parents[2:3]
     if comparison and (comparison[0] / "results.csv").exists():
         places.append(f"its comparison: {comparison[0] / 'report.html'}")
-    else:
-        places.append("several runs beside each other: mae-vit compare")
     return f"{path} is a run of fine-tuning, and this page is for pretraining ({'; '.join(places)})"
 
 

@@ -145,7 +145,8 @@ def _facts(record: RunRecord) -> list[str]:
     if name is not None and (values := values_of(record.lines, "heldout", name)):
         facts.append(f"{name} of held-out images {_went([value for _, value in values])}")
     elif name is None:
-        facts.append("no images were held out")
+        done = record.status == "done"
+        facts.append("no images were held out" if done else "held-out images were not evaluated so far")
     if values := values_of(record.lines, "probe", "few_shot_top1"):
         facts.append(f"the probe's few-shot top-1 {_went([value for _, value in values])}")
     if ranks := [value for _, value in values_of(record.lines, "heldout", "rankme")]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -71,7 +72,12 @@ def describe_training(
         "lr": f"{plan.lr:.3e} at most, after {count_of(plan.warmup_steps, 'step')} of warm-up; {schedule} to "
         f"{optim.min_lr:g}; {optim.name}",
         **(
-            {"time": describe_time(plan, costs, ranks, matrix_rate(device, train.precision))} if timed else {}
+            {
+                "time": describe_time(plan, costs, ranks, matrix_rate(device, train.precision))
+                + (_busy() if device.type == "cpu" else "")
+            }
+            if timed
+            else {}
         ),
         "engine": f"{describe_engine(config, ranks)}, {train.precision}, {device}",
         "compiled": str(choose_compiling(config, plan, device)),
@@ -110,6 +116,14 @@ def describe_time(plan: Plan, costs: Estimate, ranks: Ranks, rate: float) -> str
     return (
         f"{least}; without start-up, evaluation and loading of images, which may take longer. Computed from "
         f"{rate / 1e9:,.3g} GFLOP/s, measured now on matrix products of one rank"
+    )
+
+
+def _busy() -> str:
+    """What a reader must know of a rate that was measured while others compute."""
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    return (
+        f" (other programs use these cores now, load {load:.1f}: alone it is faster)" if load > cores else ""
     )
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import mae_vit
 from mae_vit.cli.main import main
+from mae_vit.core.errors import InputError
 from mae_vit.data.index import open_index
 from mae_vit.finetuning.job import main as finetune
 
@@ -93,6 +94,14 @@ def test_a_folder_of_images_with_a_broken_one(call, digits, tmp_path, capsys):
     assert chances.max().item() == pytest.approx(float(rows[1]["probability"]), abs=1e-5)
     with pytest.raises(TypeError, match="use load_encoder"):
         classifier.patch_map(torch.zeros(1, 1, 8, 8))
+    with pytest.raises(InputError, match=r'cannot read rum: .*did you mean ".*/run"'):
+        mae_vit.load_classifier(tmp_path / "rum")
+    (tmp_path / "pretrained").mkdir()
+    (tmp_path / "pretrained" / "encoder.safetensors").touch()
+    with pytest.raises(
+        InputError, match="a run of pretraining has no classes; fine-tune it first: mae-vit fine"
+    ):
+        mae_vit.load_classifier(tmp_path / "pretrained")
 
 
 def test_of_prepared_data_the_images_that_were_trained_on_are_named(call, digits, tmp_path, capsys):

@@ -44,6 +44,8 @@ BAD = {
     "objective.mask_ratio=0": "objective.mask_ratio=0: input should be greater than 0",
     "objective.name=may": 'objective.name="may": did you mean "mae"?',
     "model.name=tiny-cifer": 'did you mean "tiny-cifar"?',
+    "optim.name=AdamW": 'did you mean "adamw"',
+    "model.name=b": 'did you mean "B"',
     "model.patch_size=3": "patch_size=3 does not divide img_size=8 (nearest side that fits: 9, nearest patch_size: 2)",
     "model.img_size=[8, 8, 8]": "give one number or [height, width]",
     "optim.blr=1e-4 optim.lr=1e-4": "give one of blr, lr, not blr and lr: drop lr=0.0001, or blr=0.0001",

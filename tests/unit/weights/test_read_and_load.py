@@ -168,7 +168,7 @@ def test_timm_names(monkeypatch):
     with pytest.raises(InputError, match='did you mean "vit_base_patch16_224"'):
         read_weights("timm:vit_base_patch16_225")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no waiting for a network
-    with pytest.raises(InputError, match="network needed"):
+    with pytest.raises(InputError, match=r"network needed .*hf download timm/vit_tiny_.*_in1k model"):
         read_weights("timm:vit_tiny_patch16_224")
 
 
@@ -241,6 +241,12 @@ def test_a_run_begins_from_another(digits, tmp_path, capsys):
     assert whole == own + own
     newest = sorted((tmp_path / "first" / "checkpoints").glob("step-*"))[-1]
     shutil.copytree(newest, newest.with_name("step-00000099"))
+    assert read_weights(str(tmp_path / "first")).unfinished == ""
+    summary = tmp_path / "first" / "summary.json"
+    summary.write_text(json.dumps({"status": "interrupted", "total_steps": 1815}))
+    assert read_weights(str(tmp_path / "first")).unfinished == "its run is at step 99 of 1,815"
+    summary.write_text('{"status": "interr')
+    assert read_weights(str(tmp_path / "first")).unfinished == ""
     damage = newest.with_name("step-00000099") / "parameters.safetensors"
     damage.write_bytes(damage.read_bytes()[:-1] + b"!")
     (newest.parent / "latest").write_text("step-00000099\n")

@@ -108,7 +108,9 @@ def find_images(
             open_zip(path), split, where=spec, name=path.name, labels=labels, wrapped=True
         )
     elif path.exists():
-        raise InputError(f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)})")
+        raise InputError(
+            f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)}): give its folder"
+        )
     else:
         meant = closest(spec, _NAMES, cutoff=0.6) or closest_path(path) or nearest(spec, _NAMES)
         raise InputError(f"source {spec} does not exist; {meant}")
