@@ -170,7 +170,10 @@ def run_prepare(arguments: argparse.Namespace) -> int:
         raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
     _say(report)
     classes = len(report.dataset.classes)
-    print(f"{out}: {f'{classes} classes' if classes else 'no labels'}, {time.monotonic() - begun:.1f} s")
+    labels = count_of(classes, "class", "classes") if classes else "no labels"
+    print(f"{out}: {labels}, {time.monotonic() - begun:.1f} s")
+    if classes == 1:
+        print("note: with one class there is nothing to tell apart; --no-labels prepares images alone")
     return 0
 
 

@@ -50,6 +50,12 @@ def describe_plan(
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"note: {text}" for text in plan.notes]
+    info = data.index.split_info
+    if info.height[1] < height and info.width[1] < width:
+        lines.append(
+            f"note: the images are enlarged to {height} x {width} px: "
+            f"the largest has {info.height[1]} x {info.width[1]}"
+        )
     if plan.total_steps < _FEW_STEPS:
         lines.append(
             f"note: {count_of(plan.total_steps, 'step')} may be too few: on handwritten digits 200 steps of MAE gained "

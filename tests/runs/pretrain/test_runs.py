@@ -147,6 +147,11 @@ def test_dry_run_sets_shards_against_ranks_and_lanes(many_shards, digits, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_the_plan_says_that_images_are_smaller_than_the_network_s(call, capsys):
+    assert call("--dry-run", "model.img_size=16", "data.augment.crop=none") == 0
+    assert "note: the images are enlarged to 16 x 16 px: the largest has 8 x 8" in capsys.readouterr().out
+
+
 def test_the_plan_reads_well(call, capsys):
     """One of a thing is named in the singular."""
     options = ("train.steps=1", "train.warmup_steps=0", "monitor.evaluate_every_steps=1")
@@ -162,6 +167,7 @@ def test_the_plan_reads_well(call, capsys):
     assert re.search(r"^cores       \d+, 0 workers for each of 1 rank$", output, re.MULTILINE)
     assert call("--dry-run", "checkpoint.every_steps=1", "monitor.evaluate_every_steps=1") == 0
     output = capsys.readouterr().out
+    assert "enlarged" not in output
     assert "1,497 images in 4 shards" in output
     assert "300 images, every step\n" in output
     assert "MiB, saved every step; " in output

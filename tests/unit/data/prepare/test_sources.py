@@ -171,6 +171,14 @@ def test_images_without_labels_have_no_cls_and_others_read_them(sources, tmp_pat
     assert all("cls" not in sample for sample in samples)
 
 
+def test_one_class_is_no_task(tmp_path, capsys):
+    write_files(tmp_path / "photos", {f"all/{name}": data for name, data in PHOTOS.items()})
+    assert prepare(tmp_path / "photos", tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert ": 1 class, " in said
+    assert "note: with one class there is nothing to tell apart; --no-labels" in said
+
+
 def test_labels_can_be_left_out(sources, tmp_path):
     assert prepare(*sources["class folders"], tmp_path / "a", "--no-labels") == 0
     assert read_dataset(tmp_path / "a").classes == []
