@@ -59,6 +59,7 @@ TABLES = {
     "contrast": Table(pretraining.contrast, (pretraining.CONTRAST,)),
     "pretraining": Table(pretraining.pretraining_runs, ("pretraining.json",)),
     "length": _length(comparisons.LENGTH),
+    "length-photos": _length(comparisons.LENGTH_PHOTOS),
     "chosen-settings": Table(comparisons.chosen_settings, _COMPARED[:1]),
     "tried-settings": Table(comparisons.tried_settings, (comparisons.TRIED,)),
     "plain-script": Table(comparisons.plain_script, ("plain_small_data.json",)),

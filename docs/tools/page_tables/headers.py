@@ -54,6 +54,12 @@ HEADERS: dict[str, tuple[tuple[str, Values], ...]] = {
             lambda: tuple(of.accuracy(of.LENGTH, entry) for entry in of.rows(of.LENGTH)),
         ),
     ),
+    "configs/study_length_tiny_imagenet.yaml": (
+        (
+            "from scratch {} %, after 2,000 steps {} %, 6,000 steps {} %; SmallResNet {} % (three",
+            lambda: tuple(of.accuracy(of.LENGTH_PHOTOS, entry) for entry in of.rows(of.LENGTH_PHOTOS)),
+        ),
+    ),
     "configs/compare_cifar10_transfer.yaml": (
         ("over three seeds: scratch {} %.", accuracies(TRANSFER, SCRATCH)),
         (

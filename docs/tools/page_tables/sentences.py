@@ -86,6 +86,15 @@ README = (
         "run, and MAE {} % in it.",
         lambda: (of.accuracy(FIVE_K, of.MAE_15), *first_seed(of.SCRATCH_LONGER, of.MAE_15)),
     ),
+    (
+        "the ViT reaches {} % from scratch, and {} % after 6,000 steps of MAE on 25,000 images without labels. "
+        "SmallResNet reaches {} %.",
+        accuracies(choosing.PHOTOS, "from scratch", choosing.PHOTOS_MAE[1], RESNET),
+    ),
+    (
+        "there has {} times the compute of scratch",
+        whole_over_scratch(choosing.PHOTOS, choosing.PHOTOS_MAE[1], "from scratch"),
+    ),
     ("A small CNN reaches {} %, a small ResNet {} %.", accuracies(FIVE_K, CNN, RESNET)),
     (
         "points above the small ResNet; this may be chance ({} to {}).",
@@ -109,6 +118,10 @@ README = (
     ),
 )
 RESULTS = (
+    (
+        "MAE lifts the ViT from {} to {} %, and SmallResNet reaches {} %.",
+        accuracies(choosing.PHOTOS, "from scratch", choosing.PHOTOS_MAE[1], RESNET),
+    ),
     (
         "SmallBiT ({} M parameters) reached {} % with",
         lambda: (*million_parameters(BIT, SMALL_BIT)(), *spreads(BIT, SMALL_BIT)()),
@@ -269,6 +282,7 @@ SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
             lambda: pretraining.rank_correlations("feature_std"),
         ),
     ),
+    "docs/tutorial.md": choosing.TUTORIAL,
     "docs/segmentation.md": (
         (
             "MAE's row costs {} times the row from scratch.",
