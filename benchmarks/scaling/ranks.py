@@ -67,6 +67,8 @@ def _train(data: Path, folder: Path, ranks: int, steps: int) -> None:
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     # One core for each rank: a rank alone would compute on all of them.
     cores = sorted(os.sched_getaffinity(0))[:ranks]
+    if len(cores) < ranks:
+        sys.exit(f"error: {ranks} ranks need a core each, and this machine gives {len(cores)}")
     pin = partial(os.sched_setaffinity, 0, cores)
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, preexec_fn=pin)
     if ended.returncode:

@@ -59,9 +59,12 @@ def closest_path(path: Path, among: Iterable[Path] | None = None) -> str:
 
 
 def _most_alike(name: str, known: Iterable[str], cutoff: float) -> str | None:
-    by_lower = {each.lower(): each for each in sorted(known)}
+    # Of names that differ only in case, the one most like it as it is written.
+    by_lower: dict[str, list[str]] = {}
+    for each in sorted(known):
+        by_lower.setdefault(each.lower(), []).append(each)
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
-    return by_lower[close[0]] if close else None
+    return difflib.get_close_matches(name, by_lower[close[0]], n=1, cutoff=0)[0] if close else None
 
 
 def error_reason(error: BaseException) -> str:

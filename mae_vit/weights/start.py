@@ -158,6 +158,6 @@ def unfinished(run: Path, step: int) -> str:
     """Says how far a run has come at the checkpoint of a step; empty if it is finished, or does not say."""
     with suppress(OSError, ValueError, TypeError, KeyError):  # torn, or not there
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        if summary["status"] != "done":
+        if summary["status"] != "done" and step < summary["total_steps"]:
             return f"its run is at step {step:,} of {summary['total_steps']:,}"
     return ""

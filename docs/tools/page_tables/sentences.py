@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from statistics import mean
 
-from page_tables import choosing, engine_and_loader, pretraining, segmentation, steps
+from page_tables import choosing, engine_and_loader, pretraining, segmentation, small_machine, steps
 from page_tables import comparisons as of
 from page_tables.comparisons import (
     BIT,
@@ -87,7 +87,7 @@ README = (
         lambda: (of.accuracy(FIVE_K, of.MAE_15), *first_seed(of.SCRATCH_LONGER, of.MAE_15)),
     ),
     (
-        "the ViT reaches {} % from scratch, and {} % after 6,000 steps of MAE on 25,000 images without labels. "
+        "There the ViT reaches {} % from scratch, and {} % after 6,000 steps of MAE on 25,000 images without labels. "
         "SmallResNet reaches {} %.",
         accuracies(choosing.PHOTOS, "from scratch", choosing.PHOTOS_MAE[1], RESNET),
     ),
@@ -199,6 +199,7 @@ RESULTS = (
     ),
 )
 PERFORMANCE = (
+    ("With the setting, that session gave {}, {}, {} and {}.", steps.with_the_setting),
     (
         "with only ours compiled. They are {}, {} and {}: all missed.",
         lambda: tuple(
@@ -283,6 +284,9 @@ SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
         ),
     ),
     "docs/tutorial.md": choosing.TUTORIAL,
+    "docs/scaling.md": (
+        ("in four rounds of {} to {} and {} to {} images/s.", small_machine.ranges_of_ranks),
+    ),
     "docs/segmentation.md": (
         (
             "MAE's row costs {} times the row from scratch.",

@@ -53,6 +53,13 @@ def ranks() -> str:
     )
 
 
+def ranges_of_ranks() -> tuple[str, ...]:
+    """Smallest and largest rate of one rank's rounds, then of two ranks'."""
+    return tuple(
+        f"{end:.0f}" for each in results(FILE)["ranks"]["by_ranks"].values() for end in each["range"]
+    )
+
+
 def saves() -> str:
     """Saves on this machine."""
     rows = [

@@ -55,6 +55,14 @@ def step() -> str:
     return table(["", *(f"{precision}, {libraries[library]}" for precision, library in kinds)], rows)
 
 
+def with_the_setting() -> tuple[str, ...]:
+    """Medians of the session of `DEFAULT_MEMORY` over peers that have our setting of memory, in the table's order."""
+    kinds = [
+        (precision, library) for precision in ("fp32", "bf16") for library in ("transformers", "official")
+    ]
+    return tuple(speedup(DEFAULT_MEMORY, *of).split(" ")[0] for of in kinds)
+
+
 def range_widths(objectives: Sequence[str]) -> tuple[str, str]:
     """The narrowest and the widest range of objectives' times, in percent of the median."""
     ratios = [results("objectives.json")[name]["time_over_mae"] for name in objectives]

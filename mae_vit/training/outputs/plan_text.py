@@ -120,11 +120,14 @@ def describe_time(plan: Plan, costs: Estimate, ranks: Ranks, rate: float) -> str
 
 
 def _busy() -> str:
-    """What a reader must know of a rate that was measured while others compute."""
-    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
-    return (
-        f" (other programs use these cores now, load {load:.1f}: alone it is faster)" if load > cores else ""
-    )
+    """What a reader must know of a rate that was measured while other programs compute, too."""
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # not told here
+        return ""
+    # A process before this one may be in the load.
+    busy = load > (os.cpu_count() or 1) + 1
+    return f" (the machine was busy in the last minute, load {load:.1f}: alone it is faster)" if busy else ""
 
 
 def retention(config: Config, plan: Plan, costs: Estimate) -> tuple[int, int]:
