@@ -198,7 +198,7 @@ def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
             [tuned],
             f"is a run of fine-tuning, and this page is for pretraining (results: {tuned / 'summary.json'}",
         ),
-        ([tuned], f"curves: tensorboard --logdir {tuned}; pictures: mae-vit inspect {tuned}; several runs"),
+        ([tuned], f"curves: tensorboard --logdir {tuned}; pictures: mae-vit inspect {tuned})"),
         ([cell], f"its comparison: {(tmp_path / 'compared').resolve() / 'report.html'})"),
         ([run_folder, "--out", tmp_path], "is a folder: give a file"),
         ([run_folder, "--out", run_folder / "config.yaml" / "x.html"], "cannot be written"),

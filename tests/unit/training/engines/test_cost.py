@@ -16,6 +16,7 @@ from mae_vit.training.engines import cost
 from mae_vit.training.engines.cost import estimate, kept_bytes, matrix_rate
 from mae_vit.training.engines.peak_rates import peak_of
 from mae_vit.training.engines.precision import AUTOCAST_DTYPES
+from mae_vit.training.outputs import plan_text
 
 
 def kept_of(
@@ -58,6 +59,24 @@ def test_some_slow_tries_do_not_decide_the_rate(monkeypatch):
     assert rate == pytest.approx(2 * 8**3 / 0.001)
     # Nor do they keep the user waiting.
     assert sum(b - a for a, b in zip(seconds[::2], seconds[1::2], strict=True)) < 3
+
+
+def _no_load():
+    raise OSError
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (lambda: (2.4, 0, 0), ""),
+        (lambda: (3.7, 0, 0), " (the machine was busy in the last minute, load 3.7: alone it is faster)"),
+        (_no_load, ""),
+    ],
+)
+def test_a_rate_of_a_busy_machine_is_said_to_be_one(monkeypatch, read, said):
+    monkeypatch.setattr(plan_text.os, "getloadavg", read)
+    monkeypatch.setattr(plan_text.os, "cpu_count", lambda: 2)
+    assert plan_text._busy() == said
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -96,7 +96,7 @@ def test_an_export_is_replaced_by_force_alone_and_nothing_else_ever(path, tmp_pa
     ("arguments", "message"),
     [
         (["--to", "tim"], 'did you mean "timm"?'),
-        (["--to", "transformers"], """argument --to: invalid choice: 'transformers': did you mean "hf"?"""),
+        (["--to", "transformers"], """argument --to: 'transformers' is called "hf" here"""),
         (["--to", "hf", "--overwrite"], 'did you mean "--force"?'),
         (["--to", "onnx", "--out", "a.onnx"], "an export is a folder"),
         (["--to", "hf", "--pool", "mean"], "--pool mean changes nothing with --to hf"),
