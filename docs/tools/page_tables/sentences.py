@@ -50,7 +50,7 @@ from page_tables.values import (
 
 README = (
     (
-        "a ViT reaches {} % from scratch ({} and {}) and {} % after MAE,",
+        "a ViT reaches {} % from scratch ({} and {}) and {} % after MAE.",
         lambda: (
             of.accuracy(DEMO, DEMO_ROWS[0]),
             *map(of.decimal, of.percent(DEMO, DEMO_ROWS[0])),
@@ -58,7 +58,7 @@ README = (
         ),
     ),
     ("With more steps scratch is better: {} % after", accuracies(of.LENGTH, "from scratch")),
-    ("SimpleCNN {} % and SmallResNet {} %", accuracies(DEMO, CNN, RESNET)),
+    ("SimpleCNN reaches {} % and SmallResNet {} %", accuracies(DEMO, CNN, RESNET)),
     (
         "scratch fits just {} % of its own training images.",
         lambda: (of.accuracy(DEMO, DEMO_ROWS[0], "train_top1", digits=0),),
