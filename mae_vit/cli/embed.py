@@ -204,10 +204,13 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     from mae_vit.weights.embed.embed import SAVE_EVERY_S, embed
     from mae_vit.weights.embed.images import open_images
     from mae_vit.weights.embed.output import check_out
-    from mae_vit.weights.encoder import load_encoder
+    from mae_vit.weights.encoder import PretrainedEncoder, load_encoder
 
     check_out(arguments.out)
     encoder = load_encoder(arguments.start, img_size=arguments.img_size, pool=arguments.pool)
+    if isinstance(encoder, PretrainedEncoder):
+        for note in encoder.start.notes(arguments.start):
+            print(note)
     images = open_images(
         arguments.data, out=arguments.out.parent, splits=arguments.split, labels=not arguments.no_labels
     )

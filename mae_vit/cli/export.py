@@ -122,10 +122,8 @@ def run_export(arguments: argparse.Namespace) -> int:
         check_place(out, force=arguments.force)
         hub = check_push(arguments.push, public=arguments.public) if hub else None
     handed = load_for_export(arguments.start, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
-    for problem in handed.start.passed_over:
-        print(f"passed over: {problem}")
-    if handed.start.unfinished:
-        print(f"note: {arguments.start} is not finished: {handed.start.unfinished}")
+    for note in handed.start.notes(arguments.start):
+        print(note)
     if arguments.dry_run:
         with TemporaryDirectory(prefix=".mae-vit-", dir=nearest_existing(out.absolute().parent)) as folder:
             _list_files(

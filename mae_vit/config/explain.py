@@ -47,6 +47,10 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
             begin, message = _explain(schema, path, problem)
             if problem["type"] == "missing" and path[0] in document.overridden:
                 message = f': "{path[0]}" is replaced as a whole; to change a part of it, write {path[0]}.KEY'
+            elif (
+                problem["type"] == "missing" and len(path) == 3 and (hint := _misnamed_entry(document, path))
+            ):
+                message = f"; {hint}"
             messages.setdefault(begin, []).append(message)
     # While a section's `name` is wrong, its valid keys are not known.
     misnamed = {begin.partition(".name=")[0] for begin in messages if ".name=" in begin}
@@ -57,6 +61,18 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
             return [f'a config of another command (it has "{key}"): give it to {command}']
     wrong = [begin + _joined(list(dict.fromkeys(several))) for begin, several in messages.items()]
     return _explain_unknown(schema, document, unknown) + wrong
+
+
+def _misnamed_entry(document: Document, path: Sequence[str]) -> str:
+    """For a missing SECTION.NAME.KEY, the entry that a NAME of the command line may mean; empty if there is none."""
+    if not any(key.startswith(".".join(path[:-1]) + ".") for key in document.overridden):
+        return ""
+    section, name, key = path
+    others = document.raw[section].items()
+    meant = [
+        f"{section}.{other}" for other, content in others if isinstance(content, dict) and key in content
+    ]
+    return closest(f"{section}.{name}", meant)
 
 
 def _joined(messages: list[str]) -> str:

@@ -170,8 +170,9 @@ def _page(parts: Sequence[tuple[InspectedEncoder, Samples, list[WrittenView]]], 
 def _facts(subject: InspectedEncoder, samples: Samples, seen: Sequence[WrittenView]) -> str:
     info = subject.model.info
     height, width = info.img_size
+    unfinished = subject.model.start.unfinished
     facts = {
-        "weights": subject.name,
+        "weights": subject.name + (f" ({unfinished})" if unfinished else ""),
         "objective": info.objective + (f", {info.step:,} steps" if info.step else ""),
         "encoder": f"{info.depth} blocks of {info.num_heads} heads, width {info.embed_dim}, patches of "
         f"{info.patch_size} px in {height} x {width}, read by {subject.model.pool}",

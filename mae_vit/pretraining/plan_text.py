@@ -59,8 +59,8 @@ def describe_plan(
         )
     if plan.total_steps < _FEW_STEPS:
         lines.append(
-            f"note: {count_of(plan.total_steps, 'step')} may be too few: on handwritten digits 200 steps of MAE gained "
-            "nothing, 600 most of what 1,800 did; on photographs of 64 px 6,000 gained more than 2,000 "
+            f"note: {count_of(plan.total_steps, 'step')} may be too few: on handwritten digits 200 steps of MAE "
+            "showed no gain, 600 most of that of 1,800; on photographs of 64 px 6,000 gained more than 2,000 "
             "(docs/choosing.md)"
         )
     lines += [f"warning: {text}" for text in (*data.core_warnings(), *order_warnings(data))]

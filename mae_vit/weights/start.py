@@ -85,6 +85,13 @@ class Weights:
         """The checkpoint or file; one that does not exist for timm's models."""
         return self.downloaded or Path(self.source)
 
+    def notes(self, asked: str) -> list[str]:
+        """Lines for who asked for these weights: what was passed over, and that their run is not finished."""
+        passed_over = [f"passed over: {problem}" for problem in self.passed_over]
+        return passed_over + (
+            [f"note: {asked} is not finished: {self.unfinished}"] if self.unfinished else []
+        )
+
     @property
     def grid_size(self) -> tuple[int, int] | None:
         """Rows and columns of patches; None if not known."""

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from helpers.commands import ROOT
 
-from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
 from mae_vit.finetuning.comparison.jobs import Job
+from mae_vit.finetuning.comparison.matrix.cell import Cell
 from mae_vit.finetuning.comparison.report.rows import Row
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
 

@@ -99,7 +99,7 @@ def test_a_table_without_a_link_to_its_file_is_named():
 
 def report_lines(comparison):
     """The cells of the report's first table by entry and mode, as a dictionary by column."""
-    text = files.text(f"{comparison}/report.md")
+    text = files.text(f"{comparison}/report.md").partition("\n## Settings\n")[0]
     lines = [[cell.strip() for cell in line[1:-1].split("|")] for line in text.splitlines()]
     (head,) = (line for line in lines if line[0] == "entry")
     cells = [dict(zip(head, line, strict=True)) for line in lines if len(line) == len(head) > 1]

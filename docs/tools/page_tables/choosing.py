@@ -34,6 +34,7 @@ from page_tables.values import (
     psnr,
     ratio,
     spreads,
+    whole_over_scratch,
 )
 
 PHOTOS, PHOTOS_MAE = of.LENGTH_PHOTOS, ("MAE, 2,000 steps", "MAE, 6,000 steps")
@@ -54,6 +55,10 @@ CHOOSING = (
     (
         "After 2,000 it is {} points above, which may be chance ({} to {}).",
         lambda: of.above(PHOTOS, PHOTOS_MAE[0], RESNET),
+    ),
+    (
+        "So after 6,000 steps, with {} times its compute, the pretrained ViT is better than SmallResNet",
+        whole_over_scratch(PHOTOS, PHOTOS_MAE[1], RESNET),
     ),
     (
         "the rows of MAE take {} and {} times that of scratch, SmallResNet {} times.",

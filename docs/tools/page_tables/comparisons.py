@@ -19,12 +19,6 @@ MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"
 CNN, RESNET, SMALL_BIT = "SimpleCNN", "SmallResNet", "SmallBiT"
 LABELS = "ViT-Tiny from labels of other images"
 MAE_15, SCRATCH_LONGER = "ViT-Tiny from MAE, 15 epochs", "ViT-Tiny from scratch, compute of MAE's 15 epochs"
-# The pages' names of the transfer's rows.
-OTHER_IMAGES = {
-    "labels of the other images": LABELS,
-    "mean color of the other images": "ViT-Tiny from mean color of other images",
-    "MAE of the other images": "ViT-Tiny from MAE of other images",
-}
 
 
 @cache
@@ -62,11 +56,11 @@ def whole_pflop(comparison: str, entry: str) -> float:
 
 
 def above(comparison: str, entry: str, other: str) -> tuple[str, str, str]:
-    """Points of an entry above another, and both ends of the 95 % interval, of report.md's last table.
+    """Points of an entry above another, and both ends of the 95 % interval, of report.md's table of pairs.
 
     The interval needs every image's prediction, which is in no file: so the report is the source.
     """
-    lines = text(f"{comparison}/report.md").splitlines()
+    lines = text(f"{comparison}/report.md").partition("\n## Settings\n")[0].splitlines()
     (start,) = (index for index, line in enumerate(lines) if line.startswith("| above |"))
     names = [cell.strip() for cell in lines[start].split("|")[2:-1]]
     (row,) = (line for line in lines[start + 2 :] if line.startswith(f"| {entry} |"))
@@ -97,35 +91,36 @@ def few_labels() -> str:
     return table([*head, "on training images", "frozen: test accuracy", "whole model PFLOP"], lines)
 
 
+_STARTS = (
+    "pretraining",
+    "fine-tuned: test accuracy",
+    "points above scratch (95 % interval)",
+    "frozen: test accuracy",
+)
+
+
+def _start(comparison: str, entry: str, scratch: str) -> list[str]:
+    """A line below `_STARTS`; CNNs have no frozen features."""
+    points, low, high = ("", "", "") if entry == scratch else above(comparison, entry, scratch)
+    gap = f"{points} ({low} to {high})" if points else ""
+    frozen = percent(comparison, entry, mode="few_shot")
+    fine_tuned = f"{spread(percent(comparison, entry))} %"
+    return [entry.removeprefix("ViT-Tiny from "), fine_tuned, gap, f"{spread(frozen)} %" if frozen else ""]
+
+
 def length(comparison: str) -> str:
-    """How many steps of pretraining begin to pay. The first row is from scratch; CNNs have no frozen features."""
-    lines = []
-    scratch, *others = rows(comparison)
-    for entry in (scratch, *others):
-        points, low, high = ("", "", "") if entry == scratch else above(comparison, entry, scratch)
-        gap = f"{points} ({low} to {high})" if points else ""
-        frozen = percent(comparison, entry, mode="few_shot")
-        fine_tuned = f"{spread(percent(comparison, entry))} %"
-        lines.append([entry, fine_tuned, gap, f"{spread(frozen)} %" if frozen else ""])
-    head = ["pretraining", "fine-tuned: test accuracy", "points above scratch (95 % interval)"]
-    return table([*head, "frozen: test accuracy"], lines)
+    """How many steps of pretraining begin to pay. The first row is from scratch."""
+    scratch, *_ = rows(comparison)
+    return table(_STARTS, [_start(comparison, entry, scratch) for entry in rows(comparison)])
 
 
 def transfer() -> str:
     """Pretraining on other images."""
-    lines = []
-    for name, entry in OTHER_IMAGES.items():
-        points, low, high = above(TRANSFER, entry, SCRATCH)
-        lines.append(
-            [
-                name,
-                f"{spread(percent(TRANSFER, entry))} %",
-                f"{points} ({low} to {high})",
-                f"{pflop(TRANSFER, entry, 'pretrain_flops'):.2f}",
-            ]
-        )
-    head = ["pretraining, 5,000 labels of CIFAR-10", "test accuracy, all 10,000 images"]
-    return table([*head, "points above scratch (95 % interval)", "pretraining, model PFLOP"], lines)
+    lines = [
+        [*_start(TRANSFER, entry, SCRATCH), f"{pflop(TRANSFER, entry, 'pretrain_flops'):.2f}"]
+        for entry in rows(TRANSFER)
+    ]
+    return table([*_STARTS, "pretraining, model PFLOP"], lines)
 
 
 def batch_of(comparison: str, entry: str) -> int:

@@ -16,7 +16,11 @@ from page_tables.comparisons import (
 from page_tables.files import results
 
 Values = Callable[[], tuple[str, ...]]
-LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE = of.OTHER_IMAGES.values()
+LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE = (
+    LABELS,
+    f"{MEAN_COLOR} of other images",
+    f"{of.MAE} of other images",
+)
 DEMO = "compare_demo"
 DEMO_ROWS = (
     "ViT from scratch",

@@ -21,10 +21,10 @@ from mae_vit.config.presets import as_installed
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
-from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
 from mae_vit.finetuning.comparison.jobs import unfinished
-from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.matrix.cell import Cell
+from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.plan_text import describe_plan
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.finetuning.comparison.protocol import keep_protocol

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
-from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.jobs import Job, unfinished
-from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.matrix.cell import Cell
+from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.report.rows import describe_labels, title_of
 from mae_vit.finetuning.comparison.runner import slots_of
 from mae_vit.training.outputs.run_folder import RunFolder

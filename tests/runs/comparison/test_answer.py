@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers.comparison import config_of, rows_of
 
-from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.report.answer import answer, first_chart
 from mae_vit.finetuning.comparison.report.charts import Palette
 from mae_vit.finetuning.comparison.report.page import write_page, write_text

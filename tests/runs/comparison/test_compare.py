@@ -77,7 +77,14 @@ def test_the_page_needs_nothing_beside_it(compared):
     assert re.search(r"On 250 labeled images, ViT from scratch reaches [0-9.]+ % of 300 test images", page)
     assert "on the test images (300, split test)" in page
     # In the table, and set against each of the others.
-    assert (folder / "report.md").read_text().count("\n| ViT from scratch | ") == 2
+    results, _, settings = (folder / "report.md").read_text().partition("\n## Settings\n")
+    assert results.count("\n| ViT from scratch | ") == 2
+    # Both that were tried, with their scores.
+    tried = re.findall(
+        r"\n\| ViT from scratch \| 25 \| config=.*, optim.lr=(0.00\d) \| [0-9.]+ \| (\w*) \|", settings
+    )
+    assert [rate for rate, _ in tried] == ["0.001", "0.003"]
+    assert sorted(chosen for _, chosen in tried) == ["", "chosen"]
     assert "Each against each" in page
 
 
@@ -107,7 +114,8 @@ def test_gaps_are_computed_again_from_the_published_files(compared):
     _, folder, _ = compared
     scores = read_scores(folder)
     reference = scores["ViT from scratch", "25", "finetune"]
-    lines = [line.split(" | ") for line in (folder / "report.md").read_text().splitlines()]
+    results = (folder / "report.md").read_text().partition("\n## Settings\n")[0]
+    lines = [line.split(" | ") for line in results.splitlines()]
     printed = {line[0].removeprefix("| "): line for line in lines if len(line) > 4}
     column = printed["entry"].index("gap, points")
     for entry in ("ViT from MAE", "SimpleCNN"):

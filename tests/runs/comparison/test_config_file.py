@@ -13,7 +13,7 @@ from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.main import main
-from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.pretraining.job import main as pretrain
 
@@ -108,6 +108,29 @@ def test_one_option_of_a_comparison_is_changed_by_its_dotted_name(digits, tmp_pa
 def test_a_key_of_the_runs_is_named_as_the_comparison_has_it(key, meant):
     with pytest.raises(InputError, match=rf'unknown key "[\w.]+": did you mean "{re.escape(meant)}"\?$'):
         load_config(CompareConfig, find_config("compare_demo"), [f"{key}=3"])
+
+
+def test_settings_have_what_a_config_says_with_pretrained_weights_alone(tmp_path):
+    path = find_config("compare_demo")
+    matrix = Matrix(load_config(CompareConfig, path), path.parent, tmp_path)
+    entries = {entry.name: entry for entry in matrix.config.entries}
+    point = {"train.effective_batch_size": 16}
+
+    def settings(entry, mode="finetune", at=matrix):
+        return at.distinguishing_settings(entries[entry], mode, point)
+
+    assert settings("ViT from MAE")["optim.layer_decay"] == 0.8
+    for entry, mode in (("ViT from MAE", "few_shot"), ("ViT from scratch", "finetune")):
+        assert settings(entry, mode) == {"config": entries[entry].config, **entries[entry].set, **point}
+    other = load_config(CompareConfig, path, ["set.optim.layer_decay=0.7"])
+    assert "optim.layer_decay" not in settings("ViT from MAE", at=Matrix(other, path.parent, tmp_path))
+
+
+def test_a_pretraining_run_that_is_not_in_the_file_is_named_with_the_one_that_is():
+    with pytest.raises(
+        InputError, match=r'^command line: "pretrain.Mae.config" is missing; did you mean "pretrain.MAE"\?$'
+    ):
+        load_config(CompareConfig, find_config("compare_demo"), ["pretrain.Mae.set.train.epochs=3"])
 
 
 def test_a_shared_folder_of_another_pretraining_is_named_before_anything_runs(digits, tmp_path, capsys):

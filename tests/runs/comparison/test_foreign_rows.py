@@ -13,7 +13,7 @@ from helpers.weights.foreign import write_backbone
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.inputs import describe_inputs
-from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.report.answer import answer, first_chart
 from mae_vit.finetuning.comparison.report.charts import Palette
 from mae_vit.finetuning.comparison.report.page import write_page, write_text

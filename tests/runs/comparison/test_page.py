@@ -11,7 +11,7 @@ from helpers.comparison import config_of, gap_of, row, rows_of
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.jobs import Job
-from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.finetuning.comparison.report.answer import describe_crossings
 from mae_vit.finetuning.comparison.report.page import _reading, write_page, write_text

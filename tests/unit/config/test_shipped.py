@@ -9,7 +9,7 @@ from helpers.commands import ROOT
 from mae_vit.config.keys import describe_keys, key_paths
 from mae_vit.config.load import dump_config, load_config
 from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives import OBJECTIVES

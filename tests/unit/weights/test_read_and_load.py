@@ -244,7 +244,12 @@ def test_a_run_begins_from_another(digits, tmp_path, capsys):
     assert read_weights(str(tmp_path / "first")).unfinished == ""
     summary = tmp_path / "first" / "summary.json"
     summary.write_text(json.dumps({"status": "interrupted", "total_steps": 1815}))
-    assert read_weights(str(tmp_path / "first")).unfinished == "its run is at step 99 of 1,815"
+    unfinished = read_weights(str(tmp_path / "first"))
+    assert unfinished.notes("first") == ["note: first is not finished: its run is at step 99 of 1,815"]
+    capsys.readouterr()
+    third = [*small, f"run.dir={tmp_path / 'third'}", f"model.init={tmp_path / 'first'}", "--dry-run"]
+    assert main(third) == 0
+    assert "\n  unfinished    its run is at step 99 of 1,815\n" in capsys.readouterr().out
     summary.write_text('{"status": "interr')
     assert read_weights(str(tmp_path / "first")).unfinished == ""
     damage = newest.with_name("step-00000099") / "parameters.safetensors"

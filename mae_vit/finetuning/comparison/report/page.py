@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from itertools import zip_longest
-from typing import Any
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
-from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.protocol import describe_changes
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.answer import answer, first_chart
 from mae_vit.finetuning.comparison.report.encoder_views import INSPECTION, best_attention
-from mae_vit.finetuning.comparison.report.rows import Row, describe_labels, title_of
+from mae_vit.finetuning.comparison.report.rows import Row, describe_labels
 from mae_vit.finetuning.comparison.report.segmentation import (
     OVERLAYS_CAPTION,
     SEGMENTATION_READING,
     overlays,
 )
+from mae_vit.finetuning.comparison.report.settings import settings_of_all, settings_table
 from mae_vit.finetuning.comparison.report.summary import (
     Line,
     at_most_labels,
@@ -65,6 +64,7 @@ def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
         text += [note, ""] if note else []
     if missing:
         text += ["Not finished: " + "; ".join(missing) + ".", ""]
+    text += ["## Settings", "", *_markdown_table(*settings_table(matrix)), "", settings_of_all(matrix), ""]
     return "\n".join(text)
 
 
@@ -118,7 +118,11 @@ def write_page(
     if masks := overlays(config, rows):
         parts += ["<h2>Masks</h2>", html.figure(html.image(masks, "masks"), OVERLAYS_CAPTION)]
     parts += _per_class(config, lines)
-    parts += _settings(matrix)
+    parts += [
+        "<h2>Settings</h2>",
+        html.table(*settings_table(matrix)),
+        f'<p class="note">{escape(settings_of_all(matrix))}</p>',
+    ]
     parts += _attention(matrix, rows)
     if inspected:
         where = f"{INSPECTION}/index.html"
@@ -255,35 +259,6 @@ def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
 
 def _class_mean(line: Line, name: str) -> float:
     return sum(row.per_class.get(name, 0.0) for row in line.rows) / len(line.rows)
-
-
-def _settings(matrix: Matrix) -> list[str]:
-    """Lists the settings of the entries, and the settings tried for each."""
-    body = []
-    for entry, labels, mode in matrix.rows():
-        own = _as_text(matrix.distinguishing_settings(entry, {}))
-        if mode not in TUNED_BY or entry.compute_of is not None:
-            more = f", as much compute as {entry.compute_of}" if entry.compute_of else ""
-            body.append([title_of(entry), f"{labels}, {mode}", own + more, "", ""])
-            continue
-        point, scores = matrix.chosen(entry, labels)
-        points = matrix.config.tuning_settings(entry) or [{}]
-        for other, score in zip_longest(points, scores):
-            shown = "" if score is None else f"{100 * score:.1f}" if score >= 0 else "not finished"
-            chosen = "chosen" if scores and other == point else ""
-            body.append(
-                [entry.name, str(labels), ", ".join(filter(None, (own, _as_text(other)))), shown, chosen]
-            )
-    shared = f'<p class="note">All: {escape(_as_text(matrix.config.set) or "as their configs have it")}.</p>'
-    return [
-        "<h2>Settings</h2>",
-        html.table(["entry", "labels / class", "settings", "held-out %", ""], body),
-        shared,
-    ]
-
-
-def _as_text(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _left_out(matrix: Matrix) -> str:

@@ -15,10 +15,10 @@ import numpy as np
 from mae_vit.core.files import read_json_lines
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.evaluation.segmentation import IMAGES_FILE, Overlaps
-from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.config import EntrySection, Labels
 from mae_vit.finetuning.comparison.costs import cost_of_run
-from mae_vit.finetuning.comparison.matrix import Matrix
+from mae_vit.finetuning.comparison.matrix.cell import Cell
+from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.report.significance import Scores
 from mae_vit.finetuning.config.schema import SEGMENTATION
 from mae_vit.weights.start import origin_of
@@ -127,7 +127,9 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         "mode": cell.mode,
         "shots": max(map(int, summary["few_shot"])) if summary.get("few_shot") else None,
         "seed": cell.seed,
-        "settings": json.dumps(matrix.distinguishing_settings(cell.entry, cell.point), sort_keys=True),
+        "settings": json.dumps(
+            matrix.distinguishing_settings(cell.entry, cell.mode, cell.point), sort_keys=True
+        ),
         "parameters": summary.get("parameters"),
         "train_size": summary.get("train_size"),
         "val_size": summary.get("val_size"),

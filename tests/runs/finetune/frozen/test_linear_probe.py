@@ -333,7 +333,7 @@ def test_a_run_folder_alone_has_its_recipe(pretrained, tmp_path, capsys):
 
 def test_a_comparison_takes_the_mode_with_a_config_of_its_own(digits, tmp_path):
     from mae_vit.finetuning.comparison.config import CompareConfig
-    from mae_vit.finetuning.comparison.matrix import Matrix
+    from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 
     path = tmp_path / "compare.yaml"
     path.write_text(

@@ -8,12 +8,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mae_vit.cli.prepare_sources import (
+from mae_vit.cli.prepare.checks import check_arguments
+from mae_vit.cli.prepare.sources import (
     add_band_options,
     add_mask_options,
     add_parquet_options,
     band_options,
-    check_sources,
     opened_sources,
 )
 from mae_vit.config.command_line import OneLineParser
@@ -27,13 +27,6 @@ _NAMED = 5
 _MAX_WORKERS = 16
 _DESCRIPTION = """Write images as webdataset shards with a dataset.json. A later call adds splits.
 Image bytes are stored unchanged, except with --resize or --exif-orientation apply."""
-_NOT_IN_PLACE = (
-    "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels", "exclude",
-    "shard_mib", "shard_samples", "exif_orientation", "image_column", "label_column", "config_name",
-    "bands", "window", "take",
-    "masks", "mask_classes", "mask_ignore", "masked_only",
-)  # fmt: skip
-_NOT_IN_REINDEX = ("split", "overwrite", "max_pixels", "workers", "scale", "nodata")
 
 
 def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -161,7 +154,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: for every error that the user can fix.
     """
-    _check(arguments)
+    check_arguments(arguments)
     begun = time.monotonic()
     out = Path(arguments.paths[-1])
     try:
@@ -175,59 +168,6 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     if classes == 1:
         print("note: with one class there is nothing to tell apart; --no-labels prepares images alone")
     return 0
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    # Slow to import, so that --help is not.
-    from mae_vit.data.images.decode import MAX_PIXELS
-
-    if arguments.in_place or arguments.reindex:
-        _check_in_place(arguments, "--in-place" if arguments.in_place else "--reindex")
-    elif len(arguments.paths) < 2:
-        raise InputError(
-            f"prepare needs sources and an output folder, not {arguments.paths[-1]} alone (see --help)"
-        )
-    for name in ("shard_mib", "shard_samples", "limit_per_class", "resize", "max_pixels"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} {value}: at least 1")
-    if arguments.max_pixels is not None and arguments.max_pixels > MAX_PIXELS:
-        raise InputError(f"--max-pixels {arguments.max_pixels}: training decodes at most {MAX_PIXELS}")
-    if arguments.workers is not None and arguments.workers < 0:
-        raise InputError(f"--workers {arguments.workers}: at least 0")
-    if arguments.quality is not None and not 1 <= arguments.quality <= 100:
-        raise InputError(f"--quality {arguments.quality}: 1 to 100")
-    if arguments.quality is not None and not (arguments.resize or arguments.exif_orientation == "apply"):
-        raise InputError("--quality changes nothing without --resize or --exif-orientation apply")
-    _check_exclusion(arguments)
-    for name in ("holdout", "fraction"):
-        share = getattr(arguments, name)
-        if share is not None and not 0 < share <= 1:
-            raise InputError(f"--{name} {share}: over 0, {'below' if name == 'holdout' else 'at most'} 1")
-    if arguments.holdout == 1:
-        raise InputError("--holdout 1: below 1, or no training images would be left")
-    if not arguments.split.replace("_", "").isalnum():
-        raise InputError(f'--split "{arguments.split}": letters, digits and _ only')
-    check_sources(arguments)
-
-
-def _check_in_place(arguments: argparse.Namespace, option: str) -> None:
-    if len(arguments.paths) > 1:
-        raise InputError(f"{option} takes one folder, not {len(arguments.paths)}")
-    for name in (*_NOT_IN_PLACE, *(_NOT_IN_REINDEX if arguments.reindex else ())):
-        if str(getattr(arguments, name)) not in ("None", "False", "ignore", "train"):
-            why = "changes nothing" if name in _NOT_IN_REINDEX else "needs an OUT folder"
-            raise InputError(f"{option} changes no shards: --{name.replace('_', '-')} {why}")
-
-
-def _check_exclusion(arguments: argparse.Namespace) -> None:
-    from mae_vit.data.prepare.near_duplicates import MAX_DISTANCE
-
-    distance = arguments.exclude_distance
-    if distance is not None and not arguments.exclude:
-        raise InputError("--exclude-distance changes nothing without --exclude")
-    if distance is not None and not 0 <= distance <= MAX_DISTANCE:
-        raise InputError(f"--exclude-distance {distance}: 0 to {MAX_DISTANCE}")
 
 
 def _prepare(arguments: argparse.Namespace) -> Report:

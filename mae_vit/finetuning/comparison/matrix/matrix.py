@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from mae_vit.config.load import load_config
-from mae_vit.config.presets import find_preset
+from mae_vit.config.overrides import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.finetuning.comparison.cell import Cell
 from mae_vit.finetuning.comparison.config import (
     TUNED_BY,
     CompareConfig,
@@ -23,15 +21,17 @@ from mae_vit.finetuning.comparison.config import (
     Labels,
     Mode,
     Overrides,
-    slug,
 )
 from mae_vit.finetuning.comparison.costs import cost_of_run
-from mae_vit.finetuning.comparison.jobs import Job, program_of
-from mae_vit.finetuning.comparison.settings import lines_of, settings_of
-from mae_vit.finetuning.config.from_start import WeightsOverrides
-from mae_vit.finetuning.config.schema import CLOSED_FORM, FinetuneConfig
+from mae_vit.finetuning.comparison.jobs import Job
+from mae_vit.finetuning.comparison.matrix.cell import Cell
+from mae_vit.finetuning.comparison.matrix.matrix_jobs import MatrixJobs
+from mae_vit.finetuning.comparison.matrix.settings import lines_of, settings_of
+from mae_vit.finetuning.config.from_start import WITH_START, WeightsOverrides
+from mae_vit.finetuning.config.schema import CLOSED_FORM, TRAINS_ENCODER, FinetuneConfig
 from mae_vit.models.encoder_cost import Cost, cost_of_weights
 from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.weights.start import is_frozen
 
 
 class Matrix:
@@ -45,8 +45,9 @@ class Matrix:
             base: the folder of the comparison's file, from which it names other files.
             folder: the comparison's folder, which receives all runs.
         """
-        self.config, self._base, self.folder = config, base, folder
-        self.pretraining = {name: self._pretrain_job(name) for name in config.pretrain}
+        self.config, self.folder = config, folder
+        self._jobs = MatrixJobs(config, base, folder)
+        self.pretraining = self._jobs.pretraining
 
     def check(self) -> None:
         """Checks every config, as far as this is possible before pretraining has run.
@@ -55,7 +56,7 @@ class Matrix:
             InputError: if one is wrong; names the entry.
         """
         for name, section in self.config.pretrain.items():
-            with_name = self._file(section.config)
+            with_name = self._jobs.file(section.config)
             try:
                 load_config(PretrainConfig, with_name, lines_of(section.set), overrides_from="set")
             except InputError as error:
@@ -95,12 +96,12 @@ class Matrix:
             )
 
     def _check_mode(self, entry: EntrySection, mode: Mode) -> None:
-        path = self._file(entry.config)
+        path = self._jobs.file(entry.config)
         # Weights that the comparison still has to pretrain are checked when they exist.
         start = None if entry.start in self.config.pretrain else entry.start
         points = self.config.tuning_settings(entry) if mode in TUNED_BY else []
         for point in points or [{}]:
-            lines = lines_of(self._settings(entry, mode, point))
+            lines = lines_of(settings_of(self.config, entry, mode, point))
             amend = WeightsOverrides(start, path, lines)
             try:
                 load_config(FinetuneConfig, path, lines, amend=amend, overrides_from="set")
@@ -123,7 +124,7 @@ class Matrix:
     def tuning(self) -> list[Job]:
         """Lists the tuning runs, by which settings are chosen."""
         return [
-            self._tune_job(entry, labels, number, seed)
+            self._jobs.tune(entry, labels, number, seed)
             for entry, labels, mode in self.rows()
             if mode in TUNED_BY
             for number in range(len(self.config.tuning_settings(entry)))
@@ -146,7 +147,7 @@ class Matrix:
         scores = []
         for number in range(len(points)):
             run_scores = [
-                self._tune_job(entry, labels, number, seed).summary.get(TUNED_BY[self.config.tuned_mode])
+                self._jobs.tune(entry, labels, number, seed).summary.get(TUNED_BY[self.config.tuned_mode])
                 for seed in self.config.tune_seeds
             ]
             known = [float(score) for score in run_scores if score is not None]
@@ -186,14 +187,15 @@ class Matrix:
             point = self.chosen(entry, labels)[0] if mode in TUNED_BY else {}
             for seed in self.seeds_of(entry, labels, mode):
                 more = self._steps_for(entry, labels, mode) if compute_of else {}
-                job = self._cell_job(entry, labels, mode, seed, point | more)
+                job = self._jobs.cell(entry, labels, mode, seed, point | more)
                 fixed = self.seed_independent(entry, labels, mode)
                 cells.append(Cell(entry, labels, mode, seed, point | more, job, fixed))
         return cells
 
-    def distinguishing_settings(self, entry: EntrySection, point: Overrides) -> Overrides:
-        """Returns an entry's config, its own overrides and the settings chosen for it."""
-        return {"config": entry.config, **entry.set, **point}
+    def distinguishing_settings(self, entry: EntrySection, mode: Mode, point: Overrides) -> Overrides:
+        """Returns an entry's config, what this says with pretrained weights alone, its own overrides, and `point`."""
+        more = self._with_start(entry) if mode in TRAINS_ENCODER else {}
+        return {"config": entry.config, **more, **entry.set, **point}
 
     def is_tuned(self, entry: EntrySection, labels: Labels) -> bool:
         """Returns whether all tuning runs of an entry have results."""
@@ -214,13 +216,24 @@ class Matrix:
         ours = self.pretraining.get(entry.start)
         return ours.summary.get("wall_s") if ours else None
 
+    def _with_start(self, entry: EntrySection) -> Overrides:
+        """Returns the section `with_start` of an entry's config by dotted keys, if it counts."""
+        if entry.start is None or is_frozen(entry.start):
+            return {}
+        path = self._jobs.file(entry.config)
+        sections = parse_yaml(path.read_text(encoding="utf-8"), str(path)).get(WITH_START) or {}
+        found = {
+            f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()
+        }
+        return {key: value for key, value in found.items() if key not in self.config.set}
+
     def _steps_for(self, entry: EntrySection, labels: Labels, mode: Mode) -> Overrides:
         """Returns the number of steps that cost as much as the other entry's pretraining and fine-tuning."""
         other = next(one for one in self.config.entries if one.name == entry.compute_of)
         like = self._like(entry)
         seed = (other.seeds or self.config.seeds)[0]
-        theirs = self._cell_job(other, labels, mode, seed, self.chosen(other, labels)[0]).summary
-        summary = self._cell_job(like, labels, mode, seed, self.chosen(like, labels)[0]).summary
+        theirs = self._jobs.cell(other, labels, mode, seed, self.chosen(other, labels)[0]).summary
+        summary = self._jobs.cell(like, labels, mode, seed, self.chosen(like, labels)[0]).summary
         costs = [cost_of_run(theirs).flops, self.cost_before(other).flops]
         if None in costs or not summary.get("flops_per_step"):
             raise InputError(f'"{entry.name}": the cost of "{other.name}" or "{like.name}" is not known')
@@ -259,7 +272,7 @@ class Matrix:
         section = self.config.pretrain.get(entry.start or "")
         start = entry.start
         if section is not None:
-            file = self._file(section.config)
+            file = self._jobs.file(section.config)
             start = load_config(PretrainConfig, file, lines_of(section.set), overrides_from="set").model.init
         return start if start is not None and cost_of_weights(start).flops is None else None
 
@@ -269,82 +282,3 @@ class Matrix:
             if (one.compute_of, one.start, one.config, one.set) == (None, None, entry.config, entry.set):
                 return one
         raise InputError(f'compute_of needs a scratch entry of the same config ("{entry.config}") and set')
-
-    def _pretrain_job(self, name: str) -> Job:
-        section = self.config.pretrain[name]
-        settings = {"data.path": self.config.data.path, **section.set}
-        folder = self.folder / "pretrain" / slug(name)
-        elsewhere = Path(section.dir) if section.dir else None
-        return Job(
-            f"pretrain {name}",
-            elsewhere or folder,
-            program_of("pretrain"),
-            self._file(section.config),
-            tuple(lines_of(settings)),
-            settings["data.path"],
-            notes=folder if elsewhere else None,
-        )
-
-    def _tune_job(self, entry: EntrySection, labels: Labels, number: int, seed: int) -> Job:
-        point = self.config.tuning_settings(entry)[number] | {"finetune.test": False}
-        folder = self.folder / "tune" / slug(entry.name) / f"labels-{labels}-setting-{number}-seed-{seed}"
-        name = f"tune {entry.name}, {labels} labels, setting {number}, seed {seed}"
-        return self._finetuning(name, folder, entry, labels, self.config.tuned_mode, seed, point)
-
-    def _cell_job(self, entry: EntrySection, labels: Labels, mode: Mode, seed: int, point: Overrides) -> Job:
-        folder = self.folder / "cells" / slug(entry.name) / f"{mode}-labels-{labels}-seed-{seed}"
-        name = f"{entry.name}, {labels} labels, {mode}, seed {seed}"
-        return self._finetuning(name, folder, entry, labels, mode, seed, point)
-
-    def _finetuning(
-        self,
-        name: str,
-        folder: Path,
-        entry: EntrySection,
-        labels: Labels,
-        mode: Mode,
-        seed: int,
-        point: Overrides,
-    ) -> Job:
-        start = entry.start
-        if start in self.pretraining:
-            start = str(self.pretraining[start].folder)
-        settings = {
-            **(shared := self._settings(entry, mode, point)),
-            "run.seed": seed,
-            "finetune.mode": mode,
-            **({} if labels == "all" else {"data.labels_per_class": labels}),
-            **({"data.label_draw": seed} if self.config.draws_labels(labels, mode, shared) else {}),
-        }
-        if mode == "few_shot":
-            # One draw of all labels in the subset, so that predictions and accuracy belong to the same draw.
-            shots = {} if labels == "all" else {"finetune.shots": [labels]}
-            settings = {"finetune.draws": 1, **shots, **settings}
-        return Job(
-            name,
-            folder,
-            # Rows are trained under the same rules: none by another batch than it was given.
-            (*program_of("finetune"), "--same-batch"),
-            self._file(entry.config),
-            (*(("--ckpt", start) if start else ()), *lines_of(settings)),
-            self.config.data.path,
-            start,
-        )
-
-    def _settings(self, entry: EntrySection, mode: Mode, point: Overrides) -> Overrides:
-        return settings_of(self.config, entry, mode, point)
-
-    def _file(self, name: str) -> Path:
-        """Returns the path of a config beside the comparison's own, or of the preset of that name.
-
-        Raises:
-            InputError: if it exists only relative to the working directory.
-        """
-        path = Path(name) if Path(name).is_absolute() else self._base / name
-        if not path.exists() and Path(name).exists():
-            beside = os.path.relpath(name, self._base)
-            raise InputError(
-                f'config "{name}" is looked for beside the comparison, in {self._base}: give "{beside}"'
-            )
-        preset = None if path.exists() else find_preset(name)
-        return preset or path

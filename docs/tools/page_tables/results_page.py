@@ -1,0 +1,118 @@
+"""Figures in the sentences of docs/results.md."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from page_tables import choosing
+from page_tables import comparisons as of
+from page_tables.comparisons import (
+    BIT,
+    CNN,
+    CONTRAST,
+    FIVE_K,
+    LABELS,
+    MAE,
+    MEAN_COLOR,
+    RESNET,
+    SCRATCH,
+    SMALL_BIT,
+    TRANSFER,
+)
+from page_tables.values import (
+    LABELS_ELSEWHERE,
+    MAE_ELSEWHERE,
+    above,
+    accuracies,
+    first_seed,
+    frozen,
+    million_parameters,
+    over_labels,
+    own_head,
+    plain,
+    ratio,
+    spreads,
+)
+
+RESULTS = (
+    (
+        "6,000 steps of MAE lift the ViT from {} to {} %. That is about as many points as 100 epochs on CIFAR-10, but "
+        "here the ViT is above SmallResNet, which reaches {} % with less than an eighth of the compute.",
+        accuracies(choosing.PHOTOS, "from scratch", choosing.PHOTOS_MAE[1], RESNET),
+    ),
+    (
+        "SmallBiT ({} M parameters) reached {} % with",
+        lambda: (*million_parameters(BIT, SMALL_BIT)(), *spreads(BIT, SMALL_BIT)()),
+    ),
+    ("6 blocks ({} M parameters)", million_parameters(FIVE_K, MAE)),
+    ("MAE lifts the ViT by {} points over scratch (95 % interval: {} to {}),", above(FIVE_K, MAE, SCRATCH)),
+    ("mean color by {} ({} to {}).", above(FIVE_K, MEAN_COLOR, SCRATCH)),
+    ("the contrast's recipe, it is {} points above MAE alone ({} to {}).", above(FIVE_K, CONTRAST, MAE)),
+    ("With the contrast it is {} points above SmallResNet ({} to {})", above(FIVE_K, CONTRAST, RESNET)),
+    ("It is {} points above SimpleCNN ({} to {}). Both may be chance.", above(FIVE_K, CONTRAST, CNN)),
+    ("MAE alone is worse than SimpleCNN by {} points ({} to {})", above(FIVE_K, CNN, MAE)),
+    ("and than SmallResNet by {} ({} to {}).", above(FIVE_K, RESNET, MAE)),
+    ("with their labels, lifts it to {} %.", accuracies(FIVE_K, LABELS)),
+    (
+        "MAE is {} points above that, which may be chance ({} to {}), with {} times the compute.",
+        lambda: over_labels(MAE),
+    ),
+    (
+        "With the contrast it is {} points above ({} to {}), with {} times the compute.",
+        lambda: over_labels(CONTRAST),
+    ),
+    (
+        "labels are {} points above it ({} to {}), with {} times the compute. Frozen, they are {} points above it.",
+        lambda: (
+            *of.above(FIVE_K, LABELS, of.MAE_15),
+            f"{of.whole_pflop(FIVE_K, LABELS) / of.whole_pflop(FIVE_K, of.MAE_15):.1f}",
+            f"{mean(frozen(LABELS)) - mean(frozen(of.MAE_15)):.1f}",
+        ),
+    ),
+    (
+        "The small CNNs are {} and {} points above it, too.",
+        lambda: tuple(of.above(FIVE_K, entry, LABELS)[0] for entry in (CNN, RESNET)),
+    ),
+    ("it is right on {} % of the test images.", own_head),
+    ("as it was pretrained: {} points better, too little to replace it.", of.gain_through_cls),
+    (
+        "the contrast's encoder is {} points above that of MAE in the mean. The supervised one is {} points above "
+        "MAE's,",
+        lambda: tuple(f"{mean(frozen(other)) - mean(frozen(MAE)):.1f}" for other in (CONTRAST, LABELS)),
+    ),
+    (
+        "right on {} % and {} % of their training images",
+        lambda: tuple(of.accuracy(FIVE_K, entry, "train_top1", digits=0) for entry in (MAE, CONTRAST)),
+    ),
+    (
+        "MAE's row takes {} times the compute of scratch, and {} times with the contrast. Supervised pretraining takes "
+        "{} times, MAE for 15 epochs {} times, and SmallResNet {} times.",
+        lambda: tuple(f"{ratio(FIVE_K, entry):.1f}" for entry in (MAE, CONTRAST, LABELS, of.MAE_15, RESNET)),
+    ),
+    (
+        "its preset's length, lifts the ViT to {} %. With as much compute as that whole row, scratch reaches {} % in "
+        "the one seed that was run.",
+        accuracies(FIVE_K, of.MAE_15, of.SCRATCH_LONGER),
+    ),
+    (
+        "In that seed MAE reaches {} %, {} points more, and scratch for 30 epochs {} %. The long run is right on {} % "
+        "of its training images.",
+        lambda: (
+            *first_seed(of.MAE_15),
+            of.above(FIVE_K, of.MAE_15, of.SCRATCH_LONGER)[0],
+            *first_seed(SCRATCH),
+            of.accuracy(FIVE_K, of.SCRATCH_LONGER, "train_top1", digits=0),
+        ),
+    ),
+    (
+        "scratch, mean color and MAE give the same accuracies to the last image: {}, {} and {} %.",
+        lambda: tuple(f"{of.percent(FIVE_K, entry)[0]:.2f}" for entry in (SCRATCH, MEAN_COLOR, MAE)),
+    ),
+    ("(`benchmarks/plain_small_data.py`) reaches {} %", plain("runs")),
+    ("With the same recipe, our code reaches {} %", plain("runner")),
+    ("with PyTorch's initialization reached {} %.", plain("vit_of_pytorch")),
+    (
+        "on the same images by {} points ({} to {})",
+        above(TRANSFER, MAE_ELSEWHERE, LABELS_ELSEWHERE),
+    ),
+)

@@ -1,0 +1,1 @@
+"""`mae-vit prepare`."""

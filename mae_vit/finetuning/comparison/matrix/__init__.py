@@ -1,0 +1,1 @@
+"""The cells of a comparison, and the runs behind them."""
