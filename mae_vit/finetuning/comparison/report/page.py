@@ -118,11 +118,7 @@ def write_page(
     if masks := overlays(config, rows):
         parts += ["<h2>Masks</h2>", html.figure(html.image(masks, "masks"), OVERLAYS_CAPTION)]
     parts += _per_class(config, lines)
-    parts += [
-        "<h2>Settings</h2>",
-        html.table(*settings_table(matrix)),
-        f'<p class="note">{escape(settings_of_all(matrix))}</p>',
-    ]
+    parts += _settings(matrix)
     parts += _attention(matrix, rows)
     if inspected:
         where = f"{INSPECTION}/index.html"
@@ -259,6 +255,11 @@ def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
 
 def _class_mean(line: Line, name: str) -> float:
     return sum(row.per_class.get(name, 0.0) for row in line.rows) / len(line.rows)
+
+
+def _settings(matrix: Matrix) -> list[str]:
+    note = f'<p class="note">{escape(settings_of_all(matrix))}</p>'
+    return ["<h2>Settings</h2>", html.table(*settings_table(matrix)), note]
 
 
 def _left_out(matrix: Matrix) -> str:
