@@ -30,11 +30,14 @@ def scale_ranks(
         steps: of each run; the first ten are not counted.
         rounds: times that each number's turn comes.
     """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) < max(ranks):
+        sys.exit(f"error: {max(ranks)} ranks need a core each to be bound to; this system gives {len(cores)}")
     rates: dict[int, list[float]] = {number: [] for number in ranks}
     for round_number in range(rounds):
         for number in ranks:
             folder = scratch / f"ranks-{number}-{round_number}"
-            _train(data, folder, number, steps)
+            _train(data, folder, cores[:number], steps)
             rates[number].append(_images_per_s(folder))
     medians = {number: statistics.median(values) for number, values in rates.items()}
     alone = medians[ranks[0]] / ranks[0]
@@ -49,7 +52,8 @@ def scale_ranks(
     }
 
 
-def _train(data: Path, folder: Path, ranks: int, steps: int) -> None:
+def _train(data: Path, folder: Path, cores: list[int], steps: int) -> None:
+    ranks = len(cores)
     command = [
         *("deepspeed", "--num_accelerators", str(ranks), "--master_port", str(free_port())),
         *(
@@ -66,9 +70,6 @@ def _train(data: Path, folder: Path, ranks: int, steps: int) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     # One core for each rank: a rank alone would compute on all of them.
-    cores = sorted(os.sched_getaffinity(0))[:ranks]
-    if len(cores) < ranks:
-        sys.exit(f"error: {ranks} ranks need a core each, and this machine gives {len(cores)}")
     pin = partial(os.sched_setaffinity, 0, cores)
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, preexec_fn=pin)
     if ended.returncode:

@@ -69,10 +69,10 @@ def _misnamed_entry(document: Document, path: Sequence[str]) -> str:
         return ""
     section, name, key = path
     others = document.raw[section].items()
-    meant = [
-        f"{section}.{other}" for other, content in others if isinstance(content, dict) and key in content
-    ]
-    return closest(f"{section}.{name}", meant)
+    meant = closest(
+        name, [other for other, content in others if isinstance(content, dict) and key in content]
+    )
+    return meant.replace('"', f'"{section}.', 1)
 
 
 def _joined(messages: list[str]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
+from timm.models.vision_transformer import VisionTransformer
+
 from mae_vit.models.pos_embed import PositionKind
 from mae_vit.models.vit import SIZES, ViTEncoder
 
@@ -79,3 +81,20 @@ def nearest_size(embed_dim: int, depth: int, num_heads: int | None = None) -> st
         if (size.embed_dim, size.depth) == (embed_dim, depth) and num_heads in (None, size.num_heads)
     ]
     return names[0] if names else "S"
+
+
+def geometry_of(model: VisionTransformer) -> Geometry:
+    """Returns the geometry of a model that timm has built."""
+    block, embed = model.blocks[0], model.patch_embed
+    shape = (model.embed_dim, len(model.blocks), block.attn.num_heads)
+    mlp_ratio = block.mlp.fc1.out_features / model.embed_dim
+    height, width = embed.img_size
+    return Geometry(
+        nearest_size(*shape),
+        (height, width),
+        embed.patch_size[0],
+        embed.proj.in_channels,
+        *shape,
+        mlp_ratio,
+        "learnable",
+    )

@@ -19,7 +19,7 @@ class LoadReport:
         by_design: names of model or file that are not loaded by design, with the reason.
         share: share of the encoder's parameters that were loaded, adapted, kept or left out by design, 0 to 1.
         passed_over: reasons why newer checkpoints of the same run were skipped.
-        unfinished: how far the run of the weights has come; empty if it is finished.
+        unfinished: of which step the weights are; empty if their run is finished.
     """
 
     loaded: list[str] = field(default_factory=list)

@@ -17,16 +17,18 @@ from typing import Any
 import timm
 import torch
 from safetensors.torch import load_file
+from timm.models import PretrainedCfg
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from mae_vit.config.section import height_width
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import download, is_hub_name, parse_hub_name
-from mae_vit.core.messages import closest, error_reason
+from mae_vit.core.messages import closest, error_reason, nearest
+from mae_vit.data.normalization import IMAGENET_MEAN
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.encoder_file import bands_from, read_metadata
-from mae_vit.models.geometry import Geometry, geometry_from, nearest_size
+from mae_vit.models.geometry import Geometry, geometry_from, geometry_of
 from mae_vit.models.vit import SIZES, ViTEncoder
 from mae_vit.training.checkpoints.format import (
     LABELS_SEEN,
@@ -44,8 +46,8 @@ from mae_vit.weights.start import (
     FOREIGN_ORIGIN,
     Weights,
     check_there,
+    describe_unfinished,
     is_frozen,
-    unfinished,
 )
 
 # What a repository of the Hub may hold: what `mae-vit export` writes. Others' files by timm's names fit too.
@@ -104,7 +106,7 @@ def _read_run(folder: Path) -> Weights:
             raise InputError(
                 f"start {folder} has not been trained yet: its only checkpoint is that of step 0"
             )
-        so_far = unfinished(folder, step_of(Path(found.source)))
+        so_far = describe_unfinished(folder, step_of(Path(found.source)))
         return replace(found, passed_over=tuple(map(str, broken)), unfinished=so_far)
     if (folder / "encoder.safetensors").exists():
         return _read_safetensors(folder / "encoder.safetensors")
@@ -232,14 +234,17 @@ def _read_timm(start: str) -> Weights:
     if not timm.is_model(name.split(".")[0]):
         raise InputError(f"timm has no model {name!r}: {_nearest_timm(name)}")
     try:
+        known = timm.models.get_pretrained_cfg(name)
+    except RuntimeError:  # no such tag
+        tagged = timm.list_pretrained(name.split(".")[0])
+        raise InputError(f"timm has no weights {name!r}: {nearest(name, tagged)}") from None
+    try:
         model = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # no network, no such weights, a broken download
-        config = timm.models.get_pretrained_cfg(name)
-        by_hand = ""
-        if config and config.hf_hub_id:
-            by_hand = f"; fetch them by hand: hf download {config.hf_hub_id} model.safetensors --local-dir DIR, then "
-            by_hand += "give DIR/model.safetensors"
         reason = error_reason(error).split(". ")[0][:160]
+        if known is None or not known.has_weights:
+            raise InputError(f"timm has no weights of {name!r} ({reason})") from None
+        by_hand = _by_hand(known) if known.hf_hub_id else ""
         raise InputError(f"cannot fetch the weights of {start}, network needed ({reason}){by_hand}") from None
     if isinstance(model, VisionTransformer):
         _check_function(model, start)
@@ -250,7 +255,17 @@ def _read_timm(start: str) -> Weights:
         num_heads=model.blocks[0].attn.num_heads if isinstance(model, VisionTransformer) else None,
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
-        geometry=_geometry_in(model) if isinstance(model, VisionTransformer) else None,
+        geometry=geometry_of(model) if isinstance(model, VisionTransformer) else None,
+    )
+
+
+def _by_hand(config: PretrainedCfg) -> str:
+    """How to get weights where there is no network. Their file does not say the normalization."""
+    named = {IMAGENET_MEAN: "imagenet", (0.5, 0.5, 0.5): "half"}.get(tuple(config.mean))
+    normalize = named or f"[{list(config.mean)}, {list(config.std)}]".replace(" ", "")
+    return (
+        f"; fetch them by hand: hf download {config.hf_hub_id} model.safetensors --local-dir DIR, then "
+        f"give DIR/model.safetensors, and data.normalize={normalize} in training"
     )
 
 
@@ -271,23 +286,6 @@ def _check_function(model: VisionTransformer, source: str) -> None:
 
 def _norm_name(norm: torch.nn.Module) -> str:
     return f"{type(norm).__name__} of eps {norm.eps:g}"
-
-
-def _geometry_in(model: VisionTransformer) -> Geometry:
-    """The geometry of a timm model."""
-    block, embed = model.blocks[0], model.patch_embed
-    shape = (model.embed_dim, len(model.blocks), block.attn.num_heads)
-    mlp_ratio = block.mlp.fc1.out_features / model.embed_dim
-    height, width = embed.img_size
-    return Geometry(
-        nearest_size(*shape),
-        (height, width),
-        embed.patch_size[0],
-        embed.proj.in_channels,
-        *shape,
-        mlp_ratio,
-        "learnable",
-    )
 
 
 def _nearest_timm(name: str) -> str:

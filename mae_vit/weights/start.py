@@ -61,7 +61,7 @@ class Weights:
         num_heads: attention heads, which no shape tells; None if not known.
         geometry: of the encoder; None if not known.
         passed_over: what is wrong with newer checkpoints of the same run.
-        unfinished: how far its run has come; empty if it is finished, or not known.
+        unfinished: of which step they are; empty if their run is finished, or if it is not known.
         labels: those that it was trained on; None if on none, or not known.
         downloaded: where the file lies, of a source that is no path.
         bands: what the raw values of its images mean; None for 8 bits, or not known.
@@ -161,10 +161,10 @@ def name_of(asked: str) -> str:
     return path.parent.name if generic else path.stem if path.is_file() else path.name
 
 
-def unfinished(run: Path, step: int) -> str:
-    """Says how far a run has come at the checkpoint of a step; empty if it is finished, or does not say."""
+def describe_unfinished(run: Path, step: int) -> str:
+    """Says of which step a run's checkpoint is; empty if the run is finished, or does not say."""
     with suppress(OSError, ValueError, TypeError, KeyError):  # torn, or not there
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         if summary["status"] != "done" and step < summary["total_steps"]:
-            return f"its run is at step {step:,} of {summary['total_steps']:,}"
+            return f"its weights are of step {step:,} of {summary['total_steps']:,}"
     return ""

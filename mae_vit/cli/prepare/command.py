@@ -165,8 +165,9 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     classes = len(report.dataset.classes)
     labels = count_of(classes, "class", "classes") if classes else "no labels"
     print(f"{out}: {labels}, {time.monotonic() - begun:.1f} s")
-    if classes == 1:
-        print("note: with one class there is nothing to tell apart; --no-labels prepares images alone")
+    if classes == 1 and report.dataset.segmentation is None:
+        alone = "" if arguments.in_place or arguments.reindex else "; --no-labels prepares images alone"
+        print(f"note: with one class there is nothing to tell apart{alone}")
     return 0
 
 

@@ -62,7 +62,7 @@ class WeightsOverrides:
         Raises:
             InputError: if the start cannot be read.
         """
-        extra = raw.pop(WITH_START, None) or {}
+        extra = _sections(raw.pop(WITH_START, None) or {})
         section = raw.get("finetune")
         named = self._ckpt or (section.get("start") if isinstance(section, dict) else None)
         run = raw.setdefault("run", {})
@@ -70,8 +70,6 @@ class WeightsOverrides:
             run.setdefault("name", self._name + (f"-{start_name(str(named))}" if named else ""))
         if named is None:
             return
-        if not isinstance(extra, dict):
-            raise InputError(f"{WITH_START}: a mapping of sections, not {type(extra).__name__}")
         if is_frozen(str(named)):
             self._begin_from_foreign(raw, str(named))
             return
@@ -130,6 +128,15 @@ class WeightsOverrides:
             and raw[section].get(key, value) != value
             and f"{section}.{key}" not in self._overridden
         }
+
+
+def _sections(extra: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(extra, dict):
+        raise InputError(f"{WITH_START}: a mapping of sections, not {type(extra).__name__}")
+    for name, section in extra.items():
+        if not isinstance(section, dict):
+            raise InputError(f"{WITH_START}.{name}: this is a section: give its keys")
+    return extra
 
 
 def check_frozen_mode(start: str, mode: str) -> None:

@@ -97,7 +97,7 @@ def read_classifier(path: Path, named: str) -> ClassifierFile:
             hint = 'only runs of finetune.mode="finetune" have one'
         elif path.is_dir() and (path / "encoder.safetensors").is_file():
             hint = f"a run of pretraining has no classes; fine-tune it first: mae-vit finetune --ckpt {path}"
-        elif near := closest_path(path):
+        elif not path.exists() and (near := closest_path(path)):
             hint = near
         raise InputError(f"{named}: cannot read {file.name}: {error_reason(error)} ({hint})") from None
     except InputError:

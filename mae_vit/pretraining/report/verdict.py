@@ -146,7 +146,7 @@ def _facts(record: RunRecord) -> list[str]:
         facts.append(f"{name} of held-out images {_went([value for _, value in values])}")
     elif name is None:
         done = record.status == "done"
-        facts.append("no images were held out" if done else "held-out images were not evaluated so far")
+        facts.append("no images were held out" if done else "no held-out images were evaluated so far")
     if values := values_of(record.lines, "probe", "few_shot_top1"):
         facts.append(f"the probe's few-shot top-1 {_went([value for _, value in values])}")
     if ranks := [value for _, value in values_of(record.lines, "heldout", "rankme")]:

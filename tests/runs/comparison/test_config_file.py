@@ -11,9 +11,12 @@ from mae_vit.config.load import load_config
 from mae_vit.config.overrides import parse_yaml
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
 from mae_vit.finetuning.comparison.main import main
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix
+from mae_vit.finetuning.comparison.matrix.settings import settings_with_start
+from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.pretraining.job import main as pretrain
 
@@ -126,11 +129,57 @@ def test_settings_have_what_a_config_says_with_pretrained_weights_alone(tmp_path
     assert "optim.layer_decay" not in settings("ViT from MAE", at=Matrix(other, path.parent, tmp_path))
 
 
+def test_what_a_comparison_sets_wins_over_with_start(tmp_path):
+    recipe = {
+        "optim": {"blr": 1e-3, "layer_decay": 0.8},
+        "train": {"epochs": 5},
+        "data": {"augment": {"crop": "none"}},
+    }
+    (tmp_path / "x.yaml").write_text(json.dumps({"with_start": recipe}))
+    entry = EntrySection(name="x", config="x.yaml", start="runs/mae", set={"train.steps": 100})
+
+    def found(mode="finetune", overridden=()):
+        return settings_with_start(tmp_path / "x.yaml", entry, mode, overridden)
+
+    assert found() == {
+        "optim.blr": 1e-3,
+        "optim.layer_decay": 0.8,
+        "train.epochs": 5,
+        "data.augment": {"crop": "none"},
+    }
+    assert found(overridden=["optim.lr", "train.steps", "data.augment.crop"]) == {"optim.layer_decay": 0.8}
+    assert "optim.layer_decay" not in found("linear_probe")
+    assert found("few_shot") == {}
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "with_start: [1]\n", "with_start: {optim: }\n", "a: [\n", b"\xff"]
+)
+def test_a_report_needs_no_config(tmp_path, content):
+    """Where reports are written the configs may be gone, or others."""
+    path = tmp_path / "x.yaml"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    entry = EntrySection(name="x", config="x.yaml", start="runs/mae")
+    assert settings_with_start(path, entry, "finetune", ()) == {}
+
+
+@pytest.mark.parametrize("content", ["[1]", "{optim: }"])
+def test_a_malformed_with_start_is_named_before_anything_runs(tmp_path, content):
+    path = tmp_path / "x.yaml"
+    path.write_text((ROOT / "configs/finetune_cifar_tiny.yaml").read_text().partition("with_start:")[0])
+    path.write_text(path.read_text() + f"with_start: {content}\n")
+    with pytest.raises(InputError, match="with_start"):
+        load_config(FinetuneConfig, path, [], amend=WeightsOverrides(None, path))
+
+
 def test_a_pretraining_run_that_is_not_in_the_file_is_named_with_the_one_that_is():
     with pytest.raises(
         InputError, match=r'^command line: "pretrain.Mae.config" is missing; did you mean "pretrain.MAE"\?$'
     ):
         load_config(CompareConfig, find_config("compare_demo"), ["pretrain.Mae.set.train.epochs=3"])
+    with pytest.raises(InputError, match=r'^command line: "pretrain.DINOv2.config" is missing$'):
+        load_config(CompareConfig, find_config("compare_demo"), ["pretrain.DINOv2.set.train.epochs=3"])
 
 
 def test_a_shared_folder_of_another_pretraining_is_named_before_anything_runs(digits, tmp_path, capsys):

@@ -96,6 +96,9 @@ def test_a_folder_of_images_with_a_broken_one(call, digits, tmp_path, capsys):
         classifier.patch_map(torch.zeros(1, 1, 8, 8))
     with pytest.raises(InputError, match=r'cannot read rum: .*did you mean ".*/run"'):
         mae_vit.load_classifier(tmp_path / "rum")
+    (tmp_path / "unfinished").mkdir()
+    with pytest.raises(InputError, match=r"\(give the folder of a finished fine-tuning run\)$"):
+        mae_vit.load_classifier(tmp_path / "unfinished")
     (tmp_path / "pretrained").mkdir()
     (tmp_path / "pretrained" / "encoder.safetensors").touch()
     with pytest.raises(

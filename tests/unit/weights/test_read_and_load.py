@@ -167,9 +167,19 @@ def test_what_holds_no_weights(tmp_path, name, expected):
 def test_timm_names(monkeypatch):
     with pytest.raises(InputError, match='did you mean "vit_base_patch16_224"'):
         read_weights("timm:vit_base_patch16_225")
+    with pytest.raises(
+        InputError, match=r"timm has no weights '.*_224.nope': .*vit_tiny_patch16_224\.augreg_in21k"
+    ):
+        read_weights("timm:vit_tiny_patch16_224.nope")
+    with pytest.raises(InputError, match="timm has no weights of 'vit_small_patch16_36x1_224'"):
+        read_weights("timm:vit_small_patch16_36x1_224")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no waiting for a network
-    with pytest.raises(InputError, match=r"network needed .*hf download timm/vit_tiny_.*_in1k model"):
-        read_weights("timm:vit_tiny_patch16_224")
+    by_hand = (
+        "network needed .*hf download timm/{}.* give DIR/model.safetensors, and data.normalize={} in training"
+    )
+    for name, normalize in (("vit_tiny_patch16_224", "half"), ("vit_base_patch16_224.mae", "imagenet")):
+        with pytest.raises(InputError, match=by_hand.format(name, normalize)):
+            read_weights(f"timm:{name}")
 
 
 @pytest.fixture
@@ -245,11 +255,11 @@ def test_a_run_begins_from_another(digits, tmp_path, capsys):
     summary = tmp_path / "first" / "summary.json"
     summary.write_text(json.dumps({"status": "interrupted", "total_steps": 1815}))
     unfinished = read_weights(str(tmp_path / "first"))
-    assert unfinished.notes("first") == ["note: first is not finished: its run is at step 99 of 1,815"]
+    assert unfinished.notes("first") == ["note: first is not finished: its weights are of step 99 of 1,815"]
     capsys.readouterr()
     third = [*small, f"run.dir={tmp_path / 'third'}", f"model.init={tmp_path / 'first'}", "--dry-run"]
     assert main(third) == 0
-    assert "\n  unfinished    its run is at step 99 of 1,815\n" in capsys.readouterr().out
+    assert "\n  unfinished    its weights are of step 99 of 1,815\n" in capsys.readouterr().out
     summary.write_text('{"status": "interr')
     assert read_weights(str(tmp_path / "first")).unfinished == ""
     damage = newest.with_name("step-00000099") / "parameters.safetensors"

@@ -29,7 +29,7 @@ def test_export_and_embed_say_so_once(unfinished, photos, tmp_path, capsys):
     exported = capsys.readouterr().out
     assert main(["embed", str(unfinished), str(photos), "--out", str(tmp_path / "x.npz")]) == 0
     for output in (exported, capsys.readouterr().out):
-        assert output.count(f"note: {unfinished} is not finished: its run is at step ") == 1
+        assert output.count(f"note: {unfinished} is not finished: its weights are of step ") == 1
         assert " of 1,815\n" in output
 
 
@@ -37,4 +37,4 @@ def test_the_page_of_an_inspection_says_so(unfinished, photos, tmp_path):
     out = tmp_path / "inspected"
     words = ["inspect", str(unfinished), "--data", str(photos), "--images", "4", "--out", str(out)]
     assert main(words) == 0
-    assert "(its run is at step " in (out / "index.html").read_text()
+    assert "(its weights are of step " in (out / "index.html").read_text()

@@ -109,7 +109,7 @@ def find_images(
         )
     elif path.exists():
         raise InputError(
-            f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)}): give its folder"
+            f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)}); of an image, give the folder"
         )
     else:
         meant = closest(spec, _NAMES, cutoff=0.6) or closest_path(path) or nearest(spec, _NAMES)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.config.load import load_config
-from mae_vit.config.overrides import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url
 from mae_vit.data.index import open_index
@@ -26,12 +25,11 @@ from mae_vit.finetuning.comparison.costs import cost_of_run
 from mae_vit.finetuning.comparison.jobs import Job
 from mae_vit.finetuning.comparison.matrix.cell import Cell
 from mae_vit.finetuning.comparison.matrix.matrix_jobs import MatrixJobs
-from mae_vit.finetuning.comparison.matrix.settings import lines_of, settings_of
-from mae_vit.finetuning.config.from_start import WITH_START, WeightsOverrides
-from mae_vit.finetuning.config.schema import CLOSED_FORM, TRAINS_ENCODER, FinetuneConfig
+from mae_vit.finetuning.comparison.matrix.settings import lines_of, settings_of, settings_with_start
+from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.schema import CLOSED_FORM, FinetuneConfig
 from mae_vit.models.encoder_cost import Cost, cost_of_weights
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.weights.start import is_frozen
 
 
 class Matrix:
@@ -194,8 +192,9 @@ class Matrix:
 
     def distinguishing_settings(self, entry: EntrySection, mode: Mode, point: Overrides) -> Overrides:
         """Returns an entry's config, what this says with pretrained weights alone, its own overrides, and `point`."""
-        more = self._with_start(entry) if mode in TRAINS_ENCODER else {}
-        return {"config": entry.config, **more, **entry.set, **point}
+        own = {**entry.set, **point}
+        recipe = settings_with_start(self._jobs.file(entry.config), entry, mode, {**self.config.set, **own})
+        return {"config": entry.config, **recipe, **own}
 
     def is_tuned(self, entry: EntrySection, labels: Labels) -> bool:
         """Returns whether all tuning runs of an entry have results."""
@@ -215,17 +214,6 @@ class Matrix:
             return 0.0
         ours = self.pretraining.get(entry.start)
         return ours.summary.get("wall_s") if ours else None
-
-    def _with_start(self, entry: EntrySection) -> Overrides:
-        """Returns the section `with_start` of an entry's config by dotted keys, if it counts."""
-        if entry.start is None or is_frozen(entry.start):
-            return {}
-        path = self._jobs.file(entry.config)
-        sections = parse_yaml(path.read_text(encoding="utf-8"), str(path)).get(WITH_START) or {}
-        found = {
-            f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()
-        }
-        return {key: value for key, value in found.items() if key not in self.config.set}
 
     def _steps_for(self, entry: EntrySection, labels: Labels, mode: Mode) -> Overrides:
         """Returns the number of steps that cost as much as the other entry's pretraining and fine-tuning."""

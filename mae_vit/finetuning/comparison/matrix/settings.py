@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from pathlib import Path
 
+from mae_vit.config.overrides import drop_alternatives, parse_yaml
+from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Mode, Overrides
+from mae_vit.finetuning.config.from_start import WITH_START
+from mae_vit.finetuning.config.schema import CLOSED_FORM, TRAINS_ENCODER
 from mae_vit.weights.start import is_frozen
 
 # An encoder of others brings these. What the comparison sets for all rows is for ours.
@@ -20,6 +26,45 @@ def settings_of(config: CompareConfig, entry: EntrySection, mode: Mode, point: O
     if entry.compute_of is not None and "train.steps" in point:
         merged = {key: value for key, value in merged.items() if key not in ("train.epochs", "train.samples")}
     return {**merged, "data.path": config.data.path, "finetune.mode": mode}
+
+
+def settings_with_start(
+    path: Path, entry: EntrySection, mode: Mode, overridden: Collection[str]
+) -> Overrides:
+    """Returns what a config says with pretrained weights alone (`with_start`), by dotted keys.
+
+    Reports are written without the config, too. Then it is not known, and the result is empty.
+
+    Args:
+        path: of the config.
+        entry: whose config it is.
+        mode: in which the entry is measured.
+        overridden: keys that the comparison sets, which win.
+    """
+    if entry.start is None or is_frozen(entry.start) or mode in CLOSED_FORM:
+        return {}
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError, InputError):
+        return {}
+    sections = content.get(WITH_START) if isinstance(content, dict) else None
+    if not isinstance(sections, dict):
+        return {}
+    drop_alternatives(sections, overridden)
+    found = {
+        f"{name}.{key}": value
+        for name, section in sections.items()
+        if isinstance(section, dict)
+        for key, value in section.items()
+    }
+    if mode not in TRAINS_ENCODER:
+        found.pop("optim.layer_decay", None)
+    return {key: value for key, value in found.items() if not _is_set(key, overridden)}
+
+
+def _is_set(key: str, overridden: Collection[str]) -> bool:
+    """Returns whether a key, a part of it or the whole that it is part of is overridden."""
+    return any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in overridden)
 
 
 def lines_of(overrides: Overrides) -> list[str]:

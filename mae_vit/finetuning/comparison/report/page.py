@@ -20,7 +20,6 @@ from mae_vit.finetuning.comparison.report.segmentation import (
     SEGMENTATION_READING,
     overlays,
 )
-from mae_vit.finetuning.comparison.report.settings import settings_of_all, settings_table
 from mae_vit.finetuning.comparison.report.summary import (
     Line,
     at_most_labels,
@@ -29,6 +28,7 @@ from mae_vit.finetuning.comparison.report.summary import (
     lines_of,
     notes_of,
 )
+from mae_vit.finetuning.comparison.report.tried_settings import settings_of_all, settings_table
 from mae_vit.inspection.page import html
 
 _READING = """Accuracy is top-1 accuracy on the test images ({size:,}, split {split}). Each run reads them once,
@@ -64,7 +64,14 @@ def write_text(matrix: Matrix, rows: Sequence[Row], missing: Sequence[str]) -> s
         text += [note, ""] if note else []
     if missing:
         text += ["Not finished: " + "; ".join(missing) + ".", ""]
-    text += ["## Settings", "", *_markdown_table(*settings_table(matrix)), "", settings_of_all(matrix), ""]
+    text += [
+        "## Settings",
+        "",
+        *_markdown_table(*settings_table(matrix), align="---"),
+        "",
+        settings_of_all(matrix),
+        "",
+    ]
     return "\n".join(text)
 
 
@@ -304,9 +311,9 @@ def _pictures(matrix: Matrix) -> list[str]:
     return parts
 
 
-def _markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+def _markdown_table(head: Sequence[str], body: Sequence[Sequence[str]], *, align: str = "---:") -> list[str]:
     rows = ["| " + " | ".join(row) + " |" for row in (head, *body)]
-    return [rows[0], "| --- |" + " ---: |" * (len(head) - 1), *rows[1:]]
+    return [rows[0], "| --- |" + f" {align} |" * (len(head) - 1), *rows[1:]]
 
 
 def _mean(line: Line, column: str) -> str:

@@ -177,6 +177,9 @@ def test_one_class_is_no_task(tmp_path, capsys):
     said = capsys.readouterr().out
     assert ": 1 class, " in said
     assert "note: with one class there is nothing to tell apart; --no-labels" in said
+    assert main(["prepare", "--reindex", str(tmp_path / "out")]) == 0
+    # There --no-labels is refused.
+    assert capsys.readouterr().out.endswith("note: with one class there is nothing to tell apart\n")
 
 
 def test_labels_can_be_left_out(sources, tmp_path):

@@ -38,7 +38,7 @@ def test_a_run_without_held_out_images(run_folder):
     assert "; no images were held out." in page
     assert "held-out images:" not in page
     change(run_folder / "summary.json", status="interrupted")
-    assert "; held-out images were not evaluated so far." in page_of(run_folder)
+    assert "; no held-out images were evaluated so far." in page_of(run_folder)
 
 
 @pytest.mark.parametrize(("last", "warned"), [(1.4, True), (2.9, False)])

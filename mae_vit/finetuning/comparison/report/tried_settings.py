@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import zip_longest
-from typing import Any
 
-from mae_vit.finetuning.comparison.config import TUNED_BY
+from mae_vit.finetuning.comparison.config import TUNED_BY, Overrides
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix
+from mae_vit.finetuning.comparison.matrix.settings import lines_of
 from mae_vit.finetuning.comparison.report.rows import title_of
 
 
@@ -24,7 +23,7 @@ def settings_table(matrix: Matrix) -> tuple[list[str], list[list[str]]]:
         points = matrix.config.tuning_settings(entry) or [{}]
         for other, score in zip_longest(points, scores):
             shown = "" if score is None else f"{100 * score:.1f}" if score >= 0 else "not finished"
-            chosen = "chosen" if scores and other == point else ""
+            chosen = "chosen" if min(scores, default=-1) >= 0 and other == point else ""
             body.append(
                 [entry.name, str(labels), ", ".join(filter(None, (own, _as_text(other)))), shown, chosen]
             )
@@ -36,5 +35,5 @@ def settings_of_all(matrix: Matrix) -> str:
     return f"All: {_as_text(matrix.config.set) or 'as their configs have it'}."
 
 
-def _as_text(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in settings.items())
+def _as_text(settings: Overrides) -> str:
+    return ", ".join(lines_of(settings))
