@@ -134,6 +134,13 @@ CHOOSING = (
         ),
     ),
     ("SmallResNet reaches {} % with a third of the compute", accuracies(FIVE_K, RESNET)),
+    (
+        "In 314 epochs, with {} times that compute, it reaches {} %",
+        lambda: (
+            f"{of.whole_pflop(of.LONGER, of.RESNET_LONGER) / of.whole_pflop(FIVE_K, SCRATCH):.1f}",
+            of.accuracy(of.LONGER, of.RESNET_LONGER),
+        ),
+    ),
     ("of `contrastive_mae`, gives {} %. Plain MAE gives {} %,", accuracies(FIVE_K, CONTRAST, MAE)),
     (
         "on the same labels reach {} %, and {} % after MAE alone.",

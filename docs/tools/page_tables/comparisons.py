@@ -13,6 +13,7 @@ from page_tables.files import decimal, load, table, text
 
 FIVE_K, BIT, TRANSFER = "compare_cifar10_5k", "compare_cifar10_bit", "compare_cifar10_transfer"
 TRIED = "tuning_cifar10_5k.json"
+LONGER, RESNET_LONGER = "compare_cifar10_longer", "SmallResNet, 314 epochs"
 LENGTH, LENGTH_PHOTOS = "study_length", "study_length_tiny_imagenet"
 SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
 MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"
@@ -55,12 +56,17 @@ def whole_pflop(comparison: str, entry: str) -> float:
     return pflop(comparison, entry, "pretrain_flops", "finetune_flops")
 
 
+def _results_of_report(comparison: str) -> list[str]:
+    """The lines of report.md above its settings."""
+    return text(f"{comparison}/report.md").partition("\n## Settings\n")[0].splitlines()
+
+
 def above(comparison: str, entry: str, other: str) -> tuple[str, str, str]:
     """Points of an entry above another, and both ends of the 95 % interval, of report.md's table of pairs.
 
     The interval needs every image's prediction, which is in no file: so the report is the source.
     """
-    lines = text(f"{comparison}/report.md").partition("\n## Settings\n")[0].splitlines()
+    lines = _results_of_report(comparison)
     (start,) = (index for index, line in enumerate(lines) if line.startswith("| above |"))
     names = [cell.strip() for cell in lines[start].split("|")[2:-1]]
     (row,) = (line for line in lines[start + 2 :] if line.startswith(f"| {entry} |"))
@@ -68,6 +74,13 @@ def above(comparison: str, entry: str, other: str) -> tuple[str, str, str]:
     points, _, interval = cell.partition(" ")
     low, high = interval.strip("[]*").split(", ")
     return points.lstrip("+"), low, high
+
+
+def gain_of_longer() -> tuple[str, str, str]:
+    """Points of the longer CNN above the shorter, and both ends of the 95 % interval, of report.md's first table."""
+    (row,) = (line for line in _results_of_report(LONGER) if line.startswith(f"| {RESNET_LONGER} |"))
+    points, low, high = row.split("|")[4].strip(" *+]").replace("[", "").replace(",", "").split()
+    return points, low, high
 
 
 def few_labels() -> str:

@@ -60,6 +60,12 @@ HEADERS: dict[str, tuple[tuple[str, Values], ...]] = {
             lambda: tuple(of.accuracy(of.LENGTH_PHOTOS, entry) for entry in of.rows(of.LENGTH_PHOTOS)),
         ),
     ),
+    "configs/compare_cifar10_longer.yaml": (
+        (
+            "test accuracy of one seed: {} % after 30 epochs and {} % after 314",
+            lambda: tuple(of.accuracy(of.LONGER, entry, digits=2) for entry in of.rows(of.LONGER)),
+        ),
+    ),
     "configs/compare_cifar10_transfer.yaml": (
         ("over three seeds: scratch {} %.", accuracies(TRANSFER, SCRATCH)),
         (

@@ -100,6 +100,12 @@ def first_seed(*entries: str) -> tuple[str, ...]:
     return tuple(of.decimal(of.percent(FIVE_K, entry)[0]) for entry in entries)
 
 
+def contrast_beside_the_longer_cnn() -> tuple[str, str]:
+    """The contrast's test accuracy in the seed of the longer CNN, and its compute over that one's."""
+    times = of.whole_pflop(FIVE_K, CONTRAST) / of.whole_pflop(of.LONGER, of.RESNET_LONGER)
+    return (*first_seed(CONTRAST), f"{times:.1f}")
+
+
 def own_head() -> tuple[str]:
     """Test accuracy of the network pretrained on labels of other images, with its own head."""
     return (pretraining.percent("supervised_other_labels", "accuracy"),)
