@@ -141,6 +141,7 @@ def test_check_names_the_page_and_write_mends_it(monkeypatch, tmp_path, capsys):
         ("compare_segmentation", "ViT-Tiny from scratch", 7),
         ("compare_cifar10_5k", "ViT-Tiny from scratch", 13),
         ("compare_cifar10_longer", "SmallResNet", 1),
+        ("compare_cifar10_transfer", "ViT-Tiny from scratch", 6),
         ("study_length", "from scratch", 8),
         ("study_length_tiny_imagenet", "from scratch", 5),
     ],

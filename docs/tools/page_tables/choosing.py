@@ -156,7 +156,7 @@ CHOOSING = (
         spreads(TRANSFER, LABELS_ELSEWHERE, COLORS_ELSEWHERE, MAE_ELSEWHERE),
     ),
     (
-        "The chosen batch size was {} for both self-supervised rows and {} for the supervised one.",
+        "The batch size was {} for both self-supervised rows and {} for the supervised one;",
         lambda: tuple(str(of.batch_of(TRANSFER, entry)) for entry in (MAE_ELSEWHERE, LABELS_ELSEWHERE)),
     ),
 )

@@ -20,6 +20,7 @@ from page_tables.comparisons import (
     TRANSFER,
 )
 from page_tables.values import (
+    COLORS_ELSEWHERE,
     LABELS_ELSEWHERE,
     MAE_ELSEWHERE,
     above,
@@ -27,6 +28,7 @@ from page_tables.values import (
     contrast_beside_the_longer_cnn,
     first_seed,
     frozen,
+    frozen_labels_over_mae_elsewhere,
     million_parameters,
     over_labels,
     own_head,
@@ -131,7 +133,10 @@ RESULTS = (
     ("With the same recipe, our code reaches {} %", plain("runner")),
     ("with PyTorch's initialization reached {} %.", plain("vit_of_pytorch")),
     (
-        "on the same images by {} points ({} to {})",
+        "MAE is {} points above supervised pretraining on the same images ({} to {}),",
         above(TRANSFER, MAE_ELSEWHERE, LABELS_ELSEWHERE),
     ),
+    ("Mean color is {} points above it ({} to {}),", above(TRANSFER, COLORS_ELSEWHERE, LABELS_ELSEWHERE)),
+    ("MAE {} points above mean color ({} to {}).", above(TRANSFER, MAE_ELSEWHERE, COLORS_ELSEWHERE)),
+    ("the supervised encoder is the best: {} points above that of MAE", frozen_labels_over_mae_elsewhere),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import mean
 
 from page_tables import comparisons as of
 from page_tables import pretraining, segmentation, steps
@@ -104,6 +105,14 @@ def contrast_beside_the_longer_cnn() -> tuple[str, str]:
     """The contrast's test accuracy in the seed of the longer CNN, and its compute over that one's."""
     times = of.whole_pflop(FIVE_K, CONTRAST) / of.whole_pflop(of.LONGER, of.RESNET_LONGER)
     return (*first_seed(CONTRAST), f"{times:.1f}")
+
+
+def frozen_labels_over_mae_elsewhere() -> tuple[str]:
+    """Points of the supervised encoder above MAE's, frozen, both pretrained on other images."""
+    labels, mae = (
+        of.percent(of.TRANSFER, entry, mode="few_shot") for entry in (LABELS_ELSEWHERE, MAE_ELSEWHERE)
+    )
+    return (of.decimal(mean(labels) - mean(mae)),)
 
 
 def own_head() -> tuple[str]:
