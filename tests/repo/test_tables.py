@@ -156,3 +156,16 @@ def test_intervals_of_a_report_follow_from_the_published_predictions(comparison,
         assert lines[entry, mode]["gap, points"] == gap_between(runs, scratch).in_brackets()
         checked += 1
     assert checked == gaps
+
+
+def test_the_longer_cnn_beside_the_contrast_in_the_same_seed():
+    """Two comparisons with the same labels and test images: the interval in docs/results.md is of both predictions."""
+    longer = read_scores(ROOT / "docs/results/compare_cifar10_longer")[
+        "SmallResNet, 314 epochs", "500", "finetune"
+    ]
+    contrast = read_scores(ROOT / "docs/results/compare_cifar10_5k")[
+        "ViT-Tiny from MAE with contrast", "500", "finetune"
+    ]
+    points, low, high = re.findall(r"-?[0-9.]+", gap_between(longer[:1], contrast[:1]).in_brackets())
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    assert f"So the long run is {points} points above it ({low} to {high}, of the test images alone)." in page

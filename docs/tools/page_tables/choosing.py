@@ -135,7 +135,7 @@ CHOOSING = (
     ),
     ("SmallResNet reaches {} % with a third of the compute", accuracies(FIVE_K, RESNET)),
     (
-        "In 314 epochs, with {} times that compute, it reaches {} %",
+        "In 314 epochs, with {} times the compute of the ViT from scratch, it reaches {} %",
         lambda: (
             f"{of.whole_pflop(of.LONGER, of.RESNET_LONGER) / of.whole_pflop(FIVE_K, SCRATCH):.1f}",
             of.accuracy(of.LONGER, of.RESNET_LONGER),
