@@ -158,6 +158,22 @@ def test_intervals_of_a_report_follow_from_the_published_predictions(comparison,
     assert checked == gaps
 
 
+@pytest.mark.parametrize(
+    "comparison",
+    ["compare_cifar10_5k", "compare_cifar10_transfer", "study_length", "study_length_tiny_imagenet"],
+)
+def test_each_pair_of_a_report_follows_from_the_published_predictions(comparison):
+    scores = read_scores(ROOT / "docs" / "results" / comparison)
+    labels = next(iter(scores))[1]
+    names = [entry for entry, _, mode in scores if mode == "finetune"]
+    pairs = [(entry, other) for entry in names for other in names if entry != other]
+    for entry, other in pairs:
+        gap = gap_between(*(scores[name, labels, "finetune"] for name in (entry, other)))
+        printed = re.findall(r"-?[0-9.]+", gap.in_brackets())
+        assert list(tables.comparisons.above(comparison, entry, other)) == printed, (entry, other)
+    assert len(pairs) >= 12
+
+
 def test_the_longer_cnn_beside_the_contrast_in_the_same_seed():
     """Two comparisons with the same labels and test images: the interval in docs/results.md is of both predictions."""
     longer = read_scores(ROOT / "docs/results/compare_cifar10_longer")[

@@ -123,8 +123,7 @@ RESULTS = (
         lambda: (
             of.accuracy(of.LONGER, of.RESNET_LONGER),
             of.accuracy(of.LONGER, RESNET, digits=2),
-            f"{of.percent(of.LONGER, of.RESNET_LONGER)[0] - of.percent(of.LONGER, RESNET)[0]:.2f}",
-            *of.gain_of_longer()[1:],
+            *of.gain_of_longer(),
         ),
     ),
     (
