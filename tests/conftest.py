@@ -28,11 +28,17 @@ from mae_vit.data.prepare.sources.find import find_images
 multiprocessing.set_forkserver_preload(["mae_vit.data.batches.loader"])
 
 
+def pytest_configure(config):
+    # All other tests compare with a CPU, and start more ranks than a machine may have GPUs.
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+                item.add_marker(pytest.mark.skip(reason="no CUDA device, or not chosen by -m gpu"))
 
 
 _HANDLERS = {

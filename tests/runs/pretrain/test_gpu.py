@@ -37,13 +37,16 @@ def test_deterministic_runs_are_equal_byte_for_byte(digits, tmp_path, precision,
     assert first == second
 
 
-def test_fp16_learns_as_fp32_does(digits, tmp_path):
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_losses_are_those_of_a_cpu(digits, tmp_path, precision, monkeypatch):
     losses = {}
-    for precision in ("fp32", "fp16"):
-        encoder_of(tmp_path / precision, digits, f"train.precision={precision}")
-        lines = (tmp_path / precision / "metrics.jsonl").read_text().splitlines()
-        losses[precision] = json.loads(lines[-1])["loss"]
-    assert losses["fp16"] == pytest.approx(losses["fp32"], rel=0.02)
+    for place in ("gpu", "cpu"):
+        if place == "cpu":
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        encoder_of(tmp_path / place, digits, f"train.precision={precision}")
+        lines = (tmp_path / place / "metrics.jsonl").read_text().splitlines()
+        losses[place] = [json.loads(line)["loss"] for line in lines]
+    assert losses["gpu"] == pytest.approx(losses["cpu"], rel=1e-4 if precision == "fp32" else 1e-2)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
