@@ -8,8 +8,11 @@ import subprocess
 import threading
 from types import TracebackType
 
-_QUERY = ("nvidia-smi", "--query-gpu=clocks.sm,power.draw,temperature.gpu", "--format=csv,noheader,nounits")
+_FIELDS = "utilization.gpu,clocks.sm,power.draw,temperature.gpu"
+_QUERY = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
 _NAMES = ("sm_mhz", "watts", "celsius")
+# A process spends seconds on imports before it gives the GPU work.
+_BUSY_PERCENT = 50
 _EVERY_MS = 500
 
 
@@ -40,7 +43,7 @@ class Telemetry:
             self._process.wait()
 
     def since_last(self) -> dict[str, float]:
-        """Medians since this was last asked; empty where nothing was read."""
+        """Medians since this was last asked, of the times when the GPU was busy; empty where it never was."""
         samples, self._samples = self._samples, []
         columns = zip(*samples, strict=True)
         return {name: statistics.median(values) for name, values in zip(_NAMES, columns, strict=False)}
@@ -53,5 +56,5 @@ class Telemetry:
                 numbers = [float(word) for word in line.split(",")]
             except ValueError:  # "[N/A]"
                 continue
-            if len(numbers) == len(_NAMES):
-                self._samples.append(numbers)
+            if len(numbers) == 1 + len(_NAMES) and numbers[0] >= _BUSY_PERCENT:
+                self._samples.append(numbers[1:])

@@ -51,8 +51,8 @@ class Inputs:
     """What a reader puts own numbers in for; each is an option of the command line.
 
     Attributes:
-        mfu: share of `tflops` that the model's FLOPs (3 x forward) reach. Assumed: we have no source
-            and no measurement.
+        mfu: share of `tflops` that the model's FLOPs (3 x forward) reach. Assumed: we measured 0.30 of
+            ViT-B/16 (results/gpu/rates.jsonl), and no larger model.
         tflops: dense bf16 of a GPU by its data sheet: H200.
         gpus_per_node: of a node.
         cores_per_gpu: of a node, for each of its GPUs. Assumed.

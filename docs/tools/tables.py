@@ -20,7 +20,16 @@ from typing import NamedTuple
 # So that a checkout runs without being installed, also if this file is imported.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from page_tables import bands, comparisons, engine_and_loader, pretraining, segmentation, small_machine, steps
+from page_tables import (
+    bands,
+    comparisons,
+    engine_and_loader,
+    gpu,
+    pretraining,
+    segmentation,
+    small_machine,
+    steps,
+)
 from page_tables.files import ROOT
 from page_tables.sentences import SENTENCES
 
@@ -70,6 +79,8 @@ TABLES = {
     "bands-loader": Table(bands.loader, (bands.LOADER,)),
     "engine": Table(engine_and_loader.engine, ("engine.json",)),
     "loader": Table(engine_and_loader.loader, ("loader.json",)),
+    "gpu-rates": Table(gpu.rates, (gpu.RATES,)),
+    "gpu-parity": Table(gpu.parity, (gpu.PARITY,)),
     "start": Table(small_machine.start, _SCALE),
     "ranks": Table(small_machine.ranks, _SCALE),
     "measured-saves": Table(small_machine.saves, _SCALE),

@@ -132,7 +132,7 @@ def add_speed(group: argparse._ArgumentGroup) -> None:
         "--workers",
         default="auto",
         metavar="N",
-        help="decoding threads (auto: all cores but one)",
+        help="decoding threads (auto: all cores but those that compute)",
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from page_tables import (
     choosing,
     engine_and_loader,
+    gpu,
     pretraining,
     results_page,
     segmentation,
@@ -52,6 +53,7 @@ from page_tables.values import (
 )
 
 README = (
+    ("trained on {} images/s with `train.compile`, {} % of the peak rate", gpu.compiled),
     (
         "a ViT reaches {} % from scratch ({} and {}) and {} % after MAE.",
         lambda: (
@@ -130,6 +132,9 @@ README = (
     ("Frozen, the supervised encoder is {} points better", frozen_labels_over_mae_elsewhere),
 )
 PERFORMANCE = (
+    ("A square matrix product of 8,192 reaches {} TFLOP/s there.", gpu.matrix_rate),
+    ("decoding alone gave {} images/s (JPEGs of 500 x 375).", gpu.decoding),
+    ("the compiled step reached {} images/s and waited in {} % of the time", gpu.fed),
     ("With the setting, that session gave {}, {}, {} and {}.", steps.with_the_setting),
     (
         "with only ours compiled. They are {}, {} and {}: all missed.",

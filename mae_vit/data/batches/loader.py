@@ -261,7 +261,7 @@ class FixedBatches:
 def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool, policies: bool) -> int:
     """Returns the number of data processes per rank: `asked`, or a choice if that is "auto".
 
-    For images that are decoded on demand "auto" takes all cores but one. For images in memory it takes
+    For images that are decoded on demand "auto" takes `auto_workers`. For images in memory it takes
     0 on a CPU: one core crops faster than the CPU trains, and training uses all cores. On a GPU it
     takes up to four: one core makes some 20,000 random crops of 32 px per second, and the GPU would
     wait if the thread that launches its kernels made them.
@@ -283,5 +283,12 @@ def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool
 
 
 def auto_workers(cores: int, *, on_gpu: bool) -> int:
-    """Returns the number of processes that decode: all cores but one, at least one with a GPU, at most 16."""
-    return min(_MAX_AUTO_WORKERS, max(1 if on_gpu else 0, cores - 1))
+    """Returns the number of processes that decode: all cores but those of the trainer, at most 16.
+
+    The trainer has one core, and with a GPU another for every eight: one thread launches kernels and never rests,
+    another pins batches. Batches are taken from all workers in turn, so a worker that shares its core with such a
+    thread slows all. With 15 workers on 16 cores an H200 waited; 8 were enough (docs/performance.md).
+    """
+    if not on_gpu:
+        return min(_MAX_AUTO_WORKERS, max(0, cores - 1))
+    return min(_MAX_AUTO_WORKERS, max(1, cores - 1 - cores // 8))

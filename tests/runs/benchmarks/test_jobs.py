@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from benchmarks.gpu.parts.parity import compare_losses
 from benchmarks.gpu.parts.rates import largest_that_fits
 from benchmarks.gpu.pictures import Kind, draw, make_images
 from benchmarks.gpu.report import write_report
+from benchmarks.gpu.telemetry import Telemetry
 from mae_vit.core.errors import InputError
 
 HERE = Identity("c0ffee", "0123456789ab", "a processor", True)
@@ -189,3 +191,18 @@ def test_the_command_teaches(capsys, tmp_path):
     assert json.dumps(list(PARTS)) == json.dumps(
         ["parity", "waits", "rates", "engines", "feed", "save", "tests"]
     )
+
+
+def test_the_clock_is_that_of_a_busy_gpu(tmp_path, monkeypatch):
+    samples = ["0, 345, 78.5, 30", "97, 1980, 610.0, 55", "100, 1755, 690.0, 57", "[N/A], 345, 80.0, 31"]
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in samples) + "exec sleep 60\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with Telemetry() as telemetry:
+        deadline = time.monotonic() + 20
+        while len(telemetry._samples) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert telemetry.since_last() == {"sm_mhz": 1867.5, "watts": 650.0, "celsius": 56.0}
+        assert telemetry.since_last() == {}

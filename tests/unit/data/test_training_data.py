@@ -44,7 +44,7 @@ def opened(digits, monkeypatch):
 @pytest.mark.parametrize(
     ("cores", "device", "source", "line"),
     [
-        (12, "cuda", "tar", "12, 11 workers for each of 16 ranks"),
+        (12, "cuda", "tar", "12, 10 workers for each of 16 ranks"),
         (12, "cuda", "memory", "12, 4 workers for each of 16 ranks"),
         (12, "cpu", "memory", "12, 0 workers for each of 16 ranks"),
         (2, "cpu", "tar", "2, 1 worker for each of 16 ranks"),
