@@ -29,7 +29,7 @@ multiprocessing.set_forkserver_preload(["mae_vit.data.batches.loader"])
 
 
 def pytest_configure(config):
-    # All other tests compare with a CPU, and start more ranks than a machine may have GPUs.
+    # All other tests compare with a CPU, and start more ranks than a machine may have GPUs. So do not combine the mark.
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

@@ -25,6 +25,7 @@ from page_tables.files import ROOT, results, table
 
 from mae_vit.config.geometry import resolve_encoder
 from mae_vit.config.load import load_config
+from mae_vit.data.batches.loader import auto_workers
 from mae_vit.data.shards.index_rows import ROW
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -184,16 +185,16 @@ def runs(inputs: Inputs) -> str:
 
 def cores(inputs: Inputs) -> str:
     """Cores that decode for one GPU."""
-    rows = []
+    rows, workers = [], auto_workers(inputs.cores_per_gpu, on_gpu=True)
     for label, rate in (
         *((name, getattr(inputs, of)) for name, of, _ in SHARDS if of),
         ("full-size, 4 crops of each", inputs.repeated),
     ):
         needed = [images_per_s(costs_of(config), inputs) / rate for config in MODELS.values()]
-        fits = "yes" if max(needed) + 1 <= inputs.cores_per_gpu else "no"
+        fits = "yes" if max(needed) <= workers else "no"
         rows.append([label, f"{rate:,.0f}", *(f"{number:.1f}" for number in needed), fits])
     head = ["shards", "images/s of one core", *(f"cores per GPU, {name}" for name in MODELS)]
-    return table([*head, f"fits {inputs.cores_per_gpu} cores per GPU, one for the trainer"], rows)
+    return table([*head, f"fits the {workers} workers of {inputs.cores_per_gpu} cores per GPU"], rows)
 
 
 def storage(inputs: Inputs) -> str:

@@ -13,7 +13,11 @@ from page_tables.files import decimal, load, table, text
 
 FIVE_K, BIT, TRANSFER = "compare_cifar10_5k", "compare_cifar10_bit", "compare_cifar10_transfer"
 TRIED = "tuning_cifar10_5k.json"
-LONGER, RESNET_LONGER = "compare_cifar10_longer", "SmallResNet, 314 epochs"
+LONGER, RESNET_LONGER, CNN_LONGER = (
+    "compare_cifar10_longer",
+    "SmallResNet, 314 epochs",
+    "SimpleCNN, 287 epochs",
+)
 LENGTH, LENGTH_PHOTOS = "study_length", "study_length_tiny_imagenet"
 SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
 MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"
@@ -77,11 +81,13 @@ def above(comparison: str, entry: str, other: str) -> tuple[str, str, str]:
 
 
 def gain_of_longer() -> tuple[str, str, str]:
-    """Points of the longer CNN above the shorter, and both ends of the 95 % interval, of report.md's first table."""
-    (row,) = (line for line in _results_of_report(LONGER) if line.startswith(f"| {RESNET_LONGER} |"))
-    low, high = row.partition("[")[2].partition("]")[0].split(", ")
-    (longer,), (shorter,) = percent(LONGER, RESNET_LONGER), percent(LONGER, RESNET)
-    return f"{longer - shorter:.2f}", low, high
+    """Points of the longer CNN above the shorter, and both ends of the 95 % interval."""
+    return above(LONGER, RESNET_LONGER, RESNET)
+
+
+def spread_of_longer(entry: str) -> str:
+    """Test accuracy of an entry of the comparison of longer runs, with its standard deviation."""
+    return spread(percent(LONGER, entry))
 
 
 def few_labels() -> str:

@@ -285,9 +285,10 @@ def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool
 def auto_workers(cores: int, *, on_gpu: bool) -> int:
     """Returns the number of processes that decode: all cores but those of the trainer, at most 16.
 
-    The trainer has one core, and with a GPU another for every eight: one thread launches kernels and never rests,
-    another pins batches. Batches are taken from all workers in turn, so a worker that shares its core with such a
-    thread slows all. With 15 workers on 16 cores an H200 waited; 8 were enough (docs/performance.md).
+    The trainer has one core, and with a GPU one more for every eight (there at least one process decodes). One
+    of its threads launches kernels and never rests, another pins batches. With 15 workers on 16 cores an H200
+    waited, with 8 much less (docs/performance.md). We think that a worker that shares its core with such a
+    thread slows all, because batches are taken from the workers in turn.
     """
     if not on_gpu:
         return min(_MAX_AUTO_WORKERS, max(0, cores - 1))

@@ -15,9 +15,8 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config, ModelSection
 from mae_vit.core.errors import InputError
 
-# `auto` compiles from this number of micro-batches on. Compiling takes one or two minutes. An eager
-# micro-batch of ViT-B launches 1,350 operations (tests/unit/training/test_kernel_launches.py) at 5 us
-# each; compiling saves most of them, 5 to 10 ms. 100 s / 10 ms = 10,000. We have not measured it on a GPU.
+# `auto` compiles from this number of micro-batches on. Compiling takes one or two minutes, and saves 20 ms of a
+# micro-batch of ViT-B with 256 images on an H200 (docs/performance.md); we assume half for others. 100 s / 10 ms.
 EARNS_FROM = 10_000
 # The oldest compute capability that Triton supports (torch._inductor: `has_triton`).
 _OLDEST_GPU = (7, 0)

@@ -1,6 +1,7 @@
 """What follows pretraining gives the same on a GPU and on its CPU."""
 
 import csv
+import json
 import os
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def on_both(tmp_path: Path, *arguments: str | Path) -> dict[str, Path]:
     folders = {place: tmp_path / place for place in PLACES}
     for place, folder in folders.items():
         done("finetune/run.py", *arguments, "model.img_size=8", f"run.dir={folder}", place=place)
+        assert bool(json.loads((folder / "environment.json").read_text())["gpus"]) == (place == "gpu")
     return folders
 
 
@@ -89,5 +91,6 @@ def test_a_run_that_began_on_a_cpu_resumes_on_a_gpu(digits, tmp_path):
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     done(*options, f"run.dir={whole}", place="cpu")
     done(*options, f"run.dir={moved}", "--resume", whole / "checkpoints" / "step-00000010")
-    losses = [[line["loss"] for line in lines_of(folder)][-10:] for folder in (whole, moved)]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    losses = [[line["loss"] for line in lines_of(folder)] for folder in (whole, moved)]
+    assert [len(each) for each in losses] == [20, 10]
+    np.testing.assert_allclose(losses[1], losses[0][10:], rtol=1e-4)

@@ -44,6 +44,8 @@ def test_losses_are_those_of_a_cpu(digits, tmp_path, precision, monkeypatch):
         if place == "cpu":
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         encoder_of(tmp_path / place, digits, f"train.precision={precision}")
+        environment = json.loads((tmp_path / place / "environment.json").read_text())
+        assert bool(environment["gpus"]) == (place == "gpu")
         lines = (tmp_path / place / "metrics.jsonl").read_text().splitlines()
         losses[place] = [json.loads(line)["loss"] for line in lines]
     assert losses["gpu"] == pytest.approx(losses["cpu"], rel=1e-4 if precision == "fp32" else 1e-2)
