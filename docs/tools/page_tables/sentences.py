@@ -53,8 +53,8 @@ from page_tables.values import (
 )
 
 README = (
-    ("A compiled step of ViT-B/16 took {} images/s, {} % of the peak rate;", gpu.compiled),
-    ("a run from JPEGs took {} (", lambda: gpu.fed()[:1]),
+    ("A compiled step of ViT-B/16 reaches {} images/s, {} % of the peak rate;", gpu.compiled),
+    ("a run from JPEGs reaches {} (", lambda: gpu.fed()[:1]),
     (
         "a ViT reaches {} % from scratch ({} and {}) and {} % after MAE.",
         lambda: (
