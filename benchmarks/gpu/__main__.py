@@ -43,7 +43,7 @@ PARTS = {
     "engines": Part(6, "torch engine, ZeRO 0 and 1 in turns: ViT-B, micro-batches of 32 and 256"),
     "feed": Part(5, "decoding alone, and runs from JPEGs and from memory: rate, share of waiting"),
     "save": Part(3, "how long a checkpoint of B, L and H holds training up"),
-    "tests": Part(12, "pytest -m gpu, a line for each test"),
+    "tests": Part(12, "pytest -m gpu, a line for each test; more than one call"),
 }
 _LIMIT_MINUTES = 8.0
 _ALL = ", ".join(PARTS)

@@ -80,16 +80,6 @@ def above(comparison: str, entry: str, other: str) -> tuple[str, str, str]:
     return points.lstrip("+"), low, high
 
 
-def gain_of_longer() -> tuple[str, str, str]:
-    """Points of the longer CNN above the shorter, and both ends of the 95 % interval."""
-    return above(LONGER, RESNET_LONGER, RESNET)
-
-
-def spread_of_longer(entry: str) -> str:
-    """Test accuracy of an entry of the comparison of longer runs, with its standard deviation."""
-    return spread(percent(LONGER, entry))
-
-
 def few_labels() -> str:
     """CIFAR-10 with 5,000 labels, in the order of test accuracy."""
     lines = []

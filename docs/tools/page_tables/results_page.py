@@ -119,14 +119,17 @@ RESULTS = (
     ),
     (
         "So it reaches {} %, a gain of {} points ({} to {}).",
-        lambda: (of.spread_of_longer(of.RESNET_LONGER), *of.gain_of_longer()),
+        lambda: (
+            *spreads(of.LONGER, of.RESNET_LONGER)(),
+            *of.above(of.LONGER, of.RESNET_LONGER, RESNET),
+        ),
     ),
-    ("whose compute is {} times as much.", lambda: (contrast_over_the_longer_cnn(),)),
+    ("whose compute is {} times as much.", contrast_over_the_longer_cnn),
     (
         "SimpleCNN reaches {} % in 287 epochs, in the one seed that was run, and {} % in 30 epochs in that seed",
         lambda: (of.accuracy(of.LONGER, of.CNN_LONGER), of.decimal(of.percent(of.LONGER, CNN)[0])),
     ),
-    ("SmallBiT reaches {} % in 30 epochs", lambda: (of.spread_of_longer("SmallBiT"),)),
+    ("SmallBiT reaches {} % in 30 epochs", spreads(of.LONGER, SMALL_BIT)),
     (
         "scratch, mean color and MAE give the same accuracies to the last image: {}, {} and {} %.",
         lambda: tuple(f"{of.percent(FIVE_K, entry)[0]:.2f}" for entry in (SCRATCH, MEAN_COLOR, MAE)),

@@ -103,7 +103,7 @@ README = (
     ),
     ("A small CNN reaches {} %, a small ResNet {} %.", accuracies(FIVE_K, CNN, RESNET)),
     ("(314 epochs in place of 30) it reaches {} %.", accuracies(of.LONGER, of.RESNET_LONGER)),
-    ("whose compute is {} times as much.", lambda: (contrast_over_the_longer_cnn(),)),
+    ("whose compute is {} times as much.", contrast_over_the_longer_cnn),
     (
         "points above the small ResNet; this may be chance ({} to {}).",
         lambda: above(FIVE_K, CONTRAST, RESNET)()[1:],

@@ -101,9 +101,9 @@ def first_seed(*entries: str) -> tuple[str, ...]:
     return tuple(of.decimal(of.percent(FIVE_K, entry)[0]) for entry in entries)
 
 
-def contrast_over_the_longer_cnn() -> str:
+def contrast_over_the_longer_cnn() -> tuple[str]:
     """The contrast's compute over that of the longer CNN."""
-    return f"{of.whole_pflop(FIVE_K, CONTRAST) / of.whole_pflop(of.LONGER, of.RESNET_LONGER):.1f}"
+    return (f"{of.whole_pflop(FIVE_K, CONTRAST) / of.whole_pflop(of.LONGER, of.RESNET_LONGER):.1f}",)
 
 
 def frozen_labels_over_mae_elsewhere() -> tuple[str]:

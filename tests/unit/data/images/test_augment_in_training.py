@@ -129,10 +129,8 @@ def test_images_go_where_they_are_asked_for(digits, name):
         # The thread that launches a GPU's work does nothing else.
         (1, True, False, 1, 1),
         (4, True, False, 3, 3),
-        (7, True, False, 4, 6),
         # A core more for every eight: the thread that pins batches.
         (8, True, False, 4, 6),
-        (12, True, False, 4, 10),
         (16, True, False, 4, 13),
         (16, False, False, 0, 15),
         # A policy takes as long as decoding.
