@@ -41,6 +41,7 @@ from page_tables.values import (
     contrast_over_the_longer_cnn,
     first_seed,
     frozen_labels_over_mae_elsewhere,
+    lifts,
     million_parameters,
     mious,
     over_labels,
@@ -83,6 +84,7 @@ README = (
         "with a contrast.",
         accuracies(FIVE_K, SCRATCH, MEAN_COLOR, MAE, CONTRAST),
     ),
+    ("Pretraining without labels lifts the ViT by {} to {} points.", lifts),
     (
         "MAE takes {} times the compute of training from scratch, and {} times with the contrast.",
         lambda: tuple(f"{ratio(FIVE_K, entry):.1f}" for entry in (MAE, CONTRAST)),
