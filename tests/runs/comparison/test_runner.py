@@ -1,5 +1,6 @@
 """Runs side by side: what waits for what, and who does it."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -68,6 +69,32 @@ def test_several_processes_share_the_runs(tmp_path):
     assert sorted(begun) == ["begin pretrain", "begin scratch", "begin tuned"]
     assert not any(runner.failed for runner in runners)
     assert all(job.is_done() for job in make_jobs(tmp_path, 0))
+
+
+def test_the_eta_is_that_of_the_longest_run_once_few_are_left(tmp_path, monkeypatch, capsys):
+    """Two slots: a short run has ended, a long one is at a tenth after 100 seconds."""
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    short, long = (Job(name, tmp_path / name, (), tmp_path, (), "") for name in ("short", "long"))
+
+    def reach(job, status, step, total):
+        job.folder.mkdir(exist_ok=True)
+        summary = {"status": status, "total_steps": total, "flops_per_step": 10}
+        (job.folder / "summary.json").write_text(json.dumps(summary))
+        (job.folder / "metrics.jsonl").write_text(f'{{"step": {step}}}\n')
+
+    for job, total in ((short, 100), (long, 1000)):
+        reach(job, "running", 0, total)
+    bar = Bar([short, long])
+    bar.show([short, long])
+    now = 100.0
+    reach(short, "done", 100, 100)
+    reach(long, "running", 100, 1000)
+    bar.show([long])
+    bar.close()
+    # By the mean rate of both it would be 450 s.
+    assert "01:40<15:00" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
