@@ -11,12 +11,22 @@ from mae_vit.core.errors import InputError
 from mae_vit.runtime.ranks import Ranks, _share_compilers
 
 
+def forbid_tf32() -> None:
+    """Keeps float32 in convolutions of this process; torch lets them, but not matrix products, use TF32 on a GPU.
+
+    A patch projection is a convolution. With TF32 its relative error is near 1e-3, and whether it is used depends
+    on the memory layout, which compiling changes.
+    """
+    torch.backends.cudnn.allow_tf32 = False
+
+
 def choose_device(asked: str) -> torch.device:
-    """Resolves "auto": a GPU if there is one.
+    """Resolves "auto": a GPU if there is one. For a process that computes features; it uses no TF32.
 
     Raises:
         InputError: if the device that is asked for is not there.
     """
+    forbid_tf32()
     if asked == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if asked == "cuda" and not torch.cuda.is_available():
@@ -52,12 +62,13 @@ def keep_freed_memory() -> bool:
 
 
 def find_device(ranks: Ranks) -> torch.device:
-    """Returns this rank's GPU, or the CPU without one; divides the node's cores among its ranks.
+    """Returns this rank's GPU, or the CPU without one; divides the node's cores among its ranks, forbids TF32.
 
     Raises:
         InputError: if the node has fewer GPUs than ranks.
     """
     _share_compilers(ranks)
+    forbid_tf32()
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         # A launcher may show each rank only its own GPU.

@@ -92,7 +92,7 @@ def _torch_settings() -> Iterator[None]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
     dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    benchmark = torch.backends.cudnn.benchmark
+    benchmark, tf32 = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     try:
         torch.use_deterministic_algorithms(False)
@@ -107,7 +107,7 @@ def _torch_settings() -> Iterator[None]:
         torch.use_deterministic_algorithms(strict, warn_only=warns)
         torch.set_default_dtype(dtype)
         torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.benchmark = benchmark
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = benchmark, tf32
         if gpu is not None:
             torch.cuda.set_device(gpu)
 

@@ -51,6 +51,7 @@ def state_of_the_process():
         "dtype": torch.get_default_dtype(),
         "gradients": torch.is_grad_enabled(),
         "precision": torch.get_float32_matmul_precision(),
+        "tf32": torch.backends.cudnn.allow_tf32,
         "generators": (
             torch.get_rng_state().tolist(),
             random.getstate(),

@@ -1,0 +1,33 @@
+"""The device of a process: what it decides about the arithmetic there."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mae_vit.runtime.device import choose_device, find_device
+from mae_vit.runtime.ranks import Ranks
+
+
+@pytest.fixture(autouse=True)
+def as_torch_begins(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+
+
+@pytest.mark.parametrize("take", [lambda: find_device(Ranks()), lambda: choose_device("auto")])
+def test_float32_is_without_tf32_in_convolutions_too(take):
+    take()
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_patch_projection_on_a_gpu_is_that_of_a_cpu(layout):
+    device = find_device(Ranks())
+    torch.manual_seed(0)
+    images, weight = torch.randn(64, 3, 32, 32), torch.randn(128, 3, 4, 4)
+    expected = F.conv2d(images.double(), weight.double(), stride=4)
+    found = F.conv2d(
+        images.to(device, memory_format=layout), weight.to(device, memory_format=layout), stride=4
+    )
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=0, atol=1e-4)
