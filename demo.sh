@@ -26,7 +26,7 @@ cat <<EOF
 How the rows differ. Every row trains on the same 400 labeled images for 30 epochs.
   settings            MAE's, the number of labels and the epochs were changed when test results of an earlier demo were
                       known; the lengths of mean color and supervised pretraining, too. Labels, epochs and batches are
-                      the same for all rows
+                      the same for all rows; pretrained rows have layer decay 0.8, the others none
   scratch, the CNNs   begin from random weights
   MAE, mean color     have seen the training images before, without labels
   supervised          has seen 1,097 other training images before, with their labels

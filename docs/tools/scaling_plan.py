@@ -67,7 +67,7 @@ class Inputs:
         gpu_hours_per_failure: 50,700; Llama 3's 419 unexpected interruptions of 16,384 GPUs in 54 days.
     """
 
-    mfu: float = 0.32
+    mfu: float = 0.30
     tflops: float = 989.0
     gpus_per_node: int = 8
     cores_per_gpu: int = 16

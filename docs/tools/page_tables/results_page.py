@@ -21,6 +21,8 @@ from page_tables.comparisons import (
 )
 from page_tables.values import (
     COLORS_ELSEWHERE,
+    DEMO,
+    DEMO_ROWS,
     LABELS_ELSEWHERE,
     MAE_ELSEWHERE,
     above,
@@ -35,6 +37,7 @@ from page_tables.values import (
     plain,
     ratio,
     spreads,
+    whole_over_scratch,
 )
 
 RESULTS = (
@@ -135,6 +138,23 @@ RESULTS = (
         lambda: tuple(f"{of.percent(FIVE_K, entry)[0]:.2f}" for entry in (SCRATCH, MEAN_COLOR, MAE)),
     ),
     ("(`benchmarks/plain_small_data.py`) reaches {} %", plain("runs")),
+    (
+        "Scratch reaches {} % ({} and {}), MAE {} %, SimpleCNN {} % and SmallResNet {} %.",
+        lambda: (
+            of.accuracy(DEMO, DEMO_ROWS[0]),
+            *map(of.decimal, of.percent(DEMO, DEMO_ROWS[0])),
+            *accuracies(DEMO, DEMO_ROWS[3], CNN, RESNET)(),
+        ),
+    ),
+    ("With more steps scratch is better: {} % after", accuracies(of.LENGTH, "from scratch")),
+    (
+        "scratch fits just {} % of its own training images.",
+        lambda: (of.accuracy(DEMO, DEMO_ROWS[0], "train_top1", digits=0),),
+    ),
+    (
+        "MAE's row here has {} times the compute of scratch.",
+        whole_over_scratch(DEMO, DEMO_ROWS[3], DEMO_ROWS[0]),
+    ),
     ("With the same recipe, our code reaches {} %", plain("runner")),
     ("with PyTorch's initialization reached {} %.", plain("vit_of_pytorch")),
     (
