@@ -39,6 +39,7 @@ test: setup
 
 test-all: test-slurm
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slurm"
+	$(BIN)/python -m pytest -m gpu  # skipped without a GPU, which all other tests do not see
 
 test-wheel: setup
 	$(BIN)/python -m pytest -m slow tests/repo/test_wheel.py tests/runs/api
