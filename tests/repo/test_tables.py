@@ -144,6 +144,7 @@ def test_check_names_the_page_and_write_mends_it(monkeypatch, tmp_path, capsys):
         ("compare_cifar10_transfer", "ViT-Tiny from scratch", 6),
         ("study_length", "from scratch", 8),
         ("study_length_tiny_imagenet", "from scratch", 5),
+        ("study_length_tiny_imagenet_cnn", "SmallResNet", 1),
     ],
 )
 def test_intervals_of_a_report_follow_from_the_published_predictions(comparison, reference, gaps):
@@ -196,6 +197,23 @@ def test_the_longer_cnn_beside_the_contrast():
     }.items():
         page = " ".join((ROOT / name).read_text().split())
         assert f"That is {points} points above {contrast_is} ({low} to {high}), whose compute is" in page
+
+
+def test_the_longer_cnn_beside_mae_on_photographs():
+    """Seed 0 of two comparisons, with the same labels; the interval in the page is of both predictions."""
+    results = ROOT / "docs/results"
+    again = read_scores(results / "study_length_tiny_imagenet_cnn")
+    before = read_scores(results / "study_length_tiny_imagenet")
+    cnn, mae = (
+        again["SmallResNet, 257 epochs", "50", "finetune"],
+        before["MAE, 6,000 steps", "50", "finetune"][:1],
+    )
+    points, low, high = re.findall(r"-?[0-9.]+", gap_between(cnn, mae).in_brackets())
+    page = " ".join((ROOT / "docs/choosing.md").read_text().split())
+    assert f"may be chance: {points} points ({low} to {high}, by the choice of test images alone)" in page
+    # After 30 epochs it is right on the same images as before.
+    (shorter,), first = again["SmallResNet", "50", "finetune"], before["SmallResNet", "50", "finetune"][0]
+    assert (shorter.correct == first.correct).all()
 
 
 @pytest.mark.parametrize("entry", ["SmallResNet", "SimpleCNN"])

@@ -18,6 +18,7 @@ LONGER, RESNET_LONGER, CNN_LONGER = (
     "SmallResNet, 314 epochs",
     "SimpleCNN, 287 epochs",
 )
+PHOTOS_CNN, RESNET_257 = "study_length_tiny_imagenet_cnn", "SmallResNet, 257 epochs"
 LENGTH, LENGTH_PHOTOS = "study_length", "study_length_tiny_imagenet"
 SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
 MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"
