@@ -217,6 +217,10 @@ class ShardIndex:
             partial = path.name.startswith(f"{current}odd-") or path.name.endswith("-partial.npy")
             if ours and (partial or not path.name.startswith(current)):
                 path.unlink(missing_ok=True)
+        # Of a process that was killed while it wrote: the lock is held, so no other writes now.
+        for path in cache_folder(self.folder).glob(f".{self.split}-*.tmp"):
+            if re.match(rf"\.{re.escape(self.split)}-[0-9a-f]{{16}}[.-]", path.name):
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

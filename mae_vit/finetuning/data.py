@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mae_vit.core.composites import find_bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.core.urls import redact_url
@@ -180,6 +181,8 @@ def open_data(
     """
     index = _open_train_index(config, ranks)
     test_index = _open_test_index(config, index)
+    if config.monitor.picture_bands is not None:
+        find_bands(config.monitor.picture_bands, index.dataset.bands, config.model.channels)
     # Fetch remote shards first: the choice of samples reads keys of all shards.
     check_pad(config.data.augment.crop, index, config.model.image_hw)
     train, held_out = _choose(config, index, ranks)

@@ -27,7 +27,7 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
         leave()
         return code
     except tuple(EXIT_CODES) as error:
-        if isinstance(error, FetchUnavailable):
+        if isinstance(error, FetchUnavailable | DamagedSample) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             # Each rank reads its own data, so only this rank reports the error.
             print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
         # All other errors occur on every rank: one line per node is enough.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import Any
@@ -15,7 +16,7 @@ from mae_vit.runtime.failures import LostRank, RunInterrupted, TrainingFailed, i
 from mae_vit.runtime.signals import StopRequest
 from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
-from mae_vit.training.checkpoints.format import BrokenCheckpoint
+from mae_vit.training.checkpoints.format import BrokenCheckpoint, list_checkpoints, step_of
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.evals import Evals
@@ -47,7 +48,10 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
     begun, start_step = time.monotonic(), checkpoint.step if checkpoint else 0
     quarantine = _open_quarantine(setup, start_step)
     with run_folder_locked(setup.folder, setup.engine.ranks):
-        trainer = build_trainer(setup, job, checkpoint, quarantine)
+        try:
+            trainer = build_trainer(setup, job, checkpoint, quarantine)
+        except RuntimeError as error:
+            raise _named(error, setup.engine.ranks.rank) from None
         outcome = _train(trainer, checkpoint)
         # All ranks leave together: when one exits, the launcher kills the
         # others, even while they write.
@@ -61,9 +65,15 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
                 files = trainer.outputs.files()
                 print("\n".join([*job.results(), *files]))
             else:
-                print(
-                    f"stopped at step {outcome.step}/{setup.plan.total_steps} after saving; the same command resumes"
-                )
+                place = f"step {outcome.step}/{setup.plan.total_steps}"
+                if outcome.saved:
+                    print(f"stopped at {place} after saving; the same command resumes")
+                else:
+                    saved = list_checkpoints(setup.folder.checkpoints)
+                    last = step_of(saved[-1]) if saved else 0
+                    print(
+                        f"stopped at {place}, which could not be saved; the same command resumes from step {last}"
+                    )
     if not outcome.finished:
         raise RunInterrupted(trainer.stop.reason or OTHER_RANK)
 
@@ -134,6 +144,14 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
     environment = describe_environment(sys.argv, setup.engine.ranks.world_size)
     setup.folder.create(dump_config(setup.config), environment, setup.plan_text)
     adopt_ids(setup.folder, checkpoint.trackers if checkpoint else None)
+    if (
+        checkpoint
+        and checkpoint.step
+        and checkpoint.path.parent.resolve() != setup.folder.checkpoints.resolve()
+    ):
+        # Of an earlier start, without training: a rollback must not go back to it.
+        for untrained in list_checkpoints(setup.folder.checkpoints):
+            shutil.rmtree(untrained)
 
 
 def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> Outcome:
@@ -148,12 +166,19 @@ def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> Outcome:
         trainer.saver.close()
         trainer.outputs.end("failed", None)
         if is_lost_rank(error):
-            raise LostRank(
-                f"rank {ranks.rank} has lost the connection to another rank, which was killed or has "
-                "failed: its own message says why; the last checkpoint is good"
-            ) from None
+            raise _named(error, ranks.rank) from None
         raise
     return outcome
+
+
+def _named(error: BaseException, rank: int) -> BaseException:
+    """Returns what a lost rank means in place of the backend's error; any other error as it is."""
+    if not is_lost_rank(error):
+        return error
+    return LostRank(
+        f"rank {rank} has lost the connection to another rank, which was killed or has failed: its own message says "
+        "why; the last checkpoint is good"
+    )
 
 
 def _end(trainer: Trainer, outcome: Outcome) -> None:

@@ -37,10 +37,12 @@ class Outcome:
     Attributes:
         step: optimizer steps done over the whole run.
         finished: False if a request stopped the run before its last step.
+        saved: False if the last save is known to have failed.
     """
 
     step: int
     finished: bool
+    saved: bool = True
 
 
 class Trainer:
@@ -77,7 +79,10 @@ class Trainer:
         step = checkpoint.step if checkpoint else 0
         if checkpoint is None:
             # A rollback needs it if a step before the next save is bad.
-            self.save(0)
+            try:
+                self.save(0)
+            except BadStep:
+                raise TrainingFailed("the weights that the run begins with are not finite") from None
         while True:
             try:
                 return self.train(step)
@@ -130,10 +135,11 @@ class Trainer:
                 self.outputs.log(line)
                 timer = StepTimer()
             # Do not save a state whose steps may turn out bad; the next save follows soon.
+            saved = True
             if due.last or stopping or (saving and self.recovery.no_suspects):
-                self.save(done, last=due.last, wait=due.last or stopping)
+                saved = self.save(done, last=due.last, wait=due.last or stopping)
             if stopping and not due.last:
-                return Outcome(done, finished=False)
+                return Outcome(done, finished=False, saved=saved)
         return Outcome(self.plan.total_steps, finished=True)
 
     def train_step(self, batches: Iterator[Batch], step: int, timer: StepTimer) -> StepReport:
@@ -199,8 +205,8 @@ class Trainer:
             line["mfu"] = line["images_per_s"] * flops / peak / self.ranks.world_size
         return line
 
-    def save(self, step: int, *, last: bool = False, wait: bool = False) -> None:
-        """Saves a checkpoint; collective.
+    def save(self, step: int, *, last: bool = False, wait: bool = False) -> bool:
+        """Saves a checkpoint; returns False if it is known to have failed; collective.
 
         Raises:
             TrainingFailed: on all ranks, if the last state of the run, or too many in a row, could not be saved.
@@ -213,6 +219,7 @@ class Trainer:
                 "the run's last state could not be saved: make room, then the same command resumes from the last "
                 "good checkpoint"
             )
+        return saved
 
     def recover(self, bad: BadStep) -> int:
         """Rolls back to a checkpoint from before a bad step; returns the step to resume from; collective."""

@@ -28,6 +28,15 @@ MIN_COVERAGE = 0.9
 _FOREIGN = ("blocks.", "reg_token", "norm_pre.", "dist_token")
 
 
+def _check_finite(start: Weights) -> None:
+    """Refuses weights that no training can go on from."""
+    for name, tensor in start.tensors.items():
+        if tensor.is_floating_point() and tensor.device.type != "meta" and not bool(tensor.isfinite().all()):
+            raise InputError(
+                f"{start.source}: {name} has values that are not finite; these weights are of no use"
+            )
+
+
 def load_weights(
     start: Weights,
     encoder: ViTEncoder,
@@ -50,6 +59,7 @@ def load_weights(
             than `MIN_COVERAGE` of the encoder's parameters.
     """
     _check_blocks(start, encoder)
+    _check_finite(start)
     coverage = LoadReport(passed_over=start.passed_over, unfinished=start.unfinished)
     state = encoder.state_dict()
     _check_kind(start, set(state))

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from mae_vit.core.arrays import create_array
 from mae_vit.core.bands import Bands
+from mae_vit.core.errors import InputError
 from mae_vit.core.files import replacing
+from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.index import ShardIndex
@@ -57,13 +60,29 @@ def decoded_array(index: ShardIndex, channels: int, bands: Bands | None) -> Path
         if not path.exists() and index.misfit_shards():
             # By another name: once the shards are whole again, all images are decoded.
             path = path.with_name(f"{path.stem}-partial.npy")
-        if not path.exists() or np.load(path, mmap_mode="r").shape != shape:
+        if not _is_whole(path, kind, shape):
             index.drop_stale()
-            with replacing(path) as partial:
-                array = np.lib.format.open_memmap(partial, mode="w+", dtype=kind, shape=shape)
-                _decode_all(index, channels, bands, array)
-                array.flush()
+            try:
+                with replacing(path) as partial:
+                    array = create_array(partial, kind, shape)
+                    _decode_all(index, channels, bands, array)
+                    array.flush()
+            except OSError as error:
+                mib = array_bytes(index, channels, bands) / 2**20
+                raise InputError(
+                    f"{path.parent} cannot keep the decoded images, {mib:,.0f} MiB: {error_reason(error)}: make room "
+                    "there, or data.source=tar decodes them in each epoch"
+                ) from None
     return path
+
+
+def _is_whole(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> bool:
+    """Whether the array is there; a copy that was cut short is made again."""
+    try:
+        array = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return False
+    return bool(array.shape == shape and array.dtype == kind)
 
 
 def _decode_all(index: ShardIndex, channels: int, bands: Bands | None, array: np.ndarray) -> None:

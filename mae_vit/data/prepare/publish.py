@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.core import __version__
+from mae_vit.core.arrays import create_array
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import replacing
 from mae_vit.core.progress import progress
@@ -114,7 +115,7 @@ def write_rows(out: Path, split: str, rows: Sequence[np.ndarray]) -> IndexFile:
     path, ends = index_path(out, split), np.cumsum([len(part) for part in rows])
     with replacing(path) as partial:
         # At a billion samples it has 24 GB, which lie in memory once.
-        array = np.lib.format.open_memmap(partial, mode="w+", dtype=ROW, shape=(int(ends[-1]),))
+        array = create_array(partial, ROW, (int(ends[-1]),))
         for part, end in zip(rows, ends.tolist(), strict=True):
             array[end - len(part) : end] = part
         array.flush()

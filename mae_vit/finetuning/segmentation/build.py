@@ -29,6 +29,7 @@ from mae_vit.weights.start import FOREIGN_ORIGIN, Weights
 # Options of the encoder's training, and of a classifier.
 _UNUSED_BY_PROBE = (
     ("optim", "layer_decay", None),
+    ("model", "drop_rate", 0.0),
     ("model", "drop_path_rate", 0.0),
     ("finetune", "freeze_patch_embed", False),
 )
@@ -62,9 +63,12 @@ def build_segmenter(
     if isinstance(model, ModelSection):
         assert info is not None
         encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
-        if finetune.freeze_patch_embed:
-            encoder.patch_embed.requires_grad_(False)
-        return ViTSegmenter(encoder, probe=finetune.mode == "segment_probe", **common)
+        return ViTSegmenter(
+            encoder,
+            probe=finetune.mode == "segment_probe",
+            freeze_patch_embed=finetune.freeze_patch_embed,
+            **common,
+        )
     try:
         network = build_map_network(model)
         return NetworkSegmenter(network, width=map_width(network, model), **common)

@@ -93,7 +93,12 @@ def build_map_network(model: NetworkSection) -> nn.Module:
         return TokenMap(network) if isinstance(network, VisionTransformer) else WithoutHead(network)
     try:
         network = timm.create_model(
-            name.removeprefix(TIMM_PREFIX), features_only=True, out_indices=(-1,), in_chans=model.channels
+            name.removeprefix(TIMM_PREFIX),
+            features_only=True,
+            out_indices=(-1,),
+            in_chans=model.channels,
+            # Not all networks take it.
+            **({"drop_path_rate": model.drop_path_rate} if model.drop_path_rate else {}),
         )
     except Exception as error:  # timm raises many types
         raise ValueError(f"{name} has no feature map: {error_reason(error)[:160]}") from None

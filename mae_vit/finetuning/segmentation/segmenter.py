@@ -140,8 +140,9 @@ class ViTSegmenter(Segmenter):
         label_smoothing: float,
         mean: Sequence[float],
         std: Sequence[float],
+        freeze_patch_embed: bool = False,
     ) -> None:
-        """Adds a head to `encoder`; a `probe` freezes the encoder."""
+        """Adds a head to `encoder`; a `probe` freezes the encoder, `freeze_patch_embed` its patch projection."""
         super().__init__(
             width=encoder.embed_dim,
             num_classes=num_classes,
@@ -152,12 +153,14 @@ class ViTSegmenter(Segmenter):
         )
         self.encoder = encoder
         self._learned_positions = encoder.pos_embed.requires_grad
+        self._freeze_patch_embed = freeze_patch_embed
         self.freeze(probe)
         self.train()
 
     def freeze(self, frozen: bool) -> None:
-        """Freezes the encoder, or trains it whole; a fixed table of positions stays as it is."""
+        """Freezes the encoder, or trains it; a fixed table of positions and a frozen projection stay as they are."""
         self.encoder.requires_grad_(not frozen)
+        self.encoder.patch_embed.requires_grad_(not (frozen or self._freeze_patch_embed))
         self.encoder.pos_embed.requires_grad_(self._learned_positions and not frozen)
 
     def feature_map(self, images: Tensor) -> Tensor:

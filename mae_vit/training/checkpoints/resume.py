@@ -183,18 +183,22 @@ def find_checkpoint(
     """
     if resume == "never":
         return None
-    of_this_run = newest_checkpoint(folder.checkpoints, warn=warn)
-    checkpoint = of_this_run or (find_explicit(resume, warn=warn) if isinstance(resume, Path) else None)
-    if checkpoint is None:
+    own = newest_checkpoint(folder.checkpoints, warn=warn)
+    # The run's own checkpoint of step 0 holds no training yet. Another that is asked for goes before it.
+    untrained = own is None or own.step == 0
+    if untrained and isinstance(resume, Path):
+        named = find_explicit(resume, warn=warn)
+        check_identity(named.identity, identity, named.path, extend=extend)
+        return named
+    if own is None:
         return None
     try:
-        check_identity(checkpoint.identity, identity, checkpoint.path, extend=extend)
+        check_identity(own.identity, identity, own.path, extend=extend)
     except InputError:
-        # The run's own checkpoint of step 0 holds no training yet: start again with the new config.
-        if of_this_run is None or of_this_run.step:
+        if not untrained:
             raise
-        return None
-    return checkpoint
+        return None  # start again with the new config
+    return own
 
 
 def find_explicit(path: Path, *, warn: bool = True) -> CheckpointInfo:

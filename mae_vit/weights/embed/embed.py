@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from mae_vit.core.arrays import create_array
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import fsync_path, write_json
 from mae_vit.core.progress import progress
@@ -153,7 +154,7 @@ def _open_rows(folder: Path, state: _State, shape: tuple[int, int], dtype: np.dt
     path = folder / _FEATURES
     if not state.done:
         (folder / _STATE).unlink(missing_ok=True)  # of other features
-        rows = np.lib.format.open_memmap(path, "w+", dtype, shape)
+        rows = create_array(path, dtype, shape)
         write_json(folder / _STATE, asdict(state))
         return rows
     try:

@@ -57,6 +57,7 @@ CASES = {
         ["finetune.teacher=nowhere", "finetune.pool=cls"],
         "finetune.teacher=nowhere: cannot read nowhere: No such file",
     ),
+    "picture bands": (["monitor.picture_bands=[7]"], "picture band 7 is none of 1 to 1"),
     "ranks": (["train.engine=torch", "train.zero_stage=1"], 'zero_stage=1 needs engine="deepspeed"'),
 }
 NETWORK_CASES = {
@@ -66,6 +67,10 @@ NETWORK_CASES = {
     "frozen projection": (["finetune.freeze_patch_embed=true"], "finetune.freeze_patch_embed has no effect"),
     "frozen": (["finetune.mode=knn"], "needs a Vision Transformer"),
     "drop path": (["model.drop_path_rate=0.1"], "drop_path_rate has no effect"),
+    "recomputation": (
+        ["train.activation_checkpointing=true"],
+        "has no effect on a network without transformer blocks",
+    ),
     "unknown architecture": (["model.name=timm:resnet19"], 'did you mean "resnet18"'),
     "architecture that does not fit": (
         ["model.name=timm:vit_tiny_patch16_224"],

@@ -68,6 +68,20 @@ def segmenter(*, probe: bool, patch_size: int = 2, classes: int = 3) -> ViTSegme
     return ViTSegmenter(encoder, num_classes=classes, probe=probe, label_smoothing=0.0, mean=[0.5], std=[0.2])
 
 
+def test_a_frozen_projection_stays_frozen_whatever_else_is_loaded_and_thawed():
+    encoder = segmenter(probe=False).encoder
+    options = {"num_classes": 3, "probe": False, "label_smoothing": 0.0, "mean": [0.5], "std": [0.2]}
+    model = ViTSegmenter(encoder, freeze_patch_embed=True, **options)
+    for frozen in (False, True, False):
+        model.freeze(frozen)
+        trained = {name for name, each in model.encoder.named_parameters() if each.requires_grad}
+        assert not any(name.startswith("patch_embed.") for name in trained)
+        assert bool(trained) == (not frozen)
+    assert any(
+        each.requires_grad for each in ViTSegmenter(encoder, **options).encoder.patch_embed.parameters()
+    )
+
+
 def batch_of(images: torch.Tensor, truth: torch.Tensor) -> Batch:
     index = torch.arange(len(images))
     return Batch(

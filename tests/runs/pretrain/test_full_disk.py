@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -124,3 +125,25 @@ def test_a_disk_that_is_full_for_a_while_stops_nothing(digits, disk):
     assert "no space left on device; continuing with the last good checkpoint" in error
     assert "metrics of" in error
     assert summary_of(folder)["status"] == "done"
+
+
+@pytest.mark.parametrize("what", ["decoded images", "index", "features"])
+def test_a_file_that_the_disk_cannot_hold_is_one_line_and_leaves_nothing(digits, disk, tmp_path, what):
+    """Written through a map of memory, it would kill the process without a word."""
+    shard, out, embed = next(digits.glob("train-*.tar")), tmp_path / "run", ["-m", "mae_vit.cli", "embed"]
+    if what == "decoded images":
+        place = disk("size=64k")
+        shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
+        (tmp_path / "data" / ".index").symlink_to(place)
+        ended = run(*command(tmp_path / "data", out))
+    elif what == "index":
+        place = disk(f"size={shard.stat().st_size // 1024 + 6}k")
+        ended = run("-m", "mae_vit.cli", "prepare", str(shard), str(place / "out"))
+    else:
+        place = disk("size=64k")
+        assert run(*command(digits, out)).returncode == 0
+        ended = run(*embed, str(out), str(digits), "--out", str(place / "f.npz"))
+    assert ended.returncode in (1, 2), (ended.returncode, ended.stderr)
+    assert "no space left on device" in ended.stderr.lower()
+    assert "Traceback" not in ended.stderr
+    assert not [path for path in place.rglob("*") if path.name.endswith(".tmp")]

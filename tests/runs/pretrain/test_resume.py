@@ -1,11 +1,19 @@
 """What goes on where it stopped, bit for bit, and what is refused as another run."""
 
+import errno
 import json
+import math
+import os
+import shutil
+import signal
 
 import pytest
 from helpers.commands import lines_of, one_line, summary_of
 from helpers.leaked_tensors import Leftovers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from mae_vit.training.checkpoints import saver
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
 
@@ -178,6 +186,63 @@ def test_resume_from_another_folder(call, tmp_path, capsys):
     assert f"resuming from {first}, step 4 of 6" in capsys.readouterr().err
     encoders = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("first", "second")]
     assert encoders[0] == encoders[1]
+
+
+@pytest.mark.parametrize("earlier", ["objective.mask_ratio=0.75", "objective.mask_ratio=0.5"])
+def test_a_start_that_trained_nothing_does_not_hide_the_checkpoint_that_is_asked_for(
+    call, tmp_path, capsys, earlier
+):
+    assert call("checkpoint.keep_last=9", name="first") == 0
+    first = list_checkpoints(tmp_path / "first" / "checkpoints")[-2]
+    assert load_checkpoint(first).step == 4
+    # As after a kill before the first step, of this config or of another.
+    assert call("checkpoint.keep_last=9", earlier, name="second") == 0
+    own = list_checkpoints(tmp_path / "second" / "checkpoints")
+    for path in own[1:]:
+        shutil.rmtree(path)
+    summary = summary_of(tmp_path / "second") | {"status": "running"}
+    (tmp_path / "second" / "summary.json").write_text(json.dumps(summary))
+    assert load_checkpoint(own[0]).step == 0
+    capsys.readouterr()
+    assert call("checkpoint.keep_last=9", "--resume", str(first), name="second") == 0
+    assert f"resuming from {first}, step 4 of 6" in capsys.readouterr().err
+    encoders = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("first", "second")]
+    assert encoders[0] == encoders[1]
+    # A rollback would have gone back to it.
+    assert not own[0].exists()
+    # What is asked for is still checked.
+    shutil.rmtree(tmp_path / "second" / "checkpoints")
+    assert call("objective.mask_ratio=0.5", "--resume", str(first), name="second") == 2
+    assert "objective.mask_ratio was 0.75, now 0.5" in one_line(capsys)
+
+
+def test_a_stop_whose_save_fails_says_where_it_will_resume(call, capsys, monkeypatch):
+    whole = saver.save_checkpoint
+
+    def full(folder, *, step, **more):
+        if not step:
+            return whole(folder, step=step, **more)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(saver, "save_checkpoint", full)
+    assert call("train.steps=20", "checkpoint.every_steps=2") == 75
+    said = capsys.readouterr().out
+    assert "/20, which could not be saved; the same command resumes from step 0" in said
+    assert "after saving" not in said
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(call, tmp_path, capsys):
+    assert call(name="first") == 0
+    file = tmp_path / "first" / "encoder.safetensors"
+    tensors = load_file(file)
+    tensors["norm.bias"][0] = math.nan
+    broken = tmp_path / "broken.safetensors"
+    with safe_open(file, "pt") as described:
+        save_file(tensors, broken, described.metadata())
+    capsys.readouterr()
+    assert call(f"model.init={broken}", name="second") == 2
+    assert "norm.bias has values that are not finite" in one_line(capsys)
 
 
 def test_a_broken_newest_checkpoint_is_skipped_and_only_broken_ones_are_an_error(call, tmp_path, capsys):

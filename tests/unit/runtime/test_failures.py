@@ -2,9 +2,13 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from helpers.commands import ROOT, run
+
+from mae_vit.core.errors import Damage, DamagedSample
+from mae_vit.runtime.failures import run_to_exit_code
 
 CONFIG = ["pretrain/run.py", "--config", str(ROOT / "configs" / "mae_digits.yaml")]
 # What ends after a step with workers alive, as a full disk would end it.
@@ -57,3 +61,20 @@ def test_workers_do_not_outlive_an_unforeseen_error(digits, tmp_path):
     ended = run(str(script), str(digits), timeout=60)
     assert ended.returncode == 1
     assert "no space left on device" in ended.stderr
+
+
+@pytest.mark.parametrize(("ranks", "said"), [("1", "error: "), ("2", "error: rank 1: ")])
+def test_a_damaged_image_is_named_by_the_rank_that_reads_it(monkeypatch, capsys, ranks, said):
+    """Each rank reads its own share of the test images; the others only lose it."""
+    for name, value in (("WORLD_SIZE", ranks), ("RANK", "1"), ("LOCAL_RANK", str(int(ranks) - 1))):
+        monkeypatch.setenv(name, value)
+
+    def job() -> int:
+        raise DamagedSample(
+            [(0, Damage(7, "test-000000.tar", "cats/7", 512, "it is cut short"))], Path("data")
+        )
+
+    assert run_to_exit_code(job) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert "cats/7" in error

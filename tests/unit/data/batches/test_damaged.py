@@ -1,5 +1,6 @@
 """Damaged samples in training: whole ones in their places, the same whoever loads them."""
 
+import errno
 import os
 import pickle
 import shutil
@@ -14,7 +15,7 @@ from helpers.damage import WAYS, copy_of, damage, known_key
 from PIL import Image
 
 from mae_vit.core.batch import Batch
-from mae_vit.core.errors import DamagedSample
+from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.data.batches import decoded as reading
 from mae_vit.data.batches.damaged import WholeSamples, replacement_candidates
 from mae_vit.data.batches.loader import FixedBatches, load_batches, start_worker_server
@@ -24,6 +25,7 @@ from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards import shard_files
+from mae_vit.data.shards.index_files import cache_folder
 from mae_vit.data.training_data import make_order
 
 STEPS = range(5, 14)  # over the end of an epoch
@@ -287,6 +289,32 @@ def test_damaged_samples_of_a_decoded_array_are_decoded_again(digits, tmp_path, 
         with pytest.raises(DamagedSample, match="not an image") as raised:
             source.images(0, 0, np.array([9, 8, 7]))
         assert [(position, one.sample) for position, one in raised.value.damaged] == [(0, 9), (2, 7)]
+
+
+def test_a_decoded_array_that_was_cut_short_is_made_again(digits, tmp_path):
+    copy = copy_of(digits, tmp_path / "data")
+    whole = source_of(copy, "memory").images(0, 0, np.arange(9))
+    (array,) = cache_folder(copy).glob("train-*u8-1.npy")
+    os.truncate(array, 5000)
+    # Of a process that was killed while it wrote.
+    stale = array.with_name(f".{array.name}.123.tmp")
+    stale.write_bytes(b"half")
+    again = source_of(copy, "memory").images(0, 0, np.arange(9))
+    assert np.array_equal(again, whole)
+    assert array.stat().st_size > 5000
+    assert not stale.exists()
+
+
+def test_without_room_for_the_decoded_array_it_says_so_and_leaves_nothing(digits, tmp_path, monkeypatch):
+    copy = copy_of(digits, tmp_path / "data")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(InputError, match="cannot keep the decoded images, 0 MiB: no space left on device"):
+        source_of(copy, "memory")
+    assert not [path for path in cache_folder(copy).iterdir() if ".npy" in path.name]
 
 
 def test_black_images_are_whole_in_a_decoded_array(tmp_path):
