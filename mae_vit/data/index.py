@@ -211,15 +211,12 @@ class ShardIndex:
     def drop_stale(self) -> None:
         """Removes what was derived from earlier shards of this split, or some of its shards, and earlier indexes."""
         current = f"{self.split}-{self.fingerprint[:16]}-"
-        for path in cache_folder(self.folder).glob(f"{self.split}-*"):
-            # "train-*" matches the files of a split "train-more" as well.
-            ours = re.match(rf"{re.escape(self.split)}-[0-9a-f]{{16}}[.-]", path.name)
+        for path in cache_folder(self.folder).glob(f"*{self.split}-*"):
+            # The pattern matches the files of a split "train-more" as well.
+            ours = re.match(rf"\.?{re.escape(self.split)}-[0-9a-f]{{16}}[.-]", path.name)
             partial = path.name.startswith(f"{current}odd-") or path.name.endswith("-partial.npy")
+            # One that begins with a dot (`replacing`) is of a process that was killed: the lock is held.
             if ours and (partial or not path.name.startswith(current)):
-                path.unlink(missing_ok=True)
-        # Of a process that was killed while it wrote: the lock is held, so no other writes now.
-        for path in cache_folder(self.folder).glob(f".{self.split}-*.tmp"):
-            if re.match(rf"\.{re.escape(self.split)}-[0-9a-f]{{16}}[.-]", path.name):
                 path.unlink(missing_ok=True)
 
     @contextmanager

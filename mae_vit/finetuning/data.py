@@ -194,13 +194,8 @@ def open_data(
         masked = MaskedSource(training.source.source, index, views)
         training = replace(training, source=SubsetSource(masked, train))
     if config.finetune.mode not in FROZEN:
-        check_cache(
-            index,
-            training.source,
-            training.order,
-            world_size=ranks.world_size,
-            node_ranks=ranks.local_world_size,
-        )
+        world, node = ranks.world_size, ranks.local_world_size
+        check_cache(index, training.source, training.order, world_size=world, node_ranks=node)
     return FinetuneData(
         **vars(training),
         config=config,
