@@ -20,6 +20,7 @@ from page_tables.comparisons import (
     CNN,
     CNN_LONGER,
     CONTRAST,
+    EPOCHS_500,
     FIVE_K,
     LABELS,
     LONGER,
@@ -29,6 +30,7 @@ from page_tables.comparisons import (
     RESNET,
     RESNET_LONGER,
     SCRATCH,
+    SCRATCH_500,
     SCRATCH_LONGER,
     SMALL_BIT,
     percent,
@@ -62,7 +64,16 @@ LINES = (
     Line("ViT, MAE", "C0", "o", ((FIVE_K, MAE_15, "15"), (FIVE_K, MAE, "100"))),
     Line("ViT, labels of other images", "C2", "o", ((FIVE_K, LABELS, "20"),)),
     Line("ViT, mean color", "C9", "o", ((FIVE_K, MEAN_COLOR, "40"),)),
-    Line("ViT from scratch", "C7", "o", ((FIVE_K, SCRATCH, "30"), (FIVE_K, SCRATCH_LONGER, "100"))),
+    Line(
+        "ViT from scratch",
+        "C7",
+        "o",
+        (
+            (FIVE_K, SCRATCH, "30"),
+            (FIVE_K, SCRATCH_LONGER, "100"),
+            (SCRATCH_500, EPOCHS_500, "500"),
+        ),
+    ),
 )
 
 

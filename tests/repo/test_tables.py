@@ -141,6 +141,7 @@ def test_check_names_the_page_and_write_mends_it(monkeypatch, tmp_path, capsys):
         ("compare_segmentation", "ViT-Tiny from scratch", 7),
         ("compare_cifar10_5k", "ViT-Tiny from scratch", 13),
         ("compare_cifar10_longer", "SmallResNet", 4),
+        ("compare_cifar10_scratch_longer", "ViT-Tiny from scratch", 1),
         ("compare_cifar10_transfer", "ViT-Tiny from scratch", 6),
         ("study_length", "from scratch", 8),
         ("study_length_tiny_imagenet", "from scratch", 5),
@@ -216,12 +217,19 @@ def test_the_longer_cnn_beside_mae_on_photographs():
     assert (shorter.correct == first.correct).all()
 
 
-@pytest.mark.parametrize("entry", ["SmallResNet", "SimpleCNN"])
-def test_cnns_that_ran_again_are_right_on_the_same_images(entry):
-    """docs/results.md says so of two comparisons."""
+@pytest.mark.parametrize(
+    ("comparison", "entry"),
+    [
+        ("compare_cifar10_longer", "SmallResNet"),
+        ("compare_cifar10_longer", "SimpleCNN"),
+        ("compare_cifar10_scratch_longer", "ViT-Tiny from scratch"),
+    ],
+)
+def test_rows_that_ran_again_are_right_on_the_same_images(comparison, entry):
+    """docs/results.md says so of three comparisons."""
     again, before = (
         read_scores(ROOT / "docs/results" / name)[entry, "500", "finetune"]
-        for name in ("compare_cifar10_longer", "compare_cifar10_5k")
+        for name in (comparison, "compare_cifar10_5k")
     )
     assert len(again) == len(before) == 3
     for ours, theirs in zip(again, before, strict=True):

@@ -19,6 +19,7 @@ LONGER, RESNET_LONGER, CNN_LONGER = (
     "SimpleCNN, 287 epochs",
 )
 PHOTOS_CNN, RESNET_257 = "study_length_tiny_imagenet_cnn", "SmallResNet, 257 epochs"
+SCRATCH_500, EPOCHS_500 = "compare_cifar10_scratch_longer", "ViT-Tiny from scratch, 500 epochs"
 LENGTH, LENGTH_PHOTOS = "study_length", "study_length_tiny_imagenet"
 SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
 MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"

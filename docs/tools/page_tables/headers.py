@@ -79,6 +79,12 @@ HEADERS: dict[str, tuple[tuple[str, Values], ...]] = {
             lambda: (of.accuracy(of.LONGER, "SmallBiT"),),
         ),
     ),
+    "configs/compare_cifar10_scratch_longer.yaml": (
+        (
+            "{} % after 30 epochs (three seeds), {} % after 500 (one",
+            lambda: tuple(of.accuracy(of.SCRATCH_500, entry) for entry in (SCRATCH, of.EPOCHS_500)),
+        ),
+    ),
     "configs/compare_cifar10_transfer.yaml": (
         ("over three seeds: scratch {} %.", accuracies(TRANSFER, SCRATCH)),
         (

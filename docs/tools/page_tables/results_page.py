@@ -28,6 +28,7 @@ from page_tables.values import (
     above,
     accuracies,
     contrast_over_the_longer_cnn,
+    epoch_of_scratch_500,
     first_seed,
     frozen,
     frozen_labels_over_mae_elsewhere,
@@ -36,6 +37,7 @@ from page_tables.values import (
     own_head,
     plain,
     ratio,
+    scratch_500_beside_mae,
     spreads,
     whole_over_scratch,
 )
@@ -114,9 +116,19 @@ RESULTS = (
         ),
     ),
     (
+        "scratch reaches {} % in 500 epochs, again in one seed. That is {} points more than in 30 epochs in that seed; "
+        "MAE reaches {} % in it, {} points more.",
+        scratch_500_beside_mae,
+    ),
+    (
+        "The long run is right on {} % of its training images.",
+        lambda: (of.accuracy(of.SCRATCH_500, of.EPOCHS_500, "train_top1", digits=0),),
+    ),
+    ("On held-out images its epoch {} is the best.", epoch_of_scratch_500),
+    (
         "The ViT and SmallResNet fit their training images ({} % and {} %),",
         lambda: (
-            of.accuracy(FIVE_K, of.SCRATCH_LONGER, "train_top1", digits=0),
+            of.accuracy(of.SCRATCH_500, of.EPOCHS_500, "train_top1", digits=0),
             of.accuracy(of.LONGER, of.RESNET_LONGER, "train_top1", digits=0),
         ),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from statistics import mean
 
@@ -105,6 +106,23 @@ def longer_cnn_on_photos() -> tuple[str, ...]:
     """SmallResNet with the compute of 6,000 steps of MAE, in 30 epochs, and MAE, all of seed 0."""
     longer, shorter = (of.percent(of.PHOTOS_CNN, entry)[0] for entry in (of.RESNET_257, of.RESNET))
     return tuple(map(of.decimal, (longer, shorter, of.percent(of.LENGTH_PHOTOS, "MAE, 6,000 steps")[0])))
+
+
+def scratch_500_beside_mae() -> tuple[str, ...]:
+    """Scratch with the compute of MAE's 100 epochs, points above 30 epochs; MAE in that seed, points above."""
+    (long,) = of.percent(of.SCRATCH_500, of.EPOCHS_500)
+    short, mae = (
+        of.percent(comparison, entry)[0]
+        for comparison, entry in ((of.SCRATCH_500, SCRATCH), (FIVE_K, of.MAE))
+    )
+    return tuple(map(of.decimal, (long, long - short, mae, mae - long)))
+
+
+def epoch_of_scratch_500() -> tuple[str]:
+    """The epoch that held-out images chose of the 500."""
+    (row,) = of.rows(of.SCRATCH_500)[of.EPOCHS_500]
+    steps = int(row["train_size"]) // json.loads(row["settings"])["train.effective_batch_size"]
+    return (str(round(int(row["best_step"]) / steps)),)
 
 
 def contrast_over_the_longer_cnn() -> tuple[str]:
