@@ -101,7 +101,7 @@ def _draw(axes: Axes, line: Line) -> None:
     axes.errorbar(compute, means, spreads, color=line.color, marker=line.marker, label=line.name, capsize=2)
     for place, value, each, (_, _, epochs) in zip(compute, means, scores, line.points, strict=True):
         if len(each) == 1:
-            axes.plot(place, value, color=line.color, marker=line.marker, markerfacecolor="white")
+            axes.plot(place, value, color=line.color, marker=line.marker, markerfacecolor="white", zorder=3)
         axes.annotate(
             epochs, (place, value), (6, -11), textcoords="offset points", fontsize=8, color=line.color
         )
