@@ -51,7 +51,9 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
         try:
             trainer = build_trainer(setup, job, checkpoint, quarantine)
         except RuntimeError as error:
-            raise _named(error, setup.engine.ranks.rank) from None
+            if is_lost_rank(error):
+                raise _lost(setup.engine.ranks.rank) from None
+            raise
         outcome = _train(trainer, checkpoint)
         # All ranks leave together: when one exits, the launcher kills the
         # others, even while they write.
@@ -144,13 +146,10 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
     environment = describe_environment(sys.argv, setup.engine.ranks.world_size)
     setup.folder.create(dump_config(setup.config), environment, setup.plan_text)
     adopt_ids(setup.folder, checkpoint.trackers if checkpoint else None)
-    if (
-        checkpoint
-        and checkpoint.step
-        and checkpoint.path.parent.resolve() != setup.folder.checkpoints.resolve()
-    ):
+    own = setup.folder.checkpoints
+    if checkpoint and checkpoint.step and checkpoint.path.parent.resolve() != own.resolve():
         # Of an earlier start, without training: a rollback must not go back to it.
-        for untrained in list_checkpoints(setup.folder.checkpoints):
+        for untrained in (path for path in list_checkpoints(own) if step_of(path) == 0):
             shutil.rmtree(untrained)
 
 
@@ -166,15 +165,12 @@ def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> Outcome:
         trainer.saver.close()
         trainer.outputs.end("failed", None)
         if is_lost_rank(error):
-            raise _named(error, ranks.rank) from None
+            raise _lost(ranks.rank) from None
         raise
     return outcome
 
 
-def _named(error: BaseException, rank: int) -> BaseException:
-    """Returns what a lost rank means in place of the backend's error; any other error as it is."""
-    if not is_lost_rank(error):
-        return error
+def _lost(rank: int) -> LostRank:
     return LostRank(
         f"rank {rank} has lost the connection to another rank, which was killed or has failed: its own message says "
         "why; the last checkpoint is good"

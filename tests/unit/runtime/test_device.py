@@ -10,7 +10,10 @@ from mae_vit.runtime.ranks import Ranks
 
 @pytest.fixture(autouse=True)
 def as_torch_begins(monkeypatch):
+    threads = torch.get_num_threads()
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("take", [lambda: find_device(Ranks()), lambda: choose_device("auto")])

@@ -1,6 +1,5 @@
 """Damaged samples in training: whole ones in their places, the same whoever loads them."""
 
-import errno
 import os
 import pickle
 import shutil
@@ -12,20 +11,15 @@ import pytest
 import torch
 from helpers.batch_digests import open_digits
 from helpers.damage import WAYS, copy_of, damage, known_key
-from PIL import Image
 
 from mae_vit.core.batch import Batch
-from mae_vit.core.errors import DamagedSample, InputError
-from mae_vit.data.batches import decoded as reading
+from mae_vit.core.errors import DamagedSample
 from mae_vit.data.batches.damaged import WholeSamples, replacement_candidates
 from mae_vit.data.batches.loader import FixedBatches, load_batches, start_worker_server
 from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
-from mae_vit.data.prepare.prepare import prepare
-from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards import shard_files
-from mae_vit.data.shards.index_files import cache_folder
 from mae_vit.data.training_data import make_order
 
 STEPS = range(5, 14)  # over the end of an epoch
@@ -275,86 +269,3 @@ def test_a_lost_shard_is_not_waited_for_again_but_may_come_back(many_shards, tmp
         index.read(0)
     monkeypatch.setattr(shard_files, "_LOST_FOR_S", 0.0)
     assert index.read(0) == open_index(many_shards, "train").read(0)
-
-
-def test_damaged_samples_of_a_decoded_array_are_decoded_again(digits, tmp_path, monkeypatch):
-    copy = copy_of(digits, tmp_path / "data")
-    damage(digits, copy, {7: "undecodable", 9: "undecodable"})
-    assert (copy / "train-000000.tar").stat().st_size == (digits / "train-000000.tar").stat().st_size
-    first = source_of(copy, "memory")
-    monkeypatch.setattr(reading, "_decode_all", None)
-    second = source_of(copy, "memory")
-    for source in (first, second, pickle.loads(pickle.dumps(second))):
-        assert source.images(0, 0, np.array([8])).any()
-        with pytest.raises(DamagedSample, match="not an image") as raised:
-            source.images(0, 0, np.array([9, 8, 7]))
-        assert [(position, one.sample) for position, one in raised.value.damaged] == [(0, 9), (2, 7)]
-
-
-def test_a_decoded_array_that_was_cut_short_is_made_again(digits, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
-    whole = source_of(copy, "memory").images(0, 0, np.arange(9))
-    (array,) = cache_folder(copy).glob("train-*u8-1.npy")
-    os.truncate(array, 5000)
-    # Of a process that was killed while it wrote.
-    stale = array.with_name(f".{array.name}.123.tmp")
-    stale.write_bytes(b"half")
-    again = source_of(copy, "memory").images(0, 0, np.arange(9))
-    assert np.array_equal(again, whole)
-    assert array.stat().st_size > 5000
-    assert not stale.exists()
-
-
-def test_without_room_for_the_decoded_array_it_says_so_and_leaves_nothing(digits, tmp_path, monkeypatch):
-    copy = copy_of(digits, tmp_path / "data")
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(InputError, match="cannot keep the decoded images, 0 MiB: no space left on device"):
-        source_of(copy, "memory")
-    assert not [path for path in cache_folder(copy).iterdir() if ".npy" in path.name]
-
-
-def test_black_images_are_whole_in_a_decoded_array(tmp_path):
-    pixels = np.zeros((4, 8, 8, 3), np.uint8)
-    pixels[2, 7, 7] = 1
-    for number, image in enumerate(pixels):
-        path = tmp_path / "src" / "train" / "c" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(path)
-    prepare(
-        [find_images(str(tmp_path / "src"), out=tmp_path / "out", split="train", root=None)], tmp_path / "out"
-    )
-    source = source_of(tmp_path / "out", "memory")
-    samples = np.arange(4)
-    assert np.array_equal(
-        source.images(0, 0, samples), source_of(tmp_path / "out", "tar").images(0, 0, samples)
-    )
-
-
-def test_a_mended_sample_of_a_decoded_array_is_read(digits, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
-    damage(digits, copy, {7: "undecodable"})
-    with pytest.raises(DamagedSample):
-        source_of(copy, "memory").images(0, 0, np.array([7]))
-    (copy / "train-000000.tar").write_bytes((digits / "train-000000.tar").read_bytes())
-    images = source_of(copy, "memory").images(0, 0, np.array([7]))
-    assert np.array_equal(images, source_of(digits, "tar").images(0, 0, np.array([7])))
-
-
-def test_samples_of_a_shard_that_came_back_are_decoded_once_for_all(digits, tmp_path):
-    """An array of a folder that was still being copied is not that of the whole folder."""
-    copy = copy_of(digits, tmp_path / "data")
-    (copy / "train-000001.tar").unlink()
-    source = source_of(copy, "memory")
-    assert source.images(0, 0, np.array([3])).any()
-    with pytest.raises(DamagedSample, match="the shard is gone"):
-        source.images(0, 0, np.array([500]))
-    shutil.copy(digits / "train-000001.tar", copy)
-    array = np.load(source_of(copy, "memory")._path)
-    assert array[400:800].any(axis=(1, 2, 3)).all()
-    assert len(list((copy / ".index").glob("train-*.npy"))) == 1
-    (copy / "train-000001.tar").unlink()
-    assert source_of(copy, "memory").images(0, 0, np.array([500])).any()
