@@ -40,12 +40,14 @@ def test_what_is_computed_otherwise_is_an_error_and_leaves_nothing(path, tmp_pat
     assert [child.name for child in tmp_path.iterdir()] == ["encoder.safetensors"]
 
 
-def test_weights_that_are_not_finite_agree_with_nothing(tmp_path, capsys):
+def test_weights_that_are_not_finite_are_refused(tmp_path, capsys):
     path = encoder_file(tmp_path / "encoder.safetensors")
     tensors = load_file(path)
     tensors["norm.bias"][0] = torch.nan
     save_file(tensors, path, metadata=_metadata(path))
-    assert "differ by nan" in refused(capsys, path, "--to", "timm", "--out", tmp_path / "out")
+    assert "norm.bias has values that are not finite" in refused(
+        capsys, path, "--to", "timm", "--out", tmp_path / "out"
+    )
     assert not (tmp_path / "out").exists()
 
 
