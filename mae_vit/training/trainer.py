@@ -135,11 +135,10 @@ class Trainer:
                 self.outputs.log(line)
                 timer = StepTimer()
             # Do not save a state whose steps may turn out bad; the next save follows soon.
-            saved = True
             if due.last or stopping or (saving and self.recovery.no_suspects):
                 saved = self.save(done, last=due.last, wait=due.last or stopping)
-            if stopping and not due.last:
-                return Outcome(done, finished=False, saved=saved)
+                if stopping and not due.last:
+                    return Outcome(done, finished=False, saved=saved)
         return Outcome(self.plan.total_steps, finished=True)
 
     def train_step(self, batches: Iterator[Batch], step: int, timer: StepTimer) -> StepReport:

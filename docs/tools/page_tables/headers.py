@@ -76,7 +76,7 @@ HEADERS: dict[str, tuple[tuple[str, Values], ...]] = {
         ),
         (
             "SmallBiT {} % (three seeds",
-            lambda: (of.accuracy(of.LONGER, "SmallBiT"),),
+            accuracies(of.LONGER, of.SMALL_BIT),
         ),
     ),
     "configs/compare_cifar10_scratch_longer.yaml": (
