@@ -72,7 +72,7 @@ TABLES = {
     "chosen-settings": Table(comparisons.chosen_settings, _COMPARED[:1]),
     "tried-settings": Table(comparisons.tried_settings, (comparisons.TRIED,)),
     "plain-script": Table(comparisons.plain_script, ("plain_small_data.json",)),
-    "step": Table(steps.step, ("step.json", steps.DEFAULT_MEMORY, "step_base.json")),
+    "step": Table(steps.step, ("step.json", "step_base.json")),
     "profile-cifar-tiny": Table(lambda: steps.profile("mae_cifar_tiny"), ("profile_step.json",)),
     "profile-base": Table(lambda: steps.profile("mae_base"), ("profile_step.json",)),
     "bands": Table(bands.arms, (bands.ARMS,)),

@@ -119,8 +119,7 @@ CHOOSING = (
         ),
     ),
     (
-        "SmallResNet reaches {} % in the one seed that was run. In that seed it has {} % after 30 epochs, and MAE has "
-        "{} %.",
+        "In 257 epochs SmallResNet reaches {} %. In that seed it has {} % after 30 epochs, and MAE has {} %.",
         longer_cnn_on_photos,
     ),
     (
@@ -178,5 +177,9 @@ TUTORIAL = (
     (
         "network from {} % to {} % in 2,000 steps and to {} % in 6,000",
         accuracies(PHOTOS, "from scratch", *PHOTOS_MAE),
+    ),
+    (
+        "no pretraining reaches {} % there in the one seed that was run; MAE has {} % in it.",
+        lambda: longer_cnn_on_photos()[::2],
     ),
 )

@@ -7,7 +7,6 @@ from typing import Any
 
 from page_tables.files import results, table
 
-DEFAULT_MEMORY = "step_default_memory.json"
 # What the profiler's largest operators are for.
 WHY = {
     "mm": "gradients of linear layers (two products each)",
@@ -42,25 +41,16 @@ def step() -> str:
     """Our step against transformers' ViTMAE and the official MAE code."""
     small = {
         "`mae_cifar_tiny`, batch 128, neither compiled": "eager",
+        "the same, peers with glibc's default memory, as in their scripts": "default_memory",
         "only ours compiled (`train.compile=true`; without the time of compiling)": "ours_compiled",
         "both compiled": "both_compiled",
     }
     libraries = {"transformers": "transformers", "official": "official code"}
     kinds = [(precision, library) for precision in ("fp32", "bf16") for library in libraries]
     rows = [[name, *(speedup("step.json", *of, kind) for of in kinds)] for name, kind in small.items()]
-    default = [speedup(DEFAULT_MEMORY, *of, "default_memory") for of in kinds]
-    rows.insert(1, ["the same, peers with glibc's default memory, as in their scripts", *default])
     base = "ViT-B at 224 px (`mae_base`), batch 4, neither compiled"
     rows.append([base, *(speedup("step_base.json", *of) for of in kinds)])
     return table(["", *(f"{precision}, {libraries[library]}" for precision, library in kinds)], rows)
-
-
-def with_the_setting() -> tuple[str, ...]:
-    """Medians of the session of `DEFAULT_MEMORY` over peers that have our setting of memory, in the table's order."""
-    kinds = [
-        (precision, library) for precision in ("fp32", "bf16") for library in ("transformers", "official")
-    ]
-    return tuple(speedup(DEFAULT_MEMORY, *of).split(" ")[0] for of in kinds)
 
 
 def range_widths(objectives: Sequence[str]) -> tuple[str, str]:

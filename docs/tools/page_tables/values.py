@@ -78,7 +78,7 @@ def whole_over_scratch(comparison: str, entry: str, scratch: str = SCRATCH) -> V
 
     def values() -> tuple[str]:
         times = ratio(comparison, entry, scratch)
-        return (f"{times:.1f}" if times < 100 else f"{times:.0f}",)
+        return (f"{times:.1f}" if times < 100 else f"{times:,.0f}",)
 
     return values
 
@@ -89,6 +89,12 @@ def pretraining_over_fine_tuning() -> tuple[str]:
         of.pflop(of.LENGTH, "MAE, 5,400 steps", f"{what}_flops") for what in ("pretrain", "finetune")
     )
     return (f"{pretraining / fine_tuning:.0f}",)
+
+
+def mae_on_masks_over_others() -> tuple[str, ...]:
+    """How many times the compute of scratch and of SmallResNet MAE's row on masks has."""
+    others = (SCRATCH, of.RESNET)
+    return sum((whole_over_scratch(segmentation.COMPARISON, of.MAE, other)() for other in others), ())
 
 
 def over_labels(entry: str) -> tuple[str, ...]:
