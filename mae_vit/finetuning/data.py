@@ -254,9 +254,12 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
         return samples, samples[:0]
     keys = index.keys()
     if limit is not None:
-        fewest = int(np.bincount(labels[samples]).min())
-        if limit > int(np.bincount(labels[samples]).max()):
-            raise InputError(f"data.labels_per_class={limit} is more than any class has (fewest: {fewest})")
+        counts, asked = np.bincount(labels[samples]), f"data.labels_per_class={limit}"
+        fewest, short = counts.min(), int((counts < limit).sum())
+        if short == len(counts):
+            raise InputError(f"{asked} is more than any class has (fewest: {fewest})")
+        if short and ranks.rank == 0:
+            print(f"{asked}: {short} of {len(counts)} classes have fewer (fewest: {fewest})")
         samples, _ = limit_per_class(samples, labels, keys, limit, draw=config.data.label_draw)
     if config.finetune.mode in CLOSED_FORM or not share:
         # These modes choose nothing, so they need no held-out images: all samples are support.

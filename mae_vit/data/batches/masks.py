@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -129,7 +130,8 @@ def _mask_places(index: ShardIndex) -> np.ndarray:
         InputError: if a shard cannot be read, or an image has no mask.
     """
     path = index.cache_path("masks.npy")
-    if not path.exists():
+    found = _kept_places(path, len(index))
+    if found is None:
         keys, places = index.keys(), list[tuple[int, int]]()
         with index.locked():
             for number, shard in enumerate(index.split_info.shards):
@@ -142,7 +144,16 @@ def _mask_places(index: ShardIndex) -> np.ndarray:
                     raise InputError(
                         f"masks of {index.folder}: shard {shard.file} cannot be read: {error}"
                     ) from None
+            found = np.array(places, np.int64)
             with replacing(path) as partial, partial.open("wb") as file:
-                np.save(file, np.array(places, np.int64))
-    found: np.ndarray = np.load(path)
+                np.save(file, found)
     return found
+
+
+def _kept_places(path: Path, samples: int) -> np.ndarray | None:
+    """Reads the places that were found before; None without them, or if a copy of the file was cut short."""
+    try:
+        found: np.ndarray = np.load(path)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if found.shape == (samples, 2) else None

@@ -125,6 +125,27 @@ def test_blocks_of_a_subset(many_shards):
     assert (one == other).mean() < 0.5
 
 
+def test_classes_with_fewer_labels_are_counted(digits, capsys):
+    """No class gives more images than it has, so a run says when a subset is smaller than it was asked for."""
+    place = [f"data.path={digits}", "data.augment={crop: none, flip: false}"]
+    place += ["model.in_chans=1", "model.img_size=8", "finetune.holdout=0"]
+    counts = np.bincount(open_index(digits, "train").labels)
+    assert counts.min() < counts.max()
+
+    def trained_on(limit, rank=0):
+        config = load_config(
+            FinetuneConfig, CONFIGS / "simple_cnn_cifar.yaml", [*place, f"data.labels_per_class={limit}"]
+        )
+        return len(open_finetune_data(config, Ranks(rank, 2, rank, 2), torch.device("cpu")).train)
+
+    said = f"data.labels_per_class={counts.max()}: {(counts < counts.max()).sum()} of 10 classes have fewer "
+    assert trained_on(counts.max()) == counts.sum()
+    assert said + f"(fewest: {counts.min()})\n" in capsys.readouterr().out
+    trained_on(counts.max(), rank=1)
+    assert trained_on(counts.min()) == 10 * counts.min()
+    assert "have fewer" not in capsys.readouterr().out
+
+
 def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits, tmp_path):
     """A start that has seen labels has seen none of those that it is fine-tuned and chosen by."""
     device, ranks = torch.device("cpu"), Ranks(0, 1, 0, 1)

@@ -79,6 +79,16 @@ def test_trackers_change_no_bit_and_follow_to_another_folder(call, tmp_path):
     (stored,) = stored_by_mlflow(runs / "mlflow.db")
     assert stored.steps("train/loss") == [1, 2, 3, 4, 5, 6]
     assert stored_by_wandb(runs / "moved").steps == [5, 6]
+    # A branch: the run that the checkpoint is of stays as it is.
+    inside = runs / "on" / "checkpoints" / middle.name
+    assert call(_BOTH, f"run.dir={runs / 'branch'}", "--resume", str(inside)) == 0
+    assert not ids.items() & json.loads((runs / "branch" / "trackers.json").read_text()).items()
+    assert json.loads((runs / "on" / "trackers.json").read_text()) == ids
+    assert sorted(run.steps("train/loss") for run in stored_by_mlflow(runs / "mlflow.db")) == [
+        [1, 2, 3, 4, 5, 6],
+        [5, 6],
+    ]
+    assert stored_by_wandb(runs / "branch").steps == [5, 6]
     # A run in which trackers begin late has its whole course.
     assert call("train.steps=4", "--extend", name="late") == 0
     assert call("--extend", _BOTH, name="late") == 0

@@ -98,16 +98,19 @@ def read_ids(folder: RunFolder) -> dict[str, str]:
         return {}
 
 
-def adopt_ids(folder: RunFolder, found: Mapping[str, str] | None) -> None:
+def adopt_ids(folder: RunFolder, found: Mapping[str, str] | None, *, origin: RunFolder | None = None) -> None:
     """Prepares a run folder: a new run has no ids, one from another machine those of its checkpoint.
+
+    A run that branches off from another has none: in one tracked run the steps of both would mix.
 
     Args:
         folder: of the run.
         found: the ids in the checkpoint that it resumes from; None for a new run.
+        origin: the folder that the checkpoint lies in. If it still has its ids, it is another run.
     """
     if found is None:
         folder.trackers.unlink(missing_ok=True)
-    elif found and not folder.trackers.exists():
+    elif found and not folder.trackers.exists() and not (origin and origin.trackers.exists()):
         write_json(folder.trackers, dict(found))
 
 

@@ -98,6 +98,18 @@ def test_a_damaged_mask_is_a_damaged_sample(pairs, tmp_path):
     torch.testing.assert_close(batch.class_map(), expected_classes(batch.images))
 
 
+def test_places_of_masks_that_were_cut_short_are_found_again(pairs, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(pairs, out)
+    whole = masked(out).images(0, 0, np.array([3, 20]))
+    kept = open_index(out, "train").cache_path("masks.npy")
+    data = kept.read_bytes()
+    for rest in (b"", data[:50], data[:-8]):
+        kept.write_bytes(rest)
+        np.testing.assert_array_equal(masked(out).images(0, 0, np.array([3, 20])), whole)
+        assert kept.read_bytes() == data
+
+
 def test_data_without_masks_are_refused(digits):
     index = open_index(digits, "train")
     with pytest.raises(InputError, match=r"has no masks: mae-vit prepare SRC OUT --masks"):
