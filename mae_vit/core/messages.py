@@ -79,6 +79,11 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def format_percent(share: float) -> str:
+    """Returns a share in percent with one decimal, a half rounded up: 0.5495 is `55.0`, though its float is less."""
+    return f"{100 * share + 1e-9:.1f}"
+
+
 def format_rate(per_second: float) -> str:
     """Returns a rate as a whole number, and one below 10 with two digits: `193`, `8.1`, `0.34`."""
     return f"{per_second:.0f}" if per_second >= 9.95 else f"{per_second:.2g}"

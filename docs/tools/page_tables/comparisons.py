@@ -170,7 +170,7 @@ def tried_settings() -> str:
         [
             entry,
             _in_words(one["setting"]),
-            *(f"{one[part]:.1f}" if part in one else "" for part in ("earlier", "now")),
+            *(decimal(one[part]) if part in one else "" for part in ("earlier", "now")),
         ]
         for entry, tried in file["entries"].items()
         for one in tried

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from mae_vit.core.messages import count_of
+from mae_vit.core.messages import count_of, format_percent
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.rows import Row
@@ -121,7 +121,7 @@ def _against(gap: Gap | None, other: Line, what: str = "") -> str:
 
 
 def _percent(line: Line) -> str:
-    return f"{100 * (line.score or 0):.1f} %" + (" mIoU" if line.segments else "")
+    return f"{format_percent(line.score or 0)} %" + (" mIoU" if line.segments else "")
 
 
 def _seeds(gap: Gap | None, subject: Line) -> str:

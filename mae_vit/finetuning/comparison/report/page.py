@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.messages import format_percent
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
@@ -320,7 +321,7 @@ def _mean(line: Line, column: str) -> str:
     mean, spread = line.mean(column), line.spread(column)
     if mean is None:
         return ""
-    return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "")
+    return format_percent(mean) + (f" ± {format_percent(spread)}" if spread is not None else "")
 
 
 def _p(value: float | None) -> str:
