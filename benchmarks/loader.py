@@ -3,9 +3,9 @@
 Both sides run on the same core, worker and trainer together, and take turns, so that
 ratios hold where absolute times drift. A turn begins when the first batch has come and
 ends when the last one has. A worker may have begun the second batch by then; nothing is left behind.
-Ours is the path of training (index, source, order, `load_batches`). All end in a uint8 batch in
-the trainer's process; normalizing it costs all the same, on the device. The ratio is against the
-fastest peer, which the JSON names. All peers draw a crop and a flip for each image.
+Ours is the path of training (index, source, order, `load_batches`). All but the official pipeline end in
+a uint8 batch in the trainer's process; normalizing it costs them the same, on the device. The ratio is
+against the fastest peer, which the JSON names. All peers draw a crop and a flip for each image.
 
 - Files: ImageFolder and DataLoader, without and with a worker; SPDL has a thread. The pipeline of the official MAE code
   (PIL, ToTensor, Normalize) ends in float32. Faster ones end in uint8: PIL; torchvision's decoder, simplejpeg or

@@ -59,7 +59,7 @@ def measure_starts(scratch: Path, rounds: int) -> dict[str, Any]:
     results = {}
     for shards, starts in starts_by_shards.items():
         totals = [start["total_s"] for start in starts]
-        spread = {"total_range_s": [min(totals), max(totals)]}
+        spread = {"total_range_s": [min(totals), max(totals)], "totals_s": totals}
         results[str(shards)] = {"samples": samples[shards], **median_of(starts), **spread}
     return {"workers": WORKERS, "lookup_batch": LOOKUP_BATCH, "by_shards": results}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from math import copysign
 from pathlib import Path
 
 
@@ -79,9 +80,14 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def format_percent(share: float) -> str:
-    """Returns a share in percent with one decimal, a half rounded up: 0.5495 is `55.0`, though its float is less."""
-    return f"{100 * share + 1e-9:.1f}"
+def format_decimal(value: float, sign: str = "") -> str:
+    """Returns a number with one decimal, a half rounded up in size: `55.0` for 100 * 0.5495, whose float is less.
+
+    Args:
+        value: a number.
+        sign: "+" marks positive ones.
+    """
+    return f"{value + copysign(1e-9, value):{sign}.1f}"
 
 
 def format_rate(per_second: float) -> str:

@@ -87,6 +87,11 @@ def range_over(kind: str) -> tuple[str, str]:
     return f"{min(ratios):.2f}", f"{max(ratios):.2f}"
 
 
+def rrc_in_memory() -> str:
+    """Our rate over the fastest peer's: small images in memory, with a random resized crop."""
+    return _ratio(results("loader.json")["small_rrc"]["over_fastest"]).split(" ")[0]
+
+
 def one_box_a_batch() -> tuple[str, ...]:
     """Rates of whole batches that share a box, over ours, of both rows in memory."""
     rates = [results("loader.json")[row]["images_per_s"] for row in ("small_pad", "small_rrc")]

@@ -178,7 +178,11 @@ PERFORMANCE = (
         "without the contrast takes {} times as long.",
         lambda: steps.over_mae("mae mask_ratio=0.5 decode_ratio=0.5")[:1],
     ),
-    ("a deep decoder) takes {} times as long.", lambda: steps.over_mae("pixio")[:1]),
+    ("a deep decoder) takes {} ({} to {}) times as long.", steps.pixio_over_mae),
+    ("Plain MAE's own time varied from {} to {} ms in these rounds.", steps.range_of_mae),
+    ("Their ranges overlap ({} to {}, and {} to {})", steps.ranges_with_and_without_contrast),
+    ("{} of the {} ranges include 1 before rounding", steps.ranges_with_one),
+    ("ours is {} times as fast with a random crop", lambda: (engine_and_loader.rrc_in_memory(),)),
     ("`mae_cifar_tiny` with a batch of {} takes {} ms:", lambda: profiled("mae_cifar_tiny")),
     ("A step of ViT-B at 224 px with a batch of {} takes {} ms:", lambda: profiled("mae_base")),
     (
@@ -191,7 +195,7 @@ PERFORMANCE = (
         lambda: engine_and_loader.range_over("over_plain"),
     ),
     (
-        "Ours has {} to {} times the rate of the fastest peer with a worker, on the same single core.",
+        "Ours has {} to {} times the rate of the fastest peer with a worker, on the same single core;",
         lambda: engine_and_loader.range_over("over_fastest_with_a_worker"),
     ),
     (
@@ -206,7 +210,7 @@ PERFORMANCE = (
         ),
     ),
     (
-        "to what `os.pread` alone reaches: {} times the rate of the stream.",
+        "`os.pread` alone reaches {} times the rate of the stream.",
         engine_and_loader.reading_over_stream,
     ),
 )
@@ -237,7 +241,11 @@ SENTENCES: dict[str, tuple[tuple[str, Values], ...]] = {
     ),
     "docs/tutorial.md": choosing.TUTORIAL,
     "docs/scaling.md": (
-        ("in four rounds of {} to {} and {} to {} images/s.", small_machine.ranges_of_ranks),
+        ("in {} rounds of {} to {} and {} to {} images/s.", small_machine.ranges_of_ranks),
+        (
+            "unresolved with 10,000, where a start took {} s",
+            lambda: small_machine.slowest_start("10000"),
+        ),
     ),
     "docs/segmentation.md": (
         (

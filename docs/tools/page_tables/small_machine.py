@@ -54,10 +54,15 @@ def ranks() -> str:
 
 
 def ranges_of_ranks() -> tuple[str, ...]:
-    """Smallest and largest rate of one rank's rounds, then of two ranks'."""
-    return tuple(
-        f"{end:.0f}" for each in results(FILE)["ranks"]["by_ranks"].values() for end in each["range"]
-    )
+    """Number of rounds; smallest and largest rate of one rank's, then of two ranks'."""
+    run = results(FILE)["ranks"]
+    ends = [end for each in run["by_ranks"].values() for end in each["range"]]
+    return (str(run["rounds"]), *(f"{end:.0f}" for end in ends))
+
+
+def slowest_start(shards: str) -> tuple[str]:
+    """The longest time of a start, in seconds."""
+    return (f"{results(FILE)['start']['by_shards'][shards]['total_range_s'][1]:.1f}",)
 
 
 def saves() -> str:

@@ -66,6 +66,38 @@ def over_mae(objective: str) -> tuple[str, str]:
     return f"{each['time_over_mae']['median']:.2f}", f"{each['flops_over_mae']:.2f}"
 
 
+def _range(objective: str, what: str = "time_over_mae", digits: int = 2) -> tuple[str, str]:
+    low, high = results("objectives.json")[objective][what]["range"]
+    return f"{low:.{digits}f}", f"{high:.{digits}f}"
+
+
+def pixio_over_mae() -> tuple[str, ...]:
+    """Time of a step with Pixio's options over plain MAE's, and its range."""
+    return (over_mae("pixio")[0], *_range("pixio"))
+
+
+def range_of_mae() -> tuple[str, str]:
+    """The shortest and the longest median time of plain MAE's step in a round, in ms."""
+    return _range("mae", "ms_per_step", 0)
+
+
+def ranges_with_and_without_contrast() -> tuple[str, ...]:
+    """Ranges of the times over plain MAE's, with the contrast and with its other options alone."""
+    return (*_range("contrastive_mae"), *_range("mae mask_ratio=0.5 decode_ratio=0.5"))
+
+
+def ranges_with_one() -> tuple[str, str]:
+    """How many ranges of the table of steps include 1, and how many there are."""
+    ranges = [
+        kind["range"]
+        for file in ("step.json", "step_base.json")
+        for precision in ("fp32", "bf16")
+        for kinds in results(file)[precision]["speedup"].values()
+        for kind in kinds.values()
+    ]
+    return str(sum(low <= 1 <= high for low, high in ranges)), str(len(ranges))
+
+
 def profile(config: str) -> str:
     """The ten largest operators of a step."""
     rows = []

@@ -156,4 +156,4 @@ def _kept_places(path: Path, samples: int) -> np.ndarray | None:
         found: np.ndarray = np.load(path)
     except (OSError, ValueError, EOFError):
         return None
-    return found if found.shape == (samples, 2) else None
+    return found if found.shape == (samples, 2) and found.dtype == np.int64 else None

@@ -2,13 +2,22 @@
 
 import pytest
 
-from mae_vit.core.messages import format_percent
+from mae_vit.core.messages import format_decimal
 
 
 @pytest.mark.parametrize(
-    ("share", "text"),
-    # The floats of 100 * 0.5495 and 100 * 0.6435 are below the half.
-    [(0.5495, "55.0"), (0.6435, "64.4"), (0.54949, "54.9"), (0.5494, "54.9"), (0.0, "0.0"), (1.0, "100.0")],
+    ("value", "sign", "text"),
+    [
+        # These floats are below the half.
+        (100 * 0.5495, "", "55.0"),
+        (100 * 0.6435, "", "64.4"),
+        (-100 * 0.6435, "+", "-64.4"),
+        (54.949, "", "54.9"),
+        (1.25, "+", "+1.3"),
+        (0.0, "", "0.0"),
+        (-0.04, "", "-0.0"),
+        (100.0, "", "100.0"),
+    ],
 )
-def test_a_half_percent_is_rounded_up(share, text):
-    assert format_percent(share) == text
+def test_a_half_is_rounded_up(value, sign, text):
+    assert format_decimal(value, sign) == text

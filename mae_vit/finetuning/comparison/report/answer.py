@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from mae_vit.core.messages import count_of, format_percent
+from mae_vit.core.messages import count_of, format_decimal
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.rows import Row
@@ -116,12 +116,12 @@ def _against(gap: Gap | None, other: Line, what: str = "") -> str:
     if not gap.is_clear and abs(gap.points) + gap.half_width <= LEVEL_POINTS:
         return f"level with {name}"
     side = "above" if gap.points > 0 else "below"
-    phrase = f"{abs(gap.points):.1f} points {side} {name}"
+    phrase = f"{format_decimal(abs(gap.points))} points {side} {name}"
     return phrase if gap.is_clear else f"{phrase}, which chance may explain"
 
 
 def _percent(line: Line) -> str:
-    return f"{format_percent(line.score or 0)} %" + (" mIoU" if line.segments else "")
+    return f"{format_decimal(100 * (line.score or 0))} %" + (" mIoU" if line.segments else "")
 
 
 def _seeds(gap: Gap | None, subject: Line) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from mae_vit.core.messages import format_decimal
 from mae_vit.finetuning.comparison.config import TUNED_BY
 from mae_vit.finetuning.comparison.report.rows import Row, group, title_of
 from mae_vit.inspection.page import svg
@@ -65,7 +66,7 @@ def bars(entries: Sequence[tuple[str, Sequence[Row]]], palette: Palette) -> str 
             axes.barh(place, scores.mean(), height=0.34, color=color, alpha=0.75)
             if len(scores) > 1:
                 axes.plot(scores, np.full(len(scores), place), "o", color=color, markersize=4)
-            label = f"{svg.plain(title_of(several[0].cell.entry))}: {scores.mean():.1f} %"
+            label = f"{svg.plain(title_of(several[0].cell.entry))}: {format_decimal(scores.mean())} %"
             axes.text(0.5, place - 0.24, label, va="bottom", fontsize=11)
         axes.set_xlim(0, 100)
         axes.set_ylim(len(entries) - 0.5, -0.75)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import format_percent
+from mae_vit.core.messages import format_decimal
 from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
@@ -251,8 +251,8 @@ def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
         body.append(
             [
                 name,
-                f"{100 * own:.1f}",
-                *(f"{100 * (_class_mean(line, name) - own):+.1f}" for line in by_entry.values()),
+                format_decimal(100 * own),
+                *(format_decimal(100 * (_class_mean(line, name) - own), "+") for line in by_entry.values()),
             ]
         )
     return [
@@ -321,7 +321,7 @@ def _mean(line: Line, column: str) -> str:
     mean, spread = line.mean(column), line.spread(column)
     if mean is None:
         return ""
-    return format_percent(mean) + (f" ± {format_percent(spread)}" if spread is not None else "")
+    return format_decimal(100 * mean) + (f" ± {format_decimal(100 * spread)}" if spread is not None else "")
 
 
 def _p(value: float | None) -> str:

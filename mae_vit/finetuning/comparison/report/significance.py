@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from mae_vit.core.messages import format_decimal
 from mae_vit.evaluation.segmentation import Overlaps, mean_iou
 
 
@@ -58,14 +59,14 @@ class Gap:
 
     def describe(self) -> str:
         """Returns text such as +3.2 points (95 %: 2.1 to 4.3); it states if there is only one seed."""
-        low, high = self._range
+        low, high = map(format_decimal, self._range)
         of = ", one seed, test images alone" if self.seeds == 1 else ""
-        return f"{self.points:+.1f} points (95 %{of}: {low:.1f} to {high:.1f})"
+        return f"{format_decimal(self.points, '+')} points (95 %{of}: {low} to {high})"
 
     def in_brackets(self) -> str:
         """For a table: +3.2 [2.1, 4.3]; starred if of one seed, in parentheses if chance may explain it."""
-        low, high = self._range
-        text = f"{self.points:+.1f} [{low:.1f}, {high:.1f}]" + ("*" if self.seeds == 1 else "")
+        low, high = map(format_decimal, self._range)
+        text = f"{format_decimal(self.points, '+')} [{low}, {high}]" + ("*" if self.seeds == 1 else "")
         return text if self.is_clear else f"({text})"
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mae_vit.core.messages import format_percent
+from mae_vit.core.messages import format_decimal
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Labels
 from mae_vit.finetuning.comparison.report.rows import Row, group, title_of
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
@@ -197,6 +197,6 @@ def terminal_table(lines: Sequence[Line]) -> str:
 def _percent(line: Line) -> str:
     mean, spread = line.mean(line.metric), line.spread(line.metric)
     assert mean is not None
-    return f"{format_percent(mean)} %" + (
-        f" (± {format_percent(spread)} over {len(line.rows)} seeds)" if spread is not None else ""
+    return f"{format_decimal(100 * mean)} %" + (
+        f" (± {format_decimal(100 * spread)} over {len(line.rows)} seeds)" if spread is not None else ""
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from mae_vit.core.messages import format_percent
+from mae_vit.core.messages import format_decimal
 from mae_vit.finetuning.comparison.config import TUNED_BY, Overrides
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.matrix.settings import lines_of
@@ -23,7 +23,7 @@ def settings_table(matrix: Matrix) -> tuple[list[str], list[list[str]]]:
         point, scores = matrix.chosen(entry, labels)
         points = matrix.config.tuning_settings(entry) or [{}]
         for other, score in zip_longest(points, scores):
-            shown = "" if score is None else format_percent(score) if score >= 0 else "not finished"
+            shown = "" if score is None else format_decimal(100 * score) if score >= 0 else "not finished"
             chosen = "chosen" if min(scores, default=-1) >= 0 and other == point else ""
             body.append(
                 [entry.name, str(labels), ", ".join(filter(None, (own, _as_text(other)))), shown, chosen]
