@@ -149,7 +149,9 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
     if checkpoint is None:
         adopt_ids(setup.folder, None)
     else:
-        adopt_ids(setup.folder, checkpoint.trackers, origin=RunFolder(checkpoint.path.resolve().parents[1]))
+        adopt_ids(
+            setup.folder, checkpoint.trackers, origin=RunFolder(checkpoint.path.absolute().parent.parent)
+        )
     own = setup.folder.checkpoints
     if checkpoint and checkpoint.step and checkpoint.path.parent.resolve() != own.resolve():
         # Of an earlier start, without training: a rollback must not go back to it.

@@ -179,7 +179,7 @@ TUTORIAL = (
         accuracies(PHOTOS, "from scratch", *PHOTOS_MAE),
     ),
     (
-        "no pretraining reaches {} % there in the one seed that was run; MAE has {} % in it.",
+        "no pretraining reaches {} % there in the one seed that was run; MAE has {} % in it, and",
         lambda: longer_cnn_on_photos()[::2],
     ),
 )

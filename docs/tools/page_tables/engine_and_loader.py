@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from page_tables.files import results, table
+from page_tables.files import decimal, results, table
 
 STREAM = "peer: webdataset's stream"
 # The pages' names of loader.json's rows.
@@ -78,13 +78,13 @@ def _peer(name: str) -> str:
 
 def _ratio(ratio: dict[str, Any]) -> str:
     low, high = ratio["range"]
-    return f"{ratio['median']:.2f} ({low:.2f}-{high:.2f})"
+    return f"{decimal(ratio['median'], 2)} ({low:.2f}-{high:.2f})"
 
 
 def range_over(kind: str) -> tuple[str, str]:
     """The smallest and the largest median ratio to a kind of peer, over the rows that have it."""
     ratios = [each[kind]["median"] for each in results("loader.json").values() if kind in each]
-    return f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return decimal(min(ratios), 2), decimal(max(ratios), 2)
 
 
 def rrc_in_memory() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from page_tables.files import results, table
+from page_tables.files import decimal, results, table
 
 # What the profiler's largest operators are for.
 WHY = {
@@ -29,7 +29,7 @@ WHY = {
 def with_range(ratio: dict[str, Any]) -> str:
     """A median with the range of its rounds."""
     low, high = ratio["range"]
-    return f"{ratio['median']:.2f} ({low:.3g}-{high:.3g})"
+    return f"{decimal(ratio['median'], 2)} ({low:.3g}-{high:.3g})"
 
 
 def speedup(file: str, precision: str, library: str, kind: str = "eager") -> str:

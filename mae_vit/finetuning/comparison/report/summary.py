@@ -180,7 +180,7 @@ def terminal_table(lines: Sequence[Line]) -> str:
     body = []
     for line in lines:
         labels = "all" if line.labels == "all" else str(line.labels)
-        gap = "reference" if line.gap is None else f"{line.gap.points:+.1f}"
+        gap = "reference" if line.gap is None else format_decimal(line.gap.points, "+")
         accuracy = _percent(line) if line.score is not None else "not tested"
         body.append((line.title, labels, line.mode, accuracy, gap))
     measured = "test mIoU" if any(line.segments for line in lines) else "test accuracy"
