@@ -141,6 +141,7 @@ def test_check_names_the_page_and_write_mends_it(monkeypatch, tmp_path, capsys):
         ("compare_segmentation", "ViT-Tiny from scratch", 7),
         ("compare_cifar10_5k", "ViT-Tiny from scratch", 13),
         ("compare_cifar10_longer", "SmallResNet", 4),
+        ("compare_cifar10_finetune_longer", "ViT-Tiny from MAE with contrast", 1),
         ("compare_cifar10_scratch_longer", "ViT-Tiny from scratch", 1),
         ("compare_cifar10_transfer", "ViT-Tiny from scratch", 6),
         ("study_length", "from scratch", 8),
@@ -200,6 +201,20 @@ def test_the_longer_cnn_beside_the_contrast():
         assert f"That is {points} points above {contrast_is} ({low} to {high}), whose compute is" in page
 
 
+def test_the_longer_cnn_beside_the_longer_fine_tuning():
+    longer, tuned = (
+        read_scores(ROOT / "docs/results" / comparison)[entry, "500", "finetune"]
+        for comparison, entry in (
+            ("compare_cifar10_longer", "SmallResNet, 314 epochs"),
+            ("compare_cifar10_finetune_longer", "ViT-Tiny from MAE with contrast, 100 epochs"),
+        )
+    )
+    assert len(longer) == len(tuned) == 3
+    points, low, high = re.findall(r"-?[0-9.]+", gap_between(longer, tuned).in_brackets())
+    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    assert f"SmallResNet after 314 epochs is {points} points above them ({low} to {high})." in page
+
+
 def test_the_longer_cnn_beside_mae_on_photographs():
     """Seed 0 of two comparisons, with the same labels; the interval in the page is of both predictions."""
     results = ROOT / "docs/results"
@@ -223,10 +238,11 @@ def test_the_longer_cnn_beside_mae_on_photographs():
         ("compare_cifar10_longer", "SmallResNet"),
         ("compare_cifar10_longer", "SimpleCNN"),
         ("compare_cifar10_scratch_longer", "ViT-Tiny from scratch"),
+        ("compare_cifar10_finetune_longer", "ViT-Tiny from MAE with contrast"),
     ],
 )
 def test_rows_that_ran_again_are_right_on_the_same_images(comparison, entry):
-    """docs/results.md says so of three comparisons."""
+    """docs/results.md says so of these comparisons."""
     again, before = (
         read_scores(ROOT / "docs/results" / name)[entry, "500", "finetune"]
         for name in (comparison, "compare_cifar10_5k")

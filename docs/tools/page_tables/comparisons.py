@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from functools import cache
 from statistics import mean, stdev
 from typing import Any
@@ -20,6 +21,10 @@ LONGER, RESNET_LONGER, CNN_LONGER = (
 )
 PHOTOS_CNN, RESNET_257 = "study_length_tiny_imagenet_cnn", "SmallResNet, 257 epochs"
 SCRATCH_500, EPOCHS_500 = "compare_cifar10_scratch_longer", "ViT-Tiny from scratch, 500 epochs"
+FINETUNE_LONGER, CONTRAST_100 = (
+    "compare_cifar10_finetune_longer",
+    "ViT-Tiny from MAE with contrast, 100 epochs",
+)
 LENGTH, LENGTH_PHOTOS = "study_length", "study_length_tiny_imagenet"
 SCRATCH, MEAN_COLOR = "ViT-Tiny from scratch", "ViT-Tiny from mean color"
 MAE, CONTRAST = "ViT-Tiny from MAE", "ViT-Tiny from MAE with contrast"
@@ -80,6 +85,14 @@ def above(comparison: str, entry: str, other: str) -> tuple[str, str, str]:
     points, _, interval = cell.partition(" ")
     low, high = interval.strip("[]*").split(", ")
     return points.lstrip("+"), low, high
+
+
+def above_reference(comparison: str, entry: str) -> tuple[str, str, str]:
+    """Points of an entry above the comparison's reference, and both ends of the interval, of report.md's table."""
+    (row,) = (line for line in _results_of_report(comparison) if line.startswith(f"| {entry} |"))
+    found = re.search(r"\+?(-?[\d.]+) \[(-?[\d.]+), (-?[\d.]+)\]", row)
+    assert found is not None
+    return found[1], found[2], found[3]
 
 
 def few_labels() -> str:

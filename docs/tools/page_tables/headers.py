@@ -79,6 +79,12 @@ HEADERS: dict[str, tuple[tuple[str, Values], ...]] = {
             accuracies(of.LONGER, of.SMALL_BIT),
         ),
     ),
+    "configs/compare_cifar10_finetune_longer.yaml": (
+        (
+            "{} % after 30 epochs, {} % after 100 (three seeds",
+            accuracies(of.FINETUNE_LONGER, CONTRAST, of.CONTRAST_100),
+        ),
+    ),
     "configs/compare_cifar10_scratch_longer.yaml": (
         (
             "{} % after 30 epochs (three seeds), {} % after 500 (one",

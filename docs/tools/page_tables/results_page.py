@@ -65,6 +65,15 @@ RESULTS = (
     ("6 blocks ({} M parameters)", million_parameters(FIVE_K, MAE)),
     ("MAE lifts the ViT by {} points over scratch (95 % interval: {} to {}),", above(FIVE_K, MAE, SCRATCH)),
     ("mean color by {} ({} to {}).", above(FIVE_K, MEAN_COLOR, SCRATCH)),
+    ("the ViT with the contrast reaches {} %. The", spreads(of.FINETUNE_LONGER, of.CONTRAST_100)),
+    (
+        "difference to 30 epochs, {} points ({} to {}), may be chance.",
+        lambda: of.above_reference(of.FINETUNE_LONGER, of.CONTRAST_100),
+    ),
+    (
+        "The long runs are right on {} % of their training images.",
+        lambda: (of.accuracy(of.FINETUNE_LONGER, of.CONTRAST_100, "train_top1"),),
+    ),
     ("the contrast's recipe, it is {} points above MAE alone ({} to {}).", above(FIVE_K, CONTRAST, MAE)),
     ("With the contrast it is {} points above SmallResNet ({} to {})", above(FIVE_K, CONTRAST, RESNET)),
     ("It is {} points above SimpleCNN ({} to {}). Both may be chance.", above(FIVE_K, CONTRAST, CNN)),
