@@ -201,6 +201,7 @@ def settings_of(
 def _embed(arguments: argparse.Namespace) -> Outcome:
     # Slow to import, so that --help is not.
     from mae_vit.runtime.signals import StopRequest
+    from mae_vit.training.engines.precision import why_slow
     from mae_vit.weights.embed.embed import SAVE_EVERY_S, embed
     from mae_vit.weights.embed.images import open_images
     from mae_vit.weights.embed.output import check_out
@@ -215,6 +216,8 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
         arguments.data, out=arguments.out.parent, splits=arguments.split, labels=not arguments.no_labels
     )
     settings = settings_of(arguments, dtype=arguments.dtype)
+    if slow := why_slow(settings.precision, settings.device):
+        print(f"warning: {slow}")
     seconds = SAVE_EVERY_S if arguments.save_every_s is None else arguments.save_every_s
     return embed(
         encoder.to(settings.device),

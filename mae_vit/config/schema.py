@@ -113,7 +113,8 @@ class TrainSection(Section):
     - `engine`: "auto" uses plain torch for one process. It uses DeepSpeed for several processes, or if
       `zero_stage` is above 0. "torch" uses DistributedDataParallel for several processes.
     - `compress_gradients`: "bf16" rounds the gradients that ranks exchange, to send half the bytes.
-    - `precision`: "fp32" is float32 throughout, without TF32.
+    - `precision`: "auto" is bf16 on GPUs and processors that have it, else fp32; the plan shows which, and why. A run
+      resumes in the precision that it began with, on any machine. "fp32" is float32 throughout, without TF32.
     - `compile`: uses torch.compile. "auto" compiles on GPUs, for Vision Transformers and runs of
       10,000 micro-batches or more; the plan (`--dry-run`) shows the reason. "reduce-overhead" launches the
       compiled kernels as CUDA graphs, on the torch engine. It suits small models, whose launches take most time.
@@ -127,7 +128,7 @@ class TrainSection(Section):
     warmup_samples: int | None = Field(default=None, ge=0)
     effective_batch_size: int = Field(gt=0)
     batch_size_per_device: int | None = Field(default=None, gt=0)
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     engine: Literal["auto", "deepspeed", "torch"] = "auto"
     zero_stage: Literal[0, 1, 2, 3] = 0
     compile: bool | Literal["auto", "reduce-overhead"] = "auto"

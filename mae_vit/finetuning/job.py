@@ -53,6 +53,7 @@ from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
+from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.plan_text import describe_training, print_notes
@@ -60,11 +61,13 @@ from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import (
+    agree_on_precision,
     check_engine,
     foresee_start,
     is_finished,
     open_run_folder,
     resume_or_start,
+    settle_precision,
 )
 from mae_vit.weights.load import warn_normalization_differs
 
@@ -148,10 +151,12 @@ def _finetune(
         checkpoint, stop = foresee_start(
             folder, arguments.resume, identity, plan, extend=arguments.extend, warn=ranks.rank == 0
         )
+        chosen = choose_precision(config.train.precision, device)  # the ranks are not joined
+        chosen = settle_precision(config, identity, checkpoint, chosen, device)[2]
         model = build()
         coverage = load(model, start) if start else None
         if ranks.rank == 0:
-            print(describe(training(), checkpoint))
+            print(describe(training(chosen), checkpoint))
             print(describe_initial_model(config, plan, model, coverage, stop))
         return
     fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
@@ -161,6 +166,10 @@ def _finetune(
             results = folder.path / "results.json" if config.finetune.test else folder.summary
             print(f"{folder.path} is finished ({checkpoint.step} steps); results: {results}")
         return
+    chosen = agree_on_precision(config.train.precision, device, ranks)
+    config, identity, chosen = settle_precision(config, identity, checkpoint, chosen, device)
+    if ranks.rank == 0:
+        print(f"precision: {chosen}")
     model = build()
     if checkpoint is None and start is not None:
         coverage = load(model, start)
@@ -183,7 +192,7 @@ def _finetune(
         draws_noise(model),
         metric if len(data.held_out) else None,
         config.finetune.start or "scratch",
-        plan_text=describe(training(timed=False), checkpoint) if ranks.rank == 0 else "",
+        plan_text=describe(training(chosen, timed=False), checkpoint) if ranks.rank == 0 else "",
     )
     facts = {"labels_seen_by_start": overlap}
     outputs = partial(make_outputs, config, data, folder, info=info, labels=labels_seen)

@@ -37,7 +37,13 @@ from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
-from mae_vit.training.startup import is_finished, open_run_folder, resume_or_start
+from mae_vit.training.startup import (
+    agree_on_precision,
+    is_finished,
+    open_run_folder,
+    resume_or_start,
+    settle_precision,
+)
 from mae_vit.weights.encoder import cost_of_start
 
 EXAMPLES = """examples:
@@ -138,6 +144,11 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         if ranks.rank == 0:
             print(f"{folder.path} is finished ({checkpoint.step} steps); encoder: {folder.encoder}")
         return
+    chosen = agree_on_precision(config.train.precision, setup.device, ranks)
+    config, identity, chosen = settle_precision(config, identity, checkpoint, chosen, setup.device)
+    setup = replace(setup, config=config)
+    if ranks.rank == 0:
+        print(f"precision: {chosen}")
     objective = setup.build()
     # Initial weights may have seen labels, too.
     begins_from = config.model.init or "scratch"
@@ -170,7 +181,7 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT.format(why=setup.data.why_none),
         judge=watch.check if watch else None,
-        plan_text=describe_plan(setup, folder, checkpoint, timed=False) if ranks.rank == 0 else "",
+        plan_text=describe_plan(setup, folder, checkpoint, chosen, timed=False) if ranks.rank == 0 else "",
     )
     job = Job(config, setup.plan, setup.data, info, engine, folder, setup.costs.flops_per_image)
     run(run_setup, job, checkpoint)

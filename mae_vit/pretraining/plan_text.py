@@ -10,6 +10,7 @@ from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.setup import Setup
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
+from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import describe_start
@@ -20,7 +21,12 @@ _FEW_STEPS = 1_000
 
 
 def describe_plan(
-    setup: Setup, folder: RunFolder, checkpoint: CheckpointInfo | None, *, timed: bool = True
+    setup: Setup,
+    folder: RunFolder,
+    checkpoint: CheckpointInfo | None,
+    precision: Chosen,
+    *,
+    timed: bool = True,
 ) -> str:
     """Returns the resolved plan, a line for each fact; `timed`: with the time that a measurement here predicts."""
     config, plan, ranks, data, costs = setup.config, setup.plan, setup.ranks, setup.data, setup.costs
@@ -47,7 +53,7 @@ def describe_plan(
         "views": describe_augment(config),
         "held out": held_out,
         "probe": describe_probe(data, plan),
-        **describe_training(config, plan, costs, ranks, setup.device, folder.path, timed=timed),
+        **describe_training(config, plan, costs, ranks, setup.device, folder.path, precision, timed=timed),
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"note: {text}" for text in plan.notes]

@@ -113,6 +113,7 @@ def estimate_costs(
 def least_kept(setup: Setup) -> int:
     """Returns the fewest bytes that a step keeps for its backward pass; 0 if the compiler chooses them."""
     train, info = setup.config.train, setup.info
+    assert train.precision != "auto", "`settle_precision` comes first"
     if choose_compiling(setup.config, setup.plan, setup.device).on:
         return 0
     return kept_bytes(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal, TypeVar
 
 import torch
 
@@ -18,10 +20,13 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.runtime.slurm import is_requeued_run
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.checkpoints.format import list_checkpoints
-from mae_vit.training.checkpoints.resume import Identity, find_checkpoint, set_aside
+from mae_vit.training.checkpoints.resume import PRECISION, Identity, find_checkpoint, set_aside
 from mae_vit.training.engines.build import enable_determinism, init_process_group
+from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.trackers.open import check_installed
+
+C = TypeVar("C", bound=Config)
 
 
 def check_engine(config: Config, ranks: Ranks) -> None:
@@ -99,6 +104,34 @@ def resume_or_start(
         return checkpoint
 
     return run_on_rank_zero(choose, ranks)
+
+
+def agree_on_precision(asked: Precision | Literal["auto"], device: torch.device, ranks: Ranks) -> Chosen:
+    """Resolves `train.precision`: "auto" is fp32 for all ranks if it is so for any; collective."""
+    by_rank: list[Chosen] = gather_objects(choose_precision(asked, device), ranks)
+    return next((chosen for chosen in by_rank if chosen.precision == "fp32"), by_rank[0])
+
+
+def settle_precision(
+    config: C, identity: Identity, checkpoint: CheckpointInfo | None, chosen: Chosen, device: torch.device
+) -> tuple[C, Identity, Chosen]:
+    """Puts the run's precision in the place of "auto".
+
+    Args:
+        config: of the run.
+        identity: of the run.
+        checkpoint: that it resumes from, in its precision.
+        chosen: by `agree_on_precision`, for a run that begins.
+        device: of this rank.
+
+    Returns:
+        Config and identity with the precision of the run, and why it is this.
+    """
+    if checkpoint is not None and config.train.precision == "auto":
+        chosen = fixed(checkpoint.identity[PRECISION], "auto: the run began so", device)
+    train = config.train.model_copy(update={"precision": chosen.precision})
+    settled = replace(identity, values={**identity.values, PRECISION: chosen.precision})
+    return config.model_copy(update={"train": train}), settled, chosen
 
 
 def check_resumable(folder: RunFolder) -> None:

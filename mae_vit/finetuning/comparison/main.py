@@ -27,7 +27,7 @@ from mae_vit.finetuning.comparison.matrix.cell import Cell
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.plan_text import describe_plan
 from mae_vit.finetuning.comparison.progress_bar import Bar
-from mae_vit.finetuning.comparison.protocol import keep_protocol
+from mae_vit.finetuning.comparison.protocol import begun_precision, keep_protocol
 from mae_vit.finetuning.comparison.report.encoder_views import write_inspection
 from mae_vit.finetuning.comparison.report.page import write_page, write_text
 from mae_vit.finetuning.comparison.report.predictions import PREDICTIONS, pack_predictions
@@ -35,8 +35,10 @@ from mae_vit.finetuning.comparison.report.rows import Row, read_rows, table
 from mae_vit.finetuning.comparison.report.segmentation import MASKS, overlays
 from mae_vit.finetuning.comparison.report.summary import lines_of, notes_of, terminal_table
 from mae_vit.finetuning.comparison.runner import Runner, slots_of
+from mae_vit.runtime.device import choose_device
 from mae_vit.runtime.failures import RunInterrupted, TrainingFailed, run_to_exit_code
 from mae_vit.runtime.signals import STOP_SIGNALS, early_signal, handling
+from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
 from mae_vit.training.outputs.trackers.tensorboard import write_hparams
 
 # Of nothing else: it is written anew.
@@ -130,11 +132,9 @@ def compare(arguments: CompareArguments) -> Path:
         matrix.check()
         matrix.check_data()
     if arguments.dry_run:
-        print(describe_plan(matrix, folder, _known_cells(matrix)))
+        print(describe_plan(matrix, folder, _known_cells(matrix), choose_precision_of(config, folder)))
         return folder
-    if not arguments.report:
-        _keep_protocol(matrix, folder)
-    failed = {} if arguments.report else _run_all(matrix)
+    failed = {} if arguments.report else _run_all(matrix, _keep_protocol(matrix, folder))
     _report(matrix, folder, failed)
     if failed:
         raise TrainingFailed(
@@ -143,7 +143,16 @@ def compare(arguments: CompareArguments) -> Path:
     return folder
 
 
-def _keep_protocol(matrix: Matrix, folder: Path) -> None:
+def choose_precision_of(config: CompareConfig, folder: Path) -> Chosen:
+    """Returns the precision of all runs that name none: that in which the comparison began, on any machine."""
+    asked, device = config.set.get("train.precision", "auto"), choose_device("auto")
+    begun = begun_precision(folder)
+    if asked == "auto" and begun is not None:
+        return fixed(begun, "auto: the comparison began so", device)
+    return choose_precision(asked, device)
+
+
+def _keep_protocol(matrix: Matrix, folder: Path) -> Precision:
     cells = _known_cells(matrix)
     # Refuses folders of other runs before anything is noted.
     unfinished([*matrix.pretraining.values(), *matrix.tuning(), *(cell.job for cell in cells)])
@@ -151,14 +160,17 @@ def _keep_protocol(matrix: Matrix, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".report.lock"):
-            keep_protocol(folder, matrix.config, tested=tested)
+            chosen = choose_precision_of(matrix.config, folder)
+            keep_protocol(folder, matrix.config, precision=chosen.precision, tested=tested)
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error_reason(error)}") from None
+    print(f"precision: {chosen}")
+    return chosen.precision
 
 
-def _run_all(matrix: Matrix) -> dict[str, str]:
+def _run_all(matrix: Matrix, precision: Precision) -> dict[str, str]:
     """Runs all that is missing; returns why runs failed, by their names."""
-    runner = Runner(slots_of(matrix.config.parallel))
+    runner = Runner(slots_of(matrix.config.parallel), precision)
     pretraining, tuning = list(matrix.pretraining.values()), matrix.tuning()
     bar = Bar([*pretraining, *tuning], more=matrix.count_cells())
     with _stopping(runner):

@@ -12,19 +12,22 @@ from mae_vit.finetuning.comparison.matrix.cell import Cell
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.report.rows import describe_labels, title_of
 from mae_vit.finetuning.comparison.runner import slots_of
+from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.run_folder import RunFolder
 
 
-def describe_plan(matrix: Matrix, folder: Path, cells: Iterable[Cell]) -> str:
+def describe_plan(matrix: Matrix, folder: Path, cells: Iterable[Cell], precision: Chosen) -> str:
     """Returns the plan: what the comparison runs, what is done of it, and why it would stop in folders of other runs.
 
     Args:
         matrix: of the comparison.
         folder: of the comparison.
         cells: that are known so far.
+        precision: of the runs that name none.
     """
     jobs = {"pretraining": list(matrix.pretraining.values()), "tuning": matrix.tuning()}
     lines = [f"comparison  {folder}, {count_of(slots_of(matrix.config.parallel), 'run')} at a time"]
+    lines.append(f"precision   {precision}")
     for what, several in jobs.items():
         done = sum(map(_is_done, several))
         lines.append(f"{what:<12}{count_of(len(several), 'run')}, {done} done")

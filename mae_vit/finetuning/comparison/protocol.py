@@ -16,18 +16,20 @@ from pydantic import ValidationError
 
 from mae_vit.core.files import write_json
 from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.training.engines.precision import Precision
 
 PROTOCOL = "protocol.json"
 # They change no result.
 _FREE = ("run", "parallel")
 
 
-def keep_protocol(folder: Path, config: CompareConfig, *, tested: int) -> None:
+def keep_protocol(folder: Path, config: CompareConfig, *, precision: str, tested: int) -> None:
     """Writes the settings; if test results are there, also how they differ from the settings before.
 
     Args:
         folder: of the comparison; it exists.
         config: the settings now.
+        precision: what `train.precision=auto` is in this comparison.
         tested: cells with a test result.
     """
     now = {key: value for key, value in config.model_dump(mode="json").items() if key not in _FREE}
@@ -40,7 +42,14 @@ def keep_protocol(folder: Path, config: CompareConfig, *, tested: int) -> None:
     if changed and tested:
         when = datetime.now(timezone.utc).isoformat(timespec="seconds")
         changes.append({"time": when, "tested_cells": tested, "settings": changed})
-    write_json(path, {"settings": now, "changes": changes})
+    write_json(path, {"settings": now, "precision": precision, "changes": changes})
+
+
+def begun_precision(folder: Path) -> Precision | None:
+    """Returns the precision that the comparison began in; None if it has not begun."""
+    path = folder / PROTOCOL
+    begun: Precision | None = json.loads(path.read_text()).get("precision") if path.exists() else None
+    return begun
 
 
 def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:

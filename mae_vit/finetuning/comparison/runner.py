@@ -19,6 +19,7 @@ from mae_vit.finetuning.comparison.jobs import Job, unfinished
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.exit_codes import EXIT_REQUEUE
+from mae_vit.training.engines.precision import AUTO_PRECISION, Precision
 
 # Seconds between two looks at the running jobs.
 _POLL_S = 0.5
@@ -41,11 +42,13 @@ class Runner:
 
     Attributes:
         slots: number of jobs at the same time.
+        precision: what `train.precision=auto` is for all jobs.
         failed: exit code and last line of output, by name of the failed job.
         stopped: the signal that stopped the comparison; None if there was none.
     """
 
     slots: int
+    precision: Precision = "fp32"
     failed: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None
     _lost: set[str] = field(default_factory=set)
@@ -112,7 +115,7 @@ class Runner:
 
     def _start(self, job: Job, claim: FileLock, slot: int) -> _Running:
         job.remember()
-        environment = dict(os.environ)
+        environment = {**os.environ, AUTO_PRECISION: self.precision}
         if gpus := own_gpus():
             environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
         with job.log.open("ab") as log:

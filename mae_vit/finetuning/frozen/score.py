@@ -46,11 +46,16 @@ from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
 from mae_vit.training.checkpoints.resume import Identity, check_identity, run_identity
 from mae_vit.training.engines.cost import estimate
-from mae_vit.training.engines.precision import autocast
+from mae_vit.training.engines.precision import Chosen, autocast, choose_precision
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import resume_or_start, run_folder_locked
+from mae_vit.training.startup import (
+    agree_on_precision,
+    resume_or_start,
+    run_folder_locked,
+    settle_precision,
+)
 from mae_vit.weights.start import origin_of
 
 
@@ -84,14 +89,19 @@ def score_frozen(
     measured = open_measured(config, data, build, starts, say=ranks.rank == 0)
     if arguments.dry_run:
         if ranks.rank == 0:
-            print(_describe_plan(config, data, build, plan), describe_outcome(stop, "scored"), sep="\n")
+            chosen = choose_precision(config.train.precision, device)
+            print(
+                _describe_plan(config, data, build, plan, chosen), describe_outcome(stop, "scored"), sep="\n"
+            )
         return
     resume_or_start(config, arguments, folder, identity, ranks, device, saves=False)
+    chosen = agree_on_precision(config.train.precision, device, ranks)
+    config, _, chosen = settle_precision(config, identity, None, chosen, device)
     facts = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": measured.labels_seen}
     facts |= {"notes": list(plan.notes)} if plan is not None and plan.notes else {}
 
     def create() -> None:
-        described = _describe_plan(config, data, build, plan)
+        described = _describe_plan(config, data, build, plan, chosen)
         folder.create(dump_config(config), describe_environment(sys.argv, ranks.world_size), described)
         folder.write_summary("running", facts)
         print_notes([] if plan else _unused(config, arguments))
@@ -130,15 +140,20 @@ def _say_finished(config: FinetuneConfig, folder: RunFolder, ranks: Ranks) -> No
 
 
 def _describe_plan(
-    config: FinetuneConfig, data: FinetuneData, build: Callable[[], Classifier], plan: Plan | None
+    config: FinetuneConfig,
+    data: FinetuneData,
+    build: Callable[[], Classifier],
+    plan: Plan | None,
+    precision: Chosen,
 ) -> str:
     if plan is not None:
         image_shape = (config.model.channels, *config.model.image_hw)
         forward = estimate(build, image_shape=image_shape, batch_size_per_device=_batch_size(config))
-        return describe_probe(config, data, plan, forward.flops_per_image / 3)
+        probe = describe_probe(config, data, plan, forward.flops_per_image / 3)
+        return f"{probe}\nprecision   {precision}"
     return (
         f"{config.finetune.mode} of {_named(config)}: {len(data.train):,} labeled "
-        f'images, {len(data.test):,} of split "{data.test_index.split}"'
+        f'images, {len(data.test):,} of split "{data.test_index.split}"; {precision}'
     )
 
 
@@ -159,7 +174,9 @@ def _score_and_write(
 ) -> list[str]:
     """Scores, writes the results, and returns the lines to print."""
     batch_size = _batch_size(config)
-    predictor = Predictor(ranks, device, partial(autocast, device, config.train.precision), batch_size)
+    precision = config.train.precision
+    assert precision != "auto", "`settle_precision` comes first"
+    predictor = Predictor(ranks, device, partial(autocast, device, precision), batch_size)
     outputs = Outputs(
         config, data, folder, predictor, describe_encoder(config, data), labels_after_training(config, data)
     )

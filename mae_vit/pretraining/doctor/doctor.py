@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +39,9 @@ from mae_vit.runtime.exit_codes import EXIT_FAILED
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.checkpoints.resume import run_identity
+from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.plan_text import retention
-from mae_vit.training.startup import foresee_start, open_run_folder
+from mae_vit.training.startup import agree_on_precision, foresee_start, open_run_folder, settle_precision
 
 _READ_SAMPLES = 64
 
@@ -86,12 +87,17 @@ def check_all(
     """
     if tries_batches and ranks.world_size > 1:
         raise InputError("--find-batch tries on one process: without a launcher")
-    met = join_ranks(ranks, _device_of(ranks))
+    device = _device_of(ranks)
+    met = join_ranks(ranks, device)
     if met.status != "ok":
         # Ranks that cannot meet print for themselves.
         print(met, flush=True)
         return EXIT_FAILED
-    result = examine_machine(ranks) if config is None else examine(config, ranks, resume, extend=extend)
+    asked = config.train.precision if config else "auto"
+    chosen = agree_on_precision(asked, device or torch.device("cpu"), ranks)
+    result = (
+        examine(config, ranks, resume, chosen, extend=extend) if config else examine_machine(ranks, chosen)
+    )
     if result.error is not None and ranks.world_size == 1:
         raise result.error
     checks = [*result.checks, met, check_versions(ranks)]
@@ -147,19 +153,20 @@ def _device_of(ranks: Ranks) -> torch.device | None:
         return None  # the checks say why
 
 
-def examine_machine(ranks: Ranks) -> Examined:
+def examine_machine(ranks: Ranks, precision: Chosen) -> Examined:
     """Checks that do not depend on a run."""
     checks = check_software(compiles=False, deepspeed=True)
     try:
         device = find_device(ranks)
     except InputError as error:
         return Examined([*checks, Check("FAIL", "device", str(error))], None)
-    # The precision of the larger configs.
-    return Examined([*checks, *check_devices(ranks, device, precision="bf16")], device)
+    return Examined([*checks, *check_devices(ranks, device, precision)], device)
 
 
-def examine(config: PretrainConfig, ranks: Ranks, resume: ResumeMode, *, extend: bool) -> Examined:
-    """Runs the checks that need no other rank."""
+def examine(
+    config: PretrainConfig, ranks: Ranks, resume: ResumeMode, chosen: Chosen, *, extend: bool
+) -> Examined:
+    """Runs the checks that need no other rank; `chosen`: the precision of a run that begins."""
     checks = check_software(
         compiles=config.train.compile not in (False, "auto"),
         deepspeed=config.train.engine_on(ranks.world_size) == "deepspeed",
@@ -174,13 +181,15 @@ def examine(config: PretrainConfig, ranks: Ranks, resume: ResumeMode, *, extend:
         )
         if checkpoint is None and config.model.init is not None:
             initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
-        checks += check_devices(ranks, setup.device, precision=config.train.precision)
+        config, _, chosen = settle_precision(config, identity, checkpoint, chosen, setup.device)
+        setup = replace(setup, config=config)
+        checks += check_devices(ranks, setup.device, chosen)
         checks += check_run(setup, folder.path)
         if stop:
             checks.append(Check("warn", "run", f"nothing is trained now; the run itself will stop: {stop}"))
     except (InputError, FetchUnavailable) as error:
         return Examined([*checks, Check("FAIL", "plan", str(error))], None, error=error)
-    return Examined(checks, setup.device, setup, describe_plan(setup, folder, checkpoint) + "\n\n")
+    return Examined(checks, setup.device, setup, describe_plan(setup, folder, checkpoint, chosen) + "\n\n")
 
 
 def check_run(setup: Setup, folder: Path) -> list[Check]:

@@ -22,6 +22,7 @@ from mae_vit.core.messages import count_of, error_reason
 from mae_vit.runtime.cores import control_groups
 from mae_vit.runtime.locks import try_lock
 from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.engines.precision import Chosen
 
 Status = Literal["ok", "warn", "FAIL"]
 
@@ -131,18 +132,13 @@ def _check_deepspeed() -> Check:
     )
 
 
-def check_devices(ranks: Ranks, device: torch.device, *, precision: str) -> list[Check]:
+def check_devices(ranks: Ranks, device: torch.device, precision: Chosen) -> list[Check]:
     """Looks at this rank's device, and whether the node has others that nobody uses."""
+    precise = Check("warn" if precision.warning else "ok", "precision", precision.warning or str(precision))
     if device.type != "cuda":
-        text = f"CPU, {count_of(ranks.cores, 'core')} for each rank"
-        if precision == "fp16":
-            return [Check("warn", "device", f"{text}; fp16 is slow there: use train.precision=fp32 or bf16")]
-        return [Check("ok", "device", text)]
-    name = torch.cuda.get_device_name(device)
+        return [Check("ok", "device", f"CPU, {count_of(ranks.cores, 'core')} for each rank"), precise]
     count = torch.cuda.device_count()
-    checks = [Check("ok", "device", f"{name}, {device}")]
-    if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        checks = [Check("warn", "device", f"{name} has no bf16: use train.precision=fp16")]
+    checks = [Check("ok", "device", f"{torch.cuda.get_device_name(device)}, {device}"), precise]
     if count > max(1, ranks.local_world_size):
         checks.append(
             Check(

@@ -42,6 +42,7 @@ _FREE_KEYS = (
     # It recomputes the same numbers.
     "train.activation_checkpointing",
 )
+PRECISION = "train.precision"
 _LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
 
 
@@ -157,6 +158,8 @@ def _differing_keys(saved: Mapping[str, Any], identity: Identity, *, extend: boo
         and saved.get(key) != now.get(key)
         and (key in saved or key not in identity.new)
         and not (extend and key in _LENGTH_KEYS)
+        # A run keeps what "auto" was when it began.
+        and not (key == PRECISION and now.get(key) == "auto")
     ]
 
 

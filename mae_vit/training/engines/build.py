@@ -51,10 +51,12 @@ def build_engine(
 ) -> Engine:
     """Builds the config's engine, with the config's optimizer or a given one."""
     compiling = choose_compiling(config, plan, device)
+    precision = config.train.precision
+    assert precision != "auto", "`settle_precision` comes first"
     options = StepOptions(
         optimizer=optimizer or optimizer_options(config),
         clip_grad=config.optim.clip_grad,
-        precision=config.train.precision,
+        precision=precision,
         batch_size_per_device=plan.batch_size_per_device,
         accumulation=plan.accumulation,
         zero_stage=config.train.zero_stage,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import nn
@@ -13,6 +16,96 @@ from mae_vit.objectives.objective import ObjectiveOutput, Task
 
 Precision = Literal["fp32", "bf16", "fp16"]
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# A comparison sets this variable, so that "auto" is the same for all of its runs.
+AUTO_PRECISION = "MAE_VIT_AUTO_PRECISION"
+# The oldest compute capability with bf16 (Ampere).
+_BF16_GPU = (8, 0)
+# Large enough that instructions decide, not overheads; a product takes a millisecond in float32.
+_SIDE, _TRIES = 256, 5
+
+
+class Chosen(NamedTuple):
+    """The precision of a run.
+
+    Attributes:
+        precision: of its forward and backward pass.
+        why: who or what chose it.
+        warning: why another would be better here; empty if it would not.
+    """
+
+    precision: Precision
+    why: str
+    warning: str = ""
+
+    def __str__(self) -> str:
+        """Returns a line for the plan."""
+        return f"{self.precision} ({self.why})" + (f"; warning: {self.warning}" if self.warning else "")
+
+
+def choose_precision(asked: Precision | Literal["auto"], device: torch.device) -> Chosen:
+    """Resolves "auto", and warns of a precision that the device has no instructions for."""
+    return _automatic(device) if asked == "auto" else fixed(asked, f"train.precision={asked}", device)
+
+
+def fixed(precision: Precision, why: str, device: torch.device) -> Chosen:
+    """Returns a precision that cannot be chosen, with a warning if the device has no instructions for it."""
+    slow = why_slow(precision, device)
+    return Chosen(
+        precision, why, slow and f"{slow}; train.precision=auto is {_automatic(device).precision} here"
+    )
+
+
+def why_slow(precision: Precision, device: torch.device) -> str:
+    """Says how slow a precision is that the device has no instructions for; empty if it has them."""
+    if device.type == "cuda" and precision == "bf16" and not _has_bf16(device):
+        return f"{torch.cuda.get_device_name(device)} has no bf16, but fp16"
+    if device.type == "cpu" and precision != "fp32" and (times := _slowdown(precision)) > 1:
+        return f"{precision} is {times:.2g} times slower than fp32 on this processor (matrix products, measured now)"
+    return ""
+
+
+def _automatic(device: torch.device) -> Chosen:
+    """Chooses bf16 where the device has instructions for it."""
+    if (given := os.environ.get(AUTO_PRECISION)) in get_args(Precision):
+        return Chosen(cast(Precision, given), "auto: the comparison's")
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        if _has_bf16(device):
+            return Chosen("bf16", f"auto: {name} has bf16")
+        return Chosen("fp32", f"auto: {name} has no bf16; fp16 may be faster")
+    if device.type != "cpu":
+        return Chosen("fp32", f"auto: on {device.type}")
+    if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
+        return Chosen("fp32", "auto: this processor has neither AVX512_BF16 nor AMX")
+    # Libraries may be held to older instructions (ONEDNN_MAX_CPU_ISA), and virtual machines may emulate new ones.
+    if _slowdown("bf16") > 1:
+        return Chosen("fp32", "auto: bf16 is slower, though this processor has instructions for it")
+    return Chosen("bf16", "auto: this processor has bf16 instructions")
+
+
+def _has_bf16(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= _BF16_GPU
+
+
+@lru_cache
+def _slowdown(precision: Precision) -> float:
+    """Measures how many times longer a matrix product takes than in float32, on one core: the fastest of some tries."""
+    full = torch.ones(_SIDE, _SIDE)
+    reduced = full.to(AUTOCAST_DTYPES[precision])
+    fastest = {full.dtype: float("inf"), reduced.dtype: float("inf")}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        # In turns: what else the machine does meets both.
+        for matrix in [full, reduced] * _TRIES:
+            start = time.perf_counter()
+            matrix @ matrix
+            fastest[matrix.dtype] = min(fastest[matrix.dtype], time.perf_counter() - start)
+    except RuntimeError:  # oneDNN has no such product for the instructions that it may use
+        return float("inf")
+    finally:
+        torch.set_num_threads(threads)
+    return fastest[reduced.dtype] / fastest[full.dtype]
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:

@@ -16,6 +16,7 @@ from mae_vit.core.messages import count_of, format_duration
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate, matrix_rate
+from mae_vit.training.engines.precision import Chosen
 
 
 def describe_augment(config: Config) -> str:
@@ -44,6 +45,7 @@ def describe_training(
     ranks: Ranks,
     device: torch.device,
     folder: Path,
+    precision: Chosen,
     *,
     timed: bool = True,
 ) -> dict[str, str]:
@@ -56,6 +58,7 @@ def describe_training(
         ranks: of the run.
         device: of this rank.
         folder: of the run.
+        precision: of the run.
         timed: whether to measure how fast the device is, and to tell the time that follows from it.
     """
     optim, train = config.optim, config.train
@@ -73,13 +76,14 @@ def describe_training(
         f"{optim.min_lr:g}; {optim.name}",
         **(
             {
-                "time": describe_time(plan, costs, ranks, matrix_rate(device, train.precision))
+                "time": describe_time(plan, costs, ranks, matrix_rate(device, precision.precision))
                 + (_busy() if device.type == "cpu" else "")
             }
             if timed
             else {}
         ),
-        "engine": f"{describe_engine(config, ranks)}, {train.precision}, {device}",
+        "engine": f"{describe_engine(config, ranks)}, {device}",
+        "precision": str(precision),
         "compiled": str(choose_compiling(config, plan, device)),
         # Measured once, by hand: the resident memory of a run of the smallest network.
         "memory": f"about {memory:.2f} GiB for each rank (weights, gradients, moments and float32 activations), beside "

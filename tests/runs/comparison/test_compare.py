@@ -144,7 +144,7 @@ def test_settings_that_change_after_test_results_are_reported(compared, tmp_path
     protocol = tmp_path / "run" / "protocol.json"
     assert json.loads(protocol.read_text())["changes"] == []
     for _ in range(2):
-        keep_protocol(tmp_path / "run", load_config(CompareConfig, with_more, []), tested=4)
+        keep_protocol(tmp_path / "run", load_config(CompareConfig, with_more, []), precision="fp32", tested=4)
     (sentence,) = describe_changes(tmp_path / "run")
     assert sentence.startswith("Settings were changed after test results were read (")
     assert sentence.endswith(", 4 cells): test_subset.")
@@ -152,5 +152,5 @@ def test_settings_that_change_after_test_results_are_reported(compared, tmp_path
     kept = json.loads(protocol.read_text())
     del kept["settings"]["label_draws"]
     protocol.write_text(json.dumps(kept))
-    keep_protocol(tmp_path / "run", load_config(CompareConfig, with_more, []), tested=4)
+    keep_protocol(tmp_path / "run", load_config(CompareConfig, with_more, []), precision="fp32", tested=4)
     assert len(describe_changes(tmp_path / "run")) == 1

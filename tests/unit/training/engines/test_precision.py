@@ -1,0 +1,115 @@
+"""`train.precision`: what "auto" is on which device, and who is warned."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.training import startup
+from mae_vit.training.checkpoints.resume import Identity, check_identity
+from mae_vit.training.engines import precision
+from mae_vit.training.engines.precision import Chosen, choose_precision
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def processor(monkeypatch, *, avx512_bf16=False, amx=False, slowdown=0.5):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(precision, "_slowdown", lambda _: slowdown)
+
+
+@pytest.mark.parametrize(
+    ("features", "chosen"),
+    [
+        ({}, ("fp32", "auto: this processor has neither AVX512_BF16 nor AMX")),
+        ({"avx512_bf16": True}, ("bf16", "auto: this processor has bf16 instructions")),
+        ({"amx": True}, ("bf16", "auto: this processor has bf16 instructions")),
+        (
+            {"avx512_bf16": True, "amx": True, "slowdown": 40.0},
+            ("fp32", "auto: bf16 is slower, though this processor has instructions for it"),
+        ),
+    ],
+)
+def test_auto_takes_bf16_where_the_processor_has_it_and_a_product_confirms_it(monkeypatch, features, chosen):
+    processor(monkeypatch, **features)
+    assert choose_precision("auto", CPU) == Chosen(*chosen)
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
+def test_auto_takes_bf16_on_gpus_that_have_it(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Card")
+    chosen = choose_precision("auto", CUDA)
+    assert (chosen.precision, chosen.warning) == (expected, "")
+    assert ("has no bf16" in chosen.why) == (expected == "fp32")
+    assert bool(choose_precision("bf16", CUDA).warning) == (expected == "fp32")
+    assert choose_precision("auto", torch.device("mps")).precision == "fp32"
+
+
+@pytest.mark.parametrize("asked", ["bf16", "fp16"])
+def test_an_explicit_precision_that_is_slow_is_kept_with_a_warning(monkeypatch, asked):
+    processor(monkeypatch, slowdown=48.3)
+    slow = choose_precision(asked, CPU)
+    assert (slow.precision, slow.why) == (asked, f"train.precision={asked}")
+    assert slow.warning == (
+        f"{asked} is 48 times slower than fp32 on this processor (matrix products, measured now); "
+        "train.precision=auto is fp32 here"
+    )
+    assert str(slow) == f"{asked} (train.precision={asked}); warning: {slow.warning}"
+    processor(monkeypatch, avx512_bf16=True)
+    assert choose_precision(asked, CPU).warning == ""
+    assert choose_precision("fp32", CPU) == Chosen("fp32", "train.precision=fp32")
+
+
+def test_the_ratio_is_measured_and_threads_stay(monkeypatch):
+    monkeypatch.setattr(precision, "_SIDE", 32)
+    threads = torch.get_num_threads()
+    assert 0 < precision._slowdown.__wrapped__("bf16") < 10_000
+    assert torch.get_num_threads() == threads
+
+
+def test_a_library_without_the_product_leads_to_fp32(monkeypatch):
+    """OneDNN that is held to AVX2 on a processor with AMX has no product in bf16 at all."""
+
+    def refuse(*_):
+        raise RuntimeError("could not create a primitive")
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", refuse)
+    assert precision._slowdown.__wrapped__("bf16") == float("inf")
+
+
+def test_ranks_take_the_weakest(monkeypatch):
+    both = [Chosen("bf16", "of rank 0"), Chosen("fp32", "of rank 1")]
+    monkeypatch.setattr(startup, "gather_objects", lambda *_: both)
+    assert startup.agree_on_precision("auto", CPU, None) == both[1]
+    monkeypatch.setattr(startup, "gather_objects", lambda *_: both[:1])
+    assert startup.agree_on_precision("auto", CPU, None) == both[0]
+
+
+def test_a_run_resumes_in_the_precision_that_it_began_with(monkeypatch):
+    processor(monkeypatch, slowdown=48.0)
+    now = Identity({"train.precision": "auto", "run.seed": 0}, frozenset())
+    saved = {"train.precision": "bf16", "run.seed": 0}
+    check_identity(saved, now, Path("run"))
+    config = PretrainConfig.model_validate(
+        {
+            "run": {"name": "try"},
+            "model": {"name": "tiny-cifar", "img_size": 8, "patch_size": 2},
+            "objective": {"name": "mae"},
+            "data": {"path": "data"},
+            "optim": {"lr": 1e-3},
+            "train": {"steps": 1, "effective_batch_size": 4},
+        }
+    )
+    assert config.train.precision == "auto"
+    checkpoint = SimpleNamespace(identity=saved)
+    here = choose_precision("auto", CPU)
+    resumed, identity, chosen = startup.settle_precision(config, now, checkpoint, here, CPU)
+    assert resumed.train.precision == chosen.precision == identity.values["train.precision"] == "bf16"
+    assert chosen.why == "auto: the run began so"
+    assert "48 times slower" in chosen.warning
+    begun, identity, chosen = startup.settle_precision(config, now, None, here, CPU)
+    assert begun.train.precision == chosen.precision == identity.values["train.precision"] == "fp32"
