@@ -98,8 +98,9 @@ class DataSection(Section):
       takes other images. Results over several draws hold for more than one choice of labels.
     - `damage_budget`: the share of training images that may be damaged before the run stops.
       Intact images replace them. 0 stops at the first damaged image.
-    - `cache_dir`, `cache_gib`: if `path` is a URL, shards are cached in this folder (null: the user's
-      cache folder), up to this size (null: 50 GiB).
+    - `cache_dir`: the folder for shards fetched from a URL, or prepared from a folder of images (null: the user's
+      cache folder).
+    - `cache_gib`: if `path` is a URL, the most that fetched shards may take there (null: 50 GiB).
     - `repeats`: the number of views (crops) of each image in a batch. The image is decoded once for all of them
       (repeated augmentation, Hoffer et al. 2020). It helps if training waits for decoding. The number of views in
       an epoch stays the same, so each image occurs in one of `repeats` epochs.
@@ -136,9 +137,8 @@ class DataSection(Section):
         check_options_match(self, {"order": {"blocks": BLOCKS_OPTIONS}})
         if self.leave_out_draws > 1 and self.leave_out_per_class is None:
             raise ValueError("leave_out_draws has no effect without leave_out_per_class")
-        for name in ("cache_dir", "cache_gib"):
-            if getattr(self, name) is not None and not is_url(self.path):
-                raise ValueError(f"{name} has no effect with a path that is no URL")
+        if self.cache_gib is not None and not is_url(self.path):
+            raise ValueError("cache_gib has no effect with a path that is no URL")
         if self.source == "tar" and self.memory_limit_gib != MEMORY_LIMIT_GIB:
             raise ValueError(
                 'memory_limit_gib has no effect with source="tar"; it belongs to "auto" and "memory"'

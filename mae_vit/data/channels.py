@@ -7,7 +7,7 @@ from typing import TypeVar
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import redact_url
-from mae_vit.data.remote.folder import resolve_data_path
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.shards.dataset_json import Dataset, read_dataset
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)

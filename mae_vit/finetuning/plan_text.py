@@ -9,7 +9,7 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import ModelSection
 from mae_vit.core.files import write_json
 from mae_vit.core.messages import count_of
-from mae_vit.core.urls import redact_url
+from mae_vit.data.data_path import describe_place
 from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.objectives.objective import Task
@@ -46,11 +46,12 @@ def describe_plan(
         if len(data.held_out)
         else "none: the last weights are tested"
     )
+    place = describe_place(config.data.path, data.index.folder)
     facts = {
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",
         "model": f"{config.model.name}, {height}x{width} px, {costs.parameters:,} parameters",
         "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
-        "data": f'{redact_url(config.data.path)}, split "{config.data.split}": {count_of(len(data.train), "image")} of '
+        "data": f'{place}, split "{config.data.split}": {count_of(len(data.train), "image")} of '
         f"{len(data.classes)} classes",
         "cores": data.describe_cores(ranks),
         "held out": chosen,

@@ -16,15 +16,16 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.composites import compose
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, SampleKeys, derive_key
-from mae_vit.core.urls import redact_url
+from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.batches.sources import decode_sample
+from mae_vit.data.data_path import is_unprepared, resolve_data_path
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.prepare.sources.find import find_images
-from mae_vit.data.remote.folder import RemoteFolder, resolve_data_path
-from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
+from mae_vit.data.remote.folder import RemoteFolder
+from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.weights.other_bands import fit_bands
@@ -96,8 +97,8 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
     Raises:
         InputError: if there is nothing to look at.
     """
-    folder, remote = resolve_data_path(data)
-    if (folder / FILE_NAME).is_file():
+    if is_url(data) or not is_unprepared(Path(data)):
+        folder, remote = resolve_data_path(data)
         index = _open(folder, split, remote)
         bands = fit_bands(encoder.bands, index.dataset.bands, redact_url(data))
         drawn = _of_shards(index, count, encoder.in_chans, encoder.img_size, redact_url(data))

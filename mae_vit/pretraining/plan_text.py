@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mae_vit.config.plan import Plan
 from mae_vit.core.messages import count_of
-from mae_vit.core.urls import redact_url
+from mae_vit.data.data_path import describe_place
 from mae_vit.data.order.order import RankSlice
 from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.setup import Setup
@@ -33,6 +33,7 @@ def describe_plan(
     model = config.model
     height, width = model.image_hw
     tokens = (height // model.patch_size) * (width // model.patch_size)
+    place = describe_place(config.data.path, data.index.folder)
     source = type(data.source).__name__.removesuffix("Source").lower()
     begin = describe_start(folder, checkpoint, plan, config.model.init or "scratch")
     held_out = (
@@ -46,7 +47,7 @@ def describe_plan(
         "model": f"{model.name}, {height}x{width} px, patch {model.patch_size}: {tokens} tokens + [CLS]",
         "parameters": f"{costs.encoder_parameters:,} encoder, {costs.parameters:,} with the objective",
         "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
-        "data": f'{redact_url(config.data.path)}, split "{config.data.split}": {count_of(plan.num_samples, "image")} '
+        "data": f'{place}, split "{config.data.split}": {count_of(plan.num_samples, "image")} '
         f"in {count_of(len(data.index.split_info.shards), 'shard')}, source {source}",
         "cores": data.describe_cores(ranks),
         "order": describe_order(data, ranks),

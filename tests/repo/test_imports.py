@@ -17,7 +17,7 @@ ORDERS = {
             "images order",
             "shards",
             "normalization remote prepare",
-            "index",
+            "data_path index",
             "batches channels splits views",
             "training_data",
         ),

@@ -23,8 +23,6 @@ from mae_vit.core.messages import count_of, error_reason
 if TYPE_CHECKING:
     from mae_vit.data.prepare.prepare import Report
 
-_NAMED = 5
-_MAX_WORKERS = 16
 _DESCRIPTION = """Write images as webdataset shards with a dataset.json. A later call adds splits.
 Image bytes are stored unchanged, except with --resize or --exif-orientation apply."""
 
@@ -161,7 +159,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
         report = _describe(arguments) if arguments.in_place or arguments.reindex else _prepare(arguments)
     except OSError as error:
         raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
-    _say(report)
+    print("\n".join(report.lines()))
     classes = len(report.dataset.classes)
     labels = count_of(classes, "class", "classes") if classes else "no labels"
     print(f"{out}: {labels}, {time.monotonic() - begun:.1f} s")
@@ -174,6 +172,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
 def _prepare(arguments: argparse.Namespace) -> Report:
     from mae_vit.data.images.decode import MAX_PIXELS
     from mae_vit.data.prepare.convert import DEFAULT_QUALITY, Conversion
+    from mae_vit.data.prepare.convert_pool import default_workers
     from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE
     from mae_vit.data.prepare.prepare import DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES, prepare
     from mae_vit.data.prepare.selection import Selection
@@ -201,11 +200,12 @@ def _prepare(arguments: argparse.Namespace) -> Report:
             ),
             exclude=arguments.exclude or (),
             exclude_distance=DEFAULT_DISTANCE if distance is None else distance,
-            workers=_workers(arguments),
+            workers=default_workers() if arguments.workers is None else arguments.workers,
         )
 
 
 def _describe(arguments: argparse.Namespace) -> Report:
+    from mae_vit.data.prepare.convert_pool import default_workers
     from mae_vit.data.prepare.in_place import index_in_place, reindex
 
     if arguments.reindex:
@@ -216,51 +216,5 @@ def _describe(arguments: argparse.Namespace) -> Report:
         overwrite=arguments.overwrite,
         max_pixels=arguments.max_pixels,
         bands=band_options(arguments),
-        workers=_workers(arguments),
+        workers=default_workers() if arguments.workers is None else arguments.workers,
     )
-
-
-def _workers(arguments: argparse.Namespace) -> int:
-    if arguments.workers is not None:
-        return int(arguments.workers)
-    # Slow to import, so that --help is not.
-    from mae_vit.runtime.cores import cores_of_rank
-
-    cores = cores_of_rank()
-    # One core decodes as fast in this process.
-    return min(cores, _MAX_WORKERS) if cores > 1 else 0
-
-
-def _say(report: Report) -> None:
-    from mae_vit.data.prepare.publish import excluded_file
-
-    for split in report.written:
-        info = report.dataset.splits[split]
-        labeled = sum(info.class_counts)
-        labels = "" if labeled == info.samples else f", {labeled:,} with labels" if labeled else ", no labels"
-        print(f"{split}: {count_of(info.samples, 'image')} in {count_of(len(info.shards), 'shard')}{labels}")
-        if info.masks is not None:
-            print(f"  {info.masks.describe(report.dataset.segmentation)}")
-        if labeled and (missing := info.class_counts.count(0)):
-            print(
-                f"  {count_of(missing, 'class', 'classes')} of {len(info.class_counts)} without an image in it"
-            )
-        for excluded in info.processing.excluded or ():
-            listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
-            print(
-                f"  left out {count_of(excluded.samples, 'image')} that {excluded.source} has too, by {excluded.hash} "
-                f"within {excluded.distance}{listed}"
-            )
-    if report.unreadable:
-        print(f"left out {count_of(len(report.unreadable), 'unreadable image')}:")
-        for line in report.unreadable[:_NAMED]:
-            print(f"  {line}")
-        if len(report.unreadable) > _NAMED:
-            print(f"  and {len(report.unreadable) - _NAMED} more")
-    if report.ignored:
-        print(f"ignored {count_of(report.ignored, 'file')} (no images)")
-    for note in report.notes:
-        print(note)
-    if report.conversions:
-        images = "; ".join(f"{count:,} {what}" for what, count in sorted(report.conversions.items()))
-        print(f"images: {images}")

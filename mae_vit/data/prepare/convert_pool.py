@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.prepare.convert import Conversion, Converted, convert_chunk
+from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.signals import exit_with_parent, handling, without_main
 
 Item = TypeVar("Item")
@@ -24,6 +25,13 @@ _CHUNK_BYTES = 4 << 20
 _FEW_IMAGES = 16
 # Fewer images are done before processes have started.
 _MIN_IMAGES = 512
+_MAX_WORKERS = 16
+
+
+def default_workers() -> int:
+    """Returns how many processes decode where nobody says it: one for each core, none where there is one core."""
+    cores = cores_of_rank()
+    return min(cores, _MAX_WORKERS) if cores > 1 else 0
 
 
 class ConverterPool:

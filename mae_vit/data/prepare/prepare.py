@@ -13,7 +13,7 @@ import numpy as np
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, derive_key
-from mae_vit.core.messages import plain_text
+from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.permutation import permute
@@ -40,6 +40,7 @@ from mae_vit.data.shards.dataset_json import (
 _SEED = 0
 DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES = 256, 10_000
 _MIB = 1 << 20
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,43 @@ class Report:
     ignored: int = 0
     notes: list[str] = field(default_factory=list)
     conversions: Counter[str] = field(default_factory=Counter)
+
+    def lines(self) -> list[str]:
+        """Says what was written and what was left out, for people."""
+        lines = []
+        for split in self.written:
+            info = self.dataset.splits[split]
+            labeled = sum(info.class_counts)
+            labels = (
+                "" if labeled == info.samples else f", {labeled:,} with labels" if labeled else ", no labels"
+            )
+            lines.append(
+                f"{split}: {count_of(info.samples, 'image')} in {count_of(len(info.shards), 'shard')}{labels}"
+            )
+            if info.masks is not None:
+                lines.append(f"  {info.masks.describe(self.dataset.segmentation)}")
+            if labeled and (missing := info.class_counts.count(0)):
+                lines.append(
+                    f"  {count_of(missing, 'class', 'classes')} of {len(info.class_counts)} without an image in it"
+                )
+            for excluded in info.processing.excluded or ():
+                listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
+                lines.append(
+                    f"  left out {count_of(excluded.samples, 'image')} that {excluded.source} has too, by "
+                    f"{excluded.hash} within {excluded.distance}{listed}"
+                )
+        if self.unreadable:
+            lines.append(f"left out {count_of(len(self.unreadable), 'unreadable image')}:")
+            lines += [f"  {line}" for line in self.unreadable[:_NAMED]]
+            if len(self.unreadable) > _NAMED:
+                lines.append(f"  and {len(self.unreadable) - _NAMED} more")
+        if self.ignored:
+            lines.append(f"ignored {count_of(self.ignored, 'file')} (no images)")
+        lines += self.notes
+        if self.conversions:
+            images = "; ".join(f"{count:,} {what}" for what, count in sorted(self.conversions.items()))
+            lines.append(f"images: {images}")
+        return lines
 
 
 def prepare(

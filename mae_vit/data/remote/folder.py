@@ -22,7 +22,7 @@ from filelock import FileLock
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.files import replacing, user_cache
 from mae_vit.core.messages import error_reason
-from mae_vit.core.urls import check_url, file_url, is_url, redact_url
+from mae_vit.core.urls import check_url, file_url, redact_url
 from mae_vit.data.remote.cache import STALL_S, Cache, RemoteFile
 from mae_vit.data.remote.retry import RetryTimer
 from mae_vit.data.remote.streams import FetchRefused, open_stream
@@ -74,22 +74,20 @@ class DataLocation(NamedTuple):
     remote: RemoteFolder | None = None
 
 
-def resolve_data_path(
+def open_remote(
     path: str, *, cache_dir: str | None = None, cache_gib: float | None = None, say: bool = False
 ) -> DataLocation:
-    """Returns the data folder of a path: itself, or what stands in for a URL, its description fetched.
+    """Returns the folder that stands in for a URL, its description fetched.
 
     Args:
-        path: `data.path`.
+        path: the URL.
         cache_dir: where what is fetched goes; None for the user's cache folder.
         cache_gib: what shards may take there; None for 50.
         say: whether this process says where they go, one of each node.
 
     Raises:
-        InputError: if a URL cannot be opened.
+        InputError: if it cannot be opened.
     """
-    if not is_url(path):
-        return DataLocation(Path(path))
     check_url(path)
     root = (Path(cache_dir) if cache_dir else user_cache()).resolve()
     limit = int((DEFAULT_CACHE_GIB if cache_gib is None else cache_gib) * 2**30)

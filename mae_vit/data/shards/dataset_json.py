@@ -12,7 +12,6 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path
-from mae_vit.data.images.formats import is_image
 from mae_vit.data.shards.band_table import BandTable, StrictModel
 
 FORMAT = 1
@@ -227,34 +226,14 @@ def read_dataset(folder: Path) -> Dataset:
     path = folder / FILE_NAME
     if not path.exists():
         tars = len(list(folder.glob("*.tar")))
-        what = (
-            f"holds {tars} tar files but no {FILE_NAME}"
-            if tars
-            else f"holds no shards ({FILE_NAME} is missing)"
-        )
-        if tars:
-            command = f"`mae-vit prepare --in-place {folder}`"
-        elif _may_hold_images(folder):
-            out = Path("data", folder.resolve().name)
-            if (out / FILE_NAME).exists():
-                raise InputError(f"data folder {folder} {what}: give data.path={out}, which does")
-            if out.exists():
-                out = out.with_name(f"{out.name}_shards")
-            command = f"`mae-vit prepare {folder} {out}`, then data.path={out}"
-        raise InputError(f"data folder {folder} {what}: make it with {command}")
+        what = f"{tars} tar files but no {FILE_NAME}" if tars else f"no shards ({FILE_NAME} is missing)"
+        command = f"`mae-vit prepare --in-place {folder}`" if tars else f"`mae-vit prepare SRC {folder}`"
+        raise InputError(f"data folder {folder} holds {what}: make it with {command}")
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} is damaged: {error}") from None
     return parse_dataset(data, str(path))
-
-
-def _may_hold_images(folder: Path) -> bool:
-    """Whether a folder is what shards are written from: images, or folders of them."""
-    return any(
-        not found.name.startswith(".") and (is_image(found.name) or found.is_dir())
-        for found in folder.iterdir()
-    )
 
 
 def parse_dataset(data: bytes, name: str) -> Dataset:

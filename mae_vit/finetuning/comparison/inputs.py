@@ -16,8 +16,8 @@ from mae_vit.config.overrides import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.channels import set_channels
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import fingerprint_of
-from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoints.format import list_checkpoints, step_of
@@ -166,7 +166,7 @@ def _digest_of_file(path: Path, size: int, changed_ns: int) -> str:
 
 def _fingerprints(data: str) -> dict[str, str] | None:
     try:
-        folder = _folder_of_url(data) if is_url(data) else Path(data)
+        folder = _folder_of(data)
         if folder is None:
             return None
         return {name: fingerprint_of(split) for name, split in read_dataset(folder).splits.items()}
@@ -175,8 +175,8 @@ def _fingerprints(data: str) -> dict[str, str] | None:
 
 
 @lru_cache
-def _folder_of_url(data: str) -> Path | None:
-    """Returns the local folder of a data URL; None if it cannot be fetched.
+def _folder_of(data: str) -> Path | None:
+    """Returns the folder of shards of a data path; None if it cannot be had.
 
     Both results are cached, because every cell asks for it.
     """

@@ -11,7 +11,7 @@ from mae_vit.config.load import read_run_config
 from mae_vit.config.overrides import parse_yaml
 from mae_vit.config.presets import PRESETS
 from mae_vit.core.errors import InputError
-from mae_vit.data.remote.folder import resolve_data_path
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.config.schema import SEGMENTATION
 from mae_vit.weights.read import TIMM_PREFIX, read_weights

@@ -12,7 +12,7 @@ from helpers.weights.official_weights import RunsCode, official
 from safetensors.torch import load_file
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.remote.folder import resolve_data_path
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.finetuning.config.recipes import find_recipe
 from mae_vit.finetuning.job import main
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint

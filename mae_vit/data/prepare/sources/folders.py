@@ -15,7 +15,7 @@ from mae_vit.data.prepare.entries import Listing, Reader
 def open_folder(path: Path) -> Listing:
     """Lists the images below `path`, by path; links are followed, as torchvision's ImageFolder does."""
     files, special = Listing(), 0
-    found = sorted(_walk(path))
+    found = sorted(walk(path))
     for file in found:
         name = file.relative_to(path).as_posix()
         if not is_image(name):
@@ -29,7 +29,7 @@ def open_folder(path: Path) -> Listing:
     return files
 
 
-def _walk(top: Path) -> Iterator[Path]:
+def walk(top: Path) -> Iterator[Path]:
     """Yields the files below `top`, each folder once, however many links lead to it."""
     seen: set[tuple[int, int]] = set()
     # Links to folders wait until the folders that are really there have been seen.

@@ -11,6 +11,7 @@ import numpy as np
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import (
@@ -80,10 +81,10 @@ class Matrix:
             *(section.set.get("data.path", path) for section in self.config.pretrain.values()),
         }:
             if not is_url(data):
-                read_dataset(Path(data))
+                read_dataset(resolve_data_path(data).folder)
         if is_url(path):
             return
-        index = open_index(Path(path), self.config.set.get("data.split", "train"))
+        index = open_index(resolve_data_path(path).folder, self.config.set.get("data.split", "train"))
         # Of masks, images without a label are one class.
         labels = np.maximum(index.labels, 0) if self.config.segments else np.asarray(index.labels)
         most = int(np.bincount(labels[labels >= 0], minlength=1).max())

@@ -7,7 +7,7 @@ from html import escape
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import format_decimal
-from mae_vit.data.remote.folder import resolve_data_path
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix

@@ -19,9 +19,9 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.urls import file_url
 from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.batches.prefetch import check_cache, fetch_ahead
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.order.order import GlobalOrder, RankSlice, micro_batches
 from mae_vit.data.remote.cache import Cache, RemoteFile
-from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 
 pytestmark = pytest.mark.usefixtures("impatient")

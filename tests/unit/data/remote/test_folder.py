@@ -13,11 +13,11 @@ from helpers.servers.remote_shards import STEPS, first_shard, open_cache, wanted
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import file_url, redact_url
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
 from mae_vit.data.prepare.in_place import reindex
 from mae_vit.data.remote.cache import RemoteFile
-from mae_vit.data.remote.folder import resolve_data_path
 from mae_vit.data.remote.streams import FetchRefused
 from mae_vit.data.shards.shard_files import ReadError
 

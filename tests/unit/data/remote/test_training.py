@@ -5,9 +5,9 @@ from helpers.batch_digests import digest_of_global_batches
 from helpers.commands import SMALL_MAE, lines_of, run
 from helpers.servers.remote_shards import STEPS
 
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
-from mae_vit.data.remote.folder import resolve_data_path
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

@@ -1,0 +1,108 @@
+"""A folder of images is enough: it is prepared once, into the cache folder."""
+
+import shutil
+
+import numpy as np
+import pytest
+from helpers.commands import ROOT, SMALL_PRETRAIN
+from helpers.images import encoded, picture, write_files, write_zip
+
+from mae_vit.core.errors import InputError
+from mae_vit.data import data_path
+from mae_vit.data.data_path import resolve_data_path
+from mae_vit.data.index import open_index
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.pretraining.job import main as pretrain
+
+CLASSES = {f"{'cat' if n % 2 else 'dog'}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    write_files(tmp_path / "photos", CLASSES)
+    return tmp_path / "photos"
+
+
+def test_a_folder_is_prepared_once_into_the_cache(photos, cache, capsys):
+    folder = resolve_data_path(str(photos)).folder
+    said = capsys.readouterr().out
+    assert cache in folder.parents
+    assert str(photos) in said
+    assert str(folder) in said
+    dataset = read_dataset(folder)
+    assert dataset.classes == ["cat", "dog"]
+    assert {name: split.samples for name, split in dataset.splits.items()} == {"train": 22, "val": 2}
+    index = open_index(folder, "train")
+    assert {index.read(n) for n in range(len(index))} < set(CLASSES.values())
+    assert resolve_data_path(str(photos)).folder == folder
+    assert not capsys.readouterr().out
+
+
+def test_a_run_trains_on_a_folder(photos, tmp_path, capsys):
+    options = [
+        *SMALL_PRETRAIN,
+        "train.effective_batch_size=4",
+        "train.batch_size_per_device=4",
+        "data.augment.crop=random_resized",
+        "model.in_chans=3",
+        "train.precision=fp32",
+        f"data.path={photos}",
+        f"run.dir={tmp_path / 'run'}",
+    ]
+    assert pretrain(["--config", str(ROOT / "configs" / "mae_digits.yaml"), *options]) == 0
+    assert f"data        {photos} (prepared in " in (tmp_path / "run" / "plan.txt").read_text()
+
+
+def test_a_changed_folder_is_prepared_anew(photos, monkeypatch):
+    before = resolve_data_path(str(photos)).folder
+    (photos / "cat" / "new.jpg").write_bytes(encoded(picture(99)))
+    after = resolve_data_path(str(photos)).folder
+    assert before.exists()  # a run may still read it
+    assert sum(split.samples for split in read_dataset(after).splits.values()) == 25
+    monkeypatch.setattr(data_path, "_UNUSED_S", -1)
+    (photos / "cat" / "new.jpg").unlink()
+    resolve_data_path(str(photos))
+    assert not after.exists()
+
+
+def test_an_archive_is_prepared_as_its_folder(photos, tmp_path):
+    write_zip(tmp_path / "photos.zip", CLASSES)
+    of_folder = open_index(resolve_data_path(str(photos)).folder, "train")
+    of_archive = open_index(resolve_data_path(str(tmp_path / "photos.zip")).folder, "train")
+    assert of_archive.fingerprint == of_folder.fingerprint
+    np.testing.assert_array_equal(of_archive.labels, of_folder.labels)
+
+
+def test_splits_of_its_own_are_kept(tmp_path):
+    write_files(
+        tmp_path / "photos",
+        {f"{split}/{name}": data for split in ("train", "test") for name, data in CLASSES.items()},
+    )
+    assert read_dataset(resolve_data_path(str(tmp_path / "photos")).folder).splits.keys() == {"train", "test"}
+
+
+def test_prepared_shards_are_used_where_they_lie(digits, tmp_path):
+    assert resolve_data_path(str(digits)).folder == digits
+    with pytest.raises(InputError, match="cache_dir has no effect"):
+        resolve_data_path(str(digits), cache_dir=str(tmp_path))
+
+
+def test_what_cannot_be_prepared_leaves_nothing(tmp_path, cache, monkeypatch):
+    write_files(tmp_path / "texts", {"a.txt": b"no image"})
+    with pytest.raises(InputError, match="holds no images"):
+        resolve_data_path(str(tmp_path / "texts"))
+    write_files(tmp_path / "broken", {"a.jpg": b"\xff\xd8\xffno image"})
+    with pytest.raises(InputError, match="can be read"):
+        resolve_data_path(str(tmp_path / "broken"))
+    write_files(tmp_path / "photos", CLASSES)
+    full = shutil.disk_usage("/")._replace(free=10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with pytest.raises(InputError, match="has room for"):
+        resolve_data_path(str(tmp_path / "photos"))
+    assert not list(cache.rglob("*.tar"))
