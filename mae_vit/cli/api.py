@@ -17,6 +17,7 @@ from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
 from mae_vit.core.messages import closest_path
+from mae_vit.core.user_files import expand_path, expand_text
 from mae_vit.runtime.library_call import library_call
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Run:
 
     def __post_init__(self) -> None:
         """Takes a path given as text, too."""
-        object.__setattr__(self, "path", Path(self.path))
+        object.__setattr__(self, "path", expand_path(self.path))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def finetune(
     """
     from mae_vit.finetuning import job
 
-    weights = None if ckpt is None else os.fspath(ckpt.path if isinstance(ckpt, Run) else ckpt)
+    weights = None if ckpt is None else expand_text(os.fspath(ckpt.path if isinstance(ckpt, Run) else ckpt))
     return _train(job.finetune, config, changes, ckpt=weights, resume=resume, extend=extend)
 
 
@@ -193,7 +194,7 @@ def prepare(
     arguments = parse([*words, *(_path(path) for path in paths)])
     with library_call():
         arguments.run(arguments)
-    return Path(paths[-1])
+    return expand_path(paths[-1])
 
 
 def _train(
@@ -202,7 +203,7 @@ def _train(
     arguments = Arguments(
         None if config is None else _source(config),
         _overrides(changes),
-        resume if resume in ("auto", "never") else Path(resume),
+        resume if resume in ("auto", "never") else expand_path(resume),
         overrides_from="changes",
         **more,
     )
@@ -237,7 +238,7 @@ def _plain(value: Any, key: str) -> str:
         )
 
     try:
-        return json.dumps(value, default=convert)
+        return json.dumps(value, default=convert, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"{key}: {error}") from None
 

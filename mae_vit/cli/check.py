@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mae_vit.config.command_line import OneLineParser
+from mae_vit.config.command_line import OneLineParser, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.core.urls import is_url, redact_url
@@ -19,7 +19,7 @@ def add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         help="verify every shard",
         description="Compare every shard with its checksum in dataset.json. List damaged shards; exit 1 if any.",
     )
-    parser.add_argument("path", metavar="DIR", help="the data folder")
+    parser.add_argument("path", type=as_path_text, metavar="DIR", help="the data folder")
     parser.add_argument("--decode", action="store_true", help="also decode every image")
     parser.set_defaults(run=_check, parser=parser)
 

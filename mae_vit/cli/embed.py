@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mae_vit.config.command_line import OneLineParser
+from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.runtime.exit_codes import EXIT_REQUEUE
@@ -50,6 +50,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     parser.add_argument(
         "start",
+        type=as_path_text,
         metavar="WEIGHTS",
         help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, timm:NAME, or "
         "hf:USER/NAME[@REVISION]; of others, any backbone of timm: frozen:timm:NAME, "
@@ -57,7 +58,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     add_images(parser)
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="file to write: .npz or .parquet"
+        "--out", type=as_path, required=True, metavar="FILE", help="file to write: .npz or .parquet"
     )
     parser.add_argument(
         "--restart", action="store_true", help="start over, also if FILE was made with other options"
@@ -77,6 +78,7 @@ def add_images(parser: OneLineParser) -> None:
     """Adds the images, and which of them are taken."""
     parser.add_argument(
         "data",
+        type=as_path_text,
         metavar="DATA",
         help="prepared shards, a folder of images, or an archive of such a folder (.tar, .tar.gz, .zip)",
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from mae_vit.config.command_line import OneLineParser
+from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import nearest_existing
 
@@ -57,6 +57,7 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     parser.add_argument(
         "start",
+        type=as_path_text,
         metavar="WEIGHTS",
         help="a run folder (also a fine-tuned one), an encoder.safetensors, an official MAE file (.pth), "
         "timm:NAME, hf:USER/NAME[@REVISION]",
@@ -70,7 +71,7 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=as_path,
         metavar="DIR",
         help="folder to write (RUN/FORMAT for a run folder, else NAME-FORMAT in the current folder)",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mae_vit.config.command_line import OneLineParser
+from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url
 
@@ -30,22 +30,26 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("start", nargs="?", metavar="WEIGHTS", help="the same as --ckpt")
+    parser.add_argument("start", nargs="?", type=as_path_text, metavar="WEIGHTS", help="the same as --ckpt")
     parser.add_argument(
         "--ckpt",
+        type=as_path_text,
         metavar="WEIGHTS",
         help='a run folder, an encoder.safetensors, an official MAE file (.pth), "timm:NAME" or '
         '"hf:USER/NAME[@REVISION]"',
     )
-    parser.add_argument("--against", metavar="WEIGHTS", help="a second encoder, shown side by side")
+    parser.add_argument(
+        "--against", type=as_path_text, metavar="WEIGHTS", help="a second encoder, shown side by side"
+    )
     parser.add_argument(
         "--data",
+        type=as_path_text,
         metavar="DIR",
         help="images: prepared shards, a folder or an archive (if --ckpt is a run folder: the data of its training)",
     )
     parser.add_argument("--split", help="split of prepared data (the first of val, test, train that exists)")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder to write (if --ckpt is a run folder: RUN/inspect)"
+        "--out", type=as_path, metavar="DIR", help="folder to write (if --ckpt is a run folder: RUN/inspect)"
     )
     parser.add_argument(
         "--images", type=int, default=512, metavar="N", help="number of images (512); fewer is faster"

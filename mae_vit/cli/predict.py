@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TextIO
 
 from mae_vit.cli.embed import add_images, add_speed, check_numbers, report_broken, settings_of
-from mae_vit.config.command_line import OneLineParser
+from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
 
@@ -45,10 +45,13 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "run_folder", metavar="RUN", help="folder of a finished fine-tuning run, or its model.safetensors"
+        "run_folder",
+        type=as_path_text,
+        metavar="RUN",
+        help="folder of a finished fine-tuning run, or its model.safetensors",
     )
     add_images(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.csv", help="file to write")
+    parser.add_argument("--out", type=as_path, required=True, metavar="FILE.csv", help="file to write")
     parser.add_argument(
         "--top", type=int, default=1, metavar="N", help="the N most probable classes of each image (1)"
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from mae_vit.config.command_line import OneLineParser
+from mae_vit.config.command_line import OneLineParser, as_path
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 
@@ -18,7 +17,7 @@ def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         description="Compute again the images, crops and masks of any step of a pretraining run. Write them as a "
         "picture, and print the names of the images.",
     )
-    parser.add_argument("path", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("path", type=as_path, metavar="RUN", help="the run's folder")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--step", type=int, help="training step, counted from 1 as in metrics.jsonl")
     which.add_argument(
@@ -26,7 +25,7 @@ def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     parser.add_argument("--rank", type=int, default=0, help="rank whose part of the batch is shown (0)")
     parser.add_argument("--images", type=int, default=32, help="number of images in the picture (32)")
-    parser.add_argument("--out", type=Path, metavar="FILE.png", help="file to write (RUN/replay/...)")
+    parser.add_argument("--out", type=as_path, metavar="FILE.png", help="file to write (RUN/replay/...)")
     parser.set_defaults(run=_replay, parser=parser)
 
 

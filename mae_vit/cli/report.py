@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mae_vit.config.command_line import OneLineParser
+from mae_vit.config.command_line import OneLineParser, as_path
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines, write_atomically
 from mae_vit.core.messages import count_of, error_reason
@@ -31,8 +31,8 @@ def add_report(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "report", help="write a page on a run: verdict, curves, pictures", description=_DESCRIPTION
     )
-    parser.add_argument("path", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="file to write (RUN/report.html)")
+    parser.add_argument("path", type=as_path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--out", type=as_path, metavar="FILE.html", help="file to write (RUN/report.html)")
     parser.set_defaults(run=run_report, parser=parser)
 
 
@@ -71,11 +71,11 @@ def add_curve(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         description="Draw a pretraining run's curves over the reference curves of the preset with the nearest recipe. "
         "Print at which step and by how much the run leaves their band, and exit with 1 if it does.",
     )
-    parser.add_argument("path", type=Path, metavar="RUN", help="the run's folder, finished or not")
+    parser.add_argument("path", type=as_path, metavar="RUN", help="the run's folder, finished or not")
     parser.add_argument(
         "--preset", metavar="NAME", help="compare with this preset (docs/reference_curves has their curves)"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE.png", help="file to write (RUN/curve.png)")
+    parser.add_argument("--out", type=as_path, metavar="FILE.png", help="file to write (RUN/curve.png)")
     parser.set_defaults(run=run_curve, parser=parser)
 
 

@@ -14,6 +14,7 @@ from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest
 from mae_vit.core.urls import NO_COMMANDS
+from mae_vit.core.user_files import expand_text
 
 if TYPE_CHECKING:  # slow to import: not for --help
     from mae_vit.config.load import ConfigSource
@@ -83,6 +84,27 @@ def _closest_option(option: str, known: Sequence[str]) -> str:
     bare = {name.lstrip("-"): name for name in known}
     hint = closest(option.lstrip("-"), bare, cutoff=0.6)
     return hint.replace('"', '"--', 1)
+
+
+def as_path_text(text: str) -> str:
+    """Expands ~ and $NAME in an option; argparse's `type`. URLs and names such as timm:NAME stay as they are.
+
+    Raises:
+        argparse.ArgumentTypeError: for a variable that is not set.
+    """
+    try:
+        return expand_text(text)
+    except InputError as error:  # of a ValueError argparse would hide the message
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def as_path(text: str) -> Path:
+    """Expands ~ and $NAME in an option that is a path; argparse's `type`.
+
+    Raises:
+        argparse.ArgumentTypeError: for a variable that is not set.
+    """
+    return Path(as_path_text(text))
 
 
 def add_local_rank(parser: argparse.ArgumentParser) -> None:
@@ -181,6 +203,7 @@ def parse_arguments(
     if takes_ckpt:
         parser.add_argument(
             "--ckpt",
+            type=as_path_text,
             metavar="WEIGHTS",
             help='pretrained weights: a run folder, an encoder.safetensors, an official MAE file, "timm:NAME" or '
             '"hf:USER/NAME[@REVISION]"; to score an encoder trained by others, '
@@ -191,6 +214,7 @@ def parse_arguments(
     parser.add_argument(
         "--resume",
         default="auto",
+        type=as_path_text,
         metavar="auto|never|PATH",
         help="auto (default): resume this run if its folder has a checkpoint; never: start over, and move the old run "
         "aside; PATH: resume from that checkpoint or run folder, unless this run has a checkpoint",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from mae_vit.config.section import Section, check_options_match
+from mae_vit.config.typed_yaml import PathText
 from mae_vit.core.urls import is_url
 
 # The options of each crop and their defaults: scale from MAE Sec. A.1, ratio from torchvision,
@@ -106,8 +107,8 @@ class DataSection(Section):
       an epoch stays the same, so each image occurs in one of `repeats` epochs.
     """
 
-    path: str
-    cache_dir: str | None = None
+    path: PathText
+    cache_dir: PathText | None = None
     cache_gib: float | None = Field(default=None, gt=0)
     split: str = "train"
     source: Literal["auto", "memory", "tar"] = "auto"

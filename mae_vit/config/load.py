@@ -22,13 +22,14 @@ from mae_vit.config.overrides import (
     _drop_options_of_others,
     _parse_override,
     drop_alternatives,
-    parse_yaml,
     replaced_durations,
 )
 from mae_vit.config.presets import hint_at_config
 from mae_vit.config.schema import CHOICES, Config
+from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
+from mae_vit.core.user_files import read_text
 
 # A config is a page of text; a larger one is a wrong file.
 MAX_CONFIG_BYTES = 1 << 20
@@ -68,8 +69,8 @@ def load_config(
         schema: the config class of the job.
         source: a YAML 1.2 file (so that `1e-3` is a number and `no` a string), or values.
             `run.name` defaults to the file's stem.
-        overrides: `key.path=value`, the value in YAML. It takes the place of the file's
-            value, of other ways of giving the same thing, and of the options of what is no longer
+        overrides: `key.path=value`, the value as given where the key is text, else in YAML. It takes the place of the
+            file's value, of other ways of giving the same thing, and of the options of what is no longer
             chosen (`optim.name=sgd` those of AdamW); `null` unsets a key.
         amend: changes what the file says, before the overrides.
         overrides_from: who gave the overrides, for messages.
@@ -100,13 +101,13 @@ def _read(source: ConfigSource) -> str:
     try:
         if source.stat().st_size > MAX_CONFIG_BYTES:
             raise InputError(f"{source} is larger than {MAX_CONFIG_BYTES} bytes: not a config")
-        return source.read_text(encoding="utf-8")
+        return read_text(source)
     except (FileNotFoundError, IsADirectoryError) as error:
         hint = hint_at_config(source)
         raise InputError(
             f"cannot read config {source}: {error_reason(error)}{f'; {hint}' if hint else ''}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise InputError(f"cannot read config {source}: {error_reason(error)}") from None
 
 
@@ -121,7 +122,7 @@ def _assemble(
 ) -> Document:
     """Reads the file's text and changes it as the command line says; overrides that fail go to `mistakes`."""
     path = Path(str(source))
-    raw = parse_yaml(text, str(path))
+    raw = parse_yaml(text, str(path), schema)
     if raw is None:
         raise InputError(f"{path} is empty: a config is a mapping of sections")
     if not isinstance(raw, dict):
@@ -131,7 +132,7 @@ def _assemble(
     parsed: list[tuple[str, str, Any]] = []
     for override in overrides:
         try:
-            parsed.append((override, *_parse_override(override)))
+            parsed.append((override, *_parse_override(schema, override)))
         except InputError as error:
             mistakes += error.lines
     given = {key: value for _, key, value in parsed if value is not None}
@@ -180,10 +181,10 @@ def read_run_config(run: Path) -> dict[str, Any]:
     """
     path = run / "config.yaml"
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        content = parse_yaml(read_text(path), str(path))
     except FileNotFoundError:
         raise InputError(f"{run} is no run folder: it has no config.yaml") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is no config of a run")

@@ -6,13 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from mae_vit.config.keys import fields_at, options_from
 from mae_vit.config.schema import CHOICES
+from mae_vit.config.typed_yaml import parse_value
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import error_reason
 
 _DURATIONS = (
     ("train.steps", "train.epochs", "train.samples"),
@@ -26,27 +24,6 @@ _ALTERNATIVES = (
     ("monitor.evaluate_every_steps", "monitor.evaluate_every_epochs"),
     ("monitor.probe_every_steps", "monitor.probe_every_epochs"),
 )
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Parses YAML of plain values: nothing in it runs.
-
-    Args:
-        text: of a file, or a value.
-        where: it stands, for errors.
-
-    Raises:
-        InputError: if it is not valid.
-    """
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise InputError(f"{where}{place}: not valid YAML: {problem}") from None
-    except (RecursionError, ValueError, TypeError, KeyError, OverflowError) as error:
-        raise InputError(f"{where}: not valid YAML: {error_reason(error)}") from None
 
 
 def replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str) -> list[str]:
@@ -101,11 +78,13 @@ def _drop_options_of_others(raw: dict[str, Any], key: str, choice: str) -> None:
                 node.pop(option, None)
 
 
-def _parse_override(override: str) -> tuple[str, Any]:
+def _parse_override(schema: type[BaseModel], override: str) -> tuple[str, Any]:
     key, separator, text = override.partition("=")
     if not separator or not all(key.split(".")):
         raise InputError(f'override "{override}": write key.path=value, e.g. run.name=try')
-    return key, parse_yaml(text, f'override "{override}"')
+    if not text:  # mostly a slip, as in run.name=$NAME
+        raise InputError(f'override "{override}" gives no value ({key}=null is the default)')
+    return key, parse_value(schema, key, text, f'override "{override}"')
 
 
 def _apply_override(
@@ -124,9 +103,8 @@ def _apply_override(
                 node.pop(key, None)
     fields = fields_at(schema, path)
     keeps_null = any(type(None) in getattr(field.annotation, "__args__", ()) for field in fields)
-    # A key that cannot be null goes back to its default. Not by an empty value, which is
-    # mostly a slip (`run.name=$NAME`), nor a key that there never was.
-    unset = value is None and not override.endswith("=") and not keeps_null
+    # A key that cannot be null goes back to its default, but not one that there never was.
+    unset = value is None and not keeps_null
     if unset and (fields or path[-1] in node):
         node.pop(path[-1], None)
     else:

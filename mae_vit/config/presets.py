@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason
+from mae_vit.core.user_files import expand_path
 
 _LIBRARY = Path(__file__).resolve().parents[1]
 _SUFFIX = ".yaml"
@@ -54,7 +55,7 @@ def find_config(given: str | Path) -> Path:
     Raises:
         InputError: if the name is that of a preset and, with `.yaml`, of another file here.
     """
-    path = Path(given)
+    path = expand_path(given)
     try:
         preset = find_preset(str(given))
         if preset is None or path.is_file():

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from mae_vit.config.data import DATA_CHOICES, DataSection, fitting_lanes
 from mae_vit.config.optim import OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS, OptimSection
 from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, exactly_one, height_width
+from mae_vit.config.typed_yaml import PathText
 from mae_vit.models.vit import PatchInit
 
 
@@ -26,7 +27,7 @@ class RunSection(Section):
     """
 
     name: str
-    dir: str | None = None
+    dir: PathText | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
     deterministic: bool = False
     # Our value. It must be longer than the first step, which may compile for minutes.
@@ -62,7 +63,7 @@ class ModelSection(Section):
     class_tokens: int = Field(default=1, gt=0)
     drop_rate: float = Field(default=0.0, ge=0, lt=1)
     drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
-    init: str | None = None
+    init: PathText | None = None
     patch_init: PatchInit | None = None
 
     def _nearest_patch_size(self) -> str:

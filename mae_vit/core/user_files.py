@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.urls import is_url
 
 IMAGE_EXTENSIONS = (
     *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "avif"),
@@ -90,16 +91,24 @@ def read_text(path: Path, *, errors: str = "strict") -> str:
         raise InputError(f"{path} is not in UTF-8: save it so (iconv -t UTF-8, or your editor)") from None
 
 
-def expand_path(path: str | Path) -> Path:
-    """Expands ~ and $NAME at any place, which a shell leaves in `key=~/x`; a path that exists as it is stays.
+def expand_text(text: str) -> str:
+    """Expands ~ and $NAME at any place, which a shell leaves in `key=~/x`; a URL or a path that exists stays as it is.
 
     Raises:
         InputError: if it names a variable that is not set.
     """
-    text = str(path)
-    if os.path.lexists(text) or not ("$" in text or text.startswith("~")):
-        return Path(text)
+    if not ("$" in text or text.startswith("~")) or is_url(text) or os.path.lexists(text):
+        return text
     expanded = os.path.expanduser(os.path.expandvars(text))
     if unset := re.search(r"\$(\w+|\{\w+\})", expanded):
         raise InputError(f'path "{text}": the variable {unset[0]} is not set')
-    return Path(expanded)
+    return expanded
+
+
+def expand_path(path: str | Path) -> Path:
+    """Returns `expand_text` as a path.
+
+    Raises:
+        InputError: if it names a variable that is not set.
+    """
+    return Path(expand_text(str(path)))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.user_files import expand_text
 from mae_vit.data.normalization import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_cost import UNKNOWN, Cost, cost_of_info, cost_of_weights
@@ -156,7 +157,7 @@ def load_vit(
         InputError: if there are no weights, or they are of no Vision Transformer that we support.
         FetchUnavailable: if the Hub cannot be reached.
     """
-    return encoder_from_weights(read_weights(str(start)), img_size=img_size, pool=pool)
+    return encoder_from_weights(read_weights(expand_text(str(start))), img_size=img_size, pool=pool)
 
 
 def encoder_from_weights(

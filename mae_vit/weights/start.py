@@ -15,6 +15,7 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest_path
+from mae_vit.core.user_files import expand_path
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.geometry import Geometry
 from mae_vit.weights.seen_labels import SeenLabels
@@ -124,9 +125,9 @@ def split_frozen(start: str) -> tuple[str | None, Path | None]:
     """
     text = start.removeprefix(FROZEN_PREFIX)
     if not text.startswith(TIMM_PREFIX):
-        return None, Path(text)
+        return None, expand_path(text)
     name, at, file = text.removeprefix(TIMM_PREFIX).partition("@")
-    return name, Path(file) if at else None
+    return name, expand_path(file) if at else None
 
 
 def check_there(start: str) -> None:

@@ -16,9 +16,10 @@ from mae_vit.cli.prepare.sources import (
     band_options,
     opened_sources,
 )
-from mae_vit.config.command_line import OneLineParser
+from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
+from mae_vit.core.user_files import expand_text
 
 if TYPE_CHECKING:
     from mae_vit.data.prepare.prepare import Report
@@ -56,7 +57,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     parser.add_argument(
         "--root",
-        type=Path,
+        type=as_path,
         metavar="DIR",
         help="folder of torchvision's CIFAR files, which are downloaded if missing",
     )
@@ -79,7 +80,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 def _add_choice(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--subset",
-        type=Path,
+        type=as_path,
         metavar="LIST",
         help="only images listed in this text file: keys, paths or file names, one a line",
     )
@@ -101,6 +102,7 @@ def _add_choice(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--exclude",
         action="append",
+        type=as_path_text,
         metavar="DIR",
         help="leave out images that also occur in the test and val splits of the prepared data in DIR, so that "
         "pretraining sees no test images (DIR:SPLIT for one split); may be given several times",
@@ -152,6 +154,8 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: for every error that the user can fix.
     """
+    # Here and not by argparse, which leaves words behind an option as they are (`parse`).
+    arguments.paths = [expand_text(text) for text in arguments.paths]
     check_arguments(arguments)
     begun = time.monotonic()
     out = Path(arguments.paths[-1])

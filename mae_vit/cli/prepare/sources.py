@@ -38,11 +38,14 @@ def add_parquet_options(group: argparse._ArgumentGroup) -> None:
 def add_mask_options(group: argparse._ArgumentGroup) -> None:
     """Adds the options of masks."""
     group.add_argument(
-        "--masks", type=Path, metavar="DIR", help="of the masks: PNGs at the same paths as the images of SRC"
+        "--masks",
+        type=as_path,
+        metavar="DIR",
+        help="of the masks: PNGs at the same paths as the images of SRC",
     )
     group.add_argument(
         "--mask-classes",
-        type=Path,
+        type=as_path,
         metavar="FILE",
         help="names of classes, one a line: the first is that of id 0",
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from mae_vit.config.keys import key_paths, meant
 from mae_vit.config.section import Section
+from mae_vit.config.typed_yaml import KeysOf, PathText
 from mae_vit.core.messages import nearest
 from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig, Mode
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -16,6 +17,7 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 # Labels of each class; "all" takes all that there are.
 Labels = int | Literal["all"]
 Overrides = dict[str, Any]
+FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
 # The modes that train a whole network, and by which held-out metric their settings are chosen.
 TUNED_BY = {"finetune": "val_top1", "segment": "val_miou"}
 # Keys that the matrix sets itself -> the key of the comparison that determines the value.
@@ -41,13 +43,13 @@ class RunSection(Section):
     """
 
     name: str = Field(min_length=1)
-    dir: str | None = None
+    dir: PathText | None = None
 
 
 class DataSection(Section):
     """The shards on which every row is fine-tuned and tested."""
 
-    path: str
+    path: PathText
 
 
 class PretrainSection(Section):
@@ -59,9 +61,9 @@ class PretrainSection(Section):
         dir: its run folder, which several comparisons may share; null puts it into the comparison's folder.
     """
 
-    config: str
-    dir: str | None = None
-    set: Overrides = Field(default_factory=dict)
+    config: PathText
+    dir: PathText | None = None
+    set: Annotated[Overrides, KeysOf(PretrainConfig)] = Field(default_factory=dict)
 
 
 class EntrySection(Section):
@@ -83,10 +85,10 @@ class EntrySection(Section):
     """
 
     name: str = Field(min_length=1)
-    config: str
-    start: str | None = None
-    set: Overrides = Field(default_factory=dict)
-    tune: list[Overrides] | None = None
+    config: PathText
+    start: PathText | None = None
+    set: FinetuneOverrides = Field(default_factory=dict)
+    tune: list[FinetuneOverrides] | None = None
     modes: list[Mode] | None = None
     seeds: list[int] | None = None
     labels_per_class: list[Labels] | None = None
@@ -118,7 +120,7 @@ class CompareConfig(Section):
 
     run: RunSection
     data: DataSection
-    set: Overrides = Field(default_factory=dict)
+    set: FinetuneOverrides = Field(default_factory=dict)
     pretrain: dict[str, PretrainSection] = Field(default_factory=dict)
     entries: list[EntrySection] = Field(min_length=1)
     reference: str
@@ -126,7 +128,7 @@ class CompareConfig(Section):
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
     label_draws: bool = False
     modes: list[Mode] = Field(default=["finetune"], min_length=1)
-    tune: list[Overrides] = Field(default_factory=list)
+    tune: list[FinetuneOverrides] = Field(default_factory=list)
     tune_seeds: list[int] = Field(default=[1000], min_length=1)
     test_subset: int | None = Field(default=None, gt=0)
     parallel: int | Literal["auto"] = "auto"

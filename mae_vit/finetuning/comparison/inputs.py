@@ -12,9 +12,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from mae_vit.config.load import load_config, read_run_config
-from mae_vit.config.overrides import parse_yaml
+from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url, redact_url
+from mae_vit.core.user_files import expand_text, read_text
 from mae_vit.data.channels import set_channels
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import fingerprint_of
@@ -89,7 +90,7 @@ def _weights_among(arguments: Sequence[str], config: Path) -> Iterator[tuple[str
         if option in given:
             value = json.loads(given[option])
         if isinstance(value, str):
-            yield option, value
+            yield option, expand_text(value)
 
 
 def difference(recorded: object, now: Mapping[str, Any]) -> str | None:
@@ -136,7 +137,7 @@ def _without_secrets(setting: str) -> str:
 def _content_of_config(path: Path) -> Any:
     """Returns a config's values; None if the file does not exist."""
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        return parse_yaml(read_text(path), str(path))
     except OSError:
         return None
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mae_vit.config.load import read_run_config
-from mae_vit.config.overrides import parse_yaml
 from mae_vit.config.presets import PRESETS
+from mae_vit.config.typed_yaml import parse_value, write_value
 from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.finetuning.config.schema import SEGMENTATION
+from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
 from mae_vit.weights.read import TIMM_PREFIX, read_weights
 from mae_vit.weights.start import is_frozen
 
@@ -64,7 +63,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     elsewhere, where = _given(given, "data.path"), f"the data of {folder}, {path},"
     if elsewhere is not None:
         data = {"augment": data["augment"]}
-        path, split = str(elsewhere), str(_given(given, "data.split") or "train")
+        path, split = elsewhere, _given(given, "data.split") or "train"
         where = f"data.path={elsewhere}"
     cache = {name: data.get(name) for name in ("cache_dir", "cache_gib")}
     cache |= {name: value for name in cache if (value := _given(given, f"data.{name}")) is not None}
@@ -96,14 +95,14 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     taken["model.img_size"] = model["img_size"]
     return PRESETS / f"{name}.yaml", [
         *overrides,
-        *(f"{key}={_inline(value)}" for key, value in taken.items()),
+        *(f"{key}={write_value(value)}" for key, value in taken.items()),
     ]
 
 
 def _given(overrides: Sequence[str], key: str) -> Any:
     """Returns the last value of a key on the command line."""
     values = [text.partition("=")[2] for text in overrides if text.startswith(f"{key}=")]
-    return parse_yaml(values[-1], f"command line: {key}") if values else None
+    return parse_value(FinetuneConfig, key, values[-1], f"command line: {key}") if values else None
 
 
 def _augmentation(section: dict[str, Any]) -> dict[str, Any]:
@@ -127,8 +126,3 @@ def _read_config(folder: Path) -> dict[str, Any]:
     ):
         return raw
     raise InputError(f"{folder / 'config.yaml'} is no config of a run: {_PASS}")
-
-
-def _inline(value: Any) -> str:
-    """A value in YAML's flow style, which JSON is part of."""
-    return json.dumps(value)

@@ -10,6 +10,7 @@ from mae_vit.config.data import DataSection
 from mae_vit.config.optim import OptimSection
 from mae_vit.config.schema import Config, ModelSection, MonitorSection
 from mae_vit.config.section import Section
+from mae_vit.config.typed_yaml import PathText
 from mae_vit.finetuning.config.mode_options import MODE_OPTIONS, unused_options
 from mae_vit.finetuning.config.network import NetworkSection
 from mae_vit.models.vit import SIZES, Pool
@@ -107,14 +108,14 @@ class FinetuneSection(Section):
     """
 
     mode: Mode = "finetune"
-    start: str | None = None
+    start: PathText | None = None
     pool: Pool = "cls"
     head_init: HeadInit = "zero"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     mixup: float = Field(default=0.0, ge=0)
     cutmix: float = Field(default=0.0, ge=0)
     freeze_patch_embed: bool = False
-    teacher: str | None = None
+    teacher: PathText | None = None
     distillation: DistillationKind | None = None
     distillation_weight: float | None = Field(default=None, gt=0, le=1)
     distillation_temperature: float | None = Field(default=None, gt=0)

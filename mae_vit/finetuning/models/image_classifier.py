@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mae_vit.core.user_files import expand_path
 from mae_vit.finetuning.models.classifier_file import ClassifierFile, read_classifier
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import bands_from
@@ -85,4 +86,4 @@ def load_classifier(run: str | Path) -> ImageClassifier:
     Raises:
         InputError: if there is none.
     """
-    return ImageClassifier(read_classifier(Path(run), str(run)), str(run))
+    return ImageClassifier(read_classifier(expand_path(run), str(run)), str(run))

@@ -105,7 +105,7 @@ def test_deepspeed_runs_twice_in_a_process(changes, tmp_path):
 
 
 def test_a_mapping_is_a_config(changes, commanded):
-    from mae_vit.config.overrides import parse_yaml
+    from mae_vit.config.typed_yaml import parse_yaml
 
     values = parse_yaml((commanded / "config.yaml").read_text(), "it")
     values["run"]["dir"] = changes["run.dir"]

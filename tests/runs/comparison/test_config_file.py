@@ -8,8 +8,8 @@ from helpers.commands import ROOT, one_line
 from helpers.comparison import compare_command, write_config
 
 from mae_vit.config.load import load_config
-from mae_vit.config.overrides import parse_yaml
 from mae_vit.config.presets import find_config
+from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
 from mae_vit.finetuning.comparison.main import main

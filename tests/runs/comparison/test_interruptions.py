@@ -14,7 +14,7 @@ import pytest
 from helpers.commands import ROOT, run
 from helpers.comparison import compare_command, read_rows, write_config
 
-from mae_vit.config.overrides import parse_yaml
+from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.finetuning.comparison.main import main
 from mae_vit.pretraining.job import main as pretrain
 

@@ -7,7 +7,7 @@ import pytest
 from helpers.commands import ROOT, SMALL_MAE, run
 
 from mae_vit.cli.main import main
-from mae_vit.config.overrides import parse_yaml
+from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.pretraining import reference_curves
 from mae_vit.pretraining.job import main as pretrain
 from mae_vit.pretraining.reference_curves import (

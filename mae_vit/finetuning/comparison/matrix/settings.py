@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 
-from mae_vit.config.overrides import drop_alternatives, parse_yaml
+from mae_vit.config.overrides import drop_alternatives
+from mae_vit.config.typed_yaml import parse_yaml, write_value
 from mae_vit.core.errors import InputError
+from mae_vit.core.user_files import read_text
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Mode, Overrides
 from mae_vit.finetuning.config.from_start import WITH_START
 from mae_vit.finetuning.config.schema import CLOSED_FORM, TRAINS_ENCODER
@@ -44,8 +45,8 @@ def settings_with_start(
     if entry.start is None or is_frozen(entry.start) or mode in CLOSED_FORM:
         return {}
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError, InputError):
+        content = parse_yaml(read_text(path), str(path))
+    except (OSError, InputError):
         return {}
     sections = content.get(WITH_START) if isinstance(content, dict) else None
     if not isinstance(sections, dict):
@@ -68,5 +69,5 @@ def _is_set(key: str, overridden: Collection[str]) -> bool:
 
 
 def lines_of(overrides: Overrides) -> list[str]:
-    """Writes overrides as on the command line. Values are JSON, which is valid YAML."""
-    return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    """Writes overrides as on the command line."""
+    return [f"{key}={write_value(value)}" for key, value in overrides.items()]

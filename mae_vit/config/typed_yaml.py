@@ -1,0 +1,173 @@
+"""Reads YAML by the types of a schema: where a key is text, the text as it is written; paths are expanded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from types import UnionType
+from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import error_reason
+from mae_vit.core.user_files import expand_text
+
+# The type of keys that name files, folders or weights: ~ and $NAME are expanded in it.
+PathText = NewType("PathText", str)
+_TAG = "tag:yaml.org,2002:"
+_TEXT = f"{_TAG}str"
+
+
+@dataclass(frozen=True)
+class KeysOf:
+    """Marks a mapping whose keys are dotted keys of a schema: `Annotated[dict[str, Any], KeysOf(Config)]`.
+
+    Attributes:
+        schema: of the values.
+    """
+
+    schema: type[BaseModel]
+
+
+def parse_yaml(text: str, where: str, schema: type[BaseModel] | None = None) -> Any:
+    """Parses YAML of plain values: nothing in it runs.
+
+    Args:
+        text: of a file, or a value.
+        where: it stands, for errors.
+        schema: of the file. Without one, YAML alone decides what is text.
+
+    Raises:
+        InputError: if it is not valid.
+    """
+    return _parse(text, where, [schema] if schema else [])
+
+
+def parse_value(schema: type[BaseModel], key: str, text: str, where: str) -> Any:
+    """Reads a value that the command line gives, by the type of its key.
+
+    Args:
+        schema: of the config.
+        key: its dotted key.
+        text: as it is given. Where the key is text, it is the value; in quotes it may also be "null".
+        where: it stands, for errors.
+
+    Raises:
+        InputError: if the key is no text and the value no YAML.
+    """
+    kinds = _at([schema], key)
+    if not _is_text(kinds) or text == "null" or not text:
+        return _parse(text, where, kinds)
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        try:
+            return _parse(text, where, kinds)
+        except InputError:
+            pass  # a name that has quotes
+    return _expanded(text, where) if _is_path(kinds) else text
+
+
+def write_value(value: Any) -> str:
+    """Writes a value as `parse_value` and YAML read it: as JSON."""
+    # YAML does not know JSON's escapes of letters beyond 16 bits.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _parse(text: str, where: str, kinds: Sequence[Any]) -> Any:
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        node = yaml.compose(text)
+        if node is None:
+            return None
+        _retype(node, kinds, where, set())
+        return yaml.constructor.construct_document(node)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InputError(f"{where}{place}: not valid YAML: {problem}") from None
+    except InputError:
+        raise
+    except (RecursionError, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise InputError(f"{where}: not valid YAML: {error_reason(error)}") from None
+
+
+def _retype(node: Node, kinds: Sequence[Any], where: str, seen: set[int]) -> None:
+    """Makes text of the unquoted scalars (2026-11-26, 007) whose keys are text, and of all keys."""
+    if id(node) in seen:  # an alias
+        return
+    seen.add(id(node))
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if isinstance(key, ScalarNode) and key.tag != f"{_TAG}merge":
+                key.tag = _TEXT
+            _retype(value, _at(kinds, str(key.value)), where, seen)
+    elif isinstance(node, SequenceNode):
+        items = [get_args(kind)[0] for kind in _alternatives(kinds) if get_origin(kind) is list]
+        for value in node.value:
+            _retype(value, items, where, seen)
+    elif isinstance(node, ScalarNode):
+        # No key is a date.
+        if (node.tag != f"{_TAG}null" and _is_text(kinds)) or node.tag == f"{_TAG}timestamp":
+            node.tag = _TEXT
+        if node.tag == _TEXT and _is_path(kinds):
+            node.value = _expanded(node.value, where)
+
+
+def _expanded(text: str, where: str) -> str:
+    try:
+        return expand_text(text)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _at(kinds: Sequence[Any], key: str) -> Sequence[Any]:
+    """Returns the types that the value at a dotted key may have; empty if the key is not known."""
+    # The free names of a mapping may hold dots themselves.
+    return _step(kinds, key) or reduce(_step, key.split("."), kinds)
+
+
+def _step(kinds: Sequence[Any], name: str) -> Sequence[Any]:
+    inner: list[Any] = []
+    for kind in _alternatives(kinds):
+        if get_origin(kind) is dict:
+            inner.append(get_args(kind)[1])
+        elif isinstance(kind, type) and name in getattr(kind, "model_fields", ()):
+            inner.append(_kind_of(kind.model_fields[name]))  # type: ignore[attr-defined]
+    return inner
+
+
+def _kind_of(field: FieldInfo) -> Any:
+    return next((mark.schema for mark in field.metadata if isinstance(mark, KeysOf)), field.annotation)
+
+
+def _alternatives(kinds: Sequence[Any]) -> Iterator[Any]:
+    """Yields types, with the members of unions in their place."""
+    for kind in kinds:
+        if get_origin(kind) is Annotated:
+            inner, *marks = get_args(kind)
+            yield from _alternatives([mark.schema for mark in marks if isinstance(mark, KeysOf)] or [inner])
+        elif get_origin(kind) in (Union, UnionType):
+            yield from _alternatives(get_args(kind))
+        else:
+            yield kind
+
+
+def _is_text(kinds: Sequence[Any]) -> bool:
+    """Returns whether the value of a key is text, or null."""
+    members = [kind for kind in _alternatives(kinds) if kind is not type(None)]
+    return bool(members) and all(
+        kind in (str, PathText)
+        or (get_origin(kind) is Literal and all(isinstance(choice, str) for choice in get_args(kind)))
+        for kind in members
+    )
+
+
+def _is_path(kinds: Sequence[Any]) -> bool:
+    return PathText in _alternatives(kinds)

@@ -1,0 +1,123 @@
+"""Values are read by the type of their key: text as it is written, paths expanded, YAML for the rest."""
+
+import pytest
+from helpers.commands import ROOT
+
+from mae_vit.config.load import ConfigValues, load_config
+from mae_vit.config.typed_yaml import parse_value, parse_yaml, write_value
+from mae_vit.core.errors import InputError
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.matrix.settings import lines_of
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.objectives.pretrain_config import PretrainConfig
+
+CONFIG = ROOT / "configs" / "mae_digits.yaml"
+AS_TYPED = [
+    "photos/batch #2",
+    "2024",
+    "[2024]",
+    "a: b",
+    "1e3",
+    "true",
+    "&a",
+    "*",
+    "@x",
+    "- y",
+    '"a"b"',
+    "😀/é",
+]
+
+
+@pytest.mark.parametrize("text", AS_TYPED)
+def test_text_on_the_command_line_is_the_text(text):
+    assert load_config(PretrainConfig, CONFIG, [f"data.path={text}"]).data.path == text
+
+
+@pytest.mark.parametrize("name", ["007", "2026-11-26", "1e3", "0x1F", "true", "on"])
+def test_a_name_may_look_like_anything(name, write_config):
+    assert load_config(PretrainConfig, CONFIG, [f"run.name={name}"]).run.name == name
+    path = write_config(run={"name": "it-is-here"})
+    path.write_text(path.read_text().replace("it-is-here", name))
+    assert load_config(PretrainConfig, path).run.name == name
+
+
+def test_null_is_no_text_but_in_quotes():
+    config = load_config(PretrainConfig, CONFIG, ["model.init=null", "monitor.evaluate_split='null'"])
+    assert (config.model.init, config.monitor.evaluate_split) == (None, "null")
+
+
+def test_other_types_are_yaml():
+    config = load_config(
+        PretrainConfig,
+        CONFIG,
+        [
+            "train.epochs=1e1",
+            "optim.betas=[0.9, 0.8] # as in",
+            "data.augment.flip=false",
+            "data.workers=auto",
+        ],
+    )
+    assert (config.train.epochs, config.optim.betas) == (10, [0.9, 0.8])
+    assert (config.data.augment.flip, config.data.workers) == (False, "auto")
+    with pytest.raises(InputError, match="train.steps='2026-11-26': input should be a valid integer"):
+        load_config(PretrainConfig, CONFIG, ["train.steps=2026-11-26"])
+
+
+def test_a_path_is_expanded_wherever_it_is_given(monkeypatch, write_config):
+    monkeypatch.setenv("HOME", "/home/of me")
+    monkeypatch.setenv("DATA", "/data")
+    typed = load_config(PretrainConfig, CONFIG, ["data.path=~/x", "run.dir=$DATA/${HOME}", "model.init=~"])
+    assert (typed.data.path, typed.run.dir) == ("/home/of me/x", "/data//home/of me")
+    assert typed.model.init == "/home/of me"
+    assert load_config(PretrainConfig, write_config(data={"path": "$DATA/y"})).data.path == "/data/y"
+    assert load_config(PretrainConfig, CONFIG, ["data.path=s3://b/$DATA"]).data.path == "s3://b/$DATA"
+    # The name of a split is no path.
+    assert load_config(PretrainConfig, CONFIG, ["data.split=~x"]).data.split == "~x"
+
+
+def test_a_variable_that_is_not_set_is_one_line(monkeypatch, write_config):
+    monkeypatch.delenv("NONE", raising=False)
+    with pytest.raises(InputError, match=r'^override "data.path=\$NONE/x": .*variable \$NONE is not set$'):
+        load_config(PretrainConfig, CONFIG, ["data.path=$NONE/x"])
+    path = write_config(data={"path": "$NONE/x"})
+    with pytest.raises(InputError, match=r"mae_mine.yaml: .*variable \$NONE is not set$"):
+        load_config(PretrainConfig, path)
+
+
+def test_settings_of_a_comparison_are_typed_as_those_of_its_runs(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    text = """
+run: {name: 2026-11-26}
+data: {path: ~/data}
+set: {data.split: 007, train.epochs: 1e1}
+pretrain:
+  2024.b: {config: ~/mae.yaml, dir: ~/mae, set: {data.path: ~/more, data.split: 1e3}}
+entries:
+  - {name: 1e3, config: ~/a.yaml, start: 2024.b, set: {finetune.teacher: ~/teacher}, tune: [{data.split: 1_0}]}
+tune: [{train.epochs: 2}]
+reference: 1e3
+"""
+    words = ["pretrain.MAE.config=b #2.yaml", "pretrain.MAE.set.data.path=~/c", "set.data.augment.crop=none"]
+    config = load_config(CompareConfig, ConfigValues(text), words)
+    assert (config.run.name, config.data.path, config.reference) == ("2026-11-26", "/home/me/data", "1e3")
+    assert config.set == {"data.split": "007", "train.epochs": 10.0, "data.augment.crop": "none"}
+    first = config.pretrain["2024.b"]
+    assert (first.config, first.dir) == ("/home/me/mae.yaml", "/home/me/mae")
+    assert first.set == {"data.path": "/home/me/more", "data.split": "1e3"}
+    assert config.pretrain["MAE"].config == "b #2.yaml"
+    assert config.pretrain["MAE"].set == {"data.path": "/home/me/c"}
+    (entry,) = config.entries
+    assert (entry.name, entry.config, entry.start) == ("1e3", "/home/me/a.yaml", "2024.b")
+    assert (entry.set, entry.tune) == ({"finetune.teacher": "/home/me/teacher"}, [{"data.split": "1_0"}])
+
+
+@pytest.mark.parametrize("text", AS_TYPED)
+def test_what_is_written_is_read_again(text):
+    (line,) = lines_of({"data.path": text})
+    assert parse_value(FinetuneConfig, "data.path", line.partition("=")[2], "") == text
+    assert parse_yaml(write_value({"a": [text]}), "") == {"a": [text]}
+
+
+def test_aliases_end():
+    laughs = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 20))
+    assert len(parse_yaml(f"a0: &a0 [x]\n{laughs}", "", PretrainConfig)) == 20
