@@ -51,6 +51,11 @@ require_config() {
   exit 2
 }
 
+# Makes each task of an array a run of its own, in place of one more process in the same run folder.
+take_array_task() {
+  [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || export MAE_VIT_ARRAY_TASK=$SLURM_ARRAY_TASK_ID
+}
+
 # Runs a Python program in every task, and ends the job according to the program's exit code.
 run() {
   begin_notes

@@ -5,7 +5,8 @@
 #       --config configs/finetune_base.yaml [key=value ...]
 #   sbatch --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=12 slurm/finetune.sh --ckpt runs/mae_base
 #
-# It takes the arguments of finetune/run.py. Use one task for each GPU, with cores for its data workers.
+# It takes the arguments of finetune/run.py. Use one task for each GPU, with cores for its data workers. With --array=0-2,
+# each task is a run of its own: its number is added to run.seed and to the run's name.
 # Settings of the cluster: slurm/site.sh. What happens when: docs/cluster.md.
 #SBATCH --job-name=mae-vit-finetune
 #SBATCH --nodes=1
@@ -27,4 +28,5 @@ if [[ " $*" != *" --ckpt"* && " $*" != *" --config"* ]]; then
     "slurm/finetune.sh --ckpt runs/mae_base" >&2
   exit 2
 fi
+take_array_task
 run finetune/run.py "$@"

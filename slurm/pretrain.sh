@@ -5,7 +5,8 @@
 #   sbatch --nodes=4 --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=12 --time=12:00:00 \
 #       slurm/pretrain.sh configs/mae_base.yaml
 #
-# Use one task for each GPU, with cores for its data workers.
+# Use one task for each GPU, with cores for its data workers. With --array=0-2, each task is a run of its own: its number
+# is added to run.seed and to the run's name.
 # Settings of the cluster: slurm/site.sh. What happens when: docs/cluster.md.
 #SBATCH --job-name=mae-vit
 #SBATCH --nodes=1
@@ -23,4 +24,5 @@ fi
 # shellcheck source=common.sh
 source slurm/common.sh
 require_config "slurm/pretrain.sh configs/mae_base.yaml" "$@"
+take_array_task
 run pretrain/run.py --config "$@"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from mae_vit.cli.main import parse
 from mae_vit.config.command_line import Arguments, ResumeMode
@@ -16,7 +18,7 @@ from mae_vit.config.load import ConfigSource, ConfigValues
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
-from mae_vit.core.messages import closest_path
+from mae_vit.core.messages import closest, closest_path
 from mae_vit.core.user_files import expand_path, expand_text
 from mae_vit.runtime.library_call import library_call
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 # A preset's name, a YAML file, or the sections themselves.
 Config = str | os.PathLike[str] | Mapping[str, Any]
+Parameters, Result = ParamSpec("Parameters"), TypeVar("Result")
 Changes = Mapping[str, Any]
 Option = str | int | float | bool | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 
@@ -87,6 +90,24 @@ class Run:
         return load_vit(self.path)
 
 
+def _named(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Refuses keywords that a function does not have by a line that names the right one."""
+    known = list(signature(call).parameters)
+
+    @wraps(call)
+    def checked(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        for name in options.keys() - known:
+            hint = closest(name, known) or (
+                'keys of the config go in changes={"data.path": "photos/", "train.epochs": 10}; '
+                f"known: {', '.join(known)}"
+            )
+            raise InputError(f'{call.__name__} has no keyword "{name}": {hint}')
+        return call(*arguments, **options)
+
+    return checked
+
+
+@_named
 def pretrain(
     config: Config,
     changes: Changes | None = None,
@@ -113,6 +134,7 @@ def pretrain(
     return _train(job.pretrain, config, changes, resume=resume, extend=extend)
 
 
+@_named
 def finetune(
     ckpt: str | os.PathLike[str] | Run | None = None,
     config: Config | None = None,
@@ -142,6 +164,7 @@ def finetune(
     return _train(job.finetune, config, changes, ckpt=weights, resume=resume, extend=extend)
 
 
+@_named
 def compare(config: Config, changes: Changes | None = None) -> Run:
     """Compares starts and networks on the same labels, as `mae-vit compare` does.
 

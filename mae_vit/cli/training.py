@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -61,12 +63,15 @@ def add_presets(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "presets",
         help="list the configs that come with the library",
-        description="List the configs that come with the library, each with its command, time and result. pretrain, "
+        description="List the configs that come with the library; of one, its command, time and result. pretrain, "
         "finetune, compare and doctor take these names. For a config of your own: "
         "mae-vit presets --show mae_digits > mine.yaml.",
     )
     parser.add_argument(
-        "words", nargs="*", metavar="WORD", help="list only names with all these words: mae cifar"
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="list only names with all these words (mae cifar); a whole name gives its command, time and result",
     )
     parser.add_argument("--show", metavar="NAME", help="print this preset as YAML")
     parser.set_defaults(run=_presets, parser=parser)
@@ -84,7 +89,16 @@ def _presets(arguments: argparse.Namespace) -> int:
     if not chosen:
         words = " and ".join(f'"{word}"' for word in arguments.words)
         raise InputError(f"no preset has {words} in its name: known: {', '.join(names)}")
-    print("\n\n".join(read_header(path).describe() for path in chosen))
+    if arguments.words in [[path.stem] for path in chosen]:
+        chosen = [path for path in chosen if path.stem == arguments.words[0]]
+    if len(chosen) == 1:
+        print(read_header(chosen[0]).describe())
+        return 0
+    rows = [("NAME", "HARDWARE", "TIME", "WHAT"), *(read_header(path).row() for path in chosen)]
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)][:-1]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for *cells, title in rows:
+        print(("".join(map(str.ljust, cells, widths)) + title)[:width])
     return 0
 
 

@@ -97,6 +97,12 @@ class Header:
     title: str
     lines: dict[str, str]
 
+    def row(self) -> tuple[str, str, str, str]:
+        """Returns the cells of a table: the name, the hardware and the time in short, what it is."""
+        hardware = re.split(r" \(|[;:,]", self.lines["Hardware"])[0]
+        time = re.match(r"(?:about )?[\d.]+ (?:minutes|hours)(?: \d+ minutes)?(?! an)", self.lines["Time"])
+        return self.name, hardware, time[0] if time else "-", self.title
+
     def describe(self) -> str:
         """Returns the name, and an indented line each for what it is, the command, the time and the result."""
         shown = {name: self.lines[name] for name in _LISTED if name in self.lines}

@@ -20,8 +20,9 @@ from mae_vit.models.vit import PatchInit
 
 
 class RunSection(Section):
-    """Name, folder and seed of the run.
+    """Name, folder, seed and device of the run.
 
+    `device`: "auto" takes GPUs where there are any, "cpu" none.
     A rank that makes no progress for `hang_timeout_s` in a step is killed, so the other ranks do not
     wait forever. An evaluation or a save may take four times as long. null disables this.
     """
@@ -29,6 +30,7 @@ class RunSection(Section):
     name: str
     dir: PathText | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
+    device: Literal["auto", "cpu"] = "auto"
     deterministic: bool = False
     # Our value. It must be longer than the first step, which may compile for minutes.
     hang_timeout_s: float | None = Field(default=900.0, gt=0)

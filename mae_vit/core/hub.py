@@ -21,6 +21,7 @@ _LOGIN = "set HF_TOKEN, or run `hf auth login`"
 # Too many requests, and failures of the server: the same request may succeed later.
 _BUSY = (408, 429, *range(500, 600))
 _LONGEST_REASON = 160
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,25 @@ def is_offline() -> bool:
     return bool(hub_library().constants.HF_HUB_OFFLINE)
 
 
+def check_reachable(name: HubName, files: Sequence[str]) -> None:
+    """Fails at once where no connection to the Hub can be made; huggingface_hub tries for 23 s for each file.
+
+    Args:
+        name: of the repository that is going to be read.
+        files: of it that may be asked for. One in the cache needs no connection.
+
+    Raises:
+        FetchUnavailable: if the Hub cannot be reached.
+    """
+    hub = hub_library()
+    if is_offline():
+        return
+    with hub_errors(name):
+        place = {"repo_type": name.kind, "revision": name.revision}
+        if not any(isinstance(hub.try_to_load_from_cache(name.repo, file, **place), str) for file in files):
+            hub.utils.get_session().head(hub.constants.ENDPOINT, timeout=_CONNECT_S)
+
+
 def download(name: HubName, files: Sequence[str]) -> tuple[Path, str]:
     """Brings a file of a repository into huggingface_hub's cache, where it is not there yet.
 
@@ -99,6 +119,7 @@ def download(name: HubName, files: Sequence[str]) -> tuple[Path, str]:
         FetchUnavailable: if the Hub cannot be reached, or the connection breaks.
     """
     hub = hub_library()
+    check_reachable(name, files)
     with hub_errors(name):
         for file in files:
             try:

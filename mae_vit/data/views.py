@@ -11,6 +11,9 @@ from mae_vit.data.images.auto_augment import make_policy
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.normalization import fill_color
 
+# Of photographs, as ImageNet's recipes have it.
+_USUAL_SIDE = 224
+
 
 def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
     """Refuses a shifted crop of images that are not of the model's size.
@@ -25,9 +28,17 @@ def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
             str(low) if low == high else f"{low}-{high}" for low, high in (split.height, split.width)
         )
         size = img_size[0] if img_size[0] == img_size[1] else list(img_size)
+        # At the size of small images, larger ones lose detail without a word.
+        side = min(split.height[0], split.width[0], _USUAL_SIDE) // 8 * 8
+        larger = (
+            f", and model.img_size={side} with a larger model.patch_size to train on more detail than {size} px have"
+            if side > max(img_size)
+            else ""
+        )
         raise InputError(
             f'data.augment.crop="pad" needs images of model.img_size={size}, but '
             f'split "{index.split}" holds {height} x {width} px: use data.augment.crop=random_resized'
+            + larger
         )
 
 

@@ -48,7 +48,6 @@ from mae_vit.finetuning.setup import choose_parts, estimate_costs, identify
 from mae_vit.objectives.mixup import PAIRS
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.collectives import run_on_rank_zero
-from mae_vit.runtime.device import find_device
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.engines.base import Engine
@@ -63,6 +62,7 @@ from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import (
     agree_on_precision,
     check_engine,
+    choose_device,
     foresee_start,
     is_finished,
     open_run_folder,
@@ -122,7 +122,7 @@ def finetune(arguments: Arguments) -> Path:
 def _finetune(
     arguments: Arguments, config: FinetuneConfig, starts: Starts, folder: RunFolder, ranks: Ranks
 ) -> None:
-    device, start = find_device(ranks), starts.weights
+    device, start = choose_device(config, ranks), starts.weights
     config = fit_to_data(config, start, say=ranks.rank == 0)
     data = open_data(config, ranks, device, interpolation=starts.interpolation)
     info = describe_encoder(config, data)

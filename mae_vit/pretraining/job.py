@@ -39,6 +39,7 @@ from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import (
     agree_on_precision,
+    as_array_task,
     is_finished,
     open_run_folder,
     resume_or_start,
@@ -115,7 +116,7 @@ def read_config(arguments: Arguments) -> tuple[PretrainConfig, Ranks]:
     ranks = find_ranks()
     if ranks.rank == 0:
         print_notes(notes)
-    return config, ranks
+    return as_array_task(config), ranks
 
 
 def pretrain(arguments: Arguments) -> Path:

@@ -67,8 +67,8 @@ def describe_plan(
     if plan.total_steps < _FEW_STEPS:
         lines.append(
             f"note: {count_of(plan.total_steps, 'step')} may be too few: on handwritten digits 200 steps of MAE "
-            "showed no gain, 600 most of that of 1,800; on photographs of 64 px 6,000 gained more than 2,000 "
-            "(docs/choosing.md)"
+            "showed no gain, 600 most of that of 1,800; on photographs of 64 px 6,000 gained more than 2,000. "
+            "Give train.steps or train.epochs more"
         )
     lines += [f"warning: {text}" for text in (*data.core_warnings(), *order_warnings(data))]
     return "\n".join(lines)

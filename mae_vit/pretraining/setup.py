@@ -15,12 +15,11 @@ from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data, open_data
-from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
-from mae_vit.training.startup import check_engine
+from mae_vit.training.startup import check_engine, choose_device
 from mae_vit.weights.load import load_weights, warn_normalization_differs
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.seen_labels import SeenLabels
@@ -62,7 +61,7 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     """
     check_engine(config, ranks)
     config = with_channels(config, describe_data(config, say=ranks.local_rank == 0))
-    device = find_device(ranks)
+    device = choose_device(config, ranks)
     data = open_data(config, ranks, device)
     if config.objective.uses_labels:
         data.check_held_out_labels()

@@ -61,15 +61,15 @@ def keep_freed_memory() -> bool:
         return False
 
 
-def find_device(ranks: Ranks) -> torch.device:
-    """Returns this rank's GPU, or the CPU without one; divides the node's cores among its ranks, forbids TF32.
+def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
+    """Returns this rank's GPU, or the CPU without one or for `asked` "cpu"; divides the node's cores among its ranks, forbids TF32.
 
     Raises:
         InputError: if the node has fewer GPUs than ranks.
     """
     _share_compilers(ranks)
     forbid_tf32()
-    if torch.cuda.is_available():
+    if asked != "cpu" and torch.cuda.is_available():
         count = torch.cuda.device_count()
         # A launcher may show each rank only its own GPU.
         place = ranks.local_rank if count > 1 else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ from mae_vit.config.command_line import Arguments, ResumeMode
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
+from mae_vit.models.vit import SIZES
 from mae_vit.runtime.collectives import broadcast_from_rank_zero, gather_objects, run_on_rank_zero
+from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.runtime.slurm import is_requeued_run
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
@@ -27,6 +30,8 @@ from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.trackers.open import check_installed
 
 C = TypeVar("C", bound=Config)
+# From this size on, a CPU core takes years.
+_LARGE = SIZES["Ti"]
 
 
 def check_engine(config: Config, ranks: Ranks) -> None:
@@ -40,6 +45,37 @@ def check_engine(config: Config, ranks: Ranks) -> None:
         raise InputError(
             f'train.compress_gradients="{compression}" has no effect on one process, which sends no gradients'
         )
+
+
+def choose_device(config: Config, ranks: Ranks) -> torch.device:
+    """Returns the rank's device.
+
+    Raises:
+        InputError: if the node has fewer GPUs than ranks, or if a Slurm job without a GPU would train a large model.
+    """
+    device = find_device(ranks, config.run.device)
+    size, model = SIZES.get(config.model.name), config.model
+    # sbatch without options gives one CPU core.
+    if size and device.type == "cpu" and config.run.device == "auto" and "SLURM_JOB_ID" in os.environ:
+        size = size.with_changes(model.embed_dim, model.depth, model.num_heads)
+        if size.embed_dim >= _LARGE.embed_dim and size.depth >= _LARGE.depth:
+            raise InputError(
+                f"this Slurm job has no GPU for model.name={model.name}: sbatch --gpus-per-node=1 --cpus-per-task=12 "
+                "... asks for one; run.device=cpu trains on CPUs"
+            )
+    return device
+
+
+def as_array_task(config: C) -> C:
+    """Gives each task of a Slurm array a seed, a name and a folder of its own (slurm/pretrain.sh, finetune.sh)."""
+    task = os.environ.get("MAE_VIT_ARRAY_TASK")
+    if not task:
+        return config
+    run = config.run
+    values = {"seed": run.seed + int(task), "name": f"{run.name}-{task}"}
+    if run.dir is not None:
+        values["dir"] = f"{run.dir}-{task}"
+    return config.model_copy(update={"run": run.model_copy(update=values)})
 
 
 def open_run_folder(config: Config) -> RunFolder:
@@ -143,7 +179,7 @@ def check_resumable(folder: RunFolder) -> None:
     if folder.read_status() == "done":
         raise InputError(
             f"{folder.path} holds a finished run that left no checkpoints to resume from: give this one another "
-            "run.name, or --resume never to move that aside"
+            "run.name, or begin again with `--resume never`, which moves that aside"
         )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mae_vit.config.section import height_width
 from mae_vit.core.errors import FetchUnavailable, InputError
-from mae_vit.core.hub import download, is_hub_name, parse_hub_name
+from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest, error_reason, nearest
 from mae_vit.data.normalization import IMAGENET_MEAN
 from mae_vit.models.baselines import TIMM_PREFIX
@@ -52,6 +52,7 @@ from mae_vit.weights.start import (
 
 # What a repository of the Hub may hold: what `mae-vit export` writes. Others' files by timm's names fit too.
 _HUB_FILES = ("encoder.safetensors", "model.safetensors")
+_TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def read_weights(start: str) -> Weights:
@@ -239,6 +240,8 @@ def _read_timm(start: str) -> Weights:
         tagged = timm.list_pretrained(name.split(".")[0])
         raise InputError(f"timm has no weights {name!r}: {nearest(name, tagged)}") from None
     try:
+        if known is not None and known.hf_hub_id:
+            check_reachable(parse_hub_name(known.hf_hub_id), _TIMM_FILES)
         model = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # no network, no such weights, a broken download
         reason = error_reason(error).split(". ")[0][:160]

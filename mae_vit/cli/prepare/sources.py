@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mae_vit.config.command_line import as_path
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 

@@ -24,6 +24,7 @@ from mae_vit.finetuning.comparison.inputs import (
 )
 from mae_vit.finetuning.config.schema import CLOSED_FORM
 from mae_vit.runtime.locks import try_lock
+from mae_vit.training.checkpoints.resume import set_aside
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # By its path: of several checkouts a comparison's runs are those of the one that it runs in.
@@ -92,21 +93,28 @@ class Job:
         """Returns whether the run has finished successfully.
 
         Raises:
-            InputError: if the folder holds a run of other inputs.
+            InputError: if the folder holds a finished run of other inputs.
         """
         if self.notes is not None:
             self._check_elsewhere()
             return False
-        if not self._record.exists():
+        recorded, now = self._recorded(), self._inputs()
+        if recorded is None or RunFolder(self.folder).read_status() != "done":
             return False
-        recorded, now = json.loads(self._record.read_text()), self._inputs()
         if what := difference(recorded, now):
             which = changed_settings(recorded, now) if what == "settings" else ""
             raise InputError(
                 f"{self.folder} was run with another {_WHAT[what]} than {self.name} has now{which}: give the "
                 f"comparison another run.name, or delete {self.folder} to run it again"
             )
-        return RunFolder(self.folder).read_status() == "done"
+        return True
+
+    def _recorded(self) -> Any:
+        """Returns the inputs of the run in the folder; None if there is none."""
+        try:
+            return json.loads(self._record.read_text())
+        except FileNotFoundError:
+            return None
 
     def _check_elsewhere(self) -> None:
         """Checks that a folder outside the comparison's holds this pretraining run, or none yet.
@@ -135,9 +143,12 @@ class Job:
             reason = error_reason(error)
             raise InputError(f"{path.parent} cannot be written: {reason}") from None
 
-    def remember(self) -> None:
-        """Records its inputs; call it before the run begins."""
-        write_json(self._record, self._inputs())
+    def begin(self) -> None:
+        """Records its inputs; call it before the run begins. An unfinished run of other inputs is set aside."""
+        recorded, now = self._recorded(), self._inputs()
+        if self.notes is None and recorded is not None and difference(recorded, now):
+            set_aside(RunFolder(self.folder))
+        write_json(self._record, now)
 
     def _inputs(self) -> dict[str, Any]:
         return describe_inputs(self.arguments, self.config, self.start, self.data)

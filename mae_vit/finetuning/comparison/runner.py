@@ -114,7 +114,7 @@ class Runner:
         return None
 
     def _start(self, job: Job, claim: FileLock, slot: int) -> _Running:
-        job.remember()
+        job.begin()
         environment = {**os.environ, AUTO_PRECISION: self.precision}
         if gpus := own_gpus():
             environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]

@@ -11,6 +11,7 @@ from mae_vit.data.images.augment import Interpolation
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.recipes import find_recipe
 from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.training.startup import as_array_task
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.start import Weights
 
@@ -62,4 +63,4 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Starts, list[str]
             f"model.img_size={config.model.img_size}: the start was pretrained at {list(geometry.img_size)}, its "
             "positions are interpolated"
         )
-    return config, Starts(amendment.start, amendment.foreign), notes
+    return as_array_task(config), Starts(amendment.start, amendment.foreign), notes

@@ -23,6 +23,7 @@ _FREE_SECTIONS = ("monitor", "checkpoint", "guard")
 _FREE_KEYS = (
     "run.name",
     "run.dir",
+    "run.device",
     "run.hang_timeout_s",
     # The data may move: its fingerprint is compared instead.
     "data.path",
@@ -136,8 +137,8 @@ def check_identity(
         longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
             f"{place} belongs to another run: {describe_differences(saved, identity, extend=extend)}. "
-            f"Take those back{longer}, or give this run another run.name; --resume never starts over and moves "
-            "the old run aside"
+            f"Take those back{longer}, or give this run another run.name, or begin again with `--resume never`, "
+            "which moves the old run aside"
         )
 
 

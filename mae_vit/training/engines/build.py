@@ -68,6 +68,8 @@ def build_engine(
     )
     if config.train.engine_on(ranks.world_size) == "torch":
         return TorchEngine(objective, options, ranks, device)
+    if device.type == "cpu":  # DeepSpeed would take a GPU that run.device=cpu leaves alone
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # DeepSpeed takes seconds to import, so it is imported only after the input was checked.
     from mae_vit.training.engines.deepspeed_engine import DeepSpeedEngine
 

@@ -224,6 +224,23 @@ def test_fine_tuning_takes_a_run_and_few_shots_too(commanded, tmp_path):
         mae_vit.finetune()
 
 
+@pytest.mark.parametrize(
+    ("call", "options", "expected"),
+    [
+        (mae_vit.pretrain, {"chnges": {}}, 'pretrain has no keyword "chnges": did you mean "changes"?'),
+        (mae_vit.finetune, {"checkpoint": "x"}, 'finetune has no keyword "checkpoint": did you mean "ckpt"?'),
+        (
+            mae_vit.compare,
+            {"data": "x"},
+            'go in changes={"data.path": "photos/", "train.epochs": 10}; known: config',
+        ),
+    ],
+)
+def test_an_unknown_keyword_is_one_line(call, options, expected):
+    with pytest.raises(InputError, match=re.escape(expected)):
+        call("mae_digits", **options)
+
+
 def test_prepare_is_the_command(tmp_path, capsys):
     folder = mae_vit.prepare("digits", tmp_path / "digits", holdout=0.1, shard_samples=600)
     assert "train: " in capsys.readouterr().out

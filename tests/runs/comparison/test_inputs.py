@@ -32,7 +32,7 @@ def job(digits, tmp_path) -> Job:
     teacher = shutil.copytree(tmp_path / "start", tmp_path / "teacher")
     words = ("--ckpt", start, "a=1", f"finetune.teacher={json.dumps(str(teacher))}")
     job = Job("x", folder, ("x.py",), tmp_path / "x.yaml", words, str(data), start)
-    job.remember()
+    job.begin()
     return job
 
 
@@ -74,6 +74,24 @@ def test_a_run_of_something_else_is_not_taken_for_this_one(job, change, said):
     change(job)
     with pytest.raises(InputError, match=f"was run with another .*{said}"):
         job.is_done()
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running", "failed", None])
+def test_a_run_of_something_else_without_a_result_is_replaced(job, status):
+    """Also one whose folder was deleted, as a message says: its record beside it decides nothing."""
+    (job.folder / "summary.json").write_text(json.dumps({"status": status}))
+    job.begin()
+    assert job.folder.exists()  # the same run: it resumes
+    change_config(job)
+    if status is None:
+        shutil.rmtree(job.folder)
+    assert unfinished([job]) == [job]
+    job.begin()
+    assert not job.folder.exists()
+    assert job.folder.with_name("run.1").exists() == (status is not None)
+    shutil.copytree(job.folder.with_name("start"), job.folder)
+    job.begin()
+    assert job.folder.exists()
 
 
 def test_all_runs_of_something_else_are_named_at_once(job):

@@ -9,7 +9,7 @@ from helpers.commands import ROOT, SMALL_PRETRAIN
 
 from mae_vit.cli.main import main
 from mae_vit.config.load import load_config
-from mae_vit.config.presets import find_config
+from mae_vit.config.presets import find_config, preset_paths
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -18,7 +18,14 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 
 def test_presets_are_listed_and_shown(capsys):
     assert main(["presets"]) == 0
-    assert "\n\nmae_digits\n  MAE on scikit-learn's digits" in capsys.readouterr().out
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["NAME", "HARDWARE", "TIME", "WHAT"]
+    assert [line.split()[0] for line in lines] == [path.stem for path in preset_paths()]
+    (line,) = (line for line in lines if line.startswith("mae_digits "))
+    assert re.split(r"  +", line)[1:3] == ["two CPU cores", "4 minutes"]
+    assert "  MAE on scikit-learn's digits" in line
+    assert main(["presets", "study_length"]) == 0  # a name, though two more have it in theirs
+    assert capsys.readouterr().out.startswith("study_length\n  How long")
     assert main(["presets", "cifar", "linear"]) == 0
     assert capsys.readouterr().out.startswith("linear_probe_cifar_tiny\n")
     assert main(["presets", "--show", "mae_digits"]) == 0

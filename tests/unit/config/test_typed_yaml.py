@@ -59,7 +59,7 @@ def test_other_types_are_yaml():
     )
     assert (config.train.epochs, config.optim.betas) == (10, [0.9, 0.8])
     assert (config.data.augment.flip, config.data.workers) == (False, "auto")
-    with pytest.raises(InputError, match="train.steps='2026-11-26': input should be a valid integer"):
+    with pytest.raises(InputError, match="steps='2026-11-26': input should be a valid integer"):
         load_config(PretrainConfig, CONFIG, ["train.steps=2026-11-26"])
 
 
