@@ -62,7 +62,9 @@ def keep_freed_memory() -> bool:
 
 
 def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
-    """Returns this rank's GPU, or the CPU without one or for `asked` "cpu"; divides the node's cores among its ranks, forbids TF32.
+    """Returns this rank's GPU, or the CPU without one or for `asked` "cpu".
+
+    It divides the node's cores among its ranks, and forbids TF32.
 
     Raises:
         InputError: if the node has fewer GPUs than ranks.

@@ -130,3 +130,21 @@ def test_an_option_in_place_of_the_config_is_named(option, tmp_path):
     ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert ended.returncode == 2
     assert ended.stderr.endswith(f'slurm/pretrain.sh configs/mae_base.yaml; it is "{option}"\n')
+
+
+@by_name([script for script in JOBS if script.name != "doctor.sh"])
+def test_a_task_of_an_array_is_a_run_of_its_own_but_in_a_comparison(script, tmp_path):
+    """`srun` and its like are stand-ins, which print what the ranks are told."""
+    for name in ("srun", "squeue", "scontrol"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$0 ${MAE_VIT_ARRAY_TASK:-none}"\n')
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "site.sh").write_text(f"notes={tmp_path}/notes\n")
+    environment = os.environ | {
+        "SLURM_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "MAE_VIT_SITE": str(tmp_path / "site.sh"),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    words = ["bash", str(script), *(["--ckpt"] if script.name == "finetune.sh" else []), "runs/x"]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert f"{tmp_path}/srun {'none' if script.name == 'compare.sh' else 3}\n" in ended.stdout, ended.stderr

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -237,7 +238,7 @@ def test_fine_tuning_takes_a_run_and_few_shots_too(commanded, tmp_path):
     ],
 )
 def test_an_unknown_keyword_is_one_line(call, options, expected):
-    with pytest.raises(InputError, match=re.escape(expected)):
+    with pytest.raises(mae_vit.InputError, match=re.escape(expected)):
         call("mae_digits", **options)
 
 

@@ -212,3 +212,19 @@ def test_without_the_library_one_line_says_what_installs_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub.errors", None)
     with pytest.raises(InputError, match=re.escape('pip install "mae-vit[hub]"')):
         mae_vit.load_encoder("hf:anna/mae")
+
+
+@pytest.mark.parametrize("start", ["hf:anna/mae", "timm:vit_tiny_patch16_224"])
+def test_where_no_connection_can_be_made_nothing_waits(monkeypatch, tmp_path, start):
+    """huggingface_hub would try again for 23 s for each file."""
+    server = Hub()
+    use_hub(server, monkeypatch, tmp_path / "hub_cache")
+    server.stop()
+
+    def sleep(seconds):
+        raise AssertionError(f"waits for {seconds} s")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    with pytest.raises((FetchUnavailable, InputError), match="cannot be reached") as caught:
+        mae_vit.load_encoder(start)
+    assert ("hf download timm/vit_tiny" in str(caught.value)) == start.startswith("timm")
