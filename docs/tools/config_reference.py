@@ -128,7 +128,13 @@ def _type(annotation: Any) -> str:
         return {list: "list", tuple: "list", dict: "keys and values"}[origin]
     if arguments:
         return " or ".join(dict.fromkeys(filter(None, map(_type, arguments))))
-    names = {"int": "integer", "float": "number", "str": "text", "bool": "`true` or `false`"}
+    names = {
+        "int": "integer",
+        "float": "number",
+        "str": "text",
+        "PathText": "path",
+        "bool": "`true` or `false`",
+    }
     return names.get(getattr(annotation, "__name__", ""), "section")
 
 

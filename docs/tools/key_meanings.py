@@ -5,6 +5,7 @@ MEANINGS = {
         "name": "name of the run; its folder is `runs/NAME`",
         "dir": "the run's folder, in place of `runs/NAME`",
         "seed": "seed of all random choices",
+        "device": "`auto` takes GPUs where there are any, `cpu` none",
         "deterministic": "use deterministic kernels; needed on GPUs for identical results",
         "hang_timeout_s": "seconds without progress after which the run ends",
     },

@@ -22,7 +22,6 @@ from mae_vit.models.vit import PatchInit
 class RunSection(Section):
     """Name, folder, seed and device of the run.
 
-    `device`: "auto" takes GPUs where there are any, "cpu" none.
     A rank that makes no progress for `hang_timeout_s` in a step is killed, so the other ranks do not
     wait forever. An evaluation or a save may take four times as long. null disables this.
     """
