@@ -60,8 +60,8 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
         InputError: for options that do not fit each other or the data.
     """
     check_engine(config, ranks)
-    config = with_channels(config, describe_data(config, say=ranks.local_rank == 0))
     device = choose_device(config, ranks)
+    config = with_channels(config, describe_data(config, say=ranks.local_rank == 0))
     data = open_data(config, ranks, device)
     if config.objective.uses_labels:
         data.check_held_out_labels()
