@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 # A preset's name, a YAML file, or the sections themselves.
 Config = str | os.PathLike[str] | Mapping[str, Any]
-Parameters, Result = ParamSpec("Parameters"), TypeVar("Result")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 Changes = Mapping[str, Any]
 Option = str | int | float | bool | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 

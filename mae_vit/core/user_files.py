@@ -105,10 +105,10 @@ def expand_text(text: str) -> str:
     return expanded
 
 
-def expand_path(path: str | Path) -> Path:
+def expand_path(path: str | os.PathLike[str]) -> Path:
     """Returns `expand_text` as a path.
 
     Raises:
         InputError: if it names a variable that is not set.
     """
-    return Path(expand_text(str(path)))
+    return Path(expand_text(os.fspath(path)))

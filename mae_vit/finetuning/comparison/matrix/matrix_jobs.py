@@ -79,7 +79,7 @@ class MatrixJobs:
         seed: int,
         point: Overrides,
     ) -> Job:
-        start = entry.start
+        start: str | None = entry.start
         if start in self.pretraining:
             start = str(self.pretraining[start].folder)
         settings = {
