@@ -10,10 +10,9 @@ from pathlib import PurePosixPath
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.data.images.formats import is_array, unread_photo
+from mae_vit.core.user_files import is_array, split_named, unread_photo
 from mae_vit.data.shards.dataset_json import Segmentation
 
-SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _DRIVE = re.compile(r"^[A-Za-z]:")
 _PARENT = re.compile(r"(^|[/\\])\.\.($|[/\\])")
 Reader = Callable[[], bytes]
@@ -197,7 +196,7 @@ def _split_off(paths: Sequence[tuple[str, ...]], split: str) -> list[tuple[str, 
     placed = []
     for path in paths:
         parts = path[top:]
-        own = SPLIT_NAMES.get(parts[0].lower()) if len(parts) > 1 else None
+        own = split_named(parts[0]) if len(parts) > 1 else None
         placed.append((own, parts[1:]) if own else (split, parts))
     return placed
 
@@ -223,7 +222,7 @@ def _common_top(paths: Sequence[Sequence[str]]) -> int:
     while (
         paths
         and all(len(parts) >= top + 3 and parts[top] == paths[0][top] for parts in paths)
-        and paths[0][top].lower() not in SPLIT_NAMES
+        and not split_named(paths[0][top])
     ):
         top += 1
     return top

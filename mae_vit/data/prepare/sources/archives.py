@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.user_files import is_image
 from mae_vit.data.images.decode import DecodeError, check_bytes
-from mae_vit.data.images.formats import is_image
 from mae_vit.data.prepare.entries import Listing, Reader, safe_member_path
 from mae_vit.data.shards.tar_headers import DamagedTar, Member, walk_tar
 

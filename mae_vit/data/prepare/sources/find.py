@@ -11,7 +11,7 @@ from pathlib import Path
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.core.messages import closest, closest_path, count_of, nearest
-from mae_vit.data.images.formats import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS, is_array
+from mae_vit.core.user_files import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS, is_array
 from mae_vit.data.prepare.entries import ImageSource, entries_from_paths
 from mae_vit.data.prepare.sources.archives import open_archive, open_zip
 from mae_vit.data.prepare.sources.downloads import cifar10, cifar100, digits

@@ -7,8 +7,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from mae_vit.core.user_files import is_image
 from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
-from mae_vit.data.images.formats import is_image
 from mae_vit.data.prepare.entries import Listing, Reader
 
 
