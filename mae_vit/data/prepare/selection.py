@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import SUBSET_HASH, hash_key
 from mae_vit.core.messages import error_reason, nearest, plain_text
-from mae_vit.core.user_files import split_named
+from mae_vit.core.user_files import read_text, split_named
 from mae_vit.data.prepare.entries import Entry
 from mae_vit.data.shards.dataset_json import Processing
 
@@ -181,7 +181,7 @@ def _names(entry: Entry, wide: bool) -> Iterable[str]:
 
 def _read_list(path: Path) -> dict[str, None]:
     try:
-        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = read_text(path, errors="surrogateescape").splitlines()
     except OSError as error:
         raise InputError(f"--subset {path}: {error_reason(error)}") from None
     wanted = dict.fromkeys(line.strip().removeprefix("./") for line in lines if line.strip())
