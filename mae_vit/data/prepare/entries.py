@@ -256,7 +256,7 @@ def _without_images(
     among = {folder[:-1] for folder in classes}
     found = {
         parts[:depth]
-        for parts in (tuple(folder.split("/")) for folder in bare)
+        for parts in (tuple(folder.split("/")) for folder in bare if folder)
         for depth in range(1, len(parts) + 1)
         if parts[: depth - 1] in among
     }

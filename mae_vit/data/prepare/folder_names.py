@@ -29,7 +29,7 @@ class FolderNames:
     Attributes:
         class_folder: "first" (below the split) or "last" (that holds the image) is the class, and names that may
             be splits or classes are classes; None asks where it matters.
-        encoding: of names in archives that are not in UTF-8.
+        encoding: of names in archives; None for UTF-8.
     """
 
     class_folder: str | None = None
@@ -201,11 +201,8 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def decode_name(raw: bytes, encoding: str | None) -> str:
-    """Decodes a file's name in an archive: UTF-8, else in the encoding; what cannot be decoded becomes surrogates."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return raw.decode(encoding or "utf-8", "surrogateescape")
+    """Decodes a file's name in an archive, UTF-8 unless told; what cannot be decoded becomes surrogates."""
+    return raw.decode(encoding or "utf-8", "surrogateescape")
 
 
 def check_encoding(name: str) -> str:
