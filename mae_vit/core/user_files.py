@@ -30,6 +30,7 @@ _SPLITS = {
     "test": ("test", "testing", "tst"),
     "unlabeled": ("unlabeled", "unlabelled"),
 }
+_BREAK = re.compile(r"[-_. ]|(?<=[a-z])(?=[A-Z])")
 _NUMBER = re.compile(r"(set)?\d*$")
 _SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in words}
 
@@ -100,7 +101,7 @@ def split_in(name: str) -> str | None:
 
 def split_and_rest(name: str) -> tuple[str | None, list[str]]:
     """Returns the split that a name holds as in `split_in`, and its other words without numbers and "set"."""
-    words = [_NUMBER.sub("", word) for word in re.split(r"[-_. ]", name.lower())]
+    words = [_NUMBER.sub("", word) for word in _BREAK.sub(" ", name).lower().split(" ")]
     for at in (0, -1):
         if split := split_named(words[at]):
             return split, [word for word in (words[1:] if at == 0 else words[:-1]) if word]

@@ -230,10 +230,14 @@ def entries_from_paths(
             # One name has several spellings in Unicode: macOS writes another than Linux and Windows.
             class_name = unicodedata.normalize("NFC", parts[0])
             # Names that are no UTF-8 reach Python as surrogates, which JSON refuses.
-            if plain_text(class_name) != class_name:
-                raise InputError(
-                    f"{where}: the class folder {plain_text(class_name)} is not named in UTF-8: {NAME_ENCODING}"
+            if (plain := plain_text(class_name)) != class_name:
+                encoding = "\\x" in plain
+                why = (
+                    f"is not named in UTF-8: {NAME_ENCODING}"
+                    if encoding
+                    else "has an unprintable name: rename it"
                 )
+                raise InputError(f"{where}: the class folder {plain} {why}")
             base = f"{class_name}/{'_'.join([*parts[1:-1], stem]).replace('.', '_')}"
         key = unique_key(base, keys.setdefault(own, {}))
         entries.append(Entry(own, class_name, key, path, files.extension(path), read))

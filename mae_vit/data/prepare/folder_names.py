@@ -16,6 +16,10 @@ from mae_vit.core.user_files import split_and_rest, split_named
 _WRAPPERS = frozenset(
     ("images", "image", "imgs", "img", "data", "dataset", "photos", "pictures", "jpegimages")
 )
+# What belongs to images, and is no class of them.
+_COMPANIONS = frozenset(
+    ("masks", "mask", "labels", "label", "annotations", "segmentationclass", "ground_truth", "gt", "depth")
+)
 _NAMED = 3
 # For messages about names that are no UTF-8.
 NAME_ENCODING = "name the encoding of an archive (--name-encoding gbk, cp932, cp437 ...), or rename it"
@@ -67,6 +71,7 @@ def place(
             for own, parts in placed
         ]
     if ask:
+        _ask_of_companions(placed, where)
         _ask_which_level(placed, where)
     return placed
 
@@ -133,10 +138,10 @@ def _distinct(splits: dict[str, str], where: str | None) -> dict[str, str]:
     """Refuses two folders of one split."""
     folder_of: dict[str, str] = {}
     for folder, split in splits.items():
-        if other := folder_of.setdefault(split, folder) != folder and folder_of[split]:
+        if (other := folder_of.setdefault(split, folder)) != folder:
             raise InputError(
-                f'{where or "the source"}: the folders {_listed([str(other), folder])} are both of split "{split}": '
-                "move them into one"
+                f'{where or "the source"}: the folders {_listed([other, folder])} are both of split "{split}": move '
+                "them into one"
             )
     return splits
 
@@ -146,7 +151,8 @@ def _splits_below_classes(paths: Sequence[Parts]) -> dict[str, str]:
     if any(len(parts) < 3 for parts in paths):
         return {}
     names = {parts[1] for parts in paths}
-    return {name: str(split_named(name)) for name in names} if all(map(split_named, names)) else {}
+    exact = set(map(split_named, names))
+    return _splits_among(names, set(), None) if len(exact - {None}) > 1 or None not in exact else {}
 
 
 def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:
@@ -166,6 +172,21 @@ def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:
     return _unwrapped([(own, parts[1:] if own in wrapped else parts) for own, parts in placed])
 
 
+def _ask_of_companions(placed: Iterable[tuple[str, Parts]], where: str) -> None:
+    """Asks if one of several classes is called like what wraps images or belongs to them: images, masks."""
+    folders: dict[str, set[str]] = defaultdict(set)
+    for own, parts in placed:
+        folders[own].add(parts[0] if len(parts) > 1 else "")
+    for names in folders.values():
+        odd = {name for name in names if name.lower() in _WRAPPERS | _COMPANIONS}
+        if (odd and names - odd) or len(odd) > 1:
+            _ask(
+                where,
+                f"are {_listed(names)} classes? Of images and what belongs to them, prepare the folder of the images "
+                "by itself (masks: --masks DIR)",
+            )
+
+
 def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:
     """Asks if two folders hold folders of the same names: SITE/CLASS, or CLASS/SITE?"""
     below: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -180,11 +201,11 @@ def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:
         for name in sorted(names):
             if (other := seen.setdefault((own, name), folder)) != folder:
                 common[other, folder].append(name)
-    for (one, two), names in common.items():
-        if len(names) > 1:
+    for (one, two), shared in common.items():
+        if len(shared) > 1:
             _ask(
                 where,
-                f"{_listed([one, two])} hold the same folders, {_listed(names)}: which are the classes? Of the "
+                f"{_listed([one, two])} hold the same folders, {_listed(shared)}: which are the classes? Of the "
                 "lower folders, --class-folder last",
                 "of the upper ones",
             )

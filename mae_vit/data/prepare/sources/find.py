@@ -133,7 +133,7 @@ def find_images(
             f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)}); "
             f"{'unpack it first' if unpack else 'of an image, give the folder'}"
         )
-    elif any(mark in path.name for mark in "*?["):
+    elif any(mark in spec for mark in "*?["):
         raise InputError(
             f"source {spec}: no file is called so, and patterns are not expanded; give the folder"
         )

@@ -53,6 +53,10 @@ CLEAR = {
         "cat/train/1.jpg cat/test/2.jpg dog/train/3.jpg",
         {"test": ["cat"], "train": ["cat", "dog"]},
     ),
+    "MVTec": (
+        "nut/train/good/1.png nut/test/bent/2.png nut/ground_truth/bent/2.png cap/train/good/1.png",
+        {"ground_truth": ["nut"], "test": ["nut"], "train": ["cap", "nut"]},
+    ),
     "tiny-imagenet": (
         "train/n01/images/1.jpg train/n02/images/1.jpg val/images/2.jpg",
         {"train": ["n01", "n02"], "val": ["-"]},
@@ -84,6 +88,12 @@ ASKED = {
         "labeled/a/1.jpg unlabeled/2.jpg",
         'is "unlabeled" beside "labeled" a split or',
     ),
+    "CycleGAN": (
+        "trainA/1.jpg trainB/2.jpg testA/3.jpg testB/4.jpg",
+        'are "testA", "testB", "trainA", ... splits',
+    ),
+    "VOC": ("JPEGImages/1.jpg SegmentationClass/1.png", 'are "JPEGImages" and "SegmentationClass" classes?'),
+    "masks beside a split": ("train/1.jpg masks/1.png", 'are "masks" and "train" classes?'),
     "which level": (
         TWO_LEVELS,
         '"lab1" and "lab2" hold the same folders, "cat" and "dog": which are the classes?',
