@@ -40,6 +40,10 @@ class FolderNames:
     encoding: str | None = None
 
 
+# For commands that have no option to answer.
+NOT_ASKING = FolderNames(class_folder="first")
+
+
 def place(
     paths: Sequence[Parts], split: str, *, where: str, class_folder: str | None
 ) -> list[tuple[str, Parts]]:
@@ -206,13 +210,15 @@ def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:
             _ask(
                 where,
                 f"{_listed([one, two])} hold the same folders, {_listed(shared)}: which are the classes? Of the "
-                "lower folders, --class-folder last",
+                "lower folders, mae-vit prepare --class-folder last",
                 "of the upper ones",
             )
 
 
 def _ask(where: str, question: str, classes: str = "as classes") -> NoReturn:
-    raise InputError(f"{where}: {question}; {classes}, --class-folder first; without labels, --no-labels")
+    raise InputError(
+        f"{where}: {question}; {classes}, mae-vit prepare --class-folder first; without labels, --no-labels"
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

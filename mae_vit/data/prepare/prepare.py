@@ -84,7 +84,9 @@ class Report:
             ]
             if missing:
                 count = count_of(len(missing), "class", "classes")
-                lines.append(f"  {count} of {len(info.class_counts)} without an image in it: {_shown(missing)}")
+                lines.append(
+                    f"  {count} of {len(info.class_counts)} without an image in it: {_shown(missing)}"
+                )
             for excluded in info.processing.excluded or ():
                 listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
                 lines.append(

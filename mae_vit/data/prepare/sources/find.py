@@ -28,8 +28,6 @@ DOWNLOADS: dict[str, Callable[[Path], ImageSource]] = {"cifar10": cifar10, "cifa
 _NAMES = ["digits", *DOWNLOADS]
 _AS_IT_IS = ParquetOptions()
 _ASKING = FolderNames()
-# For commands that have no option to answer.
-_NOT_ASKING = FolderNames(class_folder="first")
 
 
 def find_sources(
@@ -74,7 +72,7 @@ def find_images(
     root: Path | None = None,
     labels: bool = True,
     parquet: ParquetOptions = _AS_IT_IS,
-    names: FolderNames = _NOT_ASKING,
+    names: FolderNames = _ASKING,
 ) -> ImageSource:
     """Opens a source of images.
 

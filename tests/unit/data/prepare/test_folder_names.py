@@ -104,7 +104,7 @@ ASKED = {
 @pytest.mark.parametrize("name", ASKED)
 def test_two_meanings_are_asked_in_a_line_that_names_the_answer(name):
     paths, said = ASKED[name]
-    with pytest.raises(InputError, match="--class-folder first") as caught:
+    with pytest.raises(InputError, match="prepare --class-folder first") as caught:
         placed(paths)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
