@@ -16,13 +16,23 @@ IMAGE_EXTENSIONS = (
 # Images only where no other kind is beside them: of photographs these are features, masks or metadata.
 ARRAY_EXTENSIONS = ("npy", "npz", "dcm", "dicom")
 # What phones and cameras write, and Pillow does not read.
-UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2")
+_UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2",
+    "pef", "srw", "nrw", "3fr", "iiq", "kdc", "mrw", "sr2", "erf", "rwl", "x3f")  # fmt: skip
+# Files of these kinds are many beside images: labels, captions. No other kind of file is known to be no image.
+TEXT_EXTENSIONS = ("txt", "json", "xml", "csv", "tsv", "jsonl", "cls", "caption", "yaml", "yml", "md")
+TABLE_EXTENSIONS = ("csv", "tsv", "jsonl", "xlsx")
+ARCHIVE_EXTENSIONS = ("zip", "tar", "tgz", "gz", "bz2", "xz", "zst", "rar", "7z")
+_HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|@eaDir/|#recycle/|\$RECYCLE\.BIN/)")
+_ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
 
 _SPLITS = {
     "train": ("train", "training", "trn"),
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing", "tst"),
+    "unlabeled": ("unlabeled", "unlabelled"),
 }
+_BREAK = re.compile(r"[-_. ]|(?<=[a-z])(?=[A-Z])")
+_NUMBER = re.compile(r"(set)?\d*$")
 _SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in words}
 
 _HEADS = (
@@ -37,10 +47,44 @@ _HEADS = (
     (b"\xff\x0a", "jxl"),
     (b"\0\0\0\x0cJXL ", "jxl"),
 )
+_NO_IMAGES = (
+    (b"<!doctype html", "a web page: the download failed"),
+    (b"<html", "a web page: the download failed"),
+    (b"version https://git-lfs", "a pointer of Git LFS: git lfs pull fetches the image"),
+    (b"<svg", "a drawing in SVG: convert it to PNG first"),
+    (b"%pdf", "a PDF: convert it to PNG first"),
+    (b"%!ps", "a drawing in PostScript: convert it to PNG first"),
+    (b"8bps", "a Photoshop file: convert it to PNG first"),
+    (b"pk\3\4", "a zip archive: unpack it"),
+    (b"rar!", "a RAR archive: unpack it"),
+)
 _BRANDS = {b"avif": "avif", b"avis": "avif"} | dict.fromkeys(
     (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "heic"
 )
 HEAD_BYTES = 132  # DICOM's mark stands after 128
+
+
+def is_image(path: str) -> bool:
+    """Returns whether a path has an image's extension, and neither the file nor a folder of the path is hidden."""
+    return extension_of(path) in _ALL and not is_hidden(path)
+
+
+def is_hidden(path: str) -> bool:
+    """Returns whether a file or its folder is hidden, or systems keep there what is theirs: thumbnails, trash."""
+    return bool(_HIDDEN.search(path))
+
+
+def extension_of(path: str) -> str:
+    """Returns the extension in lower case, without the dot; "" without one."""
+    # String methods, because pathlib would take most of the time of a listing.
+    _, dot, extension = path.rpartition("/")[2].rpartition(".")
+    return extension.lower() if dot else ""
+
+
+def unread_photo(path: str) -> str | None:
+    """Returns the extension of a photograph that nothing here decodes, such as "heic"; None for other files."""
+    extension = extension_of(path)
+    return extension if extension in _UNREAD_EXTENSIONS and not is_hidden(path) else None
 
 
 def split_named(name: str) -> str | None:
@@ -53,8 +97,16 @@ def split_in(name: str) -> str | None:
 
     Such a name may be a class, too (train_station): ask only where its neighbors are splits.
     """
-    words = [re.sub(r"\d+$", "", word) for word in re.split(r"[-_. ]", name.lower())]
-    return split_named(name) or split_named(words[0]) or split_named(words[-1])
+    return split_and_rest(name)[0]
+
+
+def split_and_rest(name: str) -> tuple[str | None, list[str]]:
+    """Returns the split that a name holds as in `split_in`, and its other words without numbers and "set"."""
+    words = [_NUMBER.sub("", word) for word in _BREAK.sub(" ", name).lower().split(" ")]
+    for at in (0, -1):
+        if split := split_named(words[at]):
+            return split, [word for word in (words[1:] if at == 0 else words[:-1]) if word]
+    return None, words
 
 
 def image_kind(head: bytes) -> str | None:
@@ -74,6 +126,17 @@ def image_kind(head: bytes) -> str | None:
     if re.match(rb"P[1-6]\s", head):
         return "ppm"
     return "dcm" if head[128:132] == b"DICM" else None
+
+
+def what_is(head: bytes) -> str | None:
+    """Says what a file is that is no readable image, with the remedy; None if its first bytes do not tell."""
+    kind = image_kind(head)
+    if kind in _UNREAD_EXTENSIONS:
+        return f"a photograph in the format {kind.upper()}, which cannot be read: convert it to JPEG first"
+    text = head.lstrip(b"\xef\xbb\xbf \r\n\t").lower()
+    return (
+        next((what for mark, what in _NO_IMAGES if text.startswith(mark)), None) if head else "an empty file"
+    )
 
 
 def read_text(path: Path, *, errors: str = "strict") -> str:

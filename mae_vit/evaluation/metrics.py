@@ -69,10 +69,21 @@ class Predictions:
         return float(np.abs(gaps).sum() / len(self.labels))
 
 
-def interpret_gap(train_top1: float, test_top1: float) -> str:
-    """Compares the accuracy on training images (without augmentation) with that on test images, in one sentence."""
+def interpret_gap(train_top1: float, test_top1: float, *, unknown: float = 0.0) -> str:
+    """Compares the accuracy on training images with that on test images, in one sentence.
+
+    Args:
+        train_top1: on training images without augmentation.
+        test_top1: on test images.
+        unknown: share of test images whose class has no training image.
+    """
     gap = train_top1 - test_top1
     scores = f"train {train_top1:.1%}, test {test_top1:.1%}, gap {100 * gap:.1f} points"
+    if unknown:
+        return (
+            f"{scores}: {unknown:.1%} of the test images are of classes that no training image has: these cannot be "
+            "right (do the names of the classes agree?)"
+        )
     if gap >= _LARGE_GAP:
         reading = "over-fitting: the accuracy is much higher on training images"
         return f"{scores}: {reading}" + (", but not yet high there either" if train_top1 < _LEARNED else "")

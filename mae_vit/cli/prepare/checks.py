@@ -11,7 +11,7 @@ _NOT_IN_PLACE = (
     "subset", "holdout", "fraction", "limit_per_class", "resize", "quality", "root", "no_labels", "exclude",
     "shard_mib", "shard_samples", "exif_orientation", "image_column", "label_column", "config_name",
     "bands", "window", "take",
-    "masks", "mask_classes", "mask_ignore", "masked_only",
+    "class_folder", "name_encoding", "masks", "mask_classes", "mask_ignore", "masked_only",
 )  # fmt: skip
 _NOT_IN_REINDEX = ("split", "overwrite", "max_pixels", "workers", "scale", "nodata")
 

@@ -68,6 +68,17 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         help="split of the images that are outside of train/, val/ and test/ folders (train)",
     )
     parser.add_argument("--no-labels", action="store_true", help="do not take folders as classes")
+    parser.add_argument(
+        "--class-folder",
+        choices=("first", "last"),
+        help="the folder that is the class: the first below the split, or the last, which holds the image; prepare "
+        "asks where folders have two meanings (first)",
+    )
+    parser.add_argument(
+        "--name-encoding",
+        metavar="NAME",
+        help="encoding of names in an archive that are not in UTF-8: gbk, big5, cp932, cp437 ...",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace splits that exist")
     add_parquet_options(parser.add_argument_group("Parquet files and data sets of the Hub"))
     add_mask_options(parser.add_argument_group("segmentation"))

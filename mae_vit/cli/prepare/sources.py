@@ -48,7 +48,7 @@ def add_mask_options(group: argparse._ArgumentGroup) -> None:
         "--mask-classes",
         type=as_path,
         metavar="FILE",
-        help="names of classes, one a line: the first is that of id 0",
+        help='names of classes, one a line: the first is that of id 0, or lines "ID: NAME"',
     )
     group.add_argument("--mask-ignore", type=int, metavar="ID", help="of pixels that do not count (255)")
     group.add_argument("--masked-only", action="store_true", help="leave out images that have no mask")
@@ -92,6 +92,7 @@ def check_sources(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: for each.
     """
+    from mae_vit.data.prepare.folder_names import check_encoding
     from mae_vit.data.prepare.sources.find import DOWNLOADS
 
     sources = arguments.paths[:-1]
@@ -107,6 +108,10 @@ def check_sources(arguments: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} changes nothing: no source is of Parquet files")
     if arguments.label_column and arguments.no_labels:
         raise InputError("--label-column changes nothing with --no-labels")
+    if arguments.class_folder and arguments.no_labels:
+        raise InputError("--class-folder changes nothing with --no-labels")
+    if arguments.name_encoding:
+        check_encoding(arguments.name_encoding)
     _check_masks(arguments)
 
 
@@ -118,6 +123,7 @@ def opened_sources(arguments: argparse.Namespace) -> Iterator[list[ImageSource]]
         InputError: if there is none, or holds no images.
         FetchUnavailable: if one cannot be fetched now.
     """
+    from mae_vit.data.prepare.folder_names import FolderNames
     from mae_vit.data.prepare.sources.find import find_sources
     from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
 
@@ -131,6 +137,7 @@ def opened_sources(arguments: argparse.Namespace) -> Iterator[list[ImageSource]]
         parquet=ParquetOptions(
             arguments.image_column, arguments.label_column, arguments.config_name, arguments.overwrite
         ),
+        names=FolderNames(arguments.class_folder, arguments.name_encoding),
     )
     try:
         yield [_with_masks(source, arguments) for source in sources] if arguments.masks else sources

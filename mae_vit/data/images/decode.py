@@ -13,6 +13,7 @@ import simplejpeg
 from PIL import ExifTags, Image
 
 from mae_vit.core.bands import Bands
+from mae_vit.core.user_files import HEAD_BYTES, what_is
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.numpy_files import ARRAY_MAGIC
 from mae_vit.data.images.bands.png import PNG_MAGIC, check_png
@@ -154,7 +155,7 @@ def read_header(data: bytes) -> Header:
         raster = open_raster(data)
         assert raster is not None
         return Header(raster.extension, raster.height, raster.width, raster.count == 1)
-    with _pillow_errors(), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+    with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         return Header(
             extension=_EXTENSIONS[str(image.format)],
             height=image.height,
@@ -199,7 +200,7 @@ def _notes(image: Image.Image, data: bytes) -> tuple[str, ...]:
 def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
     if data.startswith(PNG_MAGIC):
         check_png(data)
-    with _pillow_errors(), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+    with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         if image.width * image.height > bound:
             raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {bound}")
         image.load()
@@ -236,7 +237,7 @@ def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     if not data.startswith(PNG_MAGIC):
         raise DecodeError("no PNG: a mask is a PNG of one channel or with a palette")
     check_png(data)
-    with _pillow_errors(), Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+    with _pillow_errors(data), Image.open(io.BytesIO(data), formats=("PNG",)) as image:
         if image.width * image.height > max_pixels:
             raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {max_pixels}")
         # Pillow stretches gray values of 2 and 4 bits to 0..255.
@@ -248,7 +249,7 @@ def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 
 @contextmanager
-def _pillow_errors() -> Iterator[None]:
+def _pillow_errors(data: bytes) -> Iterator[None]:
     """Turns every error of Pillow's parsers on damaged bytes into a DecodeError."""
     try:
         with warnings.catch_warnings():
@@ -258,4 +259,5 @@ def _pillow_errors() -> Iterator[None]:
         raise
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
-        raise DecodeError("not an image" if "cannot identify" in lines[0] else lines[0]) from None
+        unknown = "cannot identify" in lines[0]
+        raise DecodeError(what_is(data[:HEAD_BYTES]) or "not an image" if unknown else lines[0]) from None

@@ -28,6 +28,8 @@ _UPRIGHT = {
 }
 _LOSSLESS = ("png", "bmp", "gif", "tiff", "ppm")
 _SAME = {"jpeg": "jpg", "tif": "tiff"}
+# Other spellings, which webdataset does not decode.
+_RARE = {"jpe": "jpg", "jfif": "jpg", "pgm": "ppm", "pbm": "ppm", "pnm": "ppm"}
 DEFAULT_QUALITY = 90
 
 
@@ -126,7 +128,8 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
         stored, extension = _encode_anew(pixels, header, options, shrunk)
         pixels = decode(stored, len(pixels))
     elif _SAME.get(extension, extension) != header.extension:
-        notes.append("named as another format")
+        if _RARE.get(extension) != header.extension:
+            notes.append("named as another format")
         extension = header.extension
     total, squares = _sums(pixels)
     return Converted(

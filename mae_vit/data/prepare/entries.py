@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import PurePosixPath
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.data.images.formats import is_array, unread_photo
+from mae_vit.core.user_files import (
+    ARCHIVE_EXTENSIONS,
+    ARRAY_EXTENSIONS,
+    IMAGE_EXTENSIONS,
+    TABLE_EXTENSIONS,
+    TEXT_EXTENSIONS,
+    extension_of,
+    image_kind,
+    is_hidden,
+    is_image,
+    unread_photo,
+)
+from mae_vit.data.prepare.folder_names import NAME_ENCODING, Parts, place
 from mae_vit.data.shards.dataset_json import Segmentation
 
-SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _DRIVE = re.compile(r"^[A-Za-z]:")
+_NAMED = 3
 _PARENT = re.compile(r"(^|[/\\])\.\.($|[/\\])")
 Reader = Callable[[], bytes]
 
@@ -76,33 +90,86 @@ class Listing:
 
     Attributes:
         images: path and reader of each image, by path.
+        kinds: extensions of images whose names do not tell them.
         ignored: how many other files there are.
         unread: how many photographs there are in formats that are not decoded, by extension.
+        beside: tables and archives among the other files.
+        bare: folders of files that are no readable images.
         notes: remarks on skipped files.
     """
 
     images: list[tuple[str, Reader]] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
     ignored: int = 0
     unread: Counter[str] = field(default_factory=Counter)
+    beside: list[str] = field(default_factory=list)
+    bare: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
-    def leave_out(self, path: str) -> None:
-        """Counts a file that is no image."""
-        if extension := unread_photo(path):
-            self.unread[extension] += 1
+    def takes(self, path: str, head: Callable[[], bytes]) -> bool:
+        """Returns whether a file is an image, and counts it if not.
+
+        Args:
+            path: of the file.
+            head: reads its first bytes, which decide where the name does not.
+        """
+        if is_image(path):
+            return True
+        if is_hidden(path):
+            self.ignored += 1
+            return False
+        kind, extension = unread_photo(path), extension_of(path)
+        if kind is None and extension not in TEXT_EXTENSIONS:
+            kind = image_kind(head())
+        if kind in IMAGE_EXTENSIONS or kind in ARRAY_EXTENSIONS:
+            self.kinds[path] = kind
+            return True
+        self.bare.add(path.rpartition("/")[0])
+        if kind:
+            self.unread[kind] += 1
         else:
             self.ignored += 1
+            if extension in (*TABLE_EXTENSIONS, *ARCHIVE_EXTENSIONS):
+                self.beside.append(path)
+        return False
 
-    def all_notes(self) -> tuple[str, ...]:
-        """Returns the remarks, with one on the photographs in formats that are not decoded."""
-        if not self.unread:
-            return tuple(self.notes)
-        counts = ", ".join(f"{count:,} .{extension}" for extension, count in sorted(self.unread.items()))
-        photos = count_of(self.unread.total(), "photograph")
-        return (
-            *self.notes,
-            f"left out {photos} in a format that cannot be read ({counts}): convert to JPEG first",
-        )
+    def extension(self, path: str) -> str:
+        """Returns the extension of an image, by its name or its first bytes."""
+        return self.kinds.get(path) or extension_of(path)
+
+    def all_notes(self, *, labeled: bool) -> tuple[str, ...]:
+        """Returns the remarks.
+
+        Args:
+            labeled: the images have labels; without, tables beside them may hold some.
+        """
+        notes = list(self.notes)
+        if self.kinds:
+            notes.append(
+                f"took {count_of(len(self.kinds), 'image')} by the first bytes, since the names do not tell: "
+                f"{_shown(self.kinds)}"
+            )
+        if archives := [path for path in self.beside if extension_of(path) in ARCHIVE_EXTENSIONS]:
+            notes.append(f"left out {count_of(len(archives), 'archive')} ({_shown(archives)}): unpack first")
+        if (
+            tables := [path for path in self.beside if extension_of(path) in TABLE_EXTENSIONS]
+        ) and not labeled:
+            notes.append(
+                f"{_shown(tables)} may hold labels, but labels are read from class folders (CLASS/*.jpg), .cls files "
+                "in shards and Parquet columns alone"
+            )
+        if self.unread:
+            counts = ", ".join(f"{count:,} .{extension}" for extension, count in sorted(self.unread.items()))
+            photos = count_of(self.unread.total(), "photograph")
+            notes.append(
+                f"left out {photos} in a format that cannot be read ({counts}): convert to JPEG first"
+            )
+        return tuple(notes)
+
+
+def _shown(paths: Iterable[str]) -> str:
+    shown = [plain_text(path) for path in islice(paths, _NAMED + 1)]
+    return ", ".join(shown[:_NAMED]) + (", ..." if len(shown) > _NAMED else "")
 
 
 def safe_member_path(name: str, where: str) -> str:
@@ -119,7 +186,14 @@ def safe_member_path(name: str, where: str) -> str:
 
 
 def entries_from_paths(
-    files: Listing, split: str, *, where: str, name: str, labels: bool, wrapped: bool = False
+    files: Listing,
+    split: str,
+    *,
+    where: str,
+    name: str,
+    labels: bool,
+    wrapped: bool = False,
+    class_folder: str | None = None,
 ) -> ImageSource:
     """Reads split and class off paths: [SPLIT/][CLASS/].../file below one common top.
 
@@ -130,13 +204,15 @@ def entries_from_paths(
         name: names it in `dataset.json`.
         labels: folders are classes; False takes all images without.
         wrapped: one folder around all files is the archive's wrapping, no class.
+        class_folder: as in `FolderNames`.
 
     Raises:
         InputError: if some images of a split lie in class folders and some do not, or a
             class has no proper name.
     """
     _leave_out_arrays(files)
-    placed = _split_off([tuple(path.split("/")) for path, _ in files.images], split)
+    paths = [tuple(path.split("/")) for path, _ in files.images]
+    placed = place(paths, split, where=where, class_folder=class_folder if labels else "first")
     folders = {parts[0] if len(parts) > 1 else None for _, parts in placed}
     if wrapped and len(folders) == 1 and {own for own, _ in placed} == {split}:
         if None not in folders:
@@ -146,23 +222,57 @@ def entries_from_paths(
     keys: dict[str, dict[str, int]] = {}
     entries = []
     for (own, parts), (path, read) in zip(placed, files.images, strict=True):
-        stem, _, extension = parts[-1].rpartition(".")
+        stem = parts[-1].rpartition(".")[0] or parts[-1]
         if own in flat:
             class_name = None
             base = "/".join([*parts[:-1], stem.replace(".", "_")])
         else:
-            class_name = parts[0]
+            # One name has several spellings in Unicode: macOS writes another than Linux and Windows.
+            class_name = unicodedata.normalize("NFC", parts[0])
             # Names that are no UTF-8 reach Python as surrogates, which JSON refuses.
-            if plain_text(class_name) != class_name:
-                raise InputError(f"{where}: the class folder {plain_text(class_name)} is not named in UTF-8")
+            if (plain := plain_text(class_name)) != class_name:
+                encoding = "\\x" in plain
+                why = (
+                    f"is not named in UTF-8: {NAME_ENCODING}"
+                    if encoding
+                    else "has an unprintable name: rename it"
+                )
+                raise InputError(f"{where}: the class folder {plain} {why}")
             base = f"{class_name}/{'_'.join([*parts[1:-1], stem]).replace('.', '_')}"
         key = unique_key(base, keys.setdefault(own, {}))
-        entries.append(Entry(own, class_name, key, path, extension.lower(), read))
-    return ImageSource(name, entries, files.ignored, notes=files.all_notes())
+        entries.append(Entry(own, class_name, key, path, files.extension(path), read))
+    notes = files.all_notes(labeled=any(entry.class_name is not None for entry in entries))
+    if without := _without_images(files.bare, paths, placed, flat):
+        count = count_of(len(without), "folder")
+        notes += (f"{count} beside the classes without a readable image, so no class: {_shown(without)}",)
+    return ImageSource(name, entries, files.ignored, notes=notes)
+
+
+def _without_images(
+    bare: set[str], paths: Sequence[Parts], placed: Sequence[tuple[str, Parts]], flat: set[str]
+) -> list[str]:
+    """The folders that lie where classes lie, and hold no image."""
+    classes = {
+        path[: path.index(parts[0]) + 1]
+        for path, (own, parts) in zip(paths, placed, strict=True)
+        if own not in flat
+    }
+    among = {folder[:-1] for folder in classes}
+    found = {
+        parts[:depth]
+        for parts in (tuple(folder.split("/")) for folder in bare if folder)
+        for depth in range(1, len(parts) + 1)
+        if parts[: depth - 1] in among
+    }
+    return sorted("/".join(folder) for folder in found - classes if folder not in among)
 
 
 def _leave_out_arrays(files: Listing) -> None:
     """Takes arrays beside photographs for what belongs to them, as webdataset does: features, masks, depth."""
+
+    def is_array(path: str) -> bool:
+        return files.extension(path) in ARRAY_EXTENSIONS
+
     arrays = sum(is_array(path) for path, _ in files.images)
     if not 0 < arrays < len(files.images):
         return
@@ -191,17 +301,6 @@ def unique_key(name: str, taken: dict[str, int]) -> str:
     return key
 
 
-def _split_off(paths: Sequence[tuple[str, ...]], split: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Takes the common top and the split folder off each path."""
-    top = _common_top(paths)
-    placed = []
-    for path in paths:
-        parts = path[top:]
-        own = SPLIT_NAMES.get(parts[0].lower()) if len(parts) > 1 else None
-        placed.append((own, parts[1:]) if own else (split, parts))
-    return placed
-
-
 def _flat_splits(placed: Sequence[tuple[str, tuple[str, ...]]], where: str) -> set[str]:
     """The splits whose images lie in no class folder."""
     classed = {own for own, parts in placed if len(parts) > 1}
@@ -215,15 +314,3 @@ def _flat_splits(placed: Sequence[tuple[str, tuple[str, ...]]], where: str) -> s
             f'"{own}" do: move it, or --no-labels'
         )
     return set(flat)
-
-
-def _common_top(paths: Sequence[Sequence[str]]) -> int:
-    """How many leading folders all paths share that are neither split nor class."""
-    top = 0
-    while (
-        paths
-        and all(len(parts) >= top + 3 and parts[top] == paths[0][top] for parts in paths)
-        and paths[0][top].lower() not in SPLIT_NAMES
-    ):
-        top += 1
-    return top

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,26 +13,35 @@ from PIL import Image
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
+from mae_vit.core.user_files import read_text
 from mae_vit.data.images.decode import DecodeError, decode_mask, read_header
 from mae_vit.data.images.masks import id_table, numbered
 from mae_vit.data.prepare.entries import Entry, ImageSource, Listing
 from mae_vit.data.shards.dataset_json import Segmentation
 
 DEFAULT_IGNORE = 255
+_ID_AND_NAME = re.compile(r"(\d{1,5}):\s*(.+)")
 _NAMED = 3
 
 
 def read_classes(path: Path, ignore: int) -> Segmentation:
-    """Reads the names of classes, one a line: the first is that of id 0. That of `ignore` is no class.
+    """Reads the names of classes, one a line: the first is that of id 0, or all are as `ID: NAME`.
+
+    That of `ignore` is no class.
 
     Raises:
         InputError: if the file cannot be read, or names less than two classes or one twice.
     """
     try:
-        names = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except OSError as error:
         raise InputError(f"--mask-classes {path} cannot be read: {error}") from None
-    named = {number: name.strip() for number, name in enumerate(names) if number != ignore and name.strip()}
+    numbered_lines = [_ID_AND_NAME.fullmatch(line.strip()) for line in lines if line.strip()]
+    if all(numbered_lines):
+        names = [(int(line[1]), line[2]) for line in numbered_lines if line]
+    else:
+        names = list(enumerate(lines))
+    named = {number: name.strip() for number, name in names if number != ignore and name.strip()}
     if len(named) < 2 or len(set(named.values())) < len(named):
         raise InputError(
             f"--mask-classes {path}: {count_of(len(set(named.values())), 'name')} for {len(named)} ids (without id "
@@ -87,6 +97,24 @@ def agreed_segmentation(sources: Sequence[ImageSource], existing: Segmentation |
             "same --mask-classes and --mask-ignore, or another folder"
         )
     return given[0] if given else existing
+
+
+def two_values_note(segmentation: Segmentation, pixels: np.ndarray | None) -> list[str]:
+    """Warns of masks that mark an object by the id that does not count.
+
+    Args:
+        segmentation: the classes.
+        pixels: int64 (1 + K,), as `Statistics.add_mask` takes them; None without masks.
+    """
+    if pixels is None or not pixels[0] or np.count_nonzero(pixels[1:]) > 1:
+        return []
+    ignore, counted = segmentation.ignore, segmentation.ids[int(pixels[1:].argmax())]
+    other = 254 if ignore == DEFAULT_IGNORE else DEFAULT_IGNORE
+    return [
+        f"warning: all pixels of the masks have the id {counted} or the id {ignore}, which does not count: if {ignore} "
+        f'is an object, give --mask-ignore {other}, and name it by lines "{counted}: background" and "{ignore}: '
+        f'object" in --mask-classes'
+    ]
 
 
 class MaskReader:

@@ -21,7 +21,7 @@ from mae_vit.data.prepare.bands.options import BandOptions, layout_of
 from mae_vit.data.prepare.convert import Conversion, Converted
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.entries import Entry, ImageSource
-from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation
+from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation, two_values_note
 from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE, Exclusion, open_exclusion
 from mae_vit.data.prepare.publish import check_no_foreign_shards, excluded_file, partial_folder, publish
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
@@ -77,9 +77,15 @@ class Report:
             )
             if info.masks is not None:
                 lines.append(f"  {info.masks.describe(self.dataset.segmentation)}")
-            if labeled and (missing := info.class_counts.count(0)):
+            missing = [
+                name
+                for name, count in zip(self.dataset.classes, info.class_counts, strict=True)
+                if labeled and not count
+            ]
+            if missing:
+                count = count_of(len(missing), "class", "classes")
                 lines.append(
-                    f"  {count_of(missing, 'class', 'classes')} of {len(info.class_counts)} without an image in it"
+                    f"  {count} of {len(info.class_counts)} without an image in it: {_shown(missing)}"
                 )
             for excluded in info.processing.excluded or ():
                 listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
@@ -176,7 +182,10 @@ def prepare(
             unreadable += failed
             notes += statistics.remarks() if dataset.splits.keys() == {split} or split == "train" else []
             conversions += statistics.notes
+            if segmentation is not None:
+                notes += two_values_note(segmentation, statistics.mask_pixels)
     assert dataset is not None
+    notes += _class_notes(dataset)
     for source in sources:
         source.discard()
     return Report(dataset, written, unreadable, sum(s.ignored for s in sources), notes, conversions)
@@ -244,6 +253,30 @@ def _agree_on_classes(
             f"{', ...' if len(new) > 5 else ''}"
         )
     return existing.classes
+
+
+def _class_notes(dataset: Dataset) -> list[str]:
+    """Names classes of one name but for the case, and those that only held-out splits have."""
+    notes, spelled = [], dict[str, str]()
+    for name in dataset.classes:
+        if (other := spelled.setdefault(name.casefold(), name)) != name:
+            notes.append(f'warning: the classes "{other}" and "{name}" differ only in case: is it one class?')
+    train = dataset.splits.get("train")
+    if train is None or not any(train.class_counts):
+        return notes
+    for split, info in dataset.splits.items():
+        pairs = zip(dataset.classes, info.class_counts, train.class_counts, strict=True)
+        unknown = [name for name, count, known in pairs if split in MEASURED and count and not known]
+        if unknown:
+            notes.append(
+                f"warning: {split} has images of {count_of(len(unknown), 'class', 'classes')} that train lacks "
+                f"({_shown(unknown)}): no model trained on it can get them right"
+            )
+    return notes
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
 def _remaining_segmentation(existing: Dataset | None, by_split: Collection[str]) -> Segmentation | None:

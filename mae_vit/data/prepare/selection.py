@@ -16,7 +16,8 @@ from pathlib import Path, PurePosixPath
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import SUBSET_HASH, hash_key
 from mae_vit.core.messages import error_reason, nearest, plain_text
-from mae_vit.data.prepare.entries import SPLIT_NAMES, Entry
+from mae_vit.core.user_files import read_text, split_named
+from mae_vit.data.prepare.entries import Entry
 from mae_vit.data.shards.dataset_json import Processing
 
 HOLDOUT_SPLIT = "val"
@@ -169,7 +170,7 @@ def _names(entry: Entry, wide: bool) -> Iterable[str]:
     """What a list may call an entry: its path, and if `wide` its key and the path below its split."""
     parts = PurePosixPath(entry.path).parts
     # From the split's folder on; above it is what wraps the whole source.
-    at = next((i for i, part in enumerate(parts[:-1]) if part.lower() in SPLIT_NAMES), None)
+    at = next((i for i, part in enumerate(parts[:-1]) if split_named(part)), None)
     names = {entry.path}
     if at is not None:
         names.add("/".join(parts[at:]))
@@ -180,7 +181,7 @@ def _names(entry: Entry, wide: bool) -> Iterable[str]:
 
 def _read_list(path: Path) -> dict[str, None]:
     try:
-        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = read_text(path, errors="surrogateescape").splitlines()
     except OSError as error:
         raise InputError(f"--subset {path}: {error_reason(error)}") from None
     wanted = dict.fromkeys(line.strip().removeprefix("./") for line in lines if line.strip())

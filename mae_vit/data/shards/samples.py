@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mae_vit.data.images.formats import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS
+from mae_vit.core.user_files import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS
 from mae_vit.data.shards.tar_headers import DamagedTar, walk_tar
 
 # webdataset's own pattern (tariterators.base_plus_ext); files that it does not match

@@ -147,7 +147,7 @@ def score_by_probe(
     query = read_features(encoder, data, data.open_test(), data.test, predictor)
     asked = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
     test = predictions_of(asked, _chances(chosen, query))
-    return summary | measured_on_test(train, test), test, weights
+    return summary | measured_on_test(data, train, test), test, weights
 
 
 def describe_results(summary: dict[str, Any], outputs: Outputs) -> list[str]:

@@ -78,7 +78,7 @@ class Outputs:
                 data.fixed(data.open_test(), data.test, ranks, size),
                 np.asarray(data.test_index.labels)[data.test],
             )
-            summary |= measured_on_test(train, test)
+            summary |= measured_on_test(data, train, test)
 
         def write() -> None:
             write_atomically(self.folder.path / "model.safetensors", self._model_bytes(model, best))
@@ -118,14 +118,15 @@ class Outputs:
         return model_bytes(model, facts, self.config, self.data, self.info)
 
 
-def measured_on_test(train: Predictions, test: Predictions) -> dict[str, Any]:
+def measured_on_test(data: FinetuneData, train: Predictions, test: Predictions) -> dict[str, Any]:
     """Returns metrics of the test images, and their comparison with training images, for the summary."""
+    known = np.isin(test.labels, np.asarray(data.index.labels)[data.train])
     return {
         "test_top1": test.top1,
         "test_most_frequent": test.most_frequent,
         "test_top5": test.top5,
         "train_test_gap": train.top1 - test.top1,
-        "reading": interpret_gap(train.top1, test.top1),
+        "reading": interpret_gap(train.top1, test.top1, unknown=1 - float(known.mean())),
         "calibration_error": test.calibration_error,
     }
 

@@ -16,6 +16,7 @@ from mae_vit.core.messages import nearest, plain_text
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.prepare.entries import Entry, ImageSource
+from mae_vit.data.prepare.folder_names import NOT_ASKING
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.prepare.sources.foreign_shards import find_shards
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, read_dataset
@@ -69,7 +70,9 @@ def open_images(spec: str, *, out: Path, splits: Sequence[str] = (), labels: boo
     wanted = tuple(dict.fromkeys(splits))
     if (Path(spec) / FILE_NAME).is_file():
         return _images_of_shards(Path(spec), wanted, labels)
-    return _images_of_source(find_images(spec, out=out, split=_NO_SPLIT, labels=labels), Path(spec), wanted)
+    return _images_of_source(
+        find_images(spec, out=out, split=_NO_SPLIT, labels=labels, names=NOT_ASKING), Path(spec), wanted
+    )
 
 
 def _images_of_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) -> Images:

@@ -60,3 +60,9 @@ def test_the_gap_is_read():
     assert "under-fitting" in interpret_gap(0.53, 0.49)
     assert "no strong" in interpret_gap(0.93, 0.91)
     assert "gap -2.0 points" in interpret_gap(0.50, 0.52)
+
+
+def test_classes_that_training_lacks_are_no_over_fitting():
+    said = interpret_gap(0.95, 0.50, unknown=0.5)
+    assert "50.0% of the test images are of classes that no training image has" in said
+    assert "over-fitting" not in said

@@ -11,8 +11,9 @@ from pathlib import Path
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.core.messages import closest, closest_path, count_of, nearest
-from mae_vit.data.images.formats import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS, is_array
+from mae_vit.core.user_files import ARCHIVE_EXTENSIONS, ARRAY_EXTENSIONS, IMAGE_EXTENSIONS, extension_of
 from mae_vit.data.prepare.entries import ImageSource, entries_from_paths
+from mae_vit.data.prepare.folder_names import FolderNames
 from mae_vit.data.prepare.sources.archives import open_archive, open_zip
 from mae_vit.data.prepare.sources.downloads import cifar10, cifar100, digits
 from mae_vit.data.prepare.sources.folders import open_folder
@@ -26,6 +27,7 @@ _ARCHIVES = (*_TARS, ".zip")
 DOWNLOADS: dict[str, Callable[[Path], ImageSource]] = {"cifar10": cifar10, "cifar100": cifar100}
 _NAMES = ["digits", *DOWNLOADS]
 _AS_IT_IS = ParquetOptions()
+_ASKING = FolderNames()
 
 
 def find_sources(
@@ -36,6 +38,7 @@ def find_sources(
     root: Path | None = None,
     labels: bool = True,
     parquet: ParquetOptions = _AS_IT_IS,
+    names: FolderNames = _ASKING,
 ) -> list[ImageSource]:
     """Opens sources of images; Parquet files, which a shell may list one by one, are one source.
 
@@ -46,6 +49,7 @@ def find_sources(
         root: where torchvision keeps, or puts, its download.
         labels: class folders are labels; False ignores them.
         parquet: columns of Parquet files.
+        names: how the names of folders and of archives' members are read.
 
     Raises:
         InputError: if one is no source, or holds no images.
@@ -54,7 +58,7 @@ def find_sources(
     files = [Path(spec) for spec in specs if _is_parquet(Path(spec))]
     sources = [_not_empty(_parquet(files, out, split, parquet, labels), str(files[0]))] if files else []
     return sources + [
-        find_images(spec, out=out, split=split, root=root, labels=labels, parquet=parquet)
+        find_images(spec, out=out, split=split, root=root, labels=labels, parquet=parquet, names=names)
         for spec in specs
         if Path(spec) not in files
     ]
@@ -68,6 +72,7 @@ def find_images(
     root: Path | None = None,
     labels: bool = True,
     parquet: ParquetOptions = _AS_IT_IS,
+    names: FolderNames = _ASKING,
 ) -> ImageSource:
     """Opens a source of images.
 
@@ -79,6 +84,7 @@ def find_images(
         root: where torchvision keeps, or puts, its download.
         labels: class folders are labels; False ignores them.
         parquet: columns of Parquet files.
+        names: how the names of folders and of archives' members are read.
 
     Raises:
         InputError: if it is none of these, or holds no images.
@@ -95,21 +101,39 @@ def find_images(
     elif _is_parquet(path):
         source = _parquet([path], out, split, parquet, labels)
     elif path.is_dir():
-        source = _from_folder(path, out, split, parquet, labels)
+        source = _from_folder(path, out, split, parquet, labels, names)
     elif path.is_file() and lower.endswith(_TARS):
         if lower.endswith(".tar") and holds_labels(path):
             source = open_shards(path.parent, [path], split=split, name=path.name)
         else:
             source = entries_from_paths(
-                open_archive(path, out), split, where=spec, name=path.name, labels=labels, wrapped=True
+                open_archive(path, out, names.encoding),
+                split,
+                where=spec,
+                name=path.name,
+                labels=labels,
+                wrapped=True,
+                class_folder=names.class_folder,
             )
     elif path.is_file() and lower.endswith(".zip"):
         source = entries_from_paths(
-            open_zip(path), split, where=spec, name=path.name, labels=labels, wrapped=True
+            open_zip(path, names.encoding),
+            split,
+            where=spec,
+            name=path.name,
+            labels=labels,
+            wrapped=True,
+            class_folder=names.class_folder,
         )
     elif path.exists():
+        unpack = extension_of(path.name) in ARCHIVE_EXTENSIONS
         raise InputError(
-            f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)}); of an image, give the folder"
+            f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)}); "
+            f"{'unpack it first' if unpack else 'of an image, give the folder'}"
+        )
+    elif any(mark in spec for mark in "*?["):
+        raise InputError(
+            f"source {spec}: no file is called so, and patterns are not expanded; give the folder"
         )
     else:
         meant = closest(spec, _NAMES, cutoff=0.6) or closest_path(path) or nearest(spec, _NAMES)
@@ -127,17 +151,23 @@ def _not_empty(source: ImageSource, spec: str) -> ImageSource:
     return source
 
 
-def _from_folder(path: Path, out: Path, split: str, parquet: ParquetOptions, labels: bool) -> ImageSource:
+def _from_folder(
+    path: Path, out: Path, split: str, parquet: ParquetOptions, labels: bool, names: FolderNames
+) -> ImageSource:
     """Opens a folder of images; of shards where there are none; of Parquet files where there are neither."""
     files = open_folder(path)
     # Beside shards lie indexes, which are arrays.
-    if all(is_array(name) for name, _ in files.images) and (shards := find_shards(path)):
+    if all(files.extension(name) in ARRAY_EXTENSIONS for name, _ in files.images) and (
+        shards := find_shards(path)
+    ):
         if out.exists() and out.samefile(path):
             raise InputError(f"{out} is the source itself: --in-place {path} uses its shards as they are")
         return open_shards(path, shards, split=split, name=path.resolve().name)
     if not files.images and (tables := find_parquet(path)):
         return _parquet(tables, out, split, parquet, labels, folder=path)
-    return entries_from_paths(files, split, where=str(path), name=path.name, labels=labels)
+    return entries_from_paths(
+        files, split, where=str(path), name=path.name, labels=labels, class_folder=names.class_folder
+    )
 
 
 def _is_parquet(path: Path) -> bool:

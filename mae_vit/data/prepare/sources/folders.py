@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
+from mae_vit.core.user_files import HEAD_BYTES
 from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
-from mae_vit.data.images.formats import is_image
 from mae_vit.data.prepare.entries import Listing, Reader
 
 
@@ -18,12 +21,12 @@ def open_folder(path: Path) -> Listing:
     found = sorted(walk(path))
     for file in found:
         name = file.relative_to(path).as_posix()
-        if not is_image(name):
-            files.leave_out(name)
-        elif not _is_regular(file):
-            special += 1
-        else:
+        if not files.takes(name, partial(_head, file)):
+            continue
+        if _is_regular(file):
             files.images.append((name, _reader(file)))
+        else:
+            special += 1
     if special:
         files.notes.append(f"skipped {special} that are no regular files: pipes, devices or dead links")
     return files
@@ -64,15 +67,27 @@ def _is_regular(file: Path) -> bool:
         return False
 
 
+def _open(file: Path) -> BinaryIO:
+    # Should it have become a pipe since it was listed: without waiting for a writer.
+    opened = os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        opened.close()
+        raise DecodeError("no regular file")
+    return opened
+
+
+def _head(file: Path) -> bytes:
+    with suppress(OSError, DecodeError):
+        if _is_regular(file):
+            with _open(file) as opened:
+                return opened.read(HEAD_BYTES)
+    return b""
+
+
 def _reader(file: Path) -> Reader:
     def read() -> bytes:
-        # Should it have become a pipe since: without waiting for a writer.
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as opened:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise DecodeError("no regular file")
-            check_bytes(status.st_size)
+        with _open(file) as opened:
+            check_bytes(os.fstat(opened.fileno()).st_size)
             return opened.read(MAX_IMAGE_BYTES)
 
     return read

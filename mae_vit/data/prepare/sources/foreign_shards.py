@@ -10,8 +10,9 @@ from pathlib import Path
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
+from mae_vit.core.user_files import split_named
 from mae_vit.data.images.decode import check_bytes
-from mae_vit.data.prepare.entries import SPLIT_NAMES, Entry, ImageSource, safe_member_path, unique_key
+from mae_vit.data.prepare.entries import Entry, ImageSource, safe_member_path, unique_key
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 from mae_vit.data.shards.samples import Sample, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar
@@ -27,18 +28,18 @@ def find_shards(folder: Path) -> list[Path]:
         return [folder / shard.file for split in described.splits.values() for shard in split.shards]
     found = [path for path in folder.glob("*.tar") if path.is_file()]
     for below in folder.iterdir():
-        if below.name.lower() in SPLIT_NAMES and below.is_dir():
+        if split_named(below.name) and below.is_dir():
             found += [path for path in below.glob("*.tar") if path.is_file()]
     return sorted(found)
 
 
 def split_of(shard: Path, folder: Path, default: str) -> str:
     """The split that a shard's name or folder tells ("imagenet-val-000012.tar"), or `default`."""
-    words = re.split(r"[-_.]", shard.stem.lower())
+    words = re.split(r"[-_.]", shard.stem)
     if shard.parent != folder:
-        words.insert(0, shard.parent.name.lower())
+        words.insert(0, shard.parent.name)
     # The last is nearest to the shard's number.
-    return next((SPLIT_NAMES[word] for word in reversed(words) if word in SPLIT_NAMES), default)
+    return next(filter(None, map(split_named, reversed(words))), default)
 
 
 def holds_labels(path: Path) -> bool:

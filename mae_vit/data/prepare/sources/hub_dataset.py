@@ -15,7 +15,8 @@ from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.files import write_json
 from mae_vit.core.hub import HubName, hub_errors, hub_library, is_offline, parse_hub_name
 from mae_vit.core.messages import closest
-from mae_vit.data.prepare.entries import SPLIT_NAMES, ImageSource
+from mae_vit.core.user_files import split_named
+from mae_vit.data.prepare.entries import ImageSource
 from mae_vit.data.prepare.sources.foreign_shards import split_of
 from mae_vit.data.prepare.sources.parquet import SPOOL, ParquetFile, find_parquet, open_parquet
 from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
@@ -139,9 +140,7 @@ def _of_config(files: list[str], name: HubName, asked: str | None) -> tuple[list
 
 def _config_of(file: str) -> str:
     folders = PurePosixPath(file).parts[:-1]
-    own = [
-        part for part in folders if part != "data" and part.removeprefix(_PARTIAL).lower() not in SPLIT_NAMES
-    ]
+    own = [part for part in folders if part != "data" and not split_named(part.removeprefix(_PARTIAL))]
     return own[0] if own else "default"
 
 

@@ -1,0 +1,247 @@
+"""Which folders of a source are splits, and which are classes."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import plain_text
+from mae_vit.core.user_files import split_and_rest, split_named
+
+# A folder that is alone at its place and called so wraps images, and is no class.
+_WRAPPERS = frozenset(
+    ("images", "image", "imgs", "img", "data", "dataset", "photos", "pictures", "jpegimages")
+)
+# What belongs to images, and is no class of them.
+_COMPANIONS = frozenset(
+    ("masks", "mask", "labels", "label", "annotations", "segmentationclass", "ground_truth", "gt", "depth")
+)
+_NAMED = 3
+# For messages about names that are no UTF-8.
+NAME_ENCODING = "name the encoding of an archive (--name-encoding gbk, cp932, cp437 ...), or rename it"
+Parts = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FolderNames:
+    """How the names of folders and files are read.
+
+    Attributes:
+        class_folder: "first" (below the split) or "last" (that holds the image) is the class, and names that may
+            be splits or classes are classes; None asks where it matters.
+        encoding: of names in archives; None for UTF-8.
+    """
+
+    class_folder: str | None = None
+    encoding: str | None = None
+
+
+# For commands that have no option to answer.
+NOT_ASKING = FolderNames(class_folder="first")
+
+
+def place(
+    paths: Sequence[Parts], split: str, *, where: str, class_folder: str | None
+) -> list[tuple[str, Parts]]:
+    """Takes the common top and the split folder off each path: (split, (class, ..., file)).
+
+    Args:
+        paths: of images, and of what else lies beside them.
+        split: of images outside of split folders.
+        where: names the source in errors.
+        class_folder: as in `FolderNames`.
+
+    Raises:
+        InputError: if the names have two meanings and `class_folder` is None.
+    """
+    top = _common_top(paths)
+    below = [path[top:] for path in paths]
+    ask = None if class_folder else where
+    splits = _splits_among([parts[0] for parts in below if len(parts) > 1], _direct(below), ask)
+    placed = [
+        (splits[parts[0]], parts[1:]) if len(parts) > 1 and parts[0] in splits else (split, parts)
+        for parts in below
+    ]
+    if not splits and (second := _splits_below_classes(below)):
+        placed = [(second[parts[1]], (parts[0], *parts[2:])) for parts in below]
+    placed = _unwrapped(placed)
+    if class_folder == "last":
+        return [
+            (own, (parts[-2], *parts[:-2], parts[-1])) if len(parts) > 1 else (own, parts)
+            for own, parts in placed
+        ]
+    if ask:
+        _ask_of_companions(placed, where)
+        _ask_which_level(placed, where)
+    return placed
+
+
+def _common_top(paths: Sequence[Parts]) -> int:
+    """How many leading folders all paths share that are neither split nor class."""
+    top = 0
+    while (
+        paths
+        and all(len(parts) >= top + 3 and parts[top] == paths[0][top] for parts in paths)
+        and not _surely_split(paths[0][top])
+    ):
+        top += 1
+    return top
+
+
+def _direct(paths: Iterable[Parts]) -> set[str]:
+    """The first folders that hold images themselves."""
+    return {parts[0] for parts in paths if len(parts) == 2}
+
+
+def _rest(folder: str) -> str:
+    """What a name says beside its split: "station" of train_station, nothing of train_images."""
+    words = split_and_rest(folder)[1]
+    return " ".join(word for word in words if word not in _WRAPPERS)
+
+
+def _surely_split(folder: str) -> str | None:
+    return None if _rest(folder) else split_and_rest(folder)[0]
+
+
+def _splits_among(names: Iterable[str], direct: set[str], where: str | None) -> dict[str, str]:
+    """The split of each of some sibling folders; none if they are classes.
+
+    Two split names make all of them splits, the others by their own name (extra, test_A). One among other names
+    is a class like its brothers.
+
+    Args:
+        names: of the folders.
+        direct: those that hold images themselves.
+        where: names the source in a question; None takes what may be both as classes.
+    """
+    folders = sorted(set(names))
+    exact = {folder: split for folder in folders if (split := split_named(folder))}
+    if len(set(exact.values())) > 1 or len(exact) == len(folders):
+        found = {folder: _surely_split(folder) or re.sub(r"\W", "_", folder) for folder in folders}
+        return _distinct(found, where)
+    inside = {folder: split for folder in folders if (split := split_and_rest(folder)[0])}
+    if len(inside) == len(folders) and (len(set(inside.values())) > 1 or not _rest(folders[0])):
+        if len(set(map(_rest, folders))) == 1:
+            return _distinct(inside, where)
+        if where:
+            _ask(where, f"are {_listed(folders)} splits or classes? As splits, call them train, val or test")
+    elif where and any(folder not in direct or split == "unlabeled" for folder, split in exact.items()):
+        _ask(
+            where,
+            f"is {_listed(exact)} beside {_listed(set(folders) - set(exact))} a split or a class? Of splits, "
+            "prepare each folder by itself (--split NAME)",
+        )
+    return {}
+
+
+def _distinct(splits: dict[str, str], where: str | None) -> dict[str, str]:
+    """Refuses two folders of one split."""
+    folder_of: dict[str, str] = {}
+    for folder, split in splits.items():
+        if (other := folder_of.setdefault(split, folder)) != folder:
+            raise InputError(
+                f'{where or "the source"}: the folders {_listed([other, folder])} are both of split "{split}": move '
+                "them into one"
+            )
+    return splits
+
+
+def _splits_below_classes(paths: Sequence[Parts]) -> dict[str, str]:
+    """The splits of CLASS/SPLIT/file, by the folders' names; none where it is not so everywhere."""
+    if any(len(parts) < 3 for parts in paths):
+        return {}
+    names = {parts[1] for parts in paths}
+    exact = set(map(split_named, names))
+    return _splits_among(names, set(), None) if len(exact - {None}) > 1 or None not in exact else {}
+
+
+def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:
+    """Takes off folders that wrap all of a split: train/images/..., training_set/training_set/..."""
+    first: dict[str, set[str | None]] = defaultdict(set)
+    for own, parts in placed:
+        first[own].add(parts[0] if len(parts) > 1 else None)
+    wrapped = {
+        own
+        for own, names in first.items()
+        if len(names) == 1
+        and (name := next(iter(names)))
+        and (name.lower() in _WRAPPERS or _surely_split(name) == own)
+    }
+    if not wrapped:
+        return placed
+    return _unwrapped([(own, parts[1:] if own in wrapped else parts) for own, parts in placed])
+
+
+def _ask_of_companions(placed: Iterable[tuple[str, Parts]], where: str) -> None:
+    """Asks if one of several classes is called like what wraps images or belongs to them: images, masks."""
+    folders: dict[str, set[str]] = defaultdict(set)
+    for own, parts in placed:
+        folders[own].add(parts[0] if len(parts) > 1 else "")
+    for names in folders.values():
+        odd = {name for name in names if name.lower() in _WRAPPERS | _COMPANIONS}
+        if (odd and names - odd) or len(odd) > 1:
+            _ask(
+                where,
+                f"are {_listed(names)} classes? Of images and what belongs to them, prepare the folder of the images "
+                "by itself (masks: --masks DIR)",
+            )
+
+
+def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:
+    """Asks if two folders hold folders of the same names: SITE/CLASS, or CLASS/SITE?"""
+    below: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for own, parts in placed:
+        if len(parts) > 1:
+            below[own, parts[0]].add(parts[1] if len(parts) > 2 else "")
+    seen: dict[tuple[str, str], str] = {}
+    common: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (own, folder), names in below.items():
+        if "" in names:
+            continue
+        for name in sorted(names):
+            if (other := seen.setdefault((own, name), folder)) != folder:
+                common[other, folder].append(name)
+    for (one, two), shared in common.items():
+        if len(shared) > 1:
+            _ask(
+                where,
+                f"{_listed([one, two])} hold the same folders, {_listed(shared)}: which are the classes? Of the "
+                "lower folders, mae-vit prepare --class-folder last",
+                "of the upper ones",
+            )
+
+
+def _ask(where: str, question: str, classes: str = "as classes") -> NoReturn:
+    raise InputError(
+        f"{where}: {question}; {classes}, mae-vit prepare --class-folder first; without labels, --no-labels"
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [f'"{plain_text(name)}"' for name in sorted(names)]
+    more = ", ..." if len(shown) > _NAMED else ""
+    return (" and " if len(shown) == 2 else ", ").join(shown[:_NAMED]) + more
+
+
+def decode_name(raw: bytes, encoding: str | None) -> str:
+    """Decodes a file's name in an archive, UTF-8 unless told; what cannot be decoded becomes surrogates."""
+    return raw.decode(encoding or "utf-8", "surrogateescape")
+
+
+def check_encoding(name: str) -> str:
+    """Returns the name of an encoding that Python knows.
+
+    Raises:
+        InputError: for others.
+    """
+    try:
+        "".encode(name)
+    except (LookupError, UnicodeError):
+        raise InputError(
+            f"--name-encoding {name}: no encoding; usual ones are gbk, big5, cp932, euc-kr, cp1251, cp437"
+        ) from None
+    return name

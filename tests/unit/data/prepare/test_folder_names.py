@@ -1,0 +1,127 @@
+"""Which folders are splits, which are classes: trees as people have them."""
+
+import pytest
+
+from mae_vit.core.errors import InputError
+from mae_vit.data.prepare.entries import Listing, entries_from_paths
+
+
+def placed(paths: str, *, labels: bool = True, class_folder: str | None = None) -> dict[str, list[str]]:
+    """Class names by split; images without a class are "-"."""
+    files = Listing(images=[(path, bytes) for path in sorted(paths.split())])
+    source = entries_from_paths(
+        files, "train", where="photos", name="photos", labels=labels, class_folder=class_folder
+    )
+    found: dict[str, set[str]] = {}
+    for entry in source.entries:
+        found.setdefault(entry.split, set()).add(entry.class_name or "-")
+    return {split: sorted(names) for split, names in sorted(found.items())}
+
+
+CLEAR = {
+    "any case and spelling": (
+        "Training/cat/1.jpg Training/dog/2.jpg Testing/cat/3.jpg Testing/dog/4.jpg",
+        {"test": ["cat", "dog"], "train": ["cat", "dog"]},
+    ),
+    "three flat splits": ("train/1.jpg val/2.jpg test/3.jpg", {"test": ["-"], "train": ["-"], "val": ["-"]}),
+    "VALID and dev are val": ("train/a/1.jpg VALID/a/1.jpg", {"train": ["a"], "val": ["a"]}),
+    "train is a class among classes": (
+        "boat/1.jpg bus/2.jpg train/3.jpg",
+        {"train": ["boat", "bus", "train"]},
+    ),
+    "valid beside invalid": ("invalid/1.jpg valid/2.jpg", {"train": ["invalid", "valid"]}),
+    "a third folder is a split": (
+        "train/a/1.jpg test/a/2.jpg extra/3.jpg",
+        {"extra": ["-"], "test": ["a"], "train": ["a"]},
+    ),
+    "two tests": (
+        "train/a/1.jpg val/a/1.jpg test_A/a/2.jpg test_B/a/3.jpg",
+        {"test_A": ["a"], "test_B": ["a"], "train": ["a"], "val": ["a"]},
+    ),
+    "suffix": ("train_images/1.jpg test_images/2.jpg", {"test": ["-"], "train": ["-"]}),
+    "prefix": ("images-train/a/1.jpg images-test/a/2.jpg", {"test": ["a"], "train": ["a"]}),
+    "COCO": ("train2017/1.jpg val2017/2.jpg test2015/2.jpg", {"test": ["-"], "train": ["-"], "val": ["-"]}),
+    "COCO's val alone": ("val2017/1.jpg", {"val": ["-"]}),
+    "Kaggle": (
+        "training_set/training_set/cats/1.jpg training_set/training_set/dogs/1.jpg test_set/test_set/cats/2.jpg",
+        {"test": ["cats"], "train": ["cats", "dogs"]},
+    ),
+    "YOLO": ("images/train/1.jpg images/val/2.jpg", {"train": ["-"], "val": ["-"]}),
+    "Roboflow": ("train/images/1.jpg valid/images/2.jpg", {"train": ["-"], "val": ["-"]}),
+    "wrapped": ("data/train/cat/1.jpg data/test/cat/2.jpg", {"test": ["cat"], "train": ["cat"]}),
+    "splits below classes": (
+        "cat/train/1.jpg cat/test/2.jpg dog/train/3.jpg",
+        {"test": ["cat"], "train": ["cat", "dog"]},
+    ),
+    "MVTec": (
+        "nut/train/good/1.png nut/test/bent/2.png nut/ground_truth/bent/2.png cap/train/good/1.png",
+        {"ground_truth": ["nut"], "test": ["nut"], "train": ["cap", "nut"]},
+    ),
+    "tiny-imagenet": (
+        "train/n01/images/1.jpg train/n02/images/1.jpg val/images/2.jpg",
+        {"train": ["n01", "n02"], "val": ["-"]},
+    ),
+    "unlabeled": ("train/cat/1.jpg unlabeled/2.jpg", {"train": ["cat"], "unlabeled": ["-"]}),
+    "one folder of images": ("images/1.jpg images/2.jpg", {"train": ["-"]}),
+    "stations": ("train_station/1.jpg train_track/2.jpg", {"train": ["train_station", "train_track"]}),
+    "other folders in each class": ("cat/a/1.jpg cat/b/2.jpg dog/c/3.jpg", {"train": ["cat", "dog"]}),
+}
+
+
+@pytest.mark.parametrize("name", CLEAR)
+def test_folders_are_read_as_their_owner_means_them(name):
+    paths, expected = CLEAR[name]
+    assert placed(paths) == expected
+
+
+TWO_LEVELS = "lab1/cat/1.jpg lab1/dog/2.jpg lab2/cat/3.jpg lab2/dog/4.jpg"
+ASKED = {
+    "splits or classes": (
+        "train_station/1.jpg test_tube/2.jpg",
+        'are "test_tube" and "train_station" splits or',
+    ),
+    "a split name with classes": (
+        "train/a/1.jpg more/a/2.jpg",
+        'is "train" beside "more" a split or a class?',
+    ),
+    "one of them unlabeled": (
+        "labeled/a/1.jpg unlabeled/2.jpg",
+        'is "unlabeled" beside "labeled" a split or',
+    ),
+    "CycleGAN": (
+        "trainA/1.jpg trainB/2.jpg testA/3.jpg testB/4.jpg",
+        'are "testA", "testB", "trainA", ... splits',
+    ),
+    "VOC": ("JPEGImages/1.jpg SegmentationClass/1.png", 'are "JPEGImages" and "SegmentationClass" classes?'),
+    "masks beside a split": ("train/1.jpg masks/1.png", 'are "masks" and "train" classes?'),
+    "which level": (
+        TWO_LEVELS,
+        '"lab1" and "lab2" hold the same folders, "cat" and "dog": which are the classes?',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_two_meanings_are_asked_in_a_line_that_names_the_answer(name):
+    paths, said = ASKED[name]
+    with pytest.raises(InputError, match="prepare --class-folder first") as caught:
+        placed(paths)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    top = sorted({path.split("/")[0] for path in paths.split()})
+    assert placed(paths, class_folder="first") == {"train": top}
+    assert placed(paths, labels=False) == {"train": ["-"]}
+
+
+def test_the_folder_of_the_image_may_be_the_class():
+    assert placed(TWO_LEVELS, class_folder="last") == {"train": ["cat", "dog"]}
+
+
+@pytest.mark.parametrize("paths", ["Train/a/1.jpg train/a/2.jpg", "train_1/1.jpg train_2/2.jpg test/3.jpg"])
+def test_two_folders_of_one_split_are_refused(paths):
+    with pytest.raises(InputError, match='are both of split "train": move them into one'):
+        placed(paths)
+
+
+def test_spellings_of_unicode_are_one_class():
+    assert placed("train/Caf\u00e9/1.jpg test/Cafe\u0301/2.jpg") == {"test": ["Café"], "train": ["Café"]}
