@@ -4,7 +4,7 @@ Both are whole runs of `pretrain/run.py`'s path on DeepSpeed, with crop and flip
 side, on some ranks, in turns. Prints JSON: the time of a step from shards over that on
 ready-made batches (at most 1.03), and the share of time that the run itself says it waited.
 
-    python benchmarks/end_to_end.py [--data data/cifar10] [--ranks 2] [--batch 256] [--precision bf16]
+    python benchmarks/end_to_end.py [--data data/cifar10] [--ranks 2] [--batch 256] [--precision auto]
         [--rounds 5] [--steps 10] [--threads 1] [--device cpu] [--out FILE] [KEY.PATH=VALUE ...]
 """
 
@@ -30,7 +30,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness.reports import add_out, publish
 from benchmarks.harness.runs import lengths, live
-from benchmarks.harness.turns import Life, add_options, at_most, choose_device, paired, summarize, take_turns
+from benchmarks.harness.turns import (
+    Life,
+    add_options,
+    add_precision,
+    at_most,
+    choose_device,
+    paired,
+    summarize,
+    take_turns,
+)
 from benchmarks.harness.workloads import TINY, Workload, load
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
@@ -38,6 +47,7 @@ from mae_vit.core.files import read_json_lines
 from mae_vit.pretraining.setup import set_up
 from mae_vit.runtime.ranks import find_ranks
 from mae_vit.training.engines.build import build_engine, init_process_group
+from mae_vit.training.engines.precision import choose_precision
 
 SHARDS, READY = "shards", "ready-made"
 AT_MOST = 1.03
@@ -116,7 +126,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", default="data/cifar10", metavar="DIR", help="prepared data (data/cifar10)")
     parser.add_argument("--ranks", type=int, default=2, metavar="N", help="processes of each run (2)")
     parser.add_argument("--batch", type=int, default=256, metavar="N", help="images per step (256)")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of steps (bf16)")
+    add_precision(parser)
     parser.add_argument("overrides", nargs="*", metavar="KEY.PATH=VALUE", help="change a value of the config")
     add_options(parser, rounds=5, steps=10, threads=1)
     add_out(parser)
@@ -129,7 +139,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Runs both and prints the ratio."""
     arguments = parse()
-    choose_device(arguments.device)
+    device = choose_device(arguments.device)
+    arguments.precision = choose_precision(arguments.precision, device).precision
     length = lengths(turns=arguments.rounds + 1, steps=arguments.steps, batch_size=arguments.batch)
     overrides = [
         *length,

@@ -12,7 +12,7 @@ and 95 % interval. A limit is met, or missed, if the whole interval is on one si
 
 60 rounds take 5 minutes on two quiet CPU cores; 20 rounds take 2.
 
-    python benchmarks/engine.py [--config configs/mae_cifar_tiny.yaml] [--batch 8] [--precision bf16]
+    python benchmarks/engine.py [--config configs/mae_cifar_tiny.yaml] [--batch 8] [--precision auto]
         [--rounds 60] [--steps 20] [--threads 1] [--device cpu] [--only torch ...] [--out FILE]
 """
 
@@ -37,6 +37,7 @@ from benchmarks.harness.runs import lengths, live
 from benchmarks.harness.turns import (
     Life,
     add_options,
+    add_precision,
     at_most,
     choose_device,
     mean_difference,
@@ -54,7 +55,7 @@ from mae_vit.models.attention import choose_attention
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.ranks import find_ranks
 from mae_vit.training.engines.build import build_engine, init_process_group, optimizer_options
-from mae_vit.training.engines.precision import Precision
+from mae_vit.training.engines.precision import Precision, choose_precision
 from mae_vit.training.optim.optimizers import make_optimizer
 
 BARE = "bare"
@@ -197,7 +198,7 @@ def main() -> None:
         "--config", type=Path, default=TINY, metavar="FILE", help="whose step (mae_cifar_tiny)"
     )
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="images per step (8)")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of steps (bf16)")
+    add_precision(parser)
     parser.add_argument(
         "--only", nargs="+", choices=ENGINES, default=list(ENGINES), help="some engines (all of them)"
     )
@@ -207,7 +208,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rounds < 2:
         parser.error(f"--rounds {arguments.rounds}: two or more, for a standard error")
-    choose_device(arguments.device)
+    device = choose_device(arguments.device)
+    arguments.precision = choose_precision(arguments.precision, device).precision
     try:
         arguments.steps = window(arguments.config, arguments.steps)
     except InputError as error:

@@ -6,7 +6,7 @@ several class tokens, a deep decoder); and masked patch prediction, whose encode
 in a process of its own, in turns. Prints JSON.
 
     python benchmarks/objectives.py [--config configs/mae_base.yaml] [--batch 8] [--device cpu]
-        [--precision bf16] [--rounds 5] [--steps 2] [--threads 2] [--out FILE] [KEY.PATH=VALUE ...]
+        [--precision auto] [--rounds 5] [--steps 2] [--threads 2] [--out FILE] [KEY.PATH=VALUE ...]
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness.reports import add_out, publish
-from benchmarks.harness.turns import add_options, choose_device, paired, serve, summarize, take_turns
+from benchmarks.harness.turns import (
+    add_options,
+    add_precision,
+    choose_device,
+    paired,
+    serve,
+    summarize,
+    take_turns,
+)
 from benchmarks.harness.workloads import ROOT, TINY, Workload, load
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
@@ -32,6 +40,7 @@ from mae_vit.objectives.contrastive_mae import ContrastiveMAEConfig
 from mae_vit.objectives.mae import MAEConfig
 from mae_vit.objectives.masked_patch import MaskedPatchConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.training.engines.precision import choose_precision
 
 WHOLE = "mae"
 PIXIO = ROOT / "configs" / "pixio_cifar_tiny.yaml"
@@ -121,12 +130,13 @@ def main() -> None:
     )
     parser.add_argument("--config", type=Path, default=TINY, metavar="FILE", help="of MAE (mae_cifar_tiny)")
     parser.add_argument("--batch", type=int, default=128, metavar="N", help="images per step (128)")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of steps (bf16)")
+    add_precision(parser)
     parser.add_argument("overrides", nargs="*", metavar="KEY.PATH=VALUE", help="change a value of the config")
     add_options(parser, rounds=5, steps=5, threads=2)
     add_out(parser)
     arguments = parser.parse_intermixed_args()
-    choose_device(arguments.device)
+    device = choose_device(arguments.device)
+    arguments.precision = choose_precision(arguments.precision, device).precision
     try:
         workload = load(
             arguments.config,

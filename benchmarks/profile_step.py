@@ -4,7 +4,7 @@ PyTorch's profiler over some steps of `mae_cifar_tiny` and of ViT-B at 224 px (o
 config), on the torch engine. The machine's rate is that of a 2048 x 2048 matrix product (8192 x 8192 on a
 GPU) in the same precision, on the same threads, between the steps. Prints a table for each, then JSON.
 
-    python benchmarks/profile_step.py [--config FILE] [--batch N] [--precision bf16] [--steps 3]
+    python benchmarks/profile_step.py [--config FILE] [--batch N] [--precision auto] [--steps 3]
         [--threads 1] [--device cpu] [--compile] [--out FILE] [KEY.PATH=VALUE ...]
 """
 
@@ -26,11 +26,11 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness.reports import add_out, publish
-from benchmarks.harness.turns import choose_device, summarize, synchronize
+from benchmarks.harness.turns import add_precision, choose_device, summarize, synchronize
 from benchmarks.harness.workloads import BASE, TINY, Workload, load
 from mae_vit.core.errors import InputError
 from mae_vit.training.engines.cost import matrix_rate
-from mae_vit.training.engines.precision import Precision
+from mae_vit.training.engines.precision import Precision, choose_precision
 
 # Configs and batches that are profiled where none is named.
 DEFAULTS = ((TINY, 128), (BASE, 4))
@@ -155,7 +155,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="one config (mae_cifar_tiny, mae_base)")
     parser.add_argument("--batch", type=int, metavar="N", help="images per step (128; 4 of mae_base)")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of steps (bf16)")
+    add_precision(parser)
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps that are profiled (3)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="on a CPU (1)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where it runs (cpu)")
@@ -169,6 +169,7 @@ def main() -> None:
     """Profiles each config and prints what was found."""
     arguments = parse()
     device = choose_device(arguments.device)
+    arguments.precision = choose_precision(arguments.precision, device).precision
     chosen = DEFAULTS if arguments.config is None else ((arguments.config, 128),)
     results = {}
     for config, batch in chosen:

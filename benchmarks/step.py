@@ -1,15 +1,15 @@
 """Forward + backward + AdamW of a pretraining step, against transformers' ViTMAE and the official MAE code.
 
-Same model, batch, threads and precision; peers in both of their attention settings
-(eager, sdpa), and all also under torch.compile. On a CPU all have a run's setting of glibc's
-memory; uncompiled peers also take part without it ("default memory"), as their own scripts run
+Same model, batch, threads and precision (fp32, and bf16 where the device has it); peers in both of
+their attention settings (eager, sdpa), and all also under torch.compile. On a CPU all have a run's setting
+of glibc's memory; uncompiled peers also take part without it ("default memory"), as their own scripts run
 them. Each contender runs in a process of its own, and they take turns, so that ratios hold
 where absolute times drift. Objectives other than MAE have no peer. Prints JSON.
 
 The official code takes part with `--official DIR`, a clone of github.com/facebookresearch/mae.
 
     python benchmarks/step.py [--config configs/mae_cifar_tiny.yaml] [--batch 128] [--device cpu]
-        [--precision fp32 bf16] [--rounds 7] [--steps 5] [--threads 2] [--contenders NAME ...]
+        [--precision fp32 ...] [--rounds 7] [--steps 5] [--threads 2] [--contenders NAME ...]
         [--official DIR] [--peak-tflops X] [--out FILE] [KEY.PATH=VALUE ...]
 """
 
@@ -33,6 +33,7 @@ from benchmarks.harness.step_peers import OFFICIAL, TRANSFORMERS, check_clone, t
 from benchmarks.harness.turns import Life, add_options, choose_device, paired, serve, summarize, take_turns
 from benchmarks.harness.workloads import TINY, Workload, load
 from mae_vit.core.errors import InputError
+from mae_vit.training.engines.precision import choose_precision
 
 OURS = ("ours", "ours compiled")
 ATTENTIONS = ("eager", "sdpa")
@@ -134,8 +135,7 @@ def parse() -> argparse.Namespace:
         "--precision",
         nargs="+",
         choices=("fp32", "bf16"),
-        default=["fp32", "bf16"],
-        help="one or both of them (both)",
+        help="one or both of them (fp32, and bf16 where the device has it)",
     )
     parser.add_argument(
         "--contenders", nargs="+", metavar="NAME", help=f"some of: {', '.join(OURS + PEERS)} (all)"
@@ -161,10 +161,10 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measures the precisions asked for and prints the ratios."""
     arguments = parse()
-    choose_device(arguments.device)
+    automatic = choose_precision("auto", choose_device(arguments.device))
     results, names = {}, []
     try:
-        for precision in arguments.precision:
+        for precision in arguments.precision or dict.fromkeys(("fp32", automatic.precision)):
             workload = load(
                 arguments.config,
                 arguments.overrides,
@@ -196,6 +196,7 @@ def main() -> None:
         "threads": arguments.threads,
         "rounds": arguments.rounds,
         "clock": arguments.clock,
+        "auto_precision": str(automatic),
         "model_gflops_per_image": round(workload.flops_per_image / 1e9, 4),
         "peak_tflops": arguments.peak_tflops,
         "results": results,

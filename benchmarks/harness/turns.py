@@ -108,6 +108,16 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """Adds the precision of steps."""
+    parser.add_argument(
+        "--precision",
+        choices=("auto", "fp32", "bf16"),
+        default="auto",
+        help="of steps (auto: as of runs here)",
+    )
+
+
 def add_options(parser: argparse.ArgumentParser, *, rounds: int, steps: int, threads: int) -> None:
     """Adds the options of turns, with a benchmark's defaults."""
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where it runs (cpu)")

@@ -145,4 +145,5 @@ def load(
     Raises:
         InputError: for a config that is wrong.
     """
-    return Workload(load_config(PretrainConfig, config, list(overrides)), batch_size, precision, threads)
+    changed = [*overrides, f"train.precision={precision}"]
+    return Workload(load_config(PretrainConfig, config, changed), batch_size, precision, threads)

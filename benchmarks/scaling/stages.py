@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from mae_vit.config.load import load_config
 from mae_vit.data.index import ShardIndex
@@ -20,6 +21,7 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import set_up
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.build import build_engine
+from mae_vit.training.engines.precision import choose_precision
 
 WORKERS = 2
 LOOKUP_BATCH = 4096  # MAE's batch, on one rank
@@ -114,6 +116,7 @@ def main() -> None:
         *(f"data.path={arguments.folder}", f"data.order={arguments.order}", f"data.workers={WORKERS}"),
         *("data.augment.crop=random_resized", "model.img_size=64", "model.patch_size=8"),
         *("train.engine=torch", "train.epochs=1", "train.warmup_epochs=0", "monitor.probe_queries=0"),
+        f"train.precision={choose_precision('auto', torch.device('cpu')).precision}",
     ]
     config_file = Path(__file__).resolve().parents[2] / "configs" / "mae_cifar_tiny.yaml"
     config = load_config(PretrainConfig, config_file, overrides)

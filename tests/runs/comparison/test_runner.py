@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.commands import ROOT
 
+from mae_vit.config.load import load_config
+from mae_vit.finetuning.comparison import main
+from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.jobs import Job
 from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.finetuning.comparison.protocol import keep_protocol
 from mae_vit.finetuning.comparison.runner import Runner, own_gpus, slots_of
+from mae_vit.training.engines.precision import Chosen
 
 # Notes when it begins and ends; ends as its config says.
 _SCRIPT = """
@@ -46,6 +52,22 @@ def run_all(jobs: list[Job], slots: int) -> Runner:
     runner.run(jobs, bar)
     bar.close()
     return runner
+
+
+def test_auto_is_one_precision_for_all_runs_on_any_machine(tmp_path, monkeypatch):
+    config = load_config(CompareConfig, ROOT / "configs" / "compare_demo.yaml", ["set.train.precision=auto"])
+    monkeypatch.setattr(main, "choose_precision", lambda *_: Chosen("bf16", "auto: of the first machine"))
+    assert main.choose_precision_of(config, tmp_path).precision == "bf16"
+    keep_protocol(tmp_path, config, precision="bf16", tested=0)
+    monkeypatch.setattr(main, "choose_precision", lambda *_: Chosen("fp32", "auto: of another"))
+    assert main.choose_precision_of(config, tmp_path)[:2] == ("bf16", "auto: the comparison began so")
+    # The runs are told.
+    (tmp_path / "say.py").write_text("import os; print(os.environ['MAE_VIT_AUTO_PRECISION'])")
+    job = Job("say", tmp_path / "say", (str(tmp_path / "say.py"),), tmp_path / "say.py", (), str(tmp_path))
+    bar = Bar([job])
+    Runner(1, "bf16").run([job], bar)
+    bar.close()
+    assert job.log.read_text() == "bf16\n"
 
 
 @pytest.mark.parametrize("code", [0, 1])

@@ -68,7 +68,7 @@ def test_without_a_config_it_checks_what_all_runs_need(monkeypatch, capsys):
     monkeypatch.setattr(health, "_check_deepspeed", lambda: health.Check("FAIL", "deepspeed", "not there"))
     assert cli.main(["doctor"]) == 1
     output = capsys.readouterr().out
-    assert {"python", "torch", "deepspeed", "device", "ranks"} <= set(read(output))
+    assert {"python", "torch", "deepspeed", "device", "precision", "ranks"} <= set(read(output))
     assert "They depend on the run: give --config FILE" in output
     assert cli.main(["doctor", "--find-batch"]) == 2
     assert "--find-batch needs --config FILE" in capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_deepspeed_that_does_not_import_fails(monkeypatch, tmp_path):
     ("words", "name", "status", "said"),
     [
         (["data.order=blocks"], "shards", "warn", "too few shards"),
-        (["train.precision=fp16"], "device", "warn", "fp16 is slow"),
+        (["train.precision=fp16"], "precision", "warn", "times slower than fp32 on this processor"),
         (["data.workers=64"], "cores", "warn", "64 workers of a rank on its "),
     ],
 )

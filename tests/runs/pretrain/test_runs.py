@@ -16,6 +16,7 @@ from mae_vit.pretraining.plan_text import describe_plan
 from mae_vit.pretraining.setup import set_up
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.engines.precision import AUTO_PRECISION, Chosen
 from mae_vit.training.optim.loss_scale import LossScale
 from mae_vit.training.startup import open_run_folder
 
@@ -124,12 +125,28 @@ def test_dry_run_prints_the_plan_and_writes_nothing(call, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_keeps_the_precision_that_auto_was_when_it_began(call, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(AUTO_PRECISION, "bf16")
+    assert call("train.precision=auto", "train.steps=2") == 0
+    monkeypatch.setenv(AUTO_PRECISION, "fp32")
+    longer = ["train.precision=auto", "train.steps=3", "--extend"]
+    assert call(*longer, "--dry-run") == 0
+    assert call(*longer) == 0
+    output = capsys.readouterr().out
+    assert "precision: bf16 (auto: " in output
+    assert "precision   bf16 (auto: the run began so)" in output
+    assert "precision: bf16 (auto: the run began so)" in output
+    assert "\n  precision: bf16\n" in (tmp_path / "run" / "config.yaml").read_text()
+    assert call("train.precision=fp32", "train.steps=4", "--extend") == 2
+    assert "train.precision was 'bf16', now 'fp32'" in capsys.readouterr().err
+
+
 def test_dry_run_sets_shards_against_ranks_and_lanes(many_shards, digits, tmp_path):
     def order_lines(*arguments: str, ranks: int = 1) -> list[str]:
         options = [*SMALL_PRETRAIN, f"run.dir={tmp_path}", "train.engine=deepspeed", *arguments]
         config = load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", options)
         setup = set_up(config, Ranks(rank=0, world_size=ranks, local_rank=0))
-        plan = describe_plan(setup, open_run_folder(config), None).splitlines()
+        plan = describe_plan(setup, open_run_folder(config), None, Chosen("fp32", "test")).splitlines()
         return [line for line in plan if line.startswith(("order ", "warning: "))]
 
     path = f"data.path={many_shards}"

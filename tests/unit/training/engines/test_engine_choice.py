@@ -50,7 +50,7 @@ def test_the_engine_follows_from_the_processes(kind, overrides, world_size, engi
 
 
 def test_one_process_is_on_torch():
-    config = config_of("train.effective_batch_size=8")
+    config = config_of("train.effective_batch_size=8", "train.precision=fp32")
     plan = make_plan(config, num_samples=64, world_size=1)
     engine = build_engine(config, plan, build_objective("mae"), Ranks(), torch.device("cpu"))
     assert type(engine) is TorchEngine
