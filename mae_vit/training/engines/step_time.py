@@ -1,0 +1,120 @@
+"""How long a step takes on this machine: some real ones of a run's network, before it begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from mae_vit.config.plan import Plan
+from mae_vit.config.schema import Config
+from mae_vit.data.training_data import TrainingData
+from mae_vit.objectives.objective import Task
+from mae_vit.runtime.ranks import ALONE, Ranks
+from mae_vit.training.engines.build import build_engine
+from mae_vit.training.optim.optimizers import OptimizerOptions
+
+# Seconds that all tries take about, and those of a micro-batch where fewer images can be taken.
+_ALL_S, _ONE_S = 2.0, 0.3
+_FEWEST_TRIES = 3
+# Larger networks are not tried on a CPU: weights, gradients and moments take 16 bytes for each.
+_MOST_PARAMETERS_ON_CPU = 150_000_000
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step of one rank, as tried.
+
+    Attributes:
+        fastest_s: the fastest try.
+        slowest_s: the slowest.
+        tries: how many there were.
+        images: of a try; of a micro-batch, or fewer.
+    """
+
+    fastest_s: float
+    slowest_s: float
+    tries: int
+    images: int
+
+
+def time_steps(
+    config: Config,
+    plan: Plan,
+    build: Callable[[], Task],
+    data: TrainingData,
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    unit: int,
+    optimizer: OptimizerOptions | None = None,
+) -> StepTime | None:
+    """Takes steps for some seconds, on one rank and not compiled; None if the network is too large to try.
+
+    Args:
+        config: of the run.
+        plan: its numbers.
+        build: makes its network, of which the weights change.
+        data: its images.
+        ranks: of the run; each tries for itself.
+        device: of this rank.
+        unit: images that a micro-batch has together.
+        optimizer: None for the config's.
+    """
+    task = build()
+    if device.type == "cpu" and sum(p.numel() for p in task.parameters()) > _MOST_PARAMETERS_ON_CPU:
+        return None
+    alone = {"engine": "torch", "zero_stage": 0, "compress_gradients": "none", "compile": False}
+    config = config.model_copy(update={"train": config.train.model_copy(update=alone)})
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    try:
+        engine = build_engine(config, plan, task, ALONE, device, optimizer=optimizer)
+        place = 0
+
+        def take(images: int) -> tuple[float, float, float]:
+            nonlocal place
+            times = [_clock(device)]
+            batch = data.read_some(place, images)
+            place += images
+            times.append(_clock(device))
+            engine.backward(engine.forward(batch.to(device)).loss)
+            times.append(_clock(device))
+            engine.step(plan.lr)
+            read, computed, updated = times[1], times[2], _clock(device)
+            return read - times[0], computed - read, updated - computed
+
+        images, begun = unit, time.monotonic()
+        take(images)  # loads libraries, makes optimizer states
+        while images < plan.batch_size_per_device:
+            # The first of a size takes memory, too.
+            reading, computing, _ = take(images)
+            fitting = int(images * min(8.0, _ONE_S / (reading + computing))) // unit * unit
+            if fitting <= images:
+                break
+            images = min(fitting, plan.batch_size_per_device)
+        whole, tries = plan.batch_size_per_device / images, list[float]()
+        take(images)
+        while time.monotonic() < begun + _ALL_S or len(tries) < _FEWEST_TRIES:
+            reading, computing, updating = take(images)
+            micro_batch = whole * _seconds(reading, computing, data, threads)
+            tries.append(plan.accumulation * micro_batch + updating)
+            if time.monotonic() > begun + 2 * _ALL_S:
+                break
+    except torch.OutOfMemoryError:
+        return None
+    return StepTime(min(tries), max(tries), len(tries), images)
+
+
+def _seconds(reading: float, computing: float, data: TrainingData, threads: int) -> float:
+    """Returns the time of a micro-batch, from that of one process that reads it and of all threads that compute."""
+    if not data.workers:
+        return reading + computing
+    # Workers read while threads compute, as far as there are cores.
+    return max(computing, reading / data.workers, (reading + computing * threads) / data.cores)
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
