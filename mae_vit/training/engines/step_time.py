@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from mae_vit.config.plan import Plan
@@ -16,9 +17,12 @@ from mae_vit.runtime.ranks import ALONE, Ranks
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.optim.optimizers import OptimizerOptions
 
-# Seconds that all tries take about, and those of a micro-batch where fewer images can be taken.
-_ALL_S, _ONE_S = 2.0, 0.3
-_FEWEST_TRIES = 3
+# Seconds that all tries take about, and those of a micro-batch where fewer images can be taken. Fewer fit better into
+# a cache: 28 of 128 took two thirds of the time for each.
+_ALL_S, _ONE_S = 2.0, 1.5
+_FEWEST_TRIES = 2
+# Of what the loop does besides, and of a machine that becomes busier.
+_SLACK = 1.5
 # Larger networks are not tried on a CPU: weights, gradients and moments take 16 bytes for each.
 _MOST_PARAMETERS_ON_CPU = 150_000_000
 
@@ -27,13 +31,13 @@ class StepTime(NamedTuple):
     """Seconds of a step of one rank, as tried.
 
     Attributes:
-        fastest_s: the fastest try.
-        slowest_s: the slowest.
+        alone_s: of processor time, which a step takes where nothing else runs.
+        slowest_s: that passed in the slowest try, and some more.
         tries: how many there were.
         images: of a try; of a micro-batch, or fewer.
     """
 
-    fastest_s: float
+    alone_s: float
     slowest_s: float
     tries: int
     images: int
@@ -72,7 +76,8 @@ def time_steps(
         engine = build_engine(config, plan, task, ALONE, device, optimizer=optimizer)
         place = 0
 
-        def take(images: int) -> tuple[float, float, float]:
+        def take(images: int) -> np.ndarray:
+            """Seconds (3, 2): to read, to compute and to update; that passed, and that this process had of them."""
             nonlocal place
             times = [_clock(device)]
             batch = data.read_some(place, images)
@@ -81,40 +86,43 @@ def time_steps(
             engine.backward(engine.forward(batch.to(device)).loss)
             times.append(_clock(device))
             engine.step(plan.lr)
-            read, computed, updated = times[1], times[2], _clock(device)
-            return read - times[0], computed - read, updated - computed
+            return np.diff([*times, _clock(device)], axis=0)
 
         images, begun = unit, time.monotonic()
         take(images)  # loads libraries, makes optimizer states
         while images < plan.batch_size_per_device:
             # The first of a size takes memory, too.
-            reading, computing, _ = take(images)
-            fitting = int(images * min(8.0, _ONE_S / (reading + computing))) // unit * unit
+            seconds = take(images)[:2, 0].sum()
+            fitting = int(images * min(8.0, _ONE_S / seconds)) // unit * unit
             if fitting <= images:
                 break
             images = min(fitting, plan.batch_size_per_device)
-        whole, tries = plan.batch_size_per_device / images, list[float]()
+        whole, tries = plan.batch_size_per_device / images, list[np.ndarray]()
         take(images)
         while time.monotonic() < begun + _ALL_S or len(tries) < _FEWEST_TRIES:
             reading, computing, updating = take(images)
-            micro_batch = whole * _seconds(reading, computing, data, threads)
+            micro_batch = whole * _micro_batch(reading, computing, data, threads)
             tries.append(plan.accumulation * micro_batch + updating)
-            if time.monotonic() > begun + 2 * _ALL_S:
+            if time.monotonic() > begun + 3 * _ALL_S:
                 break
     except torch.OutOfMemoryError:
         return None
-    return StepTime(min(tries), max(tries), len(tries), images)
+    passed, had = np.transpose(tries)
+    return StepTime(had.min(), _SLACK * passed.max(), len(tries), images)
 
 
-def _seconds(reading: float, computing: float, data: TrainingData, threads: int) -> float:
+def _micro_batch(reading: np.ndarray, computing: np.ndarray, data: TrainingData, threads: int) -> np.ndarray:
     """Returns the time of a micro-batch, from that of one process that reads it and of all threads that compute."""
     if not data.workers:
         return reading + computing
     # Workers read while threads compute, as far as there are cores.
-    return max(computing, reading / data.workers, (reading + computing * threads) / data.cores)
+    shared = (reading + computing * threads) / data.cores
+    return np.maximum(np.maximum(computing, reading / data.workers), shared)
 
 
-def _clock(device: torch.device) -> float:
+def _clock(device: torch.device) -> tuple[float, float]:
+    """Returns the time, and the time that a processor gave to this thread, which takes part in all computing."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter()
+    now = time.perf_counter()
+    return now, now if device.type == "cuda" else time.thread_time()
