@@ -17,12 +17,11 @@ from mae_vit.runtime.ranks import ALONE, Ranks
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.optim.optimizers import OptimizerOptions
 
-# Seconds that all tries take about, and those of a micro-batch where fewer images can be taken. Fewer fit better into
-# a cache: 28 of 128 took two thirds of the time for each.
-_ALL_S, _ONE_S = 2.0, 1.5
-_FEWEST_TRIES = 2
-# Of what the loop does besides, and of a machine that becomes busier.
-_SLACK = 1.5
+# Seconds that all tries take about, and those of a micro-batch where fewer images can be taken.
+_ALL_S, _ONE_S = 2.0, 0.5
+_FEWEST_TRIES = 3
+# Steps of six configs took 0.9 to 1.15 times as long as the tries, on a quiet core and on one that others used too.
+_SLACK = 1.3
 # Larger networks are not tried on a CPU: weights, gradients and moments take 16 bytes for each.
 _MOST_PARAMETERS_ON_CPU = 150_000_000
 
@@ -31,7 +30,7 @@ class StepTime(NamedTuple):
     """Seconds of a step of one rank, as tried.
 
     Attributes:
-        alone_s: of processor time, which a step takes where nothing else runs.
+        alone_s: of processor time in the fastest try, and some less: where nothing else runs.
         slowest_s: that passed in the slowest try, and some more.
         tries: how many there were.
         images: of a try; of a micro-batch, or fewer.
@@ -108,7 +107,7 @@ def time_steps(
     except torch.OutOfMemoryError:
         return None
     passed, had = np.transpose(tries)
-    return StepTime(had.min(), _SLACK * passed.max(), len(tries), images)
+    return StepTime(float(had.min()) / _SLACK, _SLACK * float(passed.max()), len(tries), images)
 
 
 def _micro_batch(reading: np.ndarray, computing: np.ndarray, data: TrainingData, threads: int) -> np.ndarray:
