@@ -64,7 +64,14 @@ def describe_plan(
         "held out": held_out,
         "probe": describe_probe(data, plan),
         **describe_training(
-            config, plan, costs, ranks, setup.device, folder.path, precision, try_steps=try_steps if timed else None
+            config,
+            plan,
+            costs,
+            ranks,
+            setup.device,
+            folder.path,
+            precision,
+            try_steps=try_steps if timed else None,
         ),
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]

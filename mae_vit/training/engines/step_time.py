@@ -15,6 +15,7 @@ from mae_vit.data.training_data import TrainingData
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import ALONE, Ranks
 from mae_vit.training.engines.build import build_engine
+from mae_vit.training.engines.precision import Precision
 from mae_vit.training.optim.optimizers import OptimizerOptions
 
 # Seconds that all tries take about, and those of a micro-batch where fewer images can be taken.
@@ -49,6 +50,7 @@ def time_steps(
     data: TrainingData,
     ranks: Ranks,
     device: torch.device,
+    precision: Precision,
     *,
     unit: int,
     optimizer: OptimizerOptions | None = None,
@@ -62,6 +64,7 @@ def time_steps(
         data: its images.
         ranks: of the run; each tries for itself.
         device: of this rank.
+        precision: of the run, which the config may leave open.
         unit: images that a micro-batch has together.
         optimizer: None for the config's.
     """
@@ -69,7 +72,9 @@ def time_steps(
     if device.type == "cpu" and sum(p.numel() for p in task.parameters()) > _MOST_PARAMETERS_ON_CPU:
         return None
     alone = {"engine": "torch", "zero_stage": 0, "compress_gradients": "none", "compile": False}
-    config = config.model_copy(update={"train": config.train.model_copy(update=alone)})
+    config = config.model_copy(
+        update={"train": config.train.model_copy(update={**alone, "precision": precision})}
+    )
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     try:
         engine = build_engine(config, plan, task, ALONE, device, optimizer=optimizer)

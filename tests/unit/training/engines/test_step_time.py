@@ -41,7 +41,9 @@ def slow(setup, monkeypatch):
         task.forward = forward
         return task
 
-    return lambda: time_steps(setup.config, setup.plan, build, setup.data, ALONE, setup.device, unit=1)
+    return lambda: time_steps(
+        setup.config, setup.plan, build, setup.data, ALONE, setup.device, "fp32", unit=1
+    )
 
 
 def test_the_range_is_from_a_machine_of_its_own_to_one_as_busy_as_now(slow, monkeypatch):
