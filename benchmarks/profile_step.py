@@ -25,11 +25,11 @@ from torch.utils.flop_counter import FlopCounterMode
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.harness.matrix_rate import matrix_rate
 from benchmarks.harness.reports import add_out, publish
 from benchmarks.harness.turns import add_precision, choose_device, summarize, synchronize
 from benchmarks.harness.workloads import BASE, TINY, Workload, load
 from mae_vit.core.errors import InputError
-from mae_vit.training.engines.cost import matrix_rate
 from mae_vit.training.engines.precision import Precision, choose_precision
 
 # Configs and batches that are profiled where none is named.

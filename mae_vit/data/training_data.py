@@ -31,7 +31,7 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import MAX_INDEX
 from mae_vit.core.messages import count_of
-from mae_vit.data.batches.loader import choose_workers, load_batches, start_worker_server
+from mae_vit.data.batches.loader import FixedBatches, choose_workers, load_batches, start_worker_server
 from mae_vit.data.batches.prefetch import fetch_ahead
 from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.batches.subset import SubsetSource
@@ -187,6 +187,12 @@ class TrainingData:
         )
         coming = (self.source.numbers(places) for _, places in positions)
         return fetch_ahead(batches, self.index, coming, node_ranks=ranks.local_world_size)
+
+    def read_some(self, first: int, images: int) -> Batch:
+        """Reads a micro-batch in this process, to see how long that takes: from place `first` on, over and over."""
+        places = np.arange(first, first + images) // self.order.repeats % self.num_samples
+        seed = self.order.seed
+        return next(iter(FixedBatches(self.source, places, seed=seed, batch_size=images, replace=True)))
 
     def samples_of(self, data_step: int) -> list[dict[str, Any]]:
         """Names the samples of a data step over all ranks: number in the split, shard, key and label of each."""

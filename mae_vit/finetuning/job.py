@@ -54,6 +54,7 @@ from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.engines.state import BestWeights, weights_of
+from mae_vit.training.engines.step_time import time_steps
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.plan_text import describe_training, print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -156,7 +157,14 @@ def _finetune(
         model = build()
         coverage = load(model, start) if start else None
         if ranks.rank == 0:
-            print(describe(training(chosen), checkpoint))
+            pairs = config.finetune.mixup or config.finetune.cutmix
+            try_steps = partial(
+                time_steps,
+                *(config, plan, build, data, ranks, device, chosen.precision),
+                unit=PAIRS.unit if pairs else config.data.repeats,
+                optimizer=classifier_optimizer_options(config),
+            )
+            print(describe(training(chosen, try_steps=try_steps), checkpoint))
             print(describe_initial_model(config, plan, model, coverage, stop))
         return
     fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
@@ -192,7 +200,7 @@ def _finetune(
         draws_noise(model),
         metric if len(data.held_out) else None,
         config.finetune.start or "scratch",
-        plan_text=describe(training(chosen, timed=False), checkpoint) if ranks.rank == 0 else "",
+        plan_text=describe(training(chosen), checkpoint) if ranks.rank == 0 else "",
     )
     facts = {"labels_seen_by_start": overlap}
     outputs = partial(make_outputs, config, data, folder, info=info, labels=labels_seen)

@@ -11,6 +11,7 @@ from mae_vit.pretraining.setup import Setup
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
+from mae_vit.training.engines.step_time import StepTime, time_steps
 from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import describe_start
@@ -28,7 +29,7 @@ def describe_plan(
     *,
     timed: bool = True,
 ) -> str:
-    """Returns the resolved plan, a line for each fact; `timed`: with the time that a measurement here predicts."""
+    """Returns the resolved plan, a line for each fact; `timed`: with the time that it takes, after some steps of it."""
     config, plan, ranks, data, costs = setup.config, setup.plan, setup.ranks, setup.data, setup.costs
     model = config.model
     height, width = model.image_hw
@@ -42,6 +43,14 @@ def describe_plan(
         if data.held_out_index
         else f"none: {data.why_none}"
     )
+
+    def try_steps() -> StepTime | None:
+        grouping = config.objective.grouping
+        unit = grouping.unit if grouping else config.data.repeats
+        return time_steps(
+            config, plan, setup.build, data, ranks, setup.device, precision.precision, unit=unit
+        )
+
     facts = {
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",
         "model": f"{model.name}, {height}x{width} px, patch {model.patch_size}: {tokens} tokens + [CLS]",
@@ -54,7 +63,16 @@ def describe_plan(
         "views": describe_augment(config),
         "held out": held_out,
         "probe": describe_probe(data, plan),
-        **describe_training(config, plan, costs, ranks, setup.device, folder.path, precision, timed=timed),
+        **describe_training(
+            config,
+            plan,
+            costs,
+            ranks,
+            setup.device,
+            folder.path,
+            precision,
+            try_steps=try_steps if timed else None,
+        ),
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"note: {text}" for text in plan.notes]

@@ -8,7 +8,7 @@ import sys
 import torch
 
 from mae_vit.core.errors import InputError
-from mae_vit.runtime.ranks import Ranks, _share_compilers
+from mae_vit.runtime.ranks import Ranks, _share_compilers, choose_threads
 
 
 def forbid_tf32() -> None:
@@ -62,9 +62,7 @@ def keep_freed_memory() -> bool:
 
 
 def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
-    """Returns this rank's GPU, or the CPU without one or for `asked` "cpu".
-
-    It divides the node's cores among its ranks, and forbids TF32.
+    """Returns this rank's GPU, or the CPU without one or for `asked` "cpu"; sets its threads, forbids TF32.
 
     Raises:
         InputError: if the node has fewer GPUs than ranks.
@@ -80,5 +78,5 @@ def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
         torch.cuda.set_device(place)
         return torch.device("cuda", place)
     keep_freed_memory()
-    torch.set_num_threads(ranks.cores)
+    torch.set_num_threads(choose_threads(ranks)[0])
     return torch.device("cpu")

@@ -96,6 +96,17 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def choose_threads(ranks: Ranks) -> tuple[int, str]:
+    """Returns how many threads a rank computes with on a CPU, and why: as it is told, else one for each core."""
+    told = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if told.isdecimal() and int(told):
+        # On a machine that others use too, threads that wait for one another spin; a caller knows what is free.
+        return int(told), "OMP_NUM_THREADS"
+    if (told_torch := torch.get_num_threads()) < ranks.cores:
+        return told_torch, "as torch is set"
+    return ranks.cores, "one for each core of the rank"
+
+
 def _share_compilers(ranks: Ranks) -> None:
     """Lets torch.compile start as many processes as this rank has cores, at most torch's 32.
 

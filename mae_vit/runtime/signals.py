@@ -186,10 +186,11 @@ class StopRequest:
         self._ended = False
         # Python lets only the main thread handle signals: a call from another one has none.
         if threading.current_thread() is threading.main_thread():
+            handler = self._hear_in_thread() if _ends_process else self._on_signal
             for number in STOP_SIGNALS:
                 # Ignored signals stay ignored: under nohup a closed terminal stops nothing.
                 if signal.getsignal(number) != signal.SIG_IGN:
-                    signal.signal(number, self._on_signal)
+                    signal.signal(number, handler)
         launchers = find_launchers()
         if launchers:
             over = lambda: self.reason is not None or self._ended  # noqa: E731
@@ -211,6 +212,29 @@ class StopRequest:
         if _ends_process:
             for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
+
+    def _hear_in_thread(self) -> Handler:
+        """Starts a thread that acts on signals at once; returns a handler that leaves them to it.
+
+        Python runs a handler between two operations of the main thread, and one may take a minute: a backward pass.
+        But its own C handler tells a file of each signal, however long the operation is.
+        """
+        heard, told = os.pipe()
+        os.set_blocking(told, False)
+        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+
+        def leave_to_thread(number: int, frame: FrameType | None) -> None:
+            pass
+
+        def listen() -> None:
+            while True:
+                number = os.read(heard, 1)[0]
+                # Not after the run, in a process that lives on.
+                if signal.getsignal(number) is leave_to_thread:
+                    self._on_signal(number, None)
+
+        threading.Thread(target=listen, daemon=True, name="signals").start()
+        return leave_to_thread
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

@@ -49,7 +49,7 @@ class Trainer:
     """Runs the steps: trains, checks, logs, evaluates, saves. Every method is called on every rank.
 
     Each step reduces loss, gradient norm, and requests to stop and to save over ranks on the device.
-    The host reads them one step late; only log steps and saves wait for the device.
+    The host reads them one step late; only the first step, log steps and saves wait for the device.
     """
 
     def __init__(
@@ -116,11 +116,13 @@ class Trainer:
             due = self.plan.due(done, log_every_steps=self.setup.config.monitor.log_every_steps)
             stopping = before is not None and before.stop
             saving = due.save or stopping or (before is not None and before.save_due)
-            if not (due.log or saving):
+            if not (due.log or saving or step == start_step):
+                self.outputs.show_step(done, time.monotonic() - step_begun)
                 continue
             flush_begun = time.monotonic()
             values = self.check(reports.flush(), done)  # waits for the step just taken
             timer.count(0, since=flush_begun)
+            self.outputs.show_step(done, time.monotonic() - step_begun)
             assert values is not None
             # All ranks see a stop or a save that was requested in this step.
             stopping, saving = stopping or values.stop, saving or values.save_due

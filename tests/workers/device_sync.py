@@ -132,7 +132,7 @@ def take_steps(engine: Engine, steps: int, *, log_every: int) -> list:
         setup,
         SimpleNamespace(batches=lambda *_: batches()),
         evals=SimpleNamespace(run=lambda *_: {}),
-        outputs=SimpleNamespace(log=lines.append),
+        outputs=SimpleNamespace(log=lines.append, show_step=lambda *_: None),
         recovery=Recovery(
             config.guard,
             LossHistory(),

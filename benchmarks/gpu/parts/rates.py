@@ -18,12 +18,12 @@ import torch
 
 from benchmarks.gpu.jobs import Emit, Job
 from benchmarks.gpu.parts.sizes import LAUNCHED, PRECISION, SMALL, Model, models
+from benchmarks.harness.matrix_rate import matrix_rate
 from benchmarks.harness.step_peers import their_step
 from benchmarks.harness.turns import summarize, synchronize
 from benchmarks.harness.workloads import Workload
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.engines.cost import matrix_rate
 from mae_vit.training.engines.peak_rates import peak_flops
 
 T = TypeVar("T")

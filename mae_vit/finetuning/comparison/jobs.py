@@ -22,15 +22,13 @@ from mae_vit.finetuning.comparison.inputs import (
     difference,
     other_pretraining,
 )
-from mae_vit.finetuning.config.schema import CLOSED_FORM
+from mae_vit.finetuning.config.schema import FROZEN
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.checkpoints.resume import set_aside
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # By its path: of several checkouts a comparison's runs are those of the one that it runs in.
 _COMMAND = Path(__file__).resolve().parents[2] / "cli" / "__main__.py"
-# Scoring costs almost nothing, but the progress bar must move after such a job.
-SCORING_WORK = 1.0
 _WHAT = {
     "settings": "set of options",
     "config": "content of its config file",
@@ -170,18 +168,20 @@ class Job:
         ]
 
     def work(self) -> tuple[float, float] | None:
-        """Returns FLOPs done and in total; None before the run reports them. Scoring counts as `SCORING_WORK`."""
+        """Returns FLOPs done and in total, as the run reports them; None before it does."""
         summary = self.summary
-        total, flops = summary.get("total_steps"), summary.get("flops_per_step")
-        if summary.get("status") == "done" and not total:
-            return SCORING_WORK, SCORING_WORK
-        if any(f"finetune.mode={json.dumps(mode)}" in self.arguments for mode in CLOSED_FORM):
-            return 0.0, SCORING_WORK
-        if not total or not flops:
+        steps, flops = summary.get("total_steps"), summary.get("flops_per_step")
+        total = steps * flops if steps and flops else summary.get("scoring_flops")
+        if summary.get("status") == "done":
+            return total or 0.0, total or 0.0
+        if total is None:
             return None
-        if summary["status"] == "done":
-            return total * flops, total * flops
-        return _last_step(self.folder / "metrics.jsonl") * flops, total * flops
+        return (_last_step(self.folder / "metrics.jsonl") * flops if flops else 0.0), total
+
+    @property
+    def scores(self) -> bool:
+        """Whether it scores frozen features, by a small part of the work of training."""
+        return any(f"finetune.mode={json.dumps(mode)}" in self.arguments for mode in FROZEN)
 
 
 def unfinished(jobs: Iterable[Job]) -> list[Job]:

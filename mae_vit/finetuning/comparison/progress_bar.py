@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mae_vit.finetuning.comparison.jobs import SCORING_WORK, Job
+from mae_vit.finetuning.comparison.jobs import Job
 
 
 class _Eta(tqdm):
@@ -63,12 +63,15 @@ class Bar:
     def show(self, running: list[Job], *, waits: bool = False) -> None:
         """Reads how far all are; `waits` tells whether there is more to run."""
         works = [self._work(job) for job in self._jobs]
-        known = [work for work in works if work is not None]
-        unknown = len(works) - len(known) + self._more
-        trained = [total for _, total in known if total > SCORING_WORK]
-        mean = sum(trained) / len(trained) if trained else SCORING_WORK
-        whole = sum(total for _, total in known) + unknown * mean
-        share = sum(done for done, _ in known) / whole
+        known = [total for _, total in filter(None, works) if total] or [1.0]
+        # A run reports its work when it begins; before that it counts as the mean run, and scoring as the least.
+        mean, least = sum(known) / len(known), min(known)
+        totals = [
+            work[1] if work else least if job.scores else mean
+            for job, work in zip(self._jobs, works, strict=True)
+        ]
+        whole = (sum(totals) + self._more * mean) or 1.0
+        share = sum(work[0] for work in works if work) / whole
         # Work of earlier processes is not part of the rate.
         so_far = {job.folder: work[0] if work else 0.0 for job, work in zip(self._jobs, works, strict=True)}
         self._begun = so_far | self._begun

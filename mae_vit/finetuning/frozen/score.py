@@ -99,6 +99,9 @@ def score_frozen(
     config, _, chosen = settle_precision(config, identity, None, chosen, device)
     facts = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": measured.labels_seen}
     facts |= {"notes": list(plan.notes)} if plan is not None and plan.notes else {}
+    # For the progress of a comparison: each image is encoded once, and the rest takes little.
+    encoded = len(data.train) + len(data.held_out) + len(data.test) * config.finetune.test
+    facts["scoring_flops"] = encoded * _forward_flops(config, build)
 
     def create() -> None:
         described = _describe_plan(config, data, build, plan, chosen)
@@ -147,14 +150,18 @@ def _describe_plan(
     precision: Chosen,
 ) -> str:
     if plan is not None:
-        image_shape = (config.model.channels, *config.model.image_hw)
-        forward = estimate(build, image_shape=image_shape, batch_size_per_device=_batch_size(config))
-        probe = describe_probe(config, data, plan, forward.flops_per_image / 3)
+        probe = describe_probe(config, data, plan, _forward_flops(config, build))
         return f"{probe}\nprecision   {precision}"
     return (
         f"{config.finetune.mode} of {_named(config)}: {len(data.train):,} labeled "
         f'images, {len(data.test):,} of split "{data.test_index.split}"; {precision}'
     )
+
+
+def _forward_flops(config: FinetuneConfig, build: Callable[[], Classifier]) -> float:
+    image_shape = (config.model.channels, *config.model.image_hw)
+    costs = estimate(build, image_shape=image_shape, batch_size_per_device=_batch_size(config))
+    return costs.flops_per_image / 3
 
 
 def _named(config: FinetuneConfig) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,9 +16,6 @@ from mae_vit.models.attention import set_fused_attention
 from mae_vit.objectives.objective import Task
 from mae_vit.training.engines.precision import AUTOCAST_DTYPES, Precision
 
-# Side of the square matrices whose product is timed (CPU, GPU); the least total time in seconds and number of tries,
-# and the longest time. Where other processes compute too, most tries are slow.
-_MEASURED_SIDE, _MEASURED_S, _TRIES, _LONGEST_S = (512, 8192), 0.2, 50, 2.0
 # Size of a bucket on GPUs at ZeRO 1 to 3, in numbers of 4 bytes. DeepSpeed's default is 500 M.
 ZERO_BUCKET = 25_000_000
 # Largest number of weights that ZeRO 3 keeps gathered: DeepSpeed's default of `stage3_max_live_parameters`.
@@ -226,30 +222,3 @@ class _Activations:
         assert self._inside is not None
         self._largest_block = max(self._largest_block, sum(self._inside.values()))
         self._inside = None
-
-
-def matrix_rate(device: torch.device, precision: Precision, *, side: int | None = None) -> float:
-    """Measures the FLOP/s of a square matrix product on this device: the fastest of several tries.
-
-    Args:
-        device: the device to measure.
-        precision: precision of the matrices.
-        side: side of the matrices; None chooses 512 on a CPU, which is quick, and 8192 on a GPU, which fills it.
-    """
-    side = side or _MEASURED_SIDE[device.type == "cuda"]
-    a, b = (torch.rand(side, side, device=device).to(AUTOCAST_DTYPES.get(precision)) for _ in range(2))
-    a @ b  # the first product also loads the library
-    fastest, spent, tries = float("inf"), 0.0, 0
-    while (spent < _MEASURED_S or tries < _TRIES) and spent < _LONGEST_S:
-        _wait_for(device)
-        start = time.perf_counter()
-        a @ b
-        _wait_for(device)
-        seconds = time.perf_counter() - start
-        fastest, spent, tries = min(fastest, seconds), spent + seconds, tries + 1
-    return 2 * side**3 / fastest
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

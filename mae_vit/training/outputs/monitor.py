@@ -32,9 +32,23 @@ class Monitor:
         self._trackers = trackers
         self._pictures: dict[str, np.ndarray] = {}  # of the step that is logged next
         self._total_steps = total_steps
+        self._stepped = False
         self._bar = None
         if sys.stderr.isatty():
             self._bar = tqdm(total=total_steps, initial=start_step, unit=" steps", dynamic_ncols=True)
+
+    def show_step(self, step: int, seconds: float) -> None:
+        """Shows that a step is done: on a terminal by the bar; in a log the first one of a process alone, in a line.
+
+        Args:
+            step: steps done.
+            seconds: that it took.
+        """
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+        elif not self._stepped:
+            self.say(f"first step took {seconds:.1f} s")
+        self._stepped = True
 
     def log_step(self, line: dict[str, Any]) -> None:
         """Writes a line of metrics and shows it."""
@@ -50,8 +64,7 @@ class Monitor:
                 self.say(f"step {line['step']} {title}: {shown}")
         if self._bar is not None:
             shown = f"loss {_shown(line['loss'])}, {format_rate(line['images_per_s'])} images/s"
-            self._bar.set_postfix_str(shown, refresh=False)
-            self._bar.update(line["step"] - self._bar.n)
+            self._bar.set_postfix_str(shown)
         else:
             print(
                 f"step {line['step']}/{self._total_steps} epoch {line['epoch']:.2f} loss {_shown(line['loss'])} "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -13,10 +12,13 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.files import nearest_existing
 from mae_vit.core.messages import count_of, format_duration
-from mae_vit.runtime.ranks import Ranks
+from mae_vit.runtime.ranks import Ranks, choose_threads
 from mae_vit.training.engines.compiling import choose_compiling
-from mae_vit.training.engines.cost import Estimate, matrix_rate
+from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Chosen
+from mae_vit.training.engines.step_time import StepTime
+
+_YEAR_S = 365 * 86400
 
 
 def describe_augment(config: Config) -> str:
@@ -47,7 +49,7 @@ def describe_training(
     folder: Path,
     precision: Chosen,
     *,
-    timed: bool = True,
+    try_steps: Callable[[], StepTime | None] | None = None,
 ) -> dict[str, str]:
     """Says how long, how large and how fast a run trains, and what it takes: a line for each name.
 
@@ -59,7 +61,7 @@ def describe_training(
         device: of this rank.
         folder: of the run.
         precision: of the run.
-        timed: whether to measure how fast the device is, and to tell the time that follows from it.
+        try_steps: takes some, to tell how long the run takes; None tells no time.
     """
     optim, train = config.optim, config.train
     schedule = optim.schedule + (f" over the last {plan.decay_steps:,}" if plan.decay_steps else "")
@@ -74,15 +76,8 @@ def describe_training(
         f"{plan.num_samples % plan.effective_batch_size:,} images",
         "lr": f"{plan.lr:.3e} at most, after {count_of(plan.warmup_steps, 'step')} of warm-up; {schedule} to "
         f"{optim.min_lr:g}; {optim.name}",
-        **(
-            {
-                "time": describe_time(plan, costs, ranks, matrix_rate(device, precision.precision))
-                + (_busy() if device.type == "cpu" else "")
-            }
-            if timed
-            else {}
-        ),
-        "engine": f"{describe_engine(config, ranks)}, {device}",
+        **({} if try_steps is None else {"time": describe_time(plan, ranks, try_steps())}),
+        "engine": f"{describe_engine(config, ranks)}, {device}{_describe_threads(ranks, device)}",
         "precision": str(precision),
         "compiled": str(choose_compiling(config, plan, device)),
         # Measured once, by hand: the resident memory of a run of the smallest network.
@@ -92,6 +87,13 @@ def describe_training(
         f"{costs.checkpoint_bytes / 2**20:,.1f} MiB, saved "
         f"{save_times(config, plan)}; free: {free / 2**30:,.0f} GiB",
     }
+
+
+def _describe_threads(ranks: Ranks, device: torch.device) -> str:
+    if device.type == "cuda":
+        return ""
+    threads, why = choose_threads(ranks)
+    return f", threads {threads} ({why})"
 
 
 def describe_engine(config: Config, ranks: Ranks) -> str:
@@ -110,28 +112,21 @@ def describe_engine(config: Config, ranks: Ranks) -> str:
     return f"{description} ({f'auto: {why}' if train.engine == 'auto' else f'train.engine={engine}'})"
 
 
-def describe_time(plan: Plan, costs: Estimate, ranks: Ranks, rate: float) -> str:
-    """Says how long the matrix products of all steps take at FLOP/s of `rate` on each rank."""
-    # The ranks of a machine without GPUs share its cores as they train; this one has its part of them.
-    seconds = costs.flops_per_image * plan.total_steps * plan.effective_batch_size / (rate * ranks.world_size)
-    least = "less than a second"
-    if seconds >= 1:
-        least = f"at least {format_duration(seconds)}; two to three times as long for small networks"
+def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
+    """Says how long all steps take, from those that were tried; None if they cannot be."""
+    if step_time is None:
+        return "cannot be estimated here: the network is too large to try on this device"
+    least, most = (plan.total_steps * seconds for seconds in step_time[:2])
+    if most > _YEAR_S:
+        return (
+            "cannot be estimated here: over a year on this device; --dry-run where the run is to train tells"
+        )
+    of = count_of(step_time.images, "image")
+    apart = "" if ranks.world_size == 1 else ", without what ranks exchange"
     return (
-        f"{least}; without start-up, evaluation and loading of images, which may take longer. Computed from "
-        f"{rate / 1e9:,.3g} GFLOP/s, measured now on matrix products of one rank"
+        f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} taken "
+        f"here just now{apart}; without start-up, evaluation and saves"
     )
-
-
-def _busy() -> str:
-    """What a reader must know of a rate that was measured while other programs compute, too."""
-    try:
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):  # not told here
-        return ""
-    # A process before this one may be in the load.
-    busy = load > (os.cpu_count() or 1) + 1
-    return f" (the machine was busy in the last minute, load {load:.1f}: alone it is faster)" if busy else ""
 
 
 def retention(config: Config, plan: Plan, costs: Estimate) -> tuple[int, int]:

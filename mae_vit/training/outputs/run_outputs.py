@@ -102,6 +102,11 @@ class RunOutputs:
         if self._monitor is not None:
             self._monitor.show_views(views)
 
+    def show_step(self, step: int, seconds: float) -> None:
+        """Shows that step number `step` is done."""
+        if self._monitor is not None:
+            self._monitor.show_step(step, seconds)
+
     def log(self, line: dict[str, Any]) -> None:
         """Writes a line of metrics; its wall time counts all processes that the run had."""
         line["wall_s"] += self._wall_s_before

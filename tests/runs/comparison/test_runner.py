@@ -119,6 +119,41 @@ def test_the_eta_is_that_of_the_longest_run_once_few_are_left(tmp_path, monkeypa
     assert "01:40<15:00" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_scoring_is_work_as_far_as_it_is_measured(tmp_path):
+    """A long run is done, neighbors are still searched: they took a third of its FLOPs."""
+    knn = ('finetune.mode="knn"',)
+    trained, scored = (
+        Job(name, tmp_path / name, (), tmp_path, words, "") for name, words in (("a", ()), ("b", knn))
+    )
+
+    def report(job, **summary):
+        job.folder.mkdir(exist_ok=True)
+        (job.folder / "summary.json").write_text(json.dumps(summary))
+
+    report(trained, status="done", total_steps=100, flops_per_step=30)
+    report(scored, status="running", scoring_flops=1000)
+    bar = Bar([trained, scored])
+    bar.show([scored])
+    assert bar._bar.n == pytest.approx(0.75)
+    report(scored, status="done", scoring_flops=1000)
+    bar.show([])
+    assert bar._bar.n == pytest.approx(1)
+    bar.close()
+
+
+def test_scoring_that_has_not_begun_counts_as_the_least_known(tmp_path):
+    knn = ('finetune.mode="knn"',)
+    jobs = [Job(n, tmp_path / n, (), tmp_path, words, "") for n, words in (("a", ()), ("b", knn), ("c", knn))]
+    for job, flops in zip(jobs, (3000, 500), strict=False):
+        job.folder.mkdir()
+        summary = {"status": "done", "scoring_flops": flops}
+        (job.folder / "summary.json").write_text(json.dumps(summary))
+    bar = Bar(jobs)
+    bar.show([])
+    assert bar._bar.n == pytest.approx(3500 / 4000)
+    bar.close()
+
+
 @pytest.mark.parametrize(
     ("visible", "counted", "expected"),
     [

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from mae_vit.runtime.device import choose_device, find_device
-from mae_vit.runtime.ranks import Ranks
+from mae_vit.runtime.ranks import Ranks, choose_threads
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +34,27 @@ def test_a_patch_projection_on_a_gpu_is_that_of_a_cpu(layout):
         images.to(device, memory_format=layout), weight.to(device, memory_format=layout), stride=4
     )
     torch.testing.assert_close(found.double().cpu(), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("told", "torchs", "expected"),
+    [
+        (None, 8, (4, "one for each core of the rank")),
+        ("1", 8, (1, "OMP_NUM_THREADS")),
+        ("3,2", 8, (3, "OMP_NUM_THREADS")),
+        # More than there are cores, too: it is what a person asks for.
+        ("6", 8, (6, "OMP_NUM_THREADS")),
+        ("auto", 8, (4, "one for each core of the rank")),
+        (None, 2, (2, "as torch is set")),
+    ],
+)
+def test_a_cpu_computes_with_the_threads_that_it_is_told(monkeypatch, told, torchs, expected):
+    monkeypatch.setattr("mae_vit.runtime.ranks.cores_of_rank", lambda **ranks: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if told is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+    torch.set_num_threads(torchs)
+    assert choose_threads(Ranks()) == expected
+    if not torch.cuda.is_available():
+        find_device(Ranks())
+        assert torch.get_num_threads() == expected[0]

@@ -12,11 +12,9 @@ from workers.plain_loop import batch_of, build_objective
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.pretraining.doctor import machine_checks as health
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.engines import cost
-from mae_vit.training.engines.cost import estimate, kept_bytes, matrix_rate
+from mae_vit.training.engines.cost import estimate, kept_bytes
 from mae_vit.training.engines.peak_rates import peak_of
 from mae_vit.training.engines.precision import AUTOCAST_DTYPES
-from mae_vit.training.outputs import plan_text
 
 
 def kept_of(
@@ -44,39 +42,6 @@ def test_a_shared_encoder_is_measured_whoever_refers_to_its_parameters(monkeypat
     monkeypatch.setattr(nn.Module, "_apply", refer)
     assert kept_of(4, "fp32", fused=True, name="joint") == expected
     assert references
-
-
-def test_some_slow_tries_do_not_decide_the_rate(monkeypatch):
-    """Other programs may take the core for longer than all tries need."""
-    clock, seconds = iter([0.0, 0.5, 1.0, 1.001, 2.0, 2.5, *(3 + 0.7 * n for n in range(200))]), []
-
-    def read():
-        seconds.append(next(clock))
-        return seconds[-1]
-
-    monkeypatch.setattr(cost.time, "perf_counter", read)
-    rate = matrix_rate(torch.device("cpu"), "fp32", side=8)
-    assert rate == pytest.approx(2 * 8**3 / 0.001)
-    # Nor do they keep the user waiting.
-    assert sum(b - a for a, b in zip(seconds[::2], seconds[1::2], strict=True)) < 3
-
-
-def _no_load():
-    raise OSError
-
-
-@pytest.mark.parametrize(
-    ("read", "said"),
-    [
-        (lambda: (2.4, 0, 0), ""),
-        (lambda: (3.7, 0, 0), " (the machine was busy in the last minute, load 3.7: alone it is faster)"),
-        (_no_load, ""),
-    ],
-)
-def test_a_rate_of_a_busy_machine_is_said_to_be_one(monkeypatch, read, said):
-    monkeypatch.setattr(plan_text.os, "getloadavg", read)
-    monkeypatch.setattr(plan_text.os, "cpu_count", lambda: 2)
-    assert plan_text._busy() == said
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

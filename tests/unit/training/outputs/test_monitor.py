@@ -33,3 +33,20 @@ def test_a_slow_rate_is_not_shown_as_none(rate, shown, tmp_path, capsys):
     monitor = Monitor(RunFolder(tmp_path), [], start_step=0, total_steps=100)
     monitor.log_step({"step": 5, "epoch": 0.1, "loss": 1.0, "lr": 1e-3, "images_per_s": rate})
     assert f" {shown} images/s" in capsys.readouterr().err
+
+
+def test_a_log_says_how_long_the_first_step_took_and_no_other(tmp_path, capsys):
+    monitor = Monitor(RunFolder(tmp_path), [], start_step=7, total_steps=100)
+    monitor.show_step(8, 3.21)
+    monitor.show_step(9, 3.0)
+    assert capsys.readouterr().err == "first step took 3.2 s\n"
+
+
+def test_a_bar_moves_with_every_step(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monitor = Monitor(RunFolder(tmp_path), [], start_step=0, total_steps=100)
+    monkeypatch.setattr(monitor._bar, "mininterval", 0)
+    for step in (1, 2):
+        monitor.show_step(step, 1.0)
+        assert f" {step}/100 [" in capsys.readouterr().err.split("\r")[-1]
+    monitor.close("done", {})

@@ -1,0 +1,90 @@
+"""The time that a plan tells: from real steps, as a range, or why there is none."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers.commands import ROOT, SMALL_PRETRAIN
+
+from mae_vit.config.load import load_config
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import set_up
+from mae_vit.runtime.ranks import ALONE, Ranks
+from mae_vit.training.engines import step_time
+from mae_vit.training.engines.step_time import StepTime, time_steps
+from mae_vit.training.outputs.plan_text import describe_time
+
+
+@pytest.fixture
+def setup(digits):
+    threads = torch.get_num_threads()
+    words = [*SMALL_PRETRAIN, f"data.path={digits}"]
+    yield set_up(load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", words), ALONE)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def slow(setup, monkeypatch):
+    """Steps of a network that takes 2 ms for an image, of processor time, and as long again of waiting for it."""
+    clock = SimpleNamespace(passed=0.0, had=0.0)
+    monkeypatch.setattr(step_time, "_clock", lambda device: (clock.passed, clock.had))
+    monkeypatch.setattr(step_time, "time", SimpleNamespace(monotonic=lambda: clock.passed))
+
+    def build():
+        task = setup.build()
+
+        def forward(batch, usual=task.forward):
+            clock.passed += 0.004 * len(batch.images)
+            clock.had += 0.002 * len(batch.images)
+            return usual(batch)
+
+        task.forward = forward
+        return task
+
+    return lambda: time_steps(
+        setup.config, setup.plan, build, setup.data, ALONE, setup.device, "fp32", unit=1
+    )
+
+
+def test_the_range_is_from_a_machine_of_its_own_to_one_as_busy_as_now(slow, monkeypatch):
+    monkeypatch.setattr(step_time, "_ONE_S", 1.0)
+    alone, slowest, tries, images = slow()
+    assert alone == pytest.approx(0.002 * 128 / step_time._SLACK)
+    assert slowest == pytest.approx(0.004 * 128 * step_time._SLACK)
+    assert (tries >= 3, images) == (True, 128)
+
+
+def test_a_slow_step_is_tried_with_fewer_images(slow, monkeypatch):
+    monkeypatch.setattr(step_time, "_ONE_S", 0.05)
+    tried = slow()
+    assert tried.images == 12
+    assert tried.alone_s == pytest.approx(0.002 * 128 / step_time._SLACK)
+
+
+def test_a_network_too_large_for_a_cpu_is_not_tried(slow, monkeypatch):
+    monkeypatch.setattr(step_time, "_MOST_PARAMETERS_ON_CPU", 1000)
+    assert slow() is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "cores", "expected"),
+    [(0, 1, 2, 5.0), (1, 1, 2, 3.0), (1, 2, 2, 4.0), (1, 1, 1, 5.0), (2, 14, 16, 3.0)],
+)
+def test_workers_read_while_threads_compute(workers, threads, cores, expected):
+    data = SimpleNamespace(workers=workers, cores=cores)
+    assert step_time._micro_batch(2.0, 3.0, data, threads) == expected
+
+
+@pytest.mark.parametrize(
+    ("tried", "expected"),
+    [
+        (StepTime(1.0, 2.0, 5, 128), "0:16:40 to 0:33:20, from 5 steps of 128 images taken here just now"),
+        (None, "cannot be estimated here: the network is too large"),
+        (StepTime(30_000.0, 32_000.0, 2, 1), "cannot be estimated here: over a year"),
+    ],
+)
+def test_a_plan_tells_a_range_or_why_there_is_none(tried, expected):
+    plan = SimpleNamespace(total_steps=1000)
+    assert describe_time(plan, Ranks(), tried).startswith(expected)
+    if tried is not None and tried.tries > 2:
+        assert "without what ranks exchange" in describe_time(plan, Ranks(0, 2), tried)
