@@ -45,8 +45,8 @@ class Preprocessing(BaseModel):
 
     @property
     def of_prepared(self) -> Preprocessing:
-        """What inference does to prepared images: all but to choose bands, since the rest changes nothing twice."""
-        return self.model_copy(update={"bands": None})
+        """What inference does to prepared images: it turns and resizes them too, which changes nothing twice."""
+        return self.model_copy(update={"bands": None, "window": None})
 
     def describe(self, *, in_bands: bool) -> str:
         """Says in sentences what must be done to the images of a camera or a sensor; empty if nothing."""
