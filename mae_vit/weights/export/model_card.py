@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mae_vit.core import __version__
 from mae_vit.core.bands import Bands
 from mae_vit.core.hub import HubName
-from mae_vit.core.preprocessing import Preprocessing
+from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.weights.export.history import Facts
 from mae_vit.weights.export.network import ExportSource
@@ -59,7 +59,8 @@ def images_code(handed: ExportSource) -> str:
     if info.bands is not None:
         return _bands_code(info, info.bands)
     mean, std = ([float(f"{value:.7g}") for value in values] for values in (info.mean, info.std))
-    return f"""# By Pillow: the box of mae_vit.load_encoder(...).transform, pixels within 2 of 255 of it on photographs.
+    within = 2 if info.preprocessing == UNCHANGED else 6  # JPEG's own rounding
+    return f"""# By Pillow: as mae_vit.load_encoder(...).transform, pixels within {within} of 255 of it on photographs.
 import numpy as np
 import torch
 from PIL import Image

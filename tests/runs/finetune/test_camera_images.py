@@ -82,8 +82,9 @@ def test_features_and_pictures(photos, tmp_path):
     assert pretrain_main(["--config", config, *arguments]) == 0
     info = read_info(run / "encoder.safetensors")
     assert info.preprocessing.to_entry() == {"preprocessing": DONE}
-    checkpoint = max((run / "checkpoints").glob("step-*"))
-    assert load_vit(checkpoint).info.preprocessing == info.preprocessing
+    read = load_vit(run)
+    assert "step-00000002" in read.start.source
+    assert read.info.preprocessing == info.preprocessing
     features, drawn = [], []
     for source in photos:
         out = tmp_path / f"{len(features)}.npz"

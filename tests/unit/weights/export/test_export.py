@@ -183,9 +183,11 @@ def test_what_was_done_to_the_images_of_training_is_in_the_export(tmp_path, monk
     exif = Image.Exif()
     exif[274] = 6
     images = run_card(out, monkeypatch, sides=(120, 90), exif=exif)["images"][0]
-    again = mae_vit.load_encoder(out / "model.safetensors").transform(tmp_path / "image.jpg")
-    assert torch.equal(again, mae_vit.load_encoder(path).transform(tmp_path / "image.jpg"))
-    assert (images - again).abs().max() < 2.5 / 255 / min(again.new_tensor(read_info(path).std))
+    expected = mae_vit.load_encoder(path).transform(tmp_path / "image.jpg")
+    assert (images - expected).abs().max() < 6 / 255 / min(read_info(path).std)
+    if to == "timm":
+        again = mae_vit.load_encoder(out / "model.safetensors")
+        assert torch.equal(again.transform(tmp_path / "image.jpg"), expected)
     plain = encoder_file(tmp_path / "plain.safetensors", **changes)
     assert (images - mae_vit.load_encoder(plain).transform(tmp_path / "image.jpg")).abs().max() > 0.2
 
