@@ -8,6 +8,7 @@ from dataclasses import asdict
 from mae_vit.config.schema import ModelSection
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
+from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.vit import SIZES
 
@@ -19,6 +20,7 @@ def resolve_encoder(
     std: Sequence[float],
     objective: str,
     bands: Bands | None = None,
+    preprocessing: Preprocessing = UNCHANGED,
 ) -> EncoderInfo:
     """Resolves the geometry of the encoder.
 
@@ -28,6 +30,7 @@ def resolve_encoder(
         std: per-channel standard deviation of the pixels (in 0..1).
         objective: name of what trains the encoder.
         bands: what the images' raw values mean; None for 8 bits.
+        preprocessing: what `prepare` did to the images.
 
     Raises:
         InputError: if the number of heads does not divide the width, or the width does not fit the positions.
@@ -53,4 +56,5 @@ def resolve_encoder(
         objective=objective,
         step=0,
         bands=bands,
+        preprocessing=preprocessing,
     )

@@ -31,6 +31,7 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import MAX_INDEX
 from mae_vit.core.messages import count_of
+from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.batches.loader import FixedBatches, choose_workers, load_batches, start_worker_server
 from mae_vit.data.batches.prefetch import fetch_ahead
 from mae_vit.data.batches.sources import Source, open_source
@@ -142,15 +143,21 @@ class TrainingData:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Returns the identity of the data: its shards' fingerprint and its normalization."""
+        """Returns the identity of the data: its shards' fingerprint, normalization and preprocessing."""
         bands = {} if self.bands is None else {"data.bands": plain_bands(self.bands)}
         facts = {"data.mean": list(self.mean), "data.std": list(self.std), **bands}
-        return {"data.fingerprint": self.index.fingerprint, **facts}
+        done = {f"data.{name}": value for name, value in self.preprocessing.to_entry().items()}
+        return {"data.fingerprint": self.index.fingerprint, **facts, **done}
 
     @property
     def bands(self) -> Bands | None:
         """What the raw values of the images mean; None for 8 bits."""
         return self.index.dataset.bands
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What `prepare` did to the images."""
+        return self.index.split_info.processing.of_images
 
     def describe_cores(self, ranks: Ranks) -> str:
         """Says what the ranks compute and load with: a line of the plan."""

@@ -17,10 +17,10 @@ from mae_vit.core.composites import compose
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, SampleKeys, derive_key
 from mae_vit.core.urls import is_url, redact_url
-from mae_vit.data.batches.sources import decode_sample
 from mae_vit.data.data_path import is_unprepared, resolve_data_path
 from mae_vit.data.images.augment import Augment
-from mae_vit.data.images.decode import DecodeError, decode
+from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.images.preprocess import preprocess
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.prepare.folder_names import NOT_ASKING
@@ -102,29 +102,28 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
         folder, remote = resolve_data_path(data)
         index = _open(folder, split, remote)
         bands = fit_bands(encoder.bands, index.dataset.bands, redact_url(data))
-        drawn = _of_shards(index, count, encoder.in_chans, encoder.img_size, redact_url(data))
-        return replace(drawn, bands=bands)
+        return replace(_of_shards(index, count, encoder, redact_url(data)), bands=bands)
     if split is not None:
         raise InputError(f"{data} is no prepared data: it has no split {split!r} to choose")
     return _of_files(data, count, encoder)
 
 
-def _of_shards(
-    index: ShardIndex, count: int, channels: int, img_size: tuple[int, int], where: str
-) -> Samples:
+def _of_shards(index: ShardIndex, count: int, encoder: EncoderInfo, where: str) -> Samples:
     # Only the first remote shards: each is downloaded whole.
     shards = index.split_info.shards[: _FETCHED if index.remote else None]
     chosen = _draw(sum(shard.samples for shard in shards), count)
-    images, kept = [], []
+    images, kept, bands = [], [], index.dataset.bands
     for sample in chosen.tolist():
         try:
-            images.append(decode_sample(index, sample, channels, index.dataset.bands))
+            images.append(
+                preprocess(index.read(sample), encoder.in_chans, encoder.preprocessing.of_prepared, bands)
+            )
             kept.append(sample)
         except (ReadError, DecodeError):
             continue
     labels = np.asarray(index.labels)[kept].astype(np.int64)
     return Samples(
-        _cut(images, img_size, f"{where}, split {index.split}", index.dataset.bands),
+        _cut(images, encoder.img_size, f"{where}, split {index.split}", bands),
         torch.from_numpy(labels).clamp(min=-1),
         tuple(index.find_key(sample) or str(sample) for sample in kept),
         tuple(index.dataset.classes),
@@ -146,7 +145,9 @@ def _of_files(data: str, count: int, encoder: EncoderInfo) -> Samples:
         images, kept = [], []
         for entry in chosen:
             try:
-                images.append(decode(entry.read(), encoder.in_chans, bands=encoder.bands))
+                images.append(
+                    preprocess(entry.read(), encoder.in_chans, encoder.preprocessing, encoder.bands)
+                )
                 kept.append(entry)
             except (OSError, DecodeError):
                 continue

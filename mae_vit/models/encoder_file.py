@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 
 from mae_vit.core.bands import DTYPES, Bands
+from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.geometry import Geometry
 from mae_vit.models.vit import ViTEncoder
 
@@ -35,6 +36,7 @@ class EncoderInfo(Geometry):
         before: `images_seen` and `flops` of the weights that pretraining began from (`model.init`), with all before
             them; each None if unknown. None if it began from random weights (older files never have it).
         bands: what the raw values of images mean, in whose unit scale mean and std are; None for 8 bits.
+        preprocessing: what `prepare` did to the images before training read them.
     """
 
     mean: Sequence[float]
@@ -46,14 +48,15 @@ class EncoderInfo(Geometry):
     flops: float | None = None
     before: dict[str, Any] | None = None
     bands: Bands | None = None
+    preprocessing: Preprocessing = UNCHANGED
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain data, `before` and bands only where there are any."""
+        """Returns the fields as plain data; `before`, bands and preprocessing only where there are any."""
         values = asdict(self)
-        del values["bands"], values["before"]
+        del values["bands"], values["before"], values["preprocessing"]
         before = {} if self.before is None else {"before": self.before}
         bands = {} if self.bands is None else {"bands": plain_bands(self.bands)}
-        return {**values, **before, **bands}
+        return {**values, **before, **bands, **self.preprocessing.to_entry()}
 
 
 def raw_normalization(info: EncoderInfo) -> tuple[list[float], list[float]]:
@@ -130,7 +133,11 @@ def read_info(path: Path) -> EncoderInfo | None:
         metadata = read_metadata(path)
         # Classifiers and exports tell more, such as their classes.
         known = {field.name: metadata[field.name] for field in fields(EncoderInfo) if field.name in metadata}
-        changed = {"img_size": tuple(metadata["img_size"]), "bands": bands_from(metadata.get("bands"))}
+        changed = {
+            "img_size": tuple(metadata["img_size"]),
+            "bands": bands_from(metadata.get("bands")),
+            "preprocessing": Preprocessing.of_entry(metadata),
+        }
         return EncoderInfo(**{**known, **changed})
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None

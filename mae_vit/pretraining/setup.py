@@ -133,7 +133,12 @@ def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
         InputError: if width and heads do not fit.
     """
     info = resolve_encoder(
-        config.model, mean=data.mean, std=data.std, objective=config.objective.name, bands=data.bands
+        config.model,
+        mean=data.mean,
+        std=data.std,
+        objective=config.objective.name,
+        bands=data.bands,
+        preprocessing=data.preprocessing,
     )
     labels = seen_labels(config, data, None)
     return replace(info, labels=labels.model_dump() if labels else None)

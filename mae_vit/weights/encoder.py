@@ -82,7 +82,14 @@ class PretrainedEncoder(ViTFeatures):
 
     def __init__(self, encoder: ViTEncoder, *, pool: Pool, info: EncoderInfo, start: Weights) -> None:
         """Wraps an encoder whose weights are already loaded. Use `load_encoder` to load them."""
-        images = ImageInput(info.img_size, info.in_chans, info.mean, info.std, bands=info.bands)
+        images = ImageInput(
+            info.img_size,
+            info.in_chans,
+            info.mean,
+            info.std,
+            bands=info.bands,
+            preprocessing=info.preprocessing,
+        )
         super().__init__(encoder, images, pool=pool, fc_norm=nn.Identity())
         self.info, self.start = info, start
         # A classifier that pools the mean has its norm after the mean, and none before it (official MAE code).
@@ -193,6 +200,7 @@ def info_from_weights(start: Weights) -> EncoderInfo:
         objective=start.objective or "unknown",
         step=0,
         bands=start.bands,
+        preprocessing=start.preprocessing,
     )
     path, history = start.path, ("objective", "step", "images_seen", "flops", "before")
     known = read_info(path)

@@ -6,9 +6,8 @@ Shapes: B batch, C channels, H W pixels, D width of a feature, D_map width of a 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,13 @@ from torch import Tensor, nn
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
+from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.images.augment import Interpolation, center_crop
-from mae_vit.data.images.decode import DecodeError, decode, pixels_of
+from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.images.preprocess import preprocess, preprocess_opened, shape_bands
 from mae_vit.weights.other_bands import fit_bands
 
-ImageLike = str | Path | bytes | Image.Image | np.ndarray
+ImageLike = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ImageInput:
         std: per-channel standard deviation of these pixels.
         interpolation: resizes images to `img_size`.
         bands: what raw values mean; None for 8-bit gray or RGB.
+        preprocessing: what is done to images before.
     """
 
     img_size: tuple[int, int]
@@ -46,6 +48,7 @@ class ImageInput:
     std: Sequence[float]
     interpolation: Interpolation = "bicubic"
     bands: Bands | None = None
+    preprocessing: Preprocessing = UNCHANGED
 
 
 class FeatureEncoder(nn.Module):
@@ -104,34 +107,60 @@ class FeatureEncoder(nn.Module):
         return self.features(images)
 
     def transform(self, image: ImageLike) -> Tensor:
-        """Crops, resizes and normalizes one image for the encoder.
+        """Makes one image what training saw of it: what `prepare` did to its images, then crop, size and normalization.
 
         It crops the largest centered box of the encoder's aspect ratio, resizes it (antialiased)
         and normalizes it. Fine-tuning evaluates on the same view.
 
         Args:
-            image: a path, the bytes of an image file, a PIL image, or an array: uint8 (H, W, 3) or (H, W). An
-                encoder of other bands takes their raw values (C, H, W), of its dtype, and no PIL image.
+            image: a path, the bytes of an image file, a PIL image, a uint8 array (H, W, 3) or (H, W), or a uint8
+                tensor (3, H, W). An encoder of other bands takes a file, or raw values (C, H, W) of its bands and type.
 
         Returns:
             float32 (C, H, W).
 
         Raises:
-            InputError: if the image cannot be read or decoded.
+            InputError: if the image cannot be read or decoded, or is none of these.
         """
         pixels = np.require(self.crop(image), requirements="W")  # of a file, it may be read-only
         return self.normalize(torch.from_numpy(pixels)[None])[0]
 
     def crop(self, image: ImageLike) -> np.ndarray:
-        """Crops and resizes one image like `transform`, but does not normalize it: raw values (C, H, W).
+        """Does all that `transform` does but to normalize: raw values (C, H, W).
 
         Raises:
-            InputError: if the image cannot be read or decoded.
+            InputError: if the image cannot be read or decoded, or is none.
         """
-        bands = self.input.bands
-        return self.crop_pixels(
-            _pixels_of(image, self.input.in_chans) if bands is None else _bands_of(image, bands)
-        )
+        try:
+            data = Path(image).read_bytes() if isinstance(image, str | Path) else image
+            return self.crop_pixels(self.decode(data) if isinstance(data, bytes) else self._opened(data))
+        except OSError as error:
+            raise InputError(f"cannot read {image!s}: {error_reason(error)}") from None
+        except DecodeError as error:
+            named = str(image) if isinstance(image, str | Path) else "the image"
+            raise InputError(f"{named} cannot be decoded: {error}") from None
+
+    def decode(self, data: bytes) -> np.ndarray:
+        """Decodes an image file, and does to it what `prepare` did to those of the training: (C, H, W).
+
+        Raises:
+            DecodeError: if it is damaged, or has other bands.
+        """
+        wanted = self.input
+        return preprocess(data, wanted.in_chans, wanted.preprocessing, wanted.bands)
+
+    def _opened(self, image: Image.Image | np.ndarray | Tensor) -> np.ndarray:
+        """Does the same to pixels in memory."""
+        wanted = self.input
+        if wanted.bands is not None:
+            return shape_bands(_raw_values(image, wanted.bands), wanted.preprocessing, wanted.bands.nodata)
+        photograph = _photograph(image)
+        if photograph.mode == "I" and photograph.format is None:
+            # In an image from a file, mode "I" means 16 bits.
+            raise DecodeError(
+                'pixels of mode "I" have no known range if they come from no file: convert them'
+            )
+        return np.ascontiguousarray(preprocess_opened(photograph, wanted.in_chans, wanted.preprocessing))
 
     def crop_pixels(self, pixels: np.ndarray) -> np.ndarray:
         """Crops and resizes a decoded image like `transform`: raw values (C, any size) -> (C, H, W)."""
@@ -150,50 +179,49 @@ class FeatureEncoder(nn.Module):
         return normalized if valid is None else normalized.masked_fill_(~valid, 0.0)
 
     def fit_bands(self, bands: Bands | None, where: str) -> None:
-        """Reads the raw values of data from here on by the encoder's own scale, see `other_bands.fit_bands`.
+        """Reads prepared data from here on: bands were chosen, raw values go by the encoder's own scale.
+
+        See `other_bands.fit_bands`.
 
         Raises:
             InputError: if the data have other bands than the encoder, with both.
         """
-        self.input = replace(self.input, bands=fit_bands(self.input.bands, bands, where))
+        fitted = fit_bands(self.input.bands, bands, where)
+        self.input = replace(self.input, bands=fitted, preprocessing=self.input.preprocessing.of_prepared)
 
 
-def _bands_of(image: ImageLike, bands: Bands) -> np.ndarray:
+def _raw_values(image: object, bands: Bands) -> np.ndarray:
     """Returns raw values (C, H, W)."""
-    count = len(bands.names)
-    if isinstance(image, np.ndarray):
-        if image.dtype != bands.dtype or image.ndim != 3 or len(image) != count:
-            raise InputError(f"images are {bands.dtype} ({count}, H, W), not {image.dtype} {image.shape}")
-        return image
+    count, values = len(bands.names), image.cpu().numpy() if isinstance(image, Tensor) else image
+    fits = isinstance(values, np.ndarray) and (values.dtype, values.ndim) == (bands.dtype, 3)
+    if isinstance(values, np.ndarray) and fits and len(values) == count and values.size:
+        return values
+    raise InputError(
+        f"images are a path, the bytes of a file, or an array or tensor {bands.dtype} ({count}, H, W) of raw values, "
+        f"not {_kind(image)}"
+    )
+
+
+def _photograph(image: object) -> Image.Image:
+    """Returns 8-bit gray or RGB as an image of Pillow."""
     if isinstance(image, Image.Image):
-        raise InputError(f"a PIL image has no {count} bands: give a file, or {bands.dtype} ({count}, H, W)")
-    return _decode(image, partial(decode, channels=count, bands=bands))
+        return image
+    pixels = image
+    if isinstance(image, Tensor) and image.ndim == 3 and len(image) in (1, 3):
+        pixels = image.cpu().permute(1, 2, 0).squeeze(-1).numpy()
+    pixels = pixels if isinstance(pixels, np.ndarray) else np.empty(0)
+    # The 4th value of a color is its transparency, which files lose too.
+    shaped = pixels.ndim == 2 or pixels.shape[2:] in ((3,), (4,))
+    if pixels.dtype == np.uint8 and pixels.size and shaped:
+        return Image.fromarray(pixels)
+    raise InputError(
+        "images are a path, the bytes of a file, a PIL image, a uint8 array (H, W, 3) or (H, W), or a uint8 tensor "
+        f"(3, H, W), not {_kind(image)}"
+    )
 
 
-def _pixels_of(image: ImageLike, channels: int) -> np.ndarray:
-    """Returns uint8 (C, H, W)."""
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim not in (2, 3):
-            raise InputError(f"images are uint8 (H, W, 3) or (H, W), not {image.dtype} {image.shape}")
-        image = Image.fromarray(image)
-    try:
-        if isinstance(image, Image.Image):
-            if image.mode == "I" and image.format is None:
-                # In an image from a file, mode "I" means 16 bits.
-                raise DecodeError(
-                    'pixels of mode "I" have no known range if they come from no file: convert them'
-                )
-            return np.ascontiguousarray(pixels_of(image, channels))
-    except DecodeError as error:
-        raise InputError(f"the image cannot be decoded: {error}") from None
-    return _decode(image, partial(decode, channels=channels))
-
-
-def _decode(image: str | Path | bytes, decoder: Callable[[bytes], np.ndarray]) -> np.ndarray:
-    try:
-        return decoder(image if isinstance(image, bytes) else Path(image).read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read {image!s}: {error_reason(error)}") from None
-    except DecodeError as error:
-        named = str(image) if isinstance(image, str | Path) else "the image"
-        raise InputError(f"{named} cannot be decoded: {error}") from None
+def _kind(image: object) -> str:
+    if not isinstance(image, np.ndarray | Tensor):
+        return "a PIL image" if isinstance(image, Image.Image) else f"of type {type(image).__name__}"
+    dtype = str(image.dtype).removeprefix("torch.")
+    return f"{'a tensor' if isinstance(image, Tensor) else 'an array'} {dtype} {tuple(image.shape)}"

@@ -25,6 +25,7 @@ from mae_vit.config.section import height_width
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest, error_reason, nearest
+from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.normalization import IMAGENET_MEAN
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.encoder_file import bands_from, read_metadata
@@ -139,6 +140,7 @@ def _read_checkpoint(path: Path) -> Weights:
         geometry=geometry,
         labels=_labels_seen(identity),
         bands=bands_from(identity.get("data.bands")),
+        preprocessing=Preprocessing.of_entry({"preprocessing": identity.get("data.preprocessing")}),
     )
 
 
@@ -191,6 +193,7 @@ def _read_safetensors(path: Path) -> Weights:
         geometry=geometry_from(metadata),
         labels=SeenLabels.model_validate(metadata["labels"]) if metadata.get("labels") else None,
         bands=bands_from(metadata.get("bands")),
+        preprocessing=Preprocessing.of_entry(metadata),
     )
 
 

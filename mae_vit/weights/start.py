@@ -16,6 +16,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest_path
 from mae_vit.core.user_files import expand_path
+from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.geometry import Geometry
 from mae_vit.weights.seen_labels import SeenLabels
@@ -66,6 +67,7 @@ class Weights:
         labels: those that it was trained on; None if on none, or not known.
         downloaded: where the file lies, of a source that is no path.
         bands: what the raw values of its images mean; None for 8 bits, or not known.
+        preprocessing: what `prepare` did to its images; nothing if it is not known.
     """
 
     source: str
@@ -80,6 +82,7 @@ class Weights:
     labels: SeenLabels | None = None
     downloaded: Path | None = None
     bands: Bands | None = None
+    preprocessing: Preprocessing = UNCHANGED
 
     @property
     def path(self) -> Path:

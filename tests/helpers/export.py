@@ -1,7 +1,6 @@
 """Small weights of every kind that is exported, none of them zero or one, which would hide a missing term."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -98,7 +97,7 @@ def classifier_file(path: Path, *, pool: str, classes=("cat", "dog"), **changes)
         count = info.class_tokens
         return head(tokens[:, :count].mean(1) if pool == "cls" else fc_norm(tokens[:, count:].mean(dim=1)))
 
-    metadata = {**asdict(info), "classes": list(classes), "pool": pool}
+    metadata = {**info.to_dict(), "classes": list(classes), "pool": pool}
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={"mae_vit": json.dumps(metadata)})
     return logits

@@ -186,7 +186,8 @@ def run_prepare(arguments: argparse.Namespace) -> int:
 
 def _prepare(arguments: argparse.Namespace) -> Report:
     from mae_vit.data.images.decode import MAX_PIXELS
-    from mae_vit.data.prepare.convert import DEFAULT_QUALITY, Conversion
+    from mae_vit.data.images.preprocess import DEFAULT_QUALITY
+    from mae_vit.data.prepare.convert import Conversion
     from mae_vit.data.prepare.convert_pool import default_workers
     from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE
     from mae_vit.data.prepare.prepare import DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES, prepare

@@ -6,7 +6,7 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import simplejpeg
@@ -21,8 +21,8 @@ from mae_vit.data.images.bands.read import decode_bands, open_raster
 from mae_vit.data.images.bands.tiff_pages import is_tiff
 from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, MAX_PIXELS, DecodeError, check_bytes
 
-__all__ = ("MAX_IMAGE_BYTES", "MAX_PIXELS", "DecodeError", "Header", "check_bytes", "decode", "jpeg_size",
-           "pixels_of", "read_header")  # fmt: skip
+__all__ = ("MAX_IMAGE_BYTES", "MAX_PIXELS", "DecodeError", "Header", "check_bytes", "decode", "header_of",
+           "jpeg_size", "pixels_of", "read_header")  # fmt: skip
 _JPEG_MAGIC = b"\xff\xd8\xff"
 # Only Pillow decodes these: libjpeg and simplejpeg convert them to RGB differently from Pillow,
 # which other codebases use.
@@ -156,14 +156,18 @@ def read_header(data: bytes) -> Header:
         assert raster is not None
         return Header(raster.extension, raster.height, raster.width, raster.count == 1)
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        return Header(
-            extension=_EXTENSIONS[str(image.format)],
-            height=image.height,
-            width=image.width,
-            gray=image.mode in ("1", "L", "LA", "I") or image.mode.startswith("I;16"),
-            orientation=_orientation(image),
-            notes=_notes(image, data),
-        )
+        return replace(header_of(image), notes=_notes(image, data))
+
+
+def header_of(image: Image.Image) -> Header:
+    """Returns the header of an opened image, without notes; an image that comes from no file counts as PNG."""
+    return Header(
+        extension=_EXTENSIONS.get(str(image.format), "png"),
+        height=image.height,
+        width=image.width,
+        gray=image.mode in ("1", "L", "LA", "I") or image.mode.startswith("I;16"),
+        orientation=_orientation(image),
+    )
 
 
 def _orientation(image: Image.Image) -> int:

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.images.bands.raster import Raster
 from mae_vit.data.images.bands.read import open_raster
-from mae_vit.data.images.decode import MAX_PIXELS, DecodeError, Header, decode, read_header
-from mae_vit.data.prepare.bands.convert import Sums, collect, convert_bands, photograph_of
+from mae_vit.data.images.decode import MAX_PIXELS, DecodeError, decode, read_header
+from mae_vit.data.images.preprocess import DEFAULT_QUALITY, changes, encode_anew, photograph_of
+from mae_vit.data.prepare.bands.convert import Sums, collect, convert_bands
 from mae_vit.data.prepare.bands.options import EIGHT_BIT, NO_OPTIONS, BandLayout, BandOptions
 from mae_vit.data.prepare.bands.statistics import BandStatistics
 
-# EXIF orientation -> the transposition that makes it upright (as PIL.ImageOps.exif_transpose).
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_LOSSLESS = ("png", "bmp", "gif", "tiff", "ppm")
 _SAME = {"jpeg": "jpg", "tif": "tiff"}
 # Other spellings, which webdataset does not decode.
 _RARE = {"jpe": "jpg", "jfif": "jpg", "pgm": "ppm", "pbm": "ppm", "pnm": "ppm"}
-DEFAULT_QUALITY = 90
 
 
 @dataclass(frozen=True)
@@ -54,6 +43,18 @@ class Conversion:
     hashed: bool = False
     in_place: bool = False
     bands: BandOptions = NO_OPTIONS
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What is done to the pixels, which inference has to repeat."""
+        anew = self.resize is not None or self.upright
+        return Preprocessing(
+            resize=self.resize,
+            quality=self.quality if anew else None,
+            exif_orientation="apply" if self.upright else "ignore",
+            bands=self.bands.select or None,
+            window=self.bands.window,
+        )
 
 
 @dataclass(frozen=True)
@@ -108,24 +109,23 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
     wanted = options.bands
     if wanted.take != EIGHT_BIT:
         raster = open_raster(data, max_pixels=options.max_pixels, every_band=wanted.every_band)
-        photograph = None if raster is None or options.in_place else photograph_of(raster, wanted)
+        photograph = None if raster is None or options.in_place or wanted.given else photograph_of(raster)
         if photograph is not None:
-            return replace(convert(photograph, "png", options), data=photograph)
+            image = convert(photograph, "png", options)
+            return image if image.data is not None else replace(image, data=photograph)
         if raster is not None:
             return _convert_bands(raster, extension, options, {} if sums is None else sums)
         if wanted.given:
             read_header(data)  # of what is no image this is the reason
             raise DecodeError(f"8-bit gray or RGB, which {wanted.given[0]} does not go with")
-    header = read_header(data)
+    header, how = read_header(data), options.preprocessing
     pixels = decode(data, 1 if header.gray else 3, max_pixels=options.max_pixels)
     notes, stored = list(header.notes), None
-    turned = options.upright and header.orientation != 1
     if header.orientation != 1:
         ignored = "with an EXIF orientation, which is ignored (--exif-orientation apply turns them)"
-        notes.append("turned upright" if turned else ignored)
-    shrunk = options.resize is not None and min(pixels.shape[1:]) > options.resize
-    if turned or shrunk:
-        stored, extension = _encode_anew(pixels, header, options, shrunk)
+        notes.append("turned upright" if options.upright else ignored)
+    if changes(header, how):
+        stored, extension = encode_anew(pixels, header, how)
         pixels = decode(stored, len(pixels))
     elif _SAME.get(extension, extension) != header.extension:
         if _RARE.get(extension) != header.extension:
@@ -167,7 +167,7 @@ def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[C
 def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Sums) -> Converted:
     if options.hashed:
         raise InputError(f"--exclude compares photographs of 8 bits; an image is {raster.kind}")
-    image = convert_bands(raster, options.bands, resize=options.resize, in_place=options.in_place)
+    image = convert_bands(raster, options.bands, options.preprocessing, in_place=options.in_place)
     collect(sums, image)
     notes, written = image.notes, "npy" if image.data is not None else raster.extension
     if image.data is None and _SAME.get(extension, extension) != raster.extension:
@@ -178,29 +178,6 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
     return Converted(
         image.data, written, height, width, count == 1, (0, 0, 0), (0, 0, 0), notes, layout=image.layout
     )
-
-
-def _encode_anew(pixels: np.ndarray, header: Header, options: Conversion, shrunk: bool) -> tuple[bytes, str]:
-    """Resizes and turns: JPEG, but lossless where only turned and lossless before."""
-    image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
-    if shrunk:
-        assert options.resize is not None
-        scale = options.resize / min(image.size)
-        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-        # Pillow's bicubic is antialiased, and gives the same pixels on every machine.
-        image = image.resize(size, Image.Resampling.BICUBIC)
-    if options.upright and header.orientation in _UPRIGHT:
-        image = image.transpose(_UPRIGHT[header.orientation])
-    extension = "png" if header.extension in _LOSSLESS and not shrunk else "jpg"
-    stream = io.BytesIO()
-    try:
-        if extension == "png":
-            image.save(stream, "png")
-        else:
-            image.save(stream, "jpeg", quality=options.quality)
-    except (OSError, ValueError) as error:
-        raise DecodeError(f"{image.width}x{image.height} pixels cannot be encoded: {error}") from None
-    return stream.getvalue(), extension
 
 
 def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -173,9 +173,9 @@ def prepare(
                 _begin_statistics(
                     conversion.bands, dataset, set(by_split) if split == written[0] else {split}
                 ),
-                processing=_note(
-                    selection.note(split, whole=len(by_split[split]) == len(found.get(split, ()))), conversion
-                ),
+                processing=selection.note(
+                    split, whole=len(by_split[split]) == len(found.get(split, ()))
+                ).model_copy(update=dict(conversion.preprocessing)),
                 companions=_Companions(None if split in MEASURED else exclusion, masks),
             )
             dataset = publish(out, dataset, classes, split, part, statistics, segmentation)
@@ -285,17 +285,6 @@ def _remaining_segmentation(existing: Dataset | None, by_split: Collection[str])
         info.masks is not None for name, info in existing.splits.items() if name not in by_split
     )
     return existing.segmentation if stay and existing is not None else None
-
-
-def _note(processing: Processing, conversion: Conversion) -> Processing:
-    anew = conversion.resize is not None or conversion.upright
-    return processing.model_copy(
-        update={
-            "resize": conversion.resize,
-            "quality": conversion.quality if anew else None,
-            "exif_orientation": "apply" if conversion.upright else "ignore",
-        }
-    )
 
 
 class _Companions(NamedTuple):

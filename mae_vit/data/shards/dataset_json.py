@@ -6,13 +6,13 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path
+from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.shards.band_table import BandTable, StrictModel
 
 FORMAT = 1
@@ -57,13 +57,10 @@ class Excluded(StrictModel):
     samples: int = Field(ge=0)
 
 
-class Processing(StrictModel):
-    """What was done to a split when it was prepared; None and "ignore" are nothing.
+class Processing(Preprocessing):
+    """What was done to a split when it was prepared: to its images, and to their choice.
 
     Attributes:
-        resize: short side of larger images, in pixels.
-        quality: of JPEGs encoded anew.
-        exif_orientation: "apply" turned images upright.
         subset: file that names its samples.
         fraction: share of the samples that was taken.
         limit_per_class: most samples of a class.
@@ -71,14 +68,16 @@ class Processing(StrictModel):
         excluded: near-duplicates of test sets, which were left out.
     """
 
-    resize: int | None = None
-    quality: int | None = None
-    exif_orientation: Literal["apply", "ignore"] = "ignore"
     subset: str | None = None
     fraction: str | None = None
     limit_per_class: int | None = None
     holdout: str | None = None
     excluded: list[Excluded] | None = None
+
+    @property
+    def of_images(self) -> Preprocessing:
+        """What inference has to repeat."""
+        return Preprocessing(**{name: getattr(self, name) for name in Preprocessing.model_fields})
 
 
 class Segmentation(StrictModel):

@@ -37,7 +37,14 @@ def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo 
     """
     if not isinstance(config.model, ModelSection):
         return None
-    return resolve_encoder(config.model, mean=data.mean, std=data.std, objective="finetune", bands=data.bands)
+    return resolve_encoder(
+        config.model,
+        mean=data.mean,
+        std=data.std,
+        objective="finetune",
+        bands=data.bands,
+        preprocessing=data.preprocessing,
+    )
 
 
 def teacher_from_config(config: FinetuneConfig, data: FinetuneData, device: torch.device) -> Teacher | None:

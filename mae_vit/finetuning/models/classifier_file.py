@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason, plain_text
+from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
 from mae_vit.models.baselines import build_network
@@ -43,6 +44,7 @@ class Description(BaseModel):
         pool: pooling of our Vision Transformers.
         labels: the labels that it was trained on.
         bands: what the raw values of its images mean; None for 8 bits.
+        preprocessing: what `prepare` did to its images.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
@@ -55,6 +57,7 @@ class Description(BaseModel):
     pool: Pool = "cls"
     labels: SeenLabels | None = None
     bands: dict[str, Any] | None = None
+    preprocessing: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ def _check(description: Description, tensors: dict[str, Tensor]) -> None:
     if len(description.std) != channels or not all(value > 0 for value in description.std):
         raise ValueError(f"std={description.std} does not fit mean={description.mean}")
     bands = bands_from(description.bands)
+    Preprocessing.of_entry(description.model_dump())
     if channels not in (1, 3) if bands is None else channels != len(bands.names):
         raise ValueError(f"mean={description.mean} does not fit its bands")
     if not all(1 <= side <= _LARGEST_SIDE for side in description.img_size):

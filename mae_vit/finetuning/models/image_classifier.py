@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.user_files import expand_path
+from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.finetuning.models.classifier_file import ClassifierFile, read_classifier
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import bands_from
@@ -37,6 +38,7 @@ class ImageClassifier(FeatureEncoder):
                 described.mean,
                 described.std,
                 bands=bands_from(described.bands),
+                preprocessing=Preprocessing.of_entry(described.model_dump()),
             )
         )
         self.model, self.classes = read.model, tuple(described.classes)

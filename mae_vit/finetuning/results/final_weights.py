@@ -42,7 +42,7 @@ def model_bytes(
         model: holds its network as `encoder` or `network`; its other parts keep their names.
         facts: further entries of the metadata.
         config: the resolved config.
-        data: gives normalization and bands.
+        data: gives normalization, bands and preprocessing.
         info: geometry of our encoder; None for another network.
     """
     tensors = {
@@ -56,4 +56,5 @@ def model_bytes(
         metadata |= {"network": config.model.name, "img_size": list(config.model.image_hw)}
         if data.bands is not None:
             metadata["bands"] = plain_bands(data.bands)
+        metadata |= data.preprocessing.to_entry()
     return save_tensors(tensors, metadata=to_metadata({**metadata, **facts}))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason, plain_text
-from mae_vit.data.images.decode import DecodeError, decode
+from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.prepare.entries import Entry
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.weights.embed.images import Images
@@ -73,13 +73,13 @@ def _crops(
     encoder: FeatureEncoder, entries: Sequence[Entry], settings: Settings
 ) -> Iterator[np.ndarray | str]:
     """Crops images as `FeatureEncoder.crop` does, in order: raw values (C, H, W), or why an image is broken."""
-    wanted, reading = encoder.input, Lock()
+    reading = Lock()
 
     def crop(entry: Entry) -> np.ndarray | str:
         try:
             with reading:  # open files of archives and shards are shared
                 data = entry.read()
-            return encoder.crop_pixels(decode(data, wanted.in_chans, bands=wanted.bands))
+            return encoder.crop_pixels(encoder.decode(data))
         except OSError as error:
             return error_reason(error)
         except (ReadError, DecodeError) as error:

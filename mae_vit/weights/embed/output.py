@@ -54,6 +54,7 @@ def make_metadata(encoder: FeatureEncoder, images: Images, settings: Settings) -
         "data_fingerprint": images.fingerprint,
         "labels": bool((images.labels >= 0).any()),
         **({} if encoder.input.bands is None else {"bands": plain_bands(encoder.input.bands)}),
+        **encoder.input.preprocessing.to_entry(),
     }
 
 
@@ -65,7 +66,7 @@ def check_same_features(saved: dict[str, Any], asked: dict[str, Any], *, where: 
     """
     differing = {key for key in asked if saved.get(key) != asked[key]}
     reasons = []
-    if differing & {"digest", "mean", "std", "bands"}:
+    if differing & {"digest", "mean", "std", "bands", "preprocessing"}:
         same_name = "" if "start" in differing else " with other values"
         reasons.append(f"the weights were {saved.get('start')}{same_name}")
     if differing & {"data_fingerprint", "data_images"}:

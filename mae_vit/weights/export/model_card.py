@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mae_vit.core import __version__
 from mae_vit.core.bands import Bands
 from mae_vit.core.hub import HubName
+from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.weights.export.history import Facts
 from mae_vit.weights.export.network import ExportSource
@@ -58,16 +59,17 @@ def images_code(handed: ExportSource) -> str:
     if info.bands is not None:
         return _bands_code(info, info.bands)
     mean, std = ([float(f"{value:.7g}") for value in values] for values in (info.mean, info.std))
-    return f"""# By Pillow: the box of mae_vit.load_encoder(...).transform, pixels within 2 of 255 of it on photographs.
+    within = 2 if info.preprocessing == UNCHANGED else 6  # JPEG's own rounding
+    return f"""# By Pillow: as mae_vit.load_encoder(...).transform, pixels within {within} of 255 of it on photographs.
 import numpy as np
 import torch
 from PIL import Image
 
 image = Image.open("../image.jpg")
-if image.mode.startswith("I"):  # 16 bits: Pillow would clip them at 255
+{_turn(info.preprocessing)}if image.mode.startswith("I"):  # 16 bits: Pillow would clip them at 255
     image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 image = image.convert("{"L" if info.in_chans == 1 else "RGB"}")
-scale = min(image.width / {width}, image.height / {height})
+{_shrink(info.preprocessing)}scale = min(image.width / {width}, image.height / {height})
 box_width, box_height = round(scale * {width}), round(scale * {height})
 left, top = (image.width - box_width) // 2, (image.height - box_height) // 2
 image = image.crop((left, top, left + box_width, top + box_height))
@@ -78,14 +80,37 @@ images = (pixels - mean) / std  # float32 (B, {info.in_chans}, {height}, {width}
 """
 
 
+def _turn(how: Preprocessing) -> str:
+    """Python that turns an image upright, if the images of the training were."""
+    if how.exif_orientation == "ignore":
+        return ""
+    return "from PIL import ImageOps\n\nimage = ImageOps.exif_transpose(image)  # as the images of its training\n"
+
+
+def _shrink(how: Preprocessing) -> str:
+    """Python that makes an image smaller, if the images of the training were."""
+    if how.resize is None:
+        return ""
+    return f"""if min(image.size) > {how.resize}:  # as the images of its training
+    import io
+
+    smaller, stored = {how.resize} / min(image.size), io.BytesIO()
+    size = (round(image.width * smaller), round(image.height * smaller))
+    image.resize(size, Image.Resampling.BICUBIC).save(stored, "jpeg", quality={how.quality})
+    image = Image.open(stored).convert(image.mode)
+"""
+
+
 def _bands_code(info: EncoderInfo, bands: Bands) -> str:
     """Python for images of bands: raw values in, with the scale, the mean and the std of the training data."""
     height, width = info.img_size
     facts = [[float(f"{value:.7g}") for value in row] for row in (bands.low, bands.high, info.mean, info.std)]
     missing = "" if bands.nodata is None else f" | (pixels == {bands.nodata:g})"
     names = ", ".join(bands.names)
+    done = info.preprocessing.describe(in_bands=True)
+    before = f"# This must have been done: {done}\n" if done else ""
     return f"""# Raw values, {bands.dtype} ({len(bands.names)}, height, width), of the bands {names}.
-import numpy as np
+{before}import numpy as np
 import torch
 
 image = np.load("../image.npy")
@@ -124,6 +149,8 @@ def _introduction(handed: ExportSource, facts: Facts) -> str:
     if info.bands is not None:
         normalized = f"the bands of this table, normalized. {_band_table(info, info.bands)}"
     lines = [f"{describe(handed)}. Objective: {facts.objective}.", f"{images}: {normalized}"]
+    if before := info.preprocessing.describe(in_bands=info.bands is not None):
+        lines.append(f"The images of its training were prepared, and others must be: {before}")
     if handed.classes:
         shown = ", ".join(handed.classes[:20])
         lines.append(

@@ -71,6 +71,8 @@ def write(handed: ExportSource, folder: Path) -> Verification:
         if height == width
         else "its preprocessor resizes images whole: cut them to the shape before, as the code in the card does"
     )
+    if before := _beforehand(handed):
+        notes.append(f"its preprocessor leaves out what must be done before it: {before[:-1]}")
     if mae is not None:
         _write_mae(handed, folder / MAE_FOLDER)
         with quiet(transformers):
@@ -207,6 +209,12 @@ def write_folder(
     (folder / _PREPROCESSOR).write_text(json.dumps(_preprocessor(handed), indent=2) + "\n")
 
 
+def _beforehand(handed: ExportSource) -> str:
+    """What the processors of transformers cannot do; empty if there is nothing."""
+    info = handed.encoder.info
+    return info.preprocessing.describe(in_bands=info.bands is not None)
+
+
 def _preprocessor(handed: ExportSource) -> dict[str, Any]:
     """Our transform: the largest centered square, bicubic; other shapes are resized as a whole."""
     info = handed.encoder.info
@@ -214,7 +222,9 @@ def _preprocessor(handed: ExportSource) -> dict[str, Any]:
     size = {"height": height, "width": width}
     square = height == width
     mean, std = raw_normalization(info)  # the processor has one factor for all bands, so it takes raw values
+    before = _beforehand(handed)
     return {
+        **({"mae_vit_beforehand": before} if before else {}),
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "size": {"shortest_edge": height} if square else size,

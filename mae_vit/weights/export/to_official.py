@@ -76,6 +76,7 @@ def _by_ours(handed: ExportSource, path: Path) -> float:
         mean=tuple(info.mean),
         std=tuple(info.std),
         bands=info.bands,
+        preprocessing=info.preprocessing,
     )
     again = encoder_from_weights(start, pool=handed.encoder.pool)
     images = random_images(handed)

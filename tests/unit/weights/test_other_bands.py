@@ -126,7 +126,7 @@ def test_features_of_raw_values_are_the_objectives(tmp_path):
     assert (images[0, 2, :5] == 0).all()
     np.save(tmp_path / "image.npy", raw)
     assert torch.equal(encoder.transform(tmp_path / "image.npy"), images[0])
-    with pytest.raises(InputError, match=r"images are uint16 \(5, H, W\), not uint8 \(5, 16, 16\)"):
+    with pytest.raises(InputError, match=r"tensor uint16 \(5, H, W\) of raw values, not an array uint8"):
         encoder.transform(raw.astype(np.uint8))
 
 

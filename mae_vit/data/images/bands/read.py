@@ -64,6 +64,15 @@ def open_bands(data: bytes, bands: Bands, *, max_pixels: int | None = None) -> R
         raster = open_raster(data, max_pixels=max_pixels, every_band=True)
     if raster is None:
         raise DecodeError(f"no image of {count} bands of {bands.dtype}")
-    if (raster.count, raster.dtype) != (count, bands.dtype):
-        raise DecodeError(f"{raster.kind}, where all images are {count}x{bands.dtype}")
+    check_kind(raster.count, raster.dtype, bands)
     return raster
+
+
+def check_kind(count: int, dtype: str, bands: Bands) -> None:
+    """Checks that an image has the bands that a data set has.
+
+    Raises:
+        DecodeError: naming both kinds.
+    """
+    if (count, dtype) != (len(bands.names), bands.dtype):
+        raise DecodeError(f"{count}x{dtype}, where all images are {len(bands.names)}x{bands.dtype}")

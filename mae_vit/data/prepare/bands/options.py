@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mae_vit.core.bands import DTYPES, Bands
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import nearest
 from mae_vit.data.images.bounds import DecodeError
 
 EIGHT_BIT = "8-bit"
 PERCENTILES, NONE = "percentiles", "none"
-_RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
 _KIND = re.compile(rf"[1-9]\d{{0,3}}x({'|'.join(DTYPES)})")
 
 
@@ -46,11 +43,6 @@ class BandLayout:
         if (self.kind, self.nodata) != (other.kind, other.nodata):
             return False
         return self.names == other.names or not (self.named and other.named)
-
-
-def band_number(place: int) -> str:
-    """Names the band at a place, from 0, of files that do not."""
-    return f"band {place + 1}"
 
 
 def layout_of(bands: Bands) -> BandLayout:
@@ -91,39 +83,8 @@ class BandOptions:
         """Whether TIFF files of 8 bits are read as bands too: where their bands or values are spoken of."""
         return bool(self.select) or (self.scale, self.nodata, self.window) != (None, None, None)
 
-    def chosen(self, names: Sequence[str], *, named: bool) -> list[int]:
-        """Returns the places of the chosen bands among all of an image; its file names them if `named`.
-
-        Raises:
-            DecodeError: if it lacks one of them.
-        """
-        places, count = list[int](), len(names)
-        for part in self.select or (f"1-{count}",):
-            if part in names:
-                places.append(names.index(part))
-                continue
-            numbers = _RANGE.fullmatch(part)
-            first, last = (
-                (int(numbers[1]), int(numbers[2]))
-                if numbers
-                else (_number(part, names if named else (), count),) * 2
-            )
-            if not 1 <= first <= last <= count:
-                raise DecodeError(f"it has bands 1 to {count}, not {part}")
-            places += range(first - 1, last)
-        if len(set(places)) < len(places):
-            raise DecodeError(f"--bands {','.join(self.select)} takes a band twice")
-        return places
-
 
 NO_OPTIONS = BandOptions()
-
-
-def _number(part: str, names: Sequence[str], count: int) -> int:
-    if part.isdecimal():
-        return int(part)
-    known = f": {nearest(part, names)}" if names else f", and its {count} bands have no names"
-    raise DecodeError(f'it has no band "{part}"{known}')
 
 
 def read_options(

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoImageProcessor, ViTForImageClassification, ViTMAEForPreTraining, ViTModel
 
 import mae_vit
+from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.models.encoder_file import read_info
 from mae_vit.weights.read import read_weights
 
@@ -36,13 +37,13 @@ def run_program(out: Path, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def run_card(
-    out: Path, monkeypatch, *, sides: tuple[int, int] = (62, 43), image: Image.Image | None = None
+    out: Path, monkeypatch, *, sides: tuple[int, int] = (62, 43), image: Image.Image | None = None, **options
 ) -> dict:
     """Runs the card's code as it stands, in its folder, on something as smooth as a photograph beside it."""
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 3), dtype=np.uint8)
     # Without loss, whatever its name: decoders of JPEG differ.
     smooth = Image.fromarray(pixels).resize(sides, Image.Resampling.BICUBIC)
-    (image or smooth).save(out.parent / "image.jpg", "PNG")
+    (image or smooth).save(out.parent / "image.jpg", "PNG", **options)
     (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(out)
     found: dict = {}
@@ -163,6 +164,32 @@ def test_the_card_takes_sixteen_bits_as_transform_does(tmp_path, monkeypatch):
     assert expected.std() > 1
     # Who did as the card says can export again.
     assert export(path, "--to", "timm", "--out", tmp_path / "out", "--force") == 0
+
+
+@pytest.mark.parametrize("to", ["timm", "hf"])
+@pytest.mark.parametrize("changes", GEOMETRIES)
+def test_what_was_done_to_the_images_of_training_is_in_the_export(tmp_path, monkeypatch, changes, to):
+    how = Preprocessing(exif_orientation="apply", resize=40, quality=90)
+    path, out = encoder_file(tmp_path / "encoder.safetensors", preprocessing=how, **changes), tmp_path / "out"
+    assert export(path, "--to", to, "--out", out) == 0
+    sentence = (
+        "Images are turned upright by their EXIF orientation. Larger images are resized to a short side of 40 px "
+        "(bicubic, antialiased) and stored as JPEG of quality 90"
+    )
+    assert sentence in (out / "README.md").read_text()
+    if to == "hf":
+        assert sentence in json.loads((out / "preprocessor_config.json").read_text())["mae_vit_beforehand"]
+        AutoImageProcessor.from_pretrained(out)
+    exif = Image.Exif()
+    exif[274] = 6
+    images = run_card(out, monkeypatch, sides=(120, 90), exif=exif)["images"][0]
+    expected = mae_vit.load_encoder(path).transform(tmp_path / "image.jpg")
+    assert (images - expected).abs().max() < 6 / 255 / min(read_info(path).std)
+    if to == "timm":
+        again = mae_vit.load_encoder(out / "model.safetensors")
+        assert torch.equal(again.transform(tmp_path / "image.jpg"), expected)
+    plain = encoder_file(tmp_path / "plain.safetensors", **changes)
+    assert (images - mae_vit.load_encoder(plain).transform(tmp_path / "image.jpg")).abs().max() > 0.2
 
 
 @pytest.mark.parametrize(

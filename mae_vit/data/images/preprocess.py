@@ -1,0 +1,244 @@
+"""What is done to an image before it is stored: `prepare` does it, and inference does it again.
+
+Both call the same functions with the same record, `mae_vit.core.preprocessing.Preprocessing`. So the pixels that a
+network is given of a user's file are those that training read from the shards.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from mae_vit.core.bands import Bands
+from mae_vit.core.messages import nearest
+from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
+from mae_vit.data.images.bands.dicom import is_dicom
+from mae_vit.data.images.bands.raster import Raster
+from mae_vit.data.images.bands.read import check_kind, open_bands, open_raster
+from mae_vit.data.images.bands.resize import resize_bands
+from mae_vit.data.images.decode import DecodeError, Header, decode, header_of, pixels_of, read_header
+
+DEFAULT_QUALITY = 90
+# EXIF orientation -> the transposition that makes it upright (as PIL.ImageOps.exif_transpose).
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_LOSSLESS = ("png", "bmp", "gif", "tiff", "ppm")
+_RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
+
+
+def preprocess(
+    data: bytes, channels: int, how: Preprocessing = UNCHANGED, bands: Bands | None = None
+) -> np.ndarray:
+    """Decodes a user's image to the pixels that training read from the shards, had it been among them.
+
+    Args:
+        data: an encoded image.
+        channels: 1 for gray, 3 for RGB, or the number of bands.
+        how: what `prepare` did to the images of the training.
+        bands: of the shards; None for 8-bit gray or RGB.
+
+    Returns:
+        uint8 (C, H, W), or raw values of the type of `bands`.
+
+    Raises:
+        DecodeError: for anything damaged, too large, unknown, or of other bands.
+        InputError: if a package is missing.
+    """
+    if bands is not None:
+        raster = open_raster(data, every_band=True) if how.bands else None
+        taken = take_bands(raster or open_bands(data, bands), how, bands.nodata)
+        check_kind(len(taken.pixels), taken.pixels.dtype.name, bands)
+        return taken.pixels
+    if is_dicom(data):
+        raster = open_raster(data)
+        data = data if raster is None else photograph_of(raster) or data
+    if how == UNCHANGED:
+        return decode(data, channels)
+    header = read_header(data)
+    if not changes(header, how):
+        return decode(data, channels)
+    stored, _ = encode_anew(decode(data, 1 if header.gray else 3), header, how)
+    return decode(stored, channels)
+
+
+def preprocess_opened(image: Image.Image, channels: int, how: Preprocessing) -> np.ndarray:
+    """Does the same to a photograph that Pillow has opened, or that was made from an array: uint8 (C, H, W).
+
+    Raises:
+        DecodeError: if its pixels have no known range, or cannot be encoded.
+    """
+    header = header_of(image)
+    if not changes(header, how):
+        return pixels_of(image, channels)
+    stored, _ = encode_anew(pixels_of(image, 1 if header.gray else 3), header, how)
+    return decode(stored, channels)
+
+
+def changes(header: Header, how: Preprocessing) -> bool:
+    """Whether a photograph is stored otherwise than it is."""
+    return _is_turned(header, how) or _is_shrunk(header, how)
+
+
+def _is_turned(header: Header, how: Preprocessing) -> bool:
+    return how.exif_orientation == "apply" and header.orientation in _UPRIGHT
+
+
+def _is_shrunk(header: Header, how: Preprocessing) -> bool:
+    return how.resize is not None and min(header.height, header.width) > how.resize
+
+
+def encode_anew(pixels: np.ndarray, header: Header, how: Preprocessing) -> tuple[bytes, str]:
+    """Resizes and turns a photograph: JPEG, but lossless where only turned and lossless before.
+
+    Args:
+        pixels: uint8 (C, H, W), C 1 or 3, as `decode` returns them.
+        header: of the image.
+        how: must change it (`changes`).
+
+    Returns:
+        The bytes to store, and their extension.
+
+    Raises:
+        DecodeError: if the result cannot be encoded.
+    """
+    image, shrunk = _pillow_image(pixels), _is_shrunk(header, how)
+    if shrunk:
+        assert how.resize is not None
+        height, width = _smaller(pixels.shape[1:], how.resize)
+        # Pillow's bicubic is antialiased, and gives the same pixels on every machine.
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    if _is_turned(header, how):
+        image = image.transpose(_UPRIGHT[header.orientation])
+    extension = "png" if header.extension in _LOSSLESS and not shrunk else "jpg"
+    stream = io.BytesIO()
+    try:
+        if extension == "png":
+            image.save(stream, "png")
+        else:
+            image.save(stream, "jpeg", quality=how.quality or DEFAULT_QUALITY)
+    except (OSError, ValueError) as error:
+        raise DecodeError(f"{image.width}x{image.height} pixels cannot be encoded: {error}") from None
+    return stream.getvalue(), extension
+
+
+def photograph_of(raster: Raster) -> bytes | None:
+    """Returns a DICOM image of 8-bit gray or RGB as PNG, which is treated like other photographs; else None."""
+    if raster.extension != "dcm" or raster.dtype != "uint8" or raster.count not in (1, 3):
+        return None
+    stream = io.BytesIO()
+    _pillow_image(raster.pixels()).save(stream, "png")
+    return stream.getvalue()
+
+
+def _pillow_image(pixels: np.ndarray) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)))
+
+
+def _smaller(size: Sequence[int], resize: int) -> tuple[int, int]:
+    scale = resize / min(size)
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+class TakenBands(NamedTuple):
+    """An image of bands before it is stored.
+
+    Attributes:
+        pixels: raw values (C, H, W).
+        names: of the bands, or their numbers where the file names none.
+        changed: whether these are other values than those of the file.
+    """
+
+    pixels: np.ndarray
+    names: tuple[str, ...]
+    changed: bool
+
+
+def take_bands(raster: Raster, how: Preprocessing, nodata: float | None) -> TakenBands:
+    """Decodes an image of bands: bands chosen, values clipped, resized.
+
+    Args:
+        raster: the image.
+        how: what is done to it.
+        nodata: raw value of missing pixels.
+
+    Raises:
+        DecodeError: if it is damaged, lacks a band, or has infinite values.
+    """
+    pixels, names = raster.pixels(), raster.names or tuple(map(band_number, range(raster.count)))
+    places = _chosen(how.bands or (), names, named=bool(raster.names))
+    names, changed = tuple(names[n] for n in places), places != list(range(raster.count))
+    pixels = pixels[places] if changed else pixels
+    for name, band in zip(names, pixels, strict=True):
+        if pixels.dtype.kind == "f" and np.isinf(band).any():
+            raise DecodeError(f'infinite values in band "{name}": write NaN where a value is missing')
+    shaped = shape_bands(pixels, how, nodata)
+    return TakenBands(shaped, names, changed or shaped is not pixels)
+
+
+def shape_bands(pixels: np.ndarray, how: Preprocessing, nodata: float | None) -> np.ndarray:
+    """Clips and resizes raw values (C, H, W) of the bands that are stored; returns them if nothing is to be done."""
+    if how.window is not None:
+        pixels = _clipped(pixels, how.window, nodata)
+    if how.resize is not None and min(pixels.shape[1:]) > how.resize:
+        pixels = resize_bands(pixels, _smaller(pixels.shape[1:], how.resize), nodata)
+    return pixels
+
+
+def band_number(place: int) -> str:
+    """Names the band at a place, from 0, of files that do not."""
+    return f"band {place + 1}"
+
+
+def _chosen(select: Sequence[str], names: Sequence[str], *, named: bool) -> list[int]:
+    """Returns the places of the chosen bands among all of an image; its file names them if `named`.
+
+    Raises:
+        DecodeError: if it lacks one of them.
+    """
+    places, count = list[int](), len(names)
+    for part in select or (f"1-{count}",):
+        if part in names:
+            places.append(names.index(part))
+            continue
+        numbers = _RANGE.fullmatch(part)
+        first, last = (
+            (int(numbers[1]), int(numbers[2]))
+            if numbers
+            else (_number(part, names if named else (), count),) * 2
+        )
+        if not 1 <= first <= last <= count:
+            raise DecodeError(f"it has bands 1 to {count}, not {part}")
+        places += range(first - 1, last)
+    if len(set(places)) < len(places):
+        raise DecodeError(f"--bands {','.join(select)} takes a band twice")
+    return places
+
+
+def _number(part: str, names: Sequence[str], count: int) -> int:
+    if part.isdecimal():
+        return int(part)
+    known = f": {nearest(part, names)}" if names else f", and its {count} bands have no names"
+    raise DecodeError(f'it has no band "{part}"{known}')
+
+
+def _clipped(pixels: np.ndarray, window: tuple[float, float], nodata: float | None) -> np.ndarray:
+    low, high = window
+    if pixels.dtype.kind != "f":
+        limits = np.iinfo(pixels.dtype)
+        low, high = max(np.ceil(low), limits.min), min(np.floor(high), limits.max)
+        if low >= high:
+            raise DecodeError(f"--window holds no values of {pixels.dtype.name}")
+    clipped = np.clip(pixels, pixels.dtype.type(low), pixels.dtype.type(high))
+    return clipped if nodata is None else np.where(pixels == pixels.dtype.type(nodata), pixels, clipped)

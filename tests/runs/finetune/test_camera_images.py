@@ -1,0 +1,107 @@
+"""Photographs as the camera wrote them, prepared upright and smaller: every command reads them as training did."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers.commands import ROOT
+from helpers.finetune import TINY
+from PIL import Image
+from safetensors import safe_open
+
+import mae_vit
+from mae_vit.cli.main import main
+from mae_vit.data.index import open_index
+from mae_vit.inspection.images import draw_samples
+from mae_vit.models.encoder_file import read_info
+from mae_vit.pretraining.job import main as pretrain_main
+from mae_vit.weights.encoder import load_vit
+
+DONE = {"exif_orientation": "apply", "quality": 90, "resize": 20}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Photographs of two classes, which a camera wrote sideways, and the data prepared of them."""
+    folder = tmp_path_factory.mktemp("camera")
+    exif = Image.Exif()
+    exif[274] = 6
+    for number in range(24):
+        path = folder / "photos" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((60, 40)).save(path, exif=exif)
+    options = ["--exif-orientation", "apply", "--resize", "20", "--holdout", "1/3", "--workers", "0"]
+    assert main(["prepare", str(folder / "photos"), str(folder / "data"), *options]) == 0
+    return folder / "photos", folder / "data"
+
+
+def rows_of(path) -> dict[str, float]:
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    key = lines[0].index("key")
+    value = lines[0].index("probability" if "probability" in lines[0] else "confidence")
+    return {line[key]: float(line[value]) for line in lines[1:]}
+
+
+@pytest.mark.parametrize("network", ["vit", "cnn"])
+def test_predictions(call, photos, tmp_path, network):
+    small = {"config": "simple_cnn_cifar", "model": ["model.img_size=8"]}
+    options = [
+        "data.augment.crop=random_resized",
+        "train.effective_batch_size=8",
+        "train.precision=fp32",
+        "model.in_chans=3",
+    ]
+    assert call(f"data.path={photos[1]}", *options, **(small if network == "cnn" else {})) == 0
+    own, found = rows_of(tmp_path / "run" / "predictions.csv"), []
+    for source in photos:
+        out = tmp_path / f"{len(found)}.csv"
+        assert main(["predict", str(tmp_path / "run"), str(source), "--out", str(out), "--workers", "0"]) == 0
+        found.append(rows_of(out))
+    assert (len(own), len(found[0])) == (8, 24)
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    assert own == pytest.approx({key: found[0][key] for key in own}, abs=2e-5)
+    with safe_open(tmp_path / "run" / "model.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["mae_vit"])["preprocessing"] == DONE
+
+
+def test_features_and_pictures(photos, tmp_path):
+    config, run = str(ROOT / "configs" / "mae_digits.yaml"), tmp_path / "run"
+    decoder = [f"objective.decoder_{name}" for name in ("embed_dim=16", "depth=1", "num_heads=2")]
+    short = ["train.engine=torch", "train.steps=2", "train.warmup_steps=1", "train.effective_batch_size=8"]
+    short += ["train.precision=fp32", "monitor.tensorboard=false", "data.augment.crop=random_resized"]
+    arguments = [
+        *TINY,
+        "model.in_chans=3",
+        *decoder,
+        *short,
+        f"data.path={photos[1]}",
+        f"run.dir={run}",
+        "run.name=run",
+    ]
+    assert pretrain_main(["--config", config, *arguments]) == 0
+    info = read_info(run / "encoder.safetensors")
+    assert info.preprocessing.to_entry() == {"preprocessing": DONE}
+    read = load_vit(run)
+    assert "step-00000002" in read.start.source
+    assert read.info.preprocessing == info.preprocessing
+    features, drawn = [], []
+    for source in photos:
+        out = tmp_path / f"{len(features)}.npz"
+        assert main(["embed", str(run), str(source), "--out", str(out), "--workers", "0"]) == 0
+        with np.load(out) as file:
+            features.append(dict(zip(file["keys"].tolist(), file["features"].tolist(), strict=True)))
+            assert json.loads(str(file["metadata"]))["preprocessing"] == DONE
+        pictures = draw_samples(str(source), count=24, encoder=info, split="train" if drawn else None)
+        keys = [key.rpartition("/")[2].removesuffix(".jpg") for key in pictures.keys]
+        drawn.append(dict(zip(keys, pictures.images.numpy(), strict=True)))
+    assert features[0].keys() == features[1].keys()
+    for key, feature in features[0].items():
+        assert feature == pytest.approx(features[1][key], abs=1e-5)
+    assert len(drawn[1]) == len(open_index(photos[1], "train"))
+    for key, picture in drawn[1].items():
+        np.testing.assert_array_equal(picture, drawn[0][key])
+    upright = mae_vit.load_encoder(run).crop(photos[0] / "a" / "0.jpg")
+    with Image.open(photos[0] / "a" / "0.jpg") as image:
+        turned = np.asarray(image.convert("RGB").rotate(-90, expand=True))
+    assert np.abs(upright - mae_vit.load_encoder(run).crop(turned).astype(float)).mean() < 5

@@ -1,0 +1,285 @@
+"""The pixels that training reads from the shards are those that an encoder is given of the user's own files."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.export import encoder_file
+from helpers.images import encoded, picture, write_files
+from PIL import Image, ImageCms
+from pydantic import ValidationError
+from unit.data.band_files import chunky, dicom, npy, png, tiff, values
+
+import mae_vit
+from mae_vit.cli.main import main
+from mae_vit.core.bands import Bands
+from mae_vit.core.errors import InputError
+from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
+from mae_vit.data.batches.sources import open_source
+from mae_vit.data.images.augment import Augment
+from mae_vit.data.images.decode import decode
+from mae_vit.data.index import open_index
+from mae_vit.models.encoder_file import encoder_bytes, read_info
+from mae_vit.weights.embed.images import open_images
+
+SIDE = 16
+
+
+def oriented(orientation: int, kind: str = "jpeg", mode: str = "RGB", **options) -> bytes:
+    exif = Image.Exif()
+    exif[274] = orientation
+    return encoded(picture(orientation, (50, 36), mode), kind, exif=exif, **options)
+
+
+def odd_photographs() -> dict[str, bytes]:
+    """Photographs as people have them, small but for one."""
+    rgba = picture(20, mode="RGBA")
+    rgba.putalpha(Image.linear_gradient("L").resize(rgba.size))
+    palette = picture(21).quantize(32)
+    frames = [picture(number, mode="P") for number in range(3)]
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    return {
+        **{f"turned{number}.jpg": oriented(number) for number in range(1, 9)},
+        "turned_gray.jpg": oriented(6, mode="L"),
+        "turned.png": oriented(8, "png"),
+        "turned.webp": oriented(5, "webp"),
+        "turned.tiff": oriented(6, "tiff"),
+        "turned_cmyk.jpg": oriented(3, mode="CMYK"),
+        "gray.jpg": encoded(picture(9, mode="L")),
+        "gray_alpha.png": encoded(rgba.convert("LA"), "png"),
+        "palette.png": encoded(palette, "png"),
+        "palette_clear.png": encoded(palette, "png", transparency=3),
+        "color_clear.png": encoded(picture(22), "png", transparency=(0, 0, 0)),
+        "rgba.png": encoded(rgba, "png"),
+        "rgba.webp": encoded(rgba, "webp", lossless=True),
+        "cmyk.jpg": encoded(picture(23, mode="CMYK")),
+        "bits.png": encoded(picture(24, mode="1"), "png"),
+        "moving.gif": encoded(frames[0], "gif", save_all=True, append_images=frames[1:]),
+        "progressive.jpg": encoded(picture(25, (61, 47)), progressive=True, quality=70, subsampling=2),
+        "profile.jpg": encoded(picture(26), icc_profile=profile),
+        "wide.png": encoded(picture(27, (220, 5)), "png"),
+        "tall.jpg": encoded(picture(28, (30, 300))),
+        "thin.png": encoded(picture(29, (1, 70)), "png"),
+        "one.png": encoded(picture(30, (1, 1)), "png"),
+        "plain.bmp": encoded(picture(31), "bmp"),
+        "plain.tiff": encoded(picture(32), "tiff"),
+        "plain.ppm": encoded(picture(33), "ppm"),
+        "lossy.webp": encoded(picture(34, (90, 60)), "webp"),
+        "named_wrong.png": encoded(picture(35)),
+        "big.jpg": encoded(picture(36, (1800, 1200))),
+    }
+
+
+def prepare_and_read(tmp_path, files, options, channels):
+    """Prepares files; returns what training reads of each, without augmentation, and an encoder of these data."""
+    source, out = write_files(tmp_path / "files", files), tmp_path / "data"
+    assert main(["prepare", str(source), str(out), "--workers", "0", *options]) == 0
+    index = open_index(out, "train")
+    augment = Augment(img_size=(SIDE, SIDE))
+    training = open_source(index, "tar", channels=channels, augment=augment, memory_limit_gib=1.0)
+    images = training.images(0, 0, np.arange(len(index)))
+    names = {name.rpartition(".")[0]: name for name in files}
+    pixels = {names.get(key, key): image for key, image in zip(index.keys(), images, strict=True)}
+    dataset = index.dataset
+    path = encoder_file(
+        tmp_path / "encoder.safetensors",
+        in_chans=channels,
+        mean=dataset.mean[:1] * channels if dataset.bands is None else dataset.mean,
+        std=dataset.std[:1] * channels if dataset.bands is None else dataset.std,
+        bands=dataset.bands,
+        preprocessing=index.split_info.processing.of_images,
+    )
+    return pixels, mae_vit.load_encoder(path), source, out
+
+
+def assert_the_same(pixels, encoder, source, files):
+    assert sorted(pixels) == sorted(files)
+    for name, data in files.items():
+        for given in (data, source / name):
+            np.testing.assert_array_equal(encoder.crop(given), pixels[name], err_msg=name)
+        normalized = encoder.normalize(torch.from_numpy(pixels[name].copy())[None])[0]
+        assert torch.equal(encoder.transform(data), normalized), name
+
+
+UPRIGHT, SMALL = ["--exif-orientation", "apply"], ["--resize", "24"]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        UPRIGHT,
+        SMALL,
+        [*SMALL, "--quality", "50"],
+        [*UPRIGHT, *SMALL],
+        ["--take", "8-bit", *UPRIGHT, *SMALL],
+    ],
+    ids=" ".join,
+)
+def test_photographs_are_those_of_training(tmp_path, options, channels):
+    # Keys go by the name alone.
+    files = {f"{number:02d}_{name}": data for number, (name, data) in enumerate(odd_photographs().items())}
+    if "--take" in options:  # else they are images of bands
+        files |= {"deep.png": png(values(1, "uint16", high=65535)), "deep_rgb.png": png(values(3, "uint16"))}
+    pixels, encoder, source, out = prepare_and_read(tmp_path, files, options, channels)
+    assert_the_same(pixels, encoder, source, files)
+    # Pillow decodes some JPEGs to other pixels than simplejpeg, and encodes a copy of it anew as PNG.
+    for name in files:
+        if name.endswith((".png", ".bmp", ".tiff", ".gif")) and "named" not in name:
+            np.testing.assert_array_equal(encoder.crop(Image.open(source / name)), pixels[name], err_msg=name)
+    # Of prepared data, which are read as they are.
+    encoder.fit_bands(None, "the data")
+    for entry in open_images(str(out), out=tmp_path).entries:
+        name = next(name for name in files if name.rpartition(".")[0] == entry.key)
+        np.testing.assert_array_equal(
+            encoder.crop_pixels(encoder.decode(entry.read())), pixels[name], err_msg=name
+        )
+
+
+@pytest.mark.parametrize("options", [[], SMALL])
+def test_scans_of_eight_bits_are_those_of_training(tmp_path, options):
+    files = {"a.dcm": dicom(values(1, "uint8", high=255)), "b.dcm": dicom(values(1, "uint8", high=90))}
+    pixels, encoder, source, _ = prepare_and_read(tmp_path, files, options, 1)
+    assert_the_same(pixels, encoder, source, files)
+
+
+def with_gaps() -> np.ndarray:
+    found = values(5, "uint16")
+    found[1, 3:9, 5:20] = 7
+    return found
+
+
+BANDS = {
+    "5xuint16": {"tile.npy": npy(with_gaps()), "other.npy": npy(with_gaps()[::-1].transpose(1, 2, 0))},
+    "5xuint16 ": {"pages.tif": tiff(with_gaps())},
+    "4xuint8": {
+        "color.tif": chunky(values(4, "uint8", high=255), photometric="rgb", extrasamples=["unassalpha"])
+    },
+    "5xfloat32": {"float.npy": npy(np.where(with_gaps() == 7, np.nan, with_gaps()).astype(np.float32))},
+    "1xuint16": {"deep.png": png(values(1, "uint16")), "page.tif": tiff(values(1, "uint16")[0])},
+    "1xint16": {"scan.dcm": dicom(values(1, "int16", low=-1000, high=900))},
+}
+
+
+OPTIONS = [
+    [],
+    ["--resize", "24"],
+    ["--nodata", "7", "--resize", "24"],
+    ["--window", "300,900", "--nodata", "7"],
+    ["--scale", "0,10000"],
+]
+CHOICES = [["--bands", "4,1"], ["--bands", "2-4", "--window", "300,900", "--resize", "24", "--nodata", "7"]]
+# Without an option that speaks of values, RGB and transparency are a photograph.
+CASES = [
+    (kind, options)
+    for kind in BANDS
+    for options in (OPTIONS[2:] if kind == "4xuint8" else OPTIONS) + ([] if kind[0] == "1" else CHOICES)
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), CASES, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_bands_are_those_of_training(tmp_path, kind, options):
+    files = BANDS[kind]
+    chosen = {"4,1": 2, "2-4": 3}.get(options[1]) if options else None
+    pixels, encoder, source, out = prepare_and_read(tmp_path, files, options, chosen or int(kind[0]))
+    assert_the_same(pixels, encoder, source, files)
+    # An array of the chosen bands.
+    for name in files:
+        if name.endswith(".npy"):
+            raw = np.load(source / name)
+            raw = raw if len(raw) == 5 else raw.transpose(2, 0, 1)
+            raw = raw if chosen is None else raw[[3, 0] if chosen == 2 else slice(1, 4)]
+            for array in (raw, torch.from_numpy(raw)):
+                np.testing.assert_array_equal(encoder.crop(array), pixels[name])
+    encoder.fit_bands(encoder.input.bands, "the data")
+    for entry in open_images(str(out), out=tmp_path).entries:
+        name = next(name for name in files if name.rpartition(".")[0] == entry.key)
+        found = encoder.crop_pixels(encoder.decode(entry.read()))
+        np.testing.assert_array_equal(found, pixels[name], err_msg=name)
+
+
+def test_prepared_data_of_another_orientation_are_turned(tmp_path):
+    """The encoder learned upright images; these shards hold them as the camera wrote them."""
+    files = {"a.jpg": oriented(6)}
+    *_, out = prepare_and_read(tmp_path / "as is", files, [], 3)
+    upright, encoder, *_ = prepare_and_read(tmp_path / "upright", files, UPRIGHT, 3)
+    encoder.fit_bands(None, "the data")
+    (entry,) = open_images(str(out), out=tmp_path).entries
+    np.testing.assert_array_equal(encoder.crop_pixels(encoder.decode(entry.read())), upright["a.jpg"])
+
+
+def test_the_record_is_in_the_encoders_file_only_where_something_was_done(tmp_path):
+    how = Preprocessing(resize=24, quality=90, exif_orientation="apply", bands=("3", "red"), window=(-2.5, 7))
+    path = encoder_file(tmp_path / "encoder.safetensors", preprocessing=how)
+    assert read_info(path).preprocessing == how
+    assert mae_vit.load_encoder(path).input.preprocessing == how
+    plain = read_info(encoder_file(tmp_path / "plain.safetensors"))
+    assert plain.preprocessing == UNCHANGED
+    assert b"preprocessing" not in encoder_bytes(plain.build(), plain)
+    for broken in (
+        {"resize": 0},
+        {"window": [1, "x"]},
+        {"window": [0, float("inf")]},
+        {"turned": 1},
+        [1],
+        "x",
+    ):
+        with pytest.raises(ValidationError):
+            Preprocessing.of_entry({"preprocessing": broken})
+
+
+LINE = (
+    r"images are a path, the bytes of a file, a PIL image, a uint8 array \(H, W, 3\) or \(H, W\), or a uint8 tensor "
+    r"\(3, H, W\), not "
+)
+
+
+def test_a_photograph_is_taken_in_every_form(tmp_path):
+    encoder = mae_vit.load_encoder(encoder_file(tmp_path / "encoder.safetensors"))
+    image = picture(1)
+    pixels, data = np.asarray(image), encoded(image, "png")
+    tensor, gray = torch.from_numpy(pixels.copy()).permute(2, 0, 1), np.asarray(image.convert("L"))
+    (tmp_path / "a.png").write_bytes(data)
+    expected = encoder.transform(data)
+    for given in (tmp_path / "a.png", str(tmp_path / "a.png"), image, pixels, tensor):
+        assert torch.equal(encoder.transform(given), expected)
+    assert torch.equal(encoder.transform(torch.from_numpy(gray.copy())[None]), encoder.transform(gray))
+    for given, kind in (
+        (tensor / 255, r"a tensor float32 \(3, 30, 40\)"),
+        (tensor[None], r"a tensor uint8 \(1, 3, 30, 40\)"),
+        (pixels / 255, r"an array float64 \(30, 40, 3\)"),
+        (tensor.numpy(), r"an array uint8 \(3, 30, 40\)"),
+        (pixels[:0], r"an array uint8 \(0, 40, 3\)"),
+        (None, "of type NoneType"),
+        ([pixels], "of type list"),
+    ):
+        with pytest.raises(InputError, match=LINE + kind):
+            encoder.transform(given)
+
+
+def test_an_array_is_made_smaller_as_its_file_is(tmp_path):
+    how = Preprocessing(resize=24, quality=80, exif_orientation="apply")
+    encoder = mae_vit.load_encoder(encoder_file(tmp_path / "encoder.safetensors", preprocessing=how))
+    data = encoded(picture(3, (90, 60)), "png")
+    pixels = decode(data, 3)
+    for given in (pixels.transpose(1, 2, 0), torch.from_numpy(pixels.copy()), Image.open(io.BytesIO(data))):
+        assert torch.equal(encoder.transform(given), encoder.transform(data))
+    plain = replace(encoder.input, preprocessing=UNCHANGED)
+    smaller, encoder.input = encoder.transform(data), plain
+    assert not torch.equal(encoder.transform(data), smaller)
+
+
+def test_raw_values_of_other_forms_are_refused_in_a_line(tmp_path):
+    bands = Bands(("a", "b"), "uint16", (0.0, 0.0), (9.0, 9.0))
+    path = encoder_file(
+        tmp_path / "encoder.safetensors", in_chans=2, mean=(0.1, 0.2), std=(0.3, 0.4), bands=bands
+    )
+    line = r"images are a path, the bytes of a file, or an array or tensor uint16 \(2, H, W\) of raw values, not "
+    for given, kind in ((picture(1), "a PIL image"), (np.zeros((2, 8, 8)), r"an array float64 \(2, 8, 8\)")):
+        with pytest.raises(InputError, match=line + kind):
+            mae_vit.load_encoder(path).transform(given)
