@@ -101,7 +101,8 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--pool",
         choices=("cls", "mean"),
-        help="feature: [CLS] or the mean of the patch tokens (as in fine-tuning, else cls)",
+        help="feature: [CLS] or the mean of the patch tokens (mean; for a classifier the one of its training, for "
+        "weights of others mostly cls)",
     )
     group.add_argument(
         "--dtype",
