@@ -101,7 +101,7 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--pool",
         choices=("cls", "mean"),
-        help="feature: [CLS] or the mean of the patch tokens (mean; for a classifier the one of its training, for "
+        help="feature: [CLS] or the mean of the patch tokens (mean; of a classifier, that of its training; of "
         "weights of others mostly cls)",
     )
     group.add_argument(

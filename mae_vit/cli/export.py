@@ -77,8 +77,8 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument(
         "--pool",
         choices=("cls", "mean"),
-        help="feature: [CLS] or the mean of the patches (mean; for a classifier the one of its training, for weights of "
-        "others mostly cls)",
+        help="feature: [CLS] or the mean of the patches (mean; of a classifier, that of its training; of "
+        "weights of others mostly cls)",
     )
     parser.add_argument(
         "--norm-pix-loss",
