@@ -83,7 +83,7 @@ def test_timm_builds_it_by_the_cards_line(tmp_path, monkeypatch, capsys, changes
     assert model.num_classes == 0
     data = timm.data.resolve_model_data_config(model)
     assert data["input_size"] == (ours.info.in_chans, *ours.info.img_size)
-    assert (data["mean"], data["std"]) == (tuple(ours.info.mean), tuple(ours.info.std))
+    assert (data["mean"], data["std"]) == ([*ours.info.mean], [*ours.info.std])
     assert (data["crop_pct"], data["interpolation"]) == (1.0, "bicubic")
     # It is a start of ours as well, with all that it said before.
     again = mae_vit.load_encoder(tmp_path / "out" / "model.safetensors")
