@@ -249,7 +249,7 @@ class FinetuneConfig(Config):
             )
         if self.finetune.mode not in TRAINS_ENCODER:
             raise ValueError(f'finetune.mode="{self.finetune.mode}" needs a Vision Transformer, not "{name}"')
-        for key in ("pool", "head_init", "freeze_patch_embed", "teacher"):
+        for key in ("teacher", "pool", "head_init", "freeze_patch_embed"):
             if getattr(self.finetune, key) != getattr(defaults, key):
                 raise ValueError(f'finetune.{key} has no effect with model.name="{name}"')
         if self.optim.layer_decay is not None:
