@@ -103,7 +103,8 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--pool",
         choices=("cls", "mean"),
-        help="feature: [CLS] or the mean of the patch tokens (as in fine-tuning, else cls)",
+        help="feature: [CLS] or the mean of the patch tokens (mean; of a classifier, that of its training; of "
+        "weights of others mostly cls)",
     )
     group.add_argument(
         "--dtype",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """Write an encoder in the format of another library, with a model card. The command loads each export
 with that library and compares the outputs before it gives the folder its final name."""
 _FORMS = """formats:
-  timm      state dict for timm.create_model, with a classifier's head; the model card has the line that loads it
+  timm      folder for timm.create_model("local-dir:OUT", pretrained=True), with a classifier's head
   hf        folder for transformers: ViTModel or ViTForImageClassification; OUT/mae is a ViTMAEForPreTraining if
             WEIGHTS has MAE's decoder (a run folder has it, its encoder.safetensors does not)
   official  file of the official MAE code, with the decoder: {"model": tensors}, only tensors
@@ -27,7 +27,7 @@ _FORMS = """formats:
 
 examples:
   mae-vit export runs/mae_base --to hf
-  mae-vit export runs/mae_base/encoder.safetensors --to onnx --out mae_base-onnx --pool mean
+  mae-vit export runs/mae_base/encoder.safetensors --to onnx --out mae_base-onnx
   mae-vit export runs/finetuned --to timm --force
   mae-vit export runs/mae_base --to hf --push USER/NAME --dry-run      (pip install "mae-vit[hf,hub]")
 """
@@ -78,7 +78,8 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument(
         "--pool",
         choices=("cls", "mean"),
-        help="feature: [CLS] or the mean of the patches (cls; for a fine-tuned run, the one of its training)",
+        help="feature: [CLS] or the mean of the patches (mean; of a classifier, that of its training; of "
+        "weights of others mostly cls)",
     )
     parser.add_argument(
         "--norm-pix-loss",

@@ -20,10 +20,10 @@ from mae_vit.objectives.objective import Objective, Task
 
 @dataclass(frozen=True)
 class InTraining:
-    """An objective's encoder as the views take one, read by [CLS]."""
+    """An objective's encoder as the views take one, read by the mean of the patches."""
 
     objective: Objective
-    pool: Pool = "cls"
+    pool: Pool = "mean"
 
     @property
     def encoder(self) -> ViTEncoder:

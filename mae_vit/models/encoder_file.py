@@ -14,7 +14,7 @@ from safetensors.torch import save as save_tensors
 from mae_vit.core.bands import DTYPES, Bands
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.geometry import Geometry
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.vit import Pool, ViTEncoder
 
 # Key of our entry in a safetensors file's metadata; its value is JSON.
 _KEY = "mae_vit"
@@ -37,6 +37,7 @@ class EncoderInfo(Geometry):
             them; each None if unknown. None if it began from random weights (older files never have it).
         bands: what the raw values of images mean, in whose unit scale mean and std are; None for 8 bits.
         preprocessing: what `prepare` did to the images before training read them.
+        pool: what reads a feature from the tokens. A file states it only where it is not the mean.
     """
 
     mean: Sequence[float]
@@ -49,11 +50,14 @@ class EncoderInfo(Geometry):
     before: dict[str, Any] | None = None
     bands: Bands | None = None
     preprocessing: Preprocessing = UNCHANGED
+    pool: Pool = "mean"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain data; `before`, bands and preprocessing only where there are any."""
+        """Returns the fields as plain data: `before`, bands and preprocessing where there are any, `pool` but the mean."""
         values = asdict(self)
         del values["bands"], values["before"], values["preprocessing"]
+        if self.pool == "mean":
+            del values["pool"]
         before = {} if self.before is None else {"before": self.before}
         bands = {} if self.bands is None else {"bands": plain_bands(self.bands)}
         return {**values, **before, **bands, **self.preprocessing.to_entry()}

@@ -12,6 +12,7 @@ from mae_vit.core.bands import dtype_of_raw
 from mae_vit.core.errors import InputError
 from mae_vit.data.channels import describe_data, with_channels
 from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.models.vit import Pool
 from mae_vit.objectives import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data, open_data
@@ -141,7 +142,8 @@ def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
         preprocessing=data.preprocessing,
     )
     labels = seen_labels(config, data, None)
-    return replace(info, labels=labels.model_dump() if labels else None)
+    pool: Pool = getattr(config.objective, "pool", "mean")
+    return replace(info, labels=labels.model_dump() if labels else None, pool=pool)
 
 
 def seen_labels(config: PretrainConfig, data: Data, before: SeenLabels | None) -> SeenLabels | None:

@@ -26,7 +26,7 @@ from mae_vit.training.checkpoints.format import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import read_foreign
 from mae_vit.weights.foreign_encoder import open_foreign
-from mae_vit.weights.load import load_weights
+from mae_vit.weights.load import check_kind, load_weights
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import Weights, is_frozen
 
@@ -132,7 +132,7 @@ def load_encoder(
         start: what `load_vit` takes; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
             "frozen:FILE.safetensors" for any backbone of timm (`mae_vit.weights.foreign`).
         img_size: side in pixels, or (H, W); None takes the size of its training.
-        pool: "cls" or "mean"; None takes that of its training. Encoders of others have their own.
+        pool: "cls" or "mean"; None takes the encoder's own. Encoders of others have their own.
 
     Raises:
         InputError: if there are no weights, or they do not fit.
@@ -154,11 +154,12 @@ def load_vit(
     """Loads a Vision Transformer of ours.
 
     Args:
-        start: a run folder, an `encoder.safetensors`, an official MAE file (.pth), "timm:NAME", or
+        start: a run folder, an `encoder.safetensors`, a file of others (official MAE, DINO, MoCo v3, Lightning,
+            transformers, mmpretrain, torchvision; "FILE@teacher" takes one of several networks), "timm:NAME", or
             "hf:USER/NAME[@REVISION]" of the Hub. `start.source` of the result names the commit.
         img_size: side in pixels, or (H, W), divisible by the patch size. Positions are interpolated.
             None takes the size of its training.
-        pool: "cls" or "mean". None takes that of a fine-tuned run, else "cls".
+        pool: "cls" or "mean". None takes "mean", or what a classifier was trained with; for weights of others "cls".
 
     Raises:
         InputError: if there are no weights, or they are of no Vision Transformer that we support.
@@ -182,8 +183,7 @@ def encoder_from_weights(
         info = replace(info, img_size=_size(img_size, info.patch_size))
     encoder = info.build()
     load_weights(start, encoder)
-    trained_pool: Pool = "mean" if "fc_norm.weight" in start.tensors else "cls"
-    return PretrainedEncoder(encoder, pool=pool or trained_pool, info=info, start=start)
+    return PretrainedEncoder(encoder, pool=pool or start.pool, info=info, start=start)
 
 
 def info_from_weights(start: Weights) -> EncoderInfo:
@@ -201,6 +201,7 @@ def info_from_weights(start: Weights) -> EncoderInfo:
         step=0,
         bands=start.bands,
         preprocessing=start.preprocessing,
+        pool=start.pool,
     )
     path, history = start.path, ("objective", "step", "images_seen", "flops", "before")
     known = read_info(path)
@@ -223,6 +224,7 @@ def cost_of_start(start: Weights) -> Cost:
 
 def _geometry_of_shapes(start: Weights) -> Geometry:
     """Derives the geometry from tensor shapes, for files without metadata (official MAE files, timm's names)."""
+    check_kind(start)
     tensors = start.tensors
     try:
         embed_dim, in_chans, patch_size, _ = tensors["patch_embed.proj.weight"].shape

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -23,9 +24,10 @@ from mae_vit.weights.start import ENCODER_PREFIX, Normalized, Weights
 
 # A file with a smaller share of the encoder's parameters belongs to another model.
 MIN_COVERAGE = 0.9
-# Parts that only other encoders have (layer scale, registers, a norm before the blocks). Without
-# them the remaining weights compute something else.
-_FOREIGN = ("blocks.", "reg_token", "norm_pre.", "dist_token")
+# Parts that only other encoders have (layer scale, registers, a norm before the blocks, rotary positions).
+# Without them the remaining weights compute something else.
+_OWN = re.compile(r"blocks\.\d+\.(norm1|attn\.qkv|attn\.proj|norm2|mlp\.fc1|mlp\.fc2)\.(weight|bias)")
+_FOREIGN = ("blocks.", "reg", "storage_tokens", "norm_pre.", "dist_token", "rope", "rel_pos", "attn_pool.")
 
 
 def _check_finite(start: Weights) -> None:
@@ -60,9 +62,9 @@ def load_weights(
     """
     _check_blocks(start, encoder)
     _check_finite(start)
-    coverage = LoadReport(passed_over=start.passed_over, unfinished=start.unfinished)
+    coverage = LoadReport(passed_over=start.passed_over, unfinished=start.unfinished, found=start.found)
     state = encoder.state_dict()
-    _check_kind(start, set(state))
+    check_kind(start)
     taken: dict[str, Tensor] = {}
     for name, expected in state.items():
         loaded = start.tensors.get(name)
@@ -136,21 +138,29 @@ def warn_normalization_differs(
         )
 
 
-def _check_kind(start: Weights, names: set[str]) -> None:
+def check_kind(start: Weights) -> None:
     """Checks that the weights have no parts that our encoder lacks.
 
     Raises:
         InputError: if they have; without these parts the rest computes something else.
     """
-    if foreign := [name for name in start.tensors if name.startswith(_FOREIGN) and name not in names]:
-        if "dist_token" in foreign:
-            raise InputError(
-                f"{start.source} was distilled: its blocks expect a second token; without it they compute "
-                "something else"
-            )
+    own = {"reg_token"} if start.geometry and start.geometry.class_tokens > 1 else set()
+    foreign = [
+        name
+        for name in start.tensors
+        if name.startswith(_FOREIGN) and not _OWN.fullmatch(name) and name not in own
+    ]
+    if "dist_token" in foreign:
+        raise InputError(
+            f"{start.source} was distilled: its blocks expect a second token; without it they compute "
+            "something else"
+        )
+    if foreign:
         raise InputError(
             f"{start.source} is an encoder of another kind: ours has no {foreign[0]} ({len(foreign)} such tensors)"
         )
+    if "patch_embed.proj.weight" in start.tensors and "cls_token" not in start.tensors:
+        raise InputError(f"{start.source} is an encoder of another kind: it has no class token, ours has one")
 
 
 def _check_blocks(start: Weights, encoder: ViTEncoder) -> None:

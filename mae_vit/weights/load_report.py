@@ -20,6 +20,7 @@ class LoadReport:
         share: share of the encoder's parameters that were loaded, adapted, kept or left out by design, 0 to 1.
         passed_over: reasons why newer checkpoints of the same run were skipped.
         unfinished: of which step the weights are; empty if their run is finished.
+        found: where in a file of others the encoder was found; empty if there is nothing to say.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -32,10 +33,12 @@ class LoadReport:
     share: float = 0.0
     passed_over: tuple[str, ...] = ()
     unfinished: str = ""
+    found: str = ""
 
     def describe(self, source: str) -> str:
         """Returns the report as lines of text."""
         lines = [f"weights  {source}: {self.share:.1%} of the encoder's parameters"]
+        lines += [f"  found         {self.found}"] if self.found else []
         lines += [f"  passed over   {problem}" for problem in self.passed_over]
         lines += [f"  unfinished    {self.unfinished}"] if self.unfinished else []
         lines.append(f"  loaded        {len(self.loaded)} tensors: {shorten(self.loaded)}")

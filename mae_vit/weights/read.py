@@ -1,4 +1,4 @@
-"""Weights to begin from: our runs and encoders, timm models, repositories of the Hub, official MAE files.
+"""Weights to begin from: our runs and encoders, timm models, repositories of the Hub, files of others.
 
 Nothing read here can execute code: safetensors hold no objects, and pickled files
 go through torch's restricted reader.
@@ -6,10 +6,10 @@ go through torch's restricted reader.
 
 from __future__ import annotations
 
-import argparse
 import pickle
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import load_file
 from timm.models import PretrainedCfg
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
 
 from mae_vit.config.section import height_width
 from mae_vit.core.errors import FetchUnavailable, InputError
@@ -30,7 +29,7 @@ from mae_vit.data.normalization import IMAGENET_MEAN
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.encoder_file import bands_from, read_metadata
 from mae_vit.models.geometry import Geometry, geometry_from, geometry_of
-from mae_vit.models.vit import SIZES, ViTEncoder
+from mae_vit.models.vit import SIZES, Pool
 from mae_vit.training.checkpoints.format import (
     LABELS_SEEN,
     BrokenCheckpoint,
@@ -40,6 +39,8 @@ from mae_vit.training.checkpoints.format import (
     read_part,
     step_of,
 )
+from mae_vit.weights.facts_beside import CONFIGS, check_function, facts_beside
+from mae_vit.weights.load_report import shorten
 from mae_vit.weights.seen_labels import SeenLabels
 from mae_vit.weights.start import (
     _STARTS,
@@ -49,7 +50,9 @@ from mae_vit.weights.start import (
     check_there,
     describe_unfinished,
     is_frozen,
+    split_network,
 )
+from mae_vit.weights.unwrap import find_network, named_tensors
 
 # What a repository of the Hub may hold: what `mae-vit export` writes. Others' files by timm's names fit too.
 _HUB_FILES = ("encoder.safetensors", "model.safetensors")
@@ -60,8 +63,8 @@ def read_weights(start: str) -> Weights:
     """Reads weights to begin from.
 
     Args:
-        start: a run folder, an `encoder.safetensors` or other safetensors file with timm's
-            names, an official MAE file (.pth), "timm:NAME", or "hf:USER/NAME[@REVISION]".
+        start: a run folder, an `encoder.safetensors`, a file of others (`mae_vit.weights.unwrap`; "FILE@NAME" takes
+            one of its networks), a folder of transformers, "timm:NAME", or "hf:USER/NAME[@REVISION]".
 
     Raises:
         InputError: if there is nothing readable there.
@@ -75,15 +78,13 @@ def read_weights(start: str) -> Weights:
     if start.startswith(TIMM_PREFIX):
         return _read_timm(start)
     check_there(start)
-    path = Path(start)
+    path, network = split_network(start)
     try:
         if is_hub_name(start):
             return _read_hub(start)
         if path.is_dir():
             return _read_run(path)
-        if path.suffix == ".safetensors":
-            return _read_safetensors(path)
-        return _read_pickled(path)
+        return _read_file(path, network)
     except (InputError, FetchUnavailable):
         raise
     except OSError as error:
@@ -96,7 +97,7 @@ def _read_run(folder: Path) -> Weights:
     """The newest whole checkpoint, which has the objective's parts; else the exported encoder."""
     if (folder / "model.safetensors").exists():
         # Fine-tuned: its best weights, which the newest checkpoint need not hold.
-        return _read_safetensors(folder / "model.safetensors")
+        return _read_file(folder / "model.safetensors")
     try:
         found, broken = read_newest(folder / "checkpoints", _read_checkpoint)
     except BrokenCheckpoint as error:
@@ -110,8 +111,9 @@ def _read_run(folder: Path) -> Weights:
             )
         so_far = describe_unfinished(folder, step_of(Path(found.source)))
         return replace(found, passed_over=tuple(map(str, broken)), unfinished=so_far)
-    if (folder / "encoder.safetensors").exists():
-        return _read_safetensors(folder / "encoder.safetensors")
+    for name in ("encoder.safetensors", "pytorch_model.bin"):
+        if (folder / name).exists():
+            return _read_file(folder / name)
     raise InputError(
         f"start {folder} is no run folder: it has neither checkpoints nor an encoder.safetensors"
     )
@@ -132,7 +134,7 @@ def _read_checkpoint(path: Path) -> Weights:
     geometry = _geometry_of(identity, str(path.parents[1]))
     return Weights(
         source=str(path),
-        tensors=_without_prefix(tensors),
+        tensors={name.removeprefix(ENCODER_PREFIX): value for name, value in tensors.items()},
         objective=identity.get("objective.name"),
         num_heads=geometry.num_heads,
         mean=tuple(mean) if mean else None,
@@ -141,6 +143,7 @@ def _read_checkpoint(path: Path) -> Weights:
         labels=_labels_seen(identity),
         bands=bands_from(identity.get("data.bands")),
         preprocessing=Preprocessing.of_entry({"preprocessing": identity.get("data.preprocessing")}),
+        pool=identity.get("finetune.pool") or identity.get("objective.pool") or "mean",
     )
 
 
@@ -179,21 +182,42 @@ def _geometry_of(identity: dict[str, Any], source: str) -> Geometry:
     )
 
 
-def _read_safetensors(path: Path) -> Weights:
-    metadata = read_metadata(path)
+def _read_file(path: Path, network: str | None = None) -> Weights:
+    """The encoder in a file of ours or of others, in whatever container and under whatever names."""
+    metadata: dict[str, Any] = {}
+    if path.suffix == ".safetensors":
+        metadata, content = read_metadata(path), load_file(path)
+    else:
+        content = _unpickle(path)
     if metadata.get("network"):
         raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")
-    mean, std = metadata.get("mean"), metadata.get("std")
+    found = find_network(content, str(path), network)
+    if found is None and not metadata:
+        names = shorten([*named_tensors(content)])
+        raise InputError(
+            f"{path} holds no weights of a Vision Transformer by names that are known here: "
+            + (f"it has {names[:200]}" if names else "expected tensors by name")
+        )
+    # Without an encoder, a head of ours.
+    tensors = found.tensors if found else content
+    facts = metadata or facts_beside(path)
+    mean, std = facts.get("mean"), facts.get("std")
+    has_decoder = any(name.startswith("decoder_") for name in tensors)
+    own_pool: Pool = "mean" if metadata or "fc_norm.weight" in tensors else "cls"
     return Weights(
-        source=str(path),
-        tensors=_without_prefix(load_file(path)),
-        num_heads=metadata.get("num_heads"),
+        source=str(path) if network is None else f"{path}@{network}",
+        tensors=tensors,
+        objective="mae" if has_decoder and not metadata else None,
+        num_heads=facts.get("num_heads"),
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
         geometry=geometry_from(metadata),
         labels=SeenLabels.model_validate(metadata["labels"]) if metadata.get("labels") else None,
+        downloaded=None if network is None else path,
         bands=bands_from(metadata.get("bands")),
         preprocessing=Preprocessing.of_entry(metadata),
+        pool=facts.get("pool") or own_pool,
+        found=found.found if found else "",
     )
 
 
@@ -201,36 +225,55 @@ def _read_hub(start: str) -> Weights:
     """The weights of a repository at the commit that its revision is now; safetensors alone."""
     name = parse_hub_name(start)
     path, commit = download(name, _HUB_FILES)
-    source = str(replace(name, revision=commit))
-    found = replace(_read_safetensors(path), source=source, downloaded=path)
-    if "patch_embed.proj.weight" not in found.tensors:
-        raise InputError(
-            f"{source} holds no Vision Transformer by timm's names in its {path.name}: "
-            "upload the encoder.safetensors of a run beside it"
-        )
-    return found
-
-
-def _read_pickled(path: Path) -> Weights:
-    """An official MAE file: `model` holds the weights, users' own files an argparse.Namespace too."""
+    if not read_metadata(path):
+        for file in CONFIGS:
+            with suppress(InputError):  # it has none
+                download(replace(name, revision=commit), [file])
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+        found = _read_file(path)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    return replace(found, source=str(replace(name, revision=commit)), downloaded=path)
+
+
+class _Inert:
+    """Stands for an object in a pickle that is no tensor: options, a logger. It does nothing."""
+
+    def __new__(cls, *_args: Any, **_options: Any) -> _Inert:
+        return object.__new__(cls)
+
+    def __setstate__(self, _state: Any) -> None:
+        pass
+
+
+def _unpickle(path: Path) -> dict[Any, Any]:
+    """Reads a pickle by torch's restricted reader, which calls nothing that it does not know.
+
+    Other objects beside the weights, such as the options of a Lightning checkpoint, become inert.
+    """
+    others = {"argparse.Namespace"}
+    with suppress(Exception):  # of an old format, or no pickle: the reader says so
+        others |= {*torch.serialization.get_unsafe_globals_in_checkpoint(str(path))}
+    inert: list[Any] = [(_Inert, name) for name in others]
+    try:
+        with torch.serialization.safe_globals(inert), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols, of files that are then refused
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = [line.strip() for line in str(error).splitlines() if "GLOBAL" in line]
         if not named:
             raise InputError(f"{path} is no file of weights: give {_STARTS}") from None
-        raise InputError(f"{path} is refused: it holds more than weights ({named[0][:120]})") from None
+        raise InputError(
+            f"{path} is refused: it holds more than weights ({named[0][:120]}); if you trust who made it, write its "
+            f"tensors alone: torch.save(torch.load(FILE, weights_only=False)[KEY], NEW)"
+        ) from None
     except OSError:
         raise
     except Exception:  # an archive of another kind, text
         raise InputError(f"{path} is no file of weights: give {_STARTS}") from None
-    tensors = content.get("model", content) if isinstance(content, dict) else None
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise InputError(f'{path} holds no weights: expected tensors by name, or those under "model"')
-    has_decoder = any(name.startswith("decoder_") for name in tensors)
-    return Weights(str(path), _without_prefix(tensors), objective="mae" if has_decoder else None)
+    if isinstance(content, _Inert):
+        raise InputError(f"{path} holds a whole object: save the state_dict() of the network alone")
+    return content if isinstance(content, dict) else {}
 
 
 def _read_timm(start: str) -> Weights:
@@ -253,7 +296,7 @@ def _read_timm(start: str) -> Weights:
         by_hand = _by_hand(known) if known.hf_hub_id else ""
         raise InputError(f"cannot fetch the weights of {start}, network needed ({reason}){by_hand}") from None
     if isinstance(model, VisionTransformer):
-        _check_function(model, start)
+        check_function(model, start)
     config = model.pretrained_cfg
     return Weights(
         start,
@@ -262,6 +305,7 @@ def _read_timm(start: str) -> Weights:
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         geometry=geometry_of(model) if isinstance(model, VisionTransformer) else None,
+        pool="mean" if getattr(model, "global_pool", None) == "avg" else "cls",
     )
 
 
@@ -275,29 +319,6 @@ def _by_hand(config: PretrainedCfg) -> str:
     )
 
 
-def _check_function(model: VisionTransformer, source: str) -> None:
-    """Refuses what has our names and shapes and computes something else."""
-    own = ViTEncoder(img_size=(1, 1), patch_size=1, embed_dim=4, depth=1, num_heads=1).blocks[0]
-    other = model.blocks[0]
-    facts = [("blocks are", type(other).__name__, type(own).__name__)]
-    if type(other) is type(own):
-        facts += [
-            ("activation is", repr(other.mlp.act), repr(own.mlp.act)),
-            ("norm is", _norm_name(other.norm1), _norm_name(own.norm1)),
-        ]
-    for what, found, ours in facts:
-        if found != ours:
-            raise InputError(f"{source} is an encoder of another kind: its {what} {found}, ours {ours}")
-
-
-def _norm_name(norm: torch.nn.Module) -> str:
-    return f"{type(norm).__name__} of eps {norm.eps:g}"
-
-
 def _nearest_timm(name: str) -> str:
     known = timm.list_models()
     return closest(name, known) or f"it has {len(known)}, such as vit_base_patch16_224"
-
-
-def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(ENCODER_PREFIX): value for name, value in tensors.items()}

@@ -19,6 +19,7 @@ from mae_vit.core.user_files import expand_path
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.geometry import Geometry
+from mae_vit.models.vit import Pool
 from mae_vit.weights.seen_labels import SeenLabels
 
 ENCODER_PREFIX = "encoder."
@@ -26,7 +27,7 @@ ENCODER_PREFIX = "encoder."
 FROZEN_PREFIX = "frozen:"
 # What tables, summaries and reports say of them.
 FOREIGN_ORIGIN = "trained by others on other data"
-_STARTS = f'a run folder, an encoder.safetensors, an official MAE file (.pth), "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
+_STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
 
 
 class Normalized(Protocol):
@@ -68,6 +69,8 @@ class Weights:
         downloaded: where the file lies, of a source that is no path.
         bands: what the raw values of its images mean; None for 8 bits, or not known.
         preprocessing: what `prepare` did to its images; nothing if it is not known.
+        pool: what reads a feature from its tokens, unless another pooling is asked for.
+        found: where in a file of others it was found, and by whose names; empty if there is nothing to say.
     """
 
     source: str
@@ -83,6 +86,8 @@ class Weights:
     downloaded: Path | None = None
     bands: Bands | None = None
     preprocessing: Preprocessing = UNCHANGED
+    pool: Pool = "cls"
+    found: str = ""
 
     @property
     def path(self) -> Path:
@@ -133,6 +138,14 @@ def split_frozen(start: str) -> tuple[str | None, Path | None]:
     return name, expand_path(file) if at else None
 
 
+def split_network(start: str) -> tuple[Path, str | None]:
+    """Splits "FILE@NAME": the path, and which of the networks in the file is meant."""
+    file, at, name = start.rpartition("@")
+    if at and name and not Path(start).exists() and Path(file).is_file():
+        return Path(file), name
+    return Path(start), None
+
+
 def check_there(start: str) -> None:
     """Makes sure that there is something at a start's path.
 
@@ -146,7 +159,7 @@ def check_there(start: str) -> None:
             f"{start} is {FOREIGN_ORIGIN}: it goes into mae-vit embed, and into fine-tuning and comparisons of frozen "
             "encoders"
         )
-    if not Path(start).exists():
+    if not split_network(start)[0].exists():
         hint = closest_path(Path(start)) or f"give {_STARTS}"
         raise InputError(f"start {start} does not exist: {hint}")
 
@@ -160,9 +173,11 @@ def name_of(asked: str) -> str:
         return asked.removeprefix(TIMM_PREFIX).replace("/", "-")
     if is_hub_name(asked):
         return parse_hub_name(asked).repo.rpartition("/")[2]
-    path = Path(asked).resolve()
-    generic = path.stem in ("encoder", "model") and path.suffix
-    return path.parent.name if generic else path.stem if path.is_file() else path.name
+    path, network = split_network(asked)
+    path = path.resolve()
+    generic = path.stem in ("encoder", "model", "pytorch_model") and path.suffix
+    name = path.parent.name if generic else path.stem if path.is_file() else path.name
+    return f"{name}-{network}" if network else name
 
 
 def describe_unfinished(run: Path, step: int) -> str:

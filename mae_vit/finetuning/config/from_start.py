@@ -10,7 +10,7 @@ from mae_vit.config.load import ConfigSource
 from mae_vit.config.overrides import drop_alternatives
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
-from mae_vit.finetuning.config.schema import TRAINS_ENCODER
+from mae_vit.finetuning.config.schema import SEGMENTATION, TRAINS_ENCODER
 from mae_vit.models.vit import SIZES
 from mae_vit.weights.foreign import ForeignWeights, read_foreign
 from mae_vit.weights.read import read_weights
@@ -88,6 +88,12 @@ class WeightsOverrides:
                 del facts["model"]["img_size"]
         if self.start.mean is not None and self.start.std is not None:
             facts["data"] = {"normalize": [list(self.start.mean), list(self.start.std)]}
+        section = raw.get("finetune")
+        stated = section.get("mode") if isinstance(section, dict) else None
+        if (self._mode or stated) not in SEGMENTATION and not (
+            isinstance(section, dict) and "pool" in section
+        ):
+            facts["finetune"]["pool"] = self.start.pool
         self.replaced = self._replaced(raw, facts)
         _lay_over(raw, facts)
 

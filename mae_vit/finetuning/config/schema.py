@@ -86,7 +86,8 @@ class FinetuneSection(Section):
             "few_shot" and "knn" score frozen features without training. "segment" trains the whole network on
             masks, "segment_probe" one layer on the frozen patch tokens.
         start: the pretrained weights; --ckpt sets it.
-        pool: the feature: [CLS] after the final norm, or the mean of the patch tokens.
+        pool: the feature: [CLS] after the final norm, or the mean of the patch tokens. If neither config nor command
+            line gives it, pretrained weights have their own: ours the mean, those of others mostly [CLS].
         head_init: "zero" (ViT Sec. 3.2), or "small": normal with std 2e-5 (official MAE code).
         label_smoothing: label smoothing of the training loss.
         mixup: alpha of mixup; 0 for none (MAE Sec. A.1: 0.8).
@@ -109,7 +110,7 @@ class FinetuneSection(Section):
 
     mode: Mode = "finetune"
     start: PathText | None = None
-    pool: Pool = "cls"
+    pool: Pool = "mean"
     head_init: HeadInit = "zero"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     mixup: float = Field(default=0.0, ge=0)
@@ -249,7 +250,7 @@ class FinetuneConfig(Config):
             )
         if self.finetune.mode not in TRAINS_ENCODER:
             raise ValueError(f'finetune.mode="{self.finetune.mode}" needs a Vision Transformer, not "{name}"')
-        for key in ("pool", "head_init", "freeze_patch_embed", "teacher"):
+        for key in ("teacher", "pool", "head_init", "freeze_patch_embed"):
             if getattr(self.finetune, key) != getattr(defaults, key):
                 raise ValueError(f'finetune.{key} has no effect with model.name="{name}"')
         if self.optim.layer_decay is not None:

@@ -33,7 +33,7 @@ _UNUSED_BY_PROBE = (
     ("model", "drop_path_rate", 0.0),
     ("finetune", "freeze_patch_embed", False),
 )
-_UNUSED = (("finetune", "pool", "cls"), ("finetune", "head_init", "zero"))
+_UNUSED = (("finetune", "pool", "mean"), ("finetune", "head_init", "zero"))
 
 
 def build_segmenter(

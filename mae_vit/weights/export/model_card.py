@@ -183,8 +183,7 @@ def _front_matter(target: str) -> str:
 
 
 def _load_line(handed: ExportSource, hub: HubName) -> str:
-    pool = ', pool="mean"' if handed.encoder.pool == "mean" and not handed.network.has_fc_norm else ""
-    return f'With mae-vit: `mae_vit.load_encoder("{hub}"{pool})`.'
+    return f'With mae-vit: `mae_vit.load_encoder("{hub}")`.'
 
 
 def _notes(verified: Verification) -> str:

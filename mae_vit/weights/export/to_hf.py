@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import raw_normalization
+from mae_vit.models.vit import pooled
 from mae_vit.objectives.mae import LAYER_NORM_EPS, MAE
 from mae_vit.weights.export.network import ExportSource
 from mae_vit.weights.export.verify import Verification, expected, largest_difference, library, random_images
@@ -260,7 +261,7 @@ def _check_encoder(transformers: Any, handed: ExportSource, folder: Path) -> flo
     options = {"add_pooling_layer": False} if handed.network.head is None else {}
     model = load_whole(getattr(transformers, _class_of(handed)), folder, **options)
     found = model(pixel_values=random_images(handed))
-    theirs = found.last_hidden_state[:, 0] if handed.network.head is None else found.logits
+    theirs = found.logits if handed.network.head else pooled(found.last_hidden_state, handed.encoder.pool)
     return largest_difference(expected(handed), theirs, f"transformers' {handed.network.output_name}")
 
 
@@ -286,10 +287,11 @@ def _code(handed: ExportSource, has_mae: bool) -> str:
 model = ViTForImageClassification.from_pretrained(".").eval()
 logits = model(pixel_values=images).logits
 """
-    code = """from transformers import ViTModel
+    read = "[:, 0]" if handed.encoder.pool == "cls" else "[:, 1:].mean(dim=1)"
+    code = f"""from transformers import ViTModel
 
 model = ViTModel.from_pretrained(".", add_pooling_layer=False).eval()
-features = model(pixel_values=images).last_hidden_state[:, 0]
+features = model(pixel_values=images).last_hidden_state{read}
 """
     if not has_mae:
         return code

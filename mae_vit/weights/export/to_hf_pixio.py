@@ -38,6 +38,7 @@ def write(handed: ExportSource, folder: Path) -> Verification:
         if handed.encoder.pool == "cls"
         else output.last_hidden_state[:, count:].mean(dim=1)
     )
+    read = "pooler_output" if handed.encoder.pool == "cls" else f"last_hidden_state[:, {count}:].mean(dim=1)"
     notes = ["its pooler_output is the mean of the class tokens"]
     if handed.decoder is not None:
         notes.append("without its decoder: transformers has none for several class tokens")
@@ -45,10 +46,10 @@ def write(handed: ExportSource, folder: Path) -> Verification:
         by=f"transformers {transformers.__version__}",
         what="features",
         difference=largest_difference(expected(handed), theirs, "transformers' features"),
-        code="""from transformers import PixioModel
+        code=f"""from transformers import PixioModel
 
 model = PixioModel.from_pretrained(".").eval()
-features = model(pixel_values=images).pooler_output
+features = model(pixel_values=images).{read}
 """,
         summary='PixioModel.from_pretrained(".")',
         notes=tuple(notes),

@@ -1,4 +1,4 @@
-"""`--to timm`: a state dict that loads strictly into `timm.create_model`."""
+"""`--to timm`: a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` loads."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.attention import set_fused_attention
+from mae_vit.models.encoder_file import raw_normalization
 from mae_vit.weights.encoder import encoder_from_weights
 from mae_vit.weights.export.network import ExportSource
 from mae_vit.weights.export.verify import Verification, expected, largest_difference, random_images
 from mae_vit.weights.read import read_weights
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 # The same for `load_encoder`, beside files of other names: what it looks for first in a repository of the Hub.
 NATIVE = "encoder.safetensors"
 # timm's model nearest to each of `mae_vit.models.vit.SIZES`; all are one class, and the geometry is given in full.
@@ -64,6 +64,33 @@ def create_model_line(handed: ExportSource) -> str:
     return f'timm.create_model("{name}", {", ".join(listed)})'
 
 
+def _config(handed: ExportSource) -> dict[str, Any]:
+    """What timm reads beside the weights: the network, and the images that it takes."""
+    name, arguments = create_model_arguments(handed)
+    info, classes = handed.encoder.info, arguments.pop("num_classes")
+    mean, std = raw_normalization(info)
+    return {
+        "architecture": name,
+        "num_classes": classes,
+        "num_features": info.embed_dim,
+        "global_pool": arguments.get("global_pool", "token"),
+        **({"label_names": list(handed.classes)} if handed.classes else {}),
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "input_size": list(handed.image_shape()),
+            "fixed_input_size": True,
+            "interpolation": handed.encoder.input.interpolation,
+            "crop_pct": 1.0,
+            "crop_mode": "center",
+            "mean": mean,
+            "std": std,
+            "num_classes": classes,
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        },
+    }
+
+
 def write_native(handed: ExportSource, path: Path) -> None:
     """Writes the weights by timm's names with all that `load_encoder` needs, and loads them with it.
 
@@ -83,8 +110,8 @@ def write_native(handed: ExportSource, path: Path) -> None:
 
 
 def write(handed: ExportSource, folder: Path) -> Verification:
-    """Writes the weights, and loads them with timm."""
-    name, arguments = create_model_arguments(handed)
+    """Writes the folder, and loads it with timm."""
+    _, arguments = create_model_arguments(handed)
     count = handed.encoder.info.class_tokens
     reads_tokens = arguments.get("global_pool") == ""
     if reads_tokens and handed.network.head is not None:
@@ -93,20 +120,17 @@ def write(handed: ExportSource, folder: Path) -> Verification:
             "--to torch keeps it, or fine-tune with finetune.pool=mean"
         )
     write_native(handed, folder / WEIGHTS)
-    model = timm.create_model(name, **arguments).eval()
-    model.load_state_dict(load_file(folder / WEIGHTS), strict=True)
+    (folder / CONFIG).write_text(json.dumps(_config(handed), indent=2) + "\n")
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     what = handed.network.output_name
     with torch.no_grad():
         theirs = model(random_images(handed))  # (3, D) or (3, K); (3, k + N, D) without pooling
         theirs = theirs[:, :count].mean(dim=1) if reads_tokens else theirs
     difference = largest_difference(expected(handed), theirs, f"timm's {what}")
-    line = create_model_line(handed)
-    summary = f'model = {line}; model.load_state_dict(safetensors.torch.load_file("{WEIGHTS}"))'
+    summary = 'timm.create_model("local-dir:.", pretrained=True)'
     code = f"""import timm
-from safetensors.torch import load_file
 
-model = {line}
-model.load_state_dict(load_file("{WEIGHTS}"), strict=True)
+model = {summary}
 {what} = model.eval()(images){f"[:, :{count}].mean(dim=1)" if reads_tokens else ""}
 """
     notes: tuple[str, ...] = (

@@ -61,7 +61,7 @@ CASES = {
     "ranks": (["train.engine=torch", "train.zero_stage=1"], 'zero_stage=1 needs engine="deepspeed"'),
 }
 NETWORK_CASES = {
-    "pool": (["finetune.pool=mean"], 'finetune.pool has no effect with model.name="SimpleCNN"'),
+    "pool": (["finetune.pool=cls"], 'finetune.pool has no effect with model.name="SimpleCNN"'),
     "layer decay": (["optim.layer_decay=0.5"], "optim.layer_decay has no effect"),
     "teacher": (["finetune.teacher=x", "finetune.pool=cls"], "finetune.teacher has no effect"),
     "frozen projection": (["finetune.freeze_patch_embed=true"], "finetune.freeze_patch_embed has no effect"),

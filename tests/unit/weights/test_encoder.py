@@ -1,16 +1,20 @@
 """The encoder as others use it: from any start, images in, features out."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import timm
 import torch
+from helpers.commands import ROOT
 from PIL import Image
 
 import mae_vit
 from mae_vit.core.errors import InputError
+from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.weights.read import read_weights
 
 INFO = EncoderInfo(
     "tiny-cifar", (32, 32), 4, 3, 128, 2, 4, 4.0, "learnable", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "mae", 7
@@ -38,9 +42,9 @@ def test_features_are_timms_of_the_same_images(path):
     model.load_state_dict(encoder.encoder.state_dict(), strict=True)
     with torch.no_grad():
         tokens = model.forward_features(images)
-        torch.testing.assert_close(encoder(images), tokens[:, 0], atol=1e-5, rtol=0)
-        pooled = mae_vit.load_encoder(path, pool="mean")(images)
-        torch.testing.assert_close(pooled, tokens[:, 1:].mean(dim=1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(encoder(images), tokens[:, 1:].mean(dim=1), atol=1e-5, rtol=0)
+        by_cls = mae_vit.load_encoder(path, pool="cls")(images)
+        torch.testing.assert_close(by_cls, tokens[:, 0], atol=1e-5, rtol=0)
     assert encoder(images).shape == (2, encoder.embed_dim)
 
 
@@ -80,6 +84,27 @@ def test_sixteen_bits_are_the_same_as_path_and_pil(path, tmp_path):
 def test_what_no_transform_has_made_is_refused(path, images):
     with pytest.raises(ValueError, match="as this encoder's transform makes them"):
         mae_vit.load_encoder(path)(images)
+
+
+def test_the_pooling_is_the_files_own(path, tmp_path):
+    """Ours the mean unless the file says otherwise; others [CLS] unless they have a norm behind the mean."""
+    encoder, cls = INFO.build(), tmp_path / "cls.safetensors"
+    assert mae_vit.load_encoder(path).info.pool == "mean"
+    assert b"pool" not in path.read_bytes()
+    cls.write_bytes(encoder_bytes(encoder, replace(INFO, pool="cls")))
+    norm = {f"fc_norm.{name}": value for name, value in encoder.norm.state_dict().items()}
+    state = encoder.state_dict()
+    for name, tensors in (("others", state), ("by_mean", {**state, **norm})):
+        torch.save({"model": tensors}, tmp_path / f"{name}.pth")
+    expected = {path: "mean", cls: "cls", tmp_path / "by_mean.pth": "mean", tmp_path / "others.pth": "cls"}
+    included = ROOT / "docs/results/encoders/mae_cifar_tiny_100.safetensors"
+    for start, pool in {**expected, included: "mean"}.items():
+        assert read_weights(str(start)).pool == pool
+        source = ROOT / "configs" / "finetune_cifar_tiny.yaml"
+        for stated, taken in (({}, pool), ({"pool": "cls"}, "cls"), ({"mode": "segment"}, None)):
+            raw = {"finetune": dict(stated)}
+            WeightsOverrides(str(start), source)(raw)
+            assert raw["finetune"].get("pool") == taken
 
 
 def test_an_unknown_pool_is_refused(path):

@@ -8,6 +8,7 @@ import torch
 from helpers.export import encoder_file, export, mae_run
 from helpers.servers.hub_server import TOKEN, Hub, use_hub
 from safetensors.torch import save
+from transformers import ViTConfig, ViTModel
 
 import mae_vit
 from mae_vit.cli.main import main
@@ -72,13 +73,34 @@ def test_an_export_to_timm_is_loaded(hub, tmp_path):
     assert loaded.info.step == 7
 
 
-def test_names_of_transformers_say_what_is_missing(hub):
-    theirs = save({"vit.embeddings.cls_token": torch.zeros(1, 1, 4)}, {"format": "pt"})
-    hub.add("anna/mae", {"model.safetensors": theirs})
-    with pytest.raises(
-        InputError, match=r"no Vision Transformer by timm's names.*upload the encoder.safetensors"
-    ):
-        mae_vit.load_encoder("hf:anna/mae")
+def test_a_repository_of_transformers_is_loaded_with_its_configs(hub, tmp_path):
+    """Its heads and its normalization are of the files beside the weights."""
+    config = ViTConfig(
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        intermediate_size=24,
+        image_size=8,
+        patch_size=4,
+    )
+    model = ViTModel(config).eval()
+    model.save_pretrained(tmp_path / "theirs")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "theirs").iterdir()}
+    files["preprocessor_config.json"] = b'{"image_mean": [0.5, 0.5, 0.4], "image_std": [0.2, 0.3, 0.4]}'
+    hub.add("anna/vit", files)
+    loaded = mae_vit.load_encoder("hf:anna/vit")
+    images = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        # Random tokens vary little, where transformers' eps of 1e-12 and ours differ.
+        torch.testing.assert_close(loaded(images), model(images).last_hidden_state[:, 0], atol=1e-2, rtol=0)
+    assert (loaded.info.num_heads, loaded.info.mean) == (3, (0.5, 0.5, 0.4))
+
+
+def test_a_repository_without_a_known_network_says_what_it_has(hub):
+    theirs = save({"text.embeddings.weight": torch.zeros(4, 4)}, {"format": "pt"})
+    hub.add("anna/text", {"model.safetensors": theirs})
+    with pytest.raises(InputError, match=r"hf:anna/text: .*no weights of a Vision Transformer.*it has text"):
+        mae_vit.load_encoder("hf:anna/text")
 
 
 def test_offline_the_cache_serves_and_nothing_else(hub, file, monkeypatch):

@@ -147,7 +147,7 @@ def test_half_a_file_is_another_models(tmp_path):
         ("empty", "neither checkpoints nor an encoder.safetensors"),
         (
             "text.pth",
-            "text.pth is no file of weights: give a run folder, an encoder.safetensors, an official",
+            "text.pth is no file of weights: give a run folder, an encoder.safetensors, a file of",
         ),
         ("hello.pth", "hello.pth is no file of weights: give a run folder"),
         ("list.pth", "expected tensors by name"),

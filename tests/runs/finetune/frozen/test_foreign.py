@@ -98,7 +98,7 @@ def test_a_probe_of_another_size_and_its_dry_run(measure, tmp_path, capsys):
             [],
             "never trained here: give finetune.mode=knn, few_shot, linear_probe or segment_probe",
         ),
-        ("knn", ["finetune.pool=mean"], 'finetune.pool="mean" has no effect'),
+        ("knn", ["finetune.pool=cls"], 'finetune.pool="cls" has no effect'),
         ("knn", ["model.name=B"], "brings its own network, timm:vit_small_patch14_reg4_dinov2"),
         ("knn", ["model.name=timm:resnet18"], "brings its own network"),
         ("knn", ["model.img_size=30"], "does not take images of 30x30 px"),

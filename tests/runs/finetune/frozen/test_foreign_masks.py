@@ -110,7 +110,7 @@ def test_a_run_keeps_its_weights_and_says_whose_they_are(kind, probe, tmp_path, 
             [],
             "never trained here: give finetune.mode=knn, few_shot, linear_probe or segment_probe",
         ),
-        ("segment_probe", ["finetune.pool=mean"], 'finetune.pool="mean" has no effect'),
+        ("segment_probe", ["finetune.pool=cls"], 'finetune.pool="cls" has no effect'),
         ("segment_probe", ["model.img_size=30"], "does not take images of 30x30 px"),
     ],
 )

@@ -57,7 +57,7 @@ def test_transformers_has_pixio_for_them(path, tmp_path):
     out = tmp_path / "out"
     assert export(path, "--to", "hf", "--out", out) == 0
     model = PixioModel.from_pretrained(out).eval()
-    ours = mae_vit.load_encoder(path)
+    ours = mae_vit.load_encoder(path, pool="cls")
     close(model(pixel_values=images()).pooler_output, ours(images()))
     close(model(pixel_values=images()).last_hidden_state, ours.encoder.forward_features(images()))
 

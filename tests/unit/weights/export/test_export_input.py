@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import timm
 import torch
 from helpers.export import classifier_file, encoder_file, export, info_of, mae_run
 from safetensors.torch import load_file, save_file
@@ -29,12 +30,15 @@ def refused(capsys, *arguments) -> str:
 
 
 def test_what_is_computed_otherwise_is_an_error_and_leaves_nothing(path, tmp_path, capsys, monkeypatch):
-    def tampered(file):
-        state = load_file(file)
-        state["blocks.1.mlp.fc2.bias"][3] += 0.01
-        return state
+    create = timm.create_model
 
-    monkeypatch.setattr(to_timm, "load_file", tampered)
+    def tampered(name, **options):
+        model = create(name, **options)
+        with torch.no_grad():
+            model.norm.bias[3] += 0.01
+        return model
+
+    monkeypatch.setattr(to_timm.timm, "create_model", tampered)
     line = refused(capsys, path, "--to", "timm", "--out", tmp_path / "out")
     assert "timm's features differ by 0.0" in line
     assert [child.name for child in tmp_path.iterdir()] == ["encoder.safetensors"]

@@ -65,7 +65,8 @@ def test_a_classifier_pushed_to_timm_loads_to_the_bit_and_is_sent_once(hub, tmp_
     )
     repo = hub.repos["model", "anna/mae"]
     assert not repo.private
-    assert set(repo.commits[repo.refs["tries"]]) == {".gitattributes", "README.md", "model.safetensors"}
+    files = {".gitattributes", "README.md", "config.json", "model.safetensors"}
+    assert set(repo.commits[repo.refs["tries"]]) == files
     assert set(repo.files) == {".gitattributes"}  # the branch alone
     same(mae_vit.load_encoder("hf:anna/mae@tries"), mae_vit.load_encoder(file))
 
@@ -76,7 +77,7 @@ def test_a_second_push_in_another_form_leaves_no_encoder_of_the_first(hub, run, 
     hub.repos["model", "anna/mae"].commit({**hub.repos["model", "anna/mae"].files, "notes.md": b"mine"})
     assert export(tmp_path / "other", "--to", "timm", "--push", "anna/mae", "--out", tmp_path / "b") == 0
     files = hub.repos["model", "anna/mae"].files
-    assert set(files) == {".gitattributes", "README.md", "model.safetensors", "notes.md"}
+    assert set(files) == {".gitattributes", "README.md", "config.json", "model.safetensors", "notes.md"}
     assert "removed   encoder.safetensors" in capsys.readouterr().out
     same(mae_vit.load_encoder("hf:anna/mae"), mae_vit.load_encoder(tmp_path / "other"))
 

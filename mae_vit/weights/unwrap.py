@@ -1,0 +1,224 @@
+"""Finds the Vision Transformer in a file of others: in any container, under any prefix, by timm's names.
+
+A container is part of a tensor's name here: `{"model": {"head.bias": ...}}` has "model.head.bias". A network is where
+the name of a patch projection ends, as a family of libraries calls it, and blocks lie beside it. All before that name
+is the network's prefix. So no wrapper has to be known: DDP, Lightning, DINO's teacher, an average of the weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mae_vit.core.errors import InputError
+from mae_vit.weights.load_report import shorten
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How a library names the tensors of its Vision Transformers.
+
+    Attributes:
+        name: of the library.
+        anchor: the name of its patch projection.
+        renames: patterns of its names, and timm's in their place; each is applied in turn.
+        refused: why none of its networks is ours; empty if some are.
+    """
+
+    name: str
+    anchor: str
+    renames: tuple[tuple[str, str], ...]
+    refused: str = ""
+
+
+_FAMILIES = (
+    # Official MAE, DINO, MoCo v3 and BEiT have them, too; BEiT's key has no bias.
+    _Family("timm", "patch_embed.proj.weight", ((r"\.attn\.([qv])_bias$", r".attn.\1.bias"),)),
+    _Family(
+        "transformers",
+        "embeddings.patch_embeddings.projection.weight",
+        (
+            (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+            (r"^embeddings\.position_embeddings$", "pos_embed"),
+            (r"^embeddings\.distillation_token$", "dist_token"),
+            (r"^embeddings\.(\w+)$", r"\1"),
+            (r"^(encoder\.)?layers?\.(\d+)\.", r"blocks.\2."),
+            (r"\.layernorm_before\.", ".norm1."),
+            (r"\.layernorm_after\.", ".norm2."),
+            (r"\.attention\.(?:attention\.)?([qkv])(?:uery|ey|alue|_proj)\.", r".attn.\1."),
+            (r"\.attention\.(output\.dense|o_proj)\.", ".attn.proj."),
+            (r"\.(intermediate\.dense|mlp\.up_proj)\.", ".mlp.fc1."),
+            (r"(?<!\.attn)\.(output\.dense|mlp\.down_proj)\.", ".mlp.fc2."),
+            (r"^layernorm\.", "norm."),
+            (r"^pooler\.layernorm\.", "fc_norm."),
+        ),
+    ),
+    _Family(
+        "mmpretrain",
+        "patch_embed.projection.weight",
+        (
+            (r"^patch_embed\.projection\.", "patch_embed.proj."),
+            (r"^layers\.", "blocks."),
+            (r"\.ln([12])\.", r".norm\1."),
+            (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
+            (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
+            (r"^ln1\.", "norm."),
+            (r"^ln2\.", "fc_norm."),
+            (r"^pre_norm\.", "norm_pre."),
+        ),
+    ),
+    _Family(
+        "torchvision",
+        "conv_proj.weight",
+        (
+            (r"^conv_proj\.", "patch_embed.proj."),
+            (r"^class_token$", "cls_token"),
+            (r"^encoder\.pos_embedding$", "pos_embed"),
+            (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
+            (r"\.ln_([12])\.", r".norm\1."),
+            (r"\.self_attention\.in_proj_", ".attn.qkv."),
+            (r"\.self_attention\.out_proj\.", ".attn.proj."),
+            (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."),
+            (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."),
+            (r"^encoder\.ln\.", "norm."),
+        ),
+    ),
+    _Family(
+        "OpenCLIP",
+        "conv1.weight",
+        ((r"^transformer\.resblocks\.", "blocks."),),
+        refused="its norms have an eps of 1e-05, ours 1e-06, and most have a norm before the blocks (ln_pre)",
+    ),
+)
+# What torch puts between the names of modules: compiled, sharded and recomputed ones.
+_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# Of two networks, the one that their authors use: the average, or a contrastive method's own encoder.
+_FIRST = re.compile(r"(\b|_)(ema|swa|averaged?|teacher|target)(\b|_)")
+_LAST = re.compile(r"(\b|_)(student|momentum)(\b|_)")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A Vision Transformer among the tensors of a file.
+
+    Attributes:
+        tensors: by timm's names.
+        library: whose names they had.
+        found: where it was found, for the load report; empty if it is all of the file, by timm's names.
+    """
+
+    tensors: dict[str, Tensor]
+    library: str
+    found: str
+
+
+def find_network(content: Mapping[Any, Any], source: str, chosen: str | None = None) -> Network | None:
+    """Finds the network of a file; None if nothing in it is named like a Vision Transformer.
+
+    Args:
+        content: tensors by name, in any depth of mappings.
+        source: the file, for messages.
+        chosen: a part of the prefix of the network that is meant, such as "student"; None takes the average or the
+            teacher where there are two.
+
+    Raises:
+        InputError: if several networks may be meant, or none is called `chosen`.
+    """
+    named = {_WRAPPERS.sub("", name): value for name, value in named_tensors(content).items()}
+    networks: dict[str, _Family] = {}
+    for family in _FAMILIES:
+        for name in named:
+            prefix = name.removesuffix(family.anchor)
+            if prefix == name or (prefix and not prefix.endswith(".")):
+                continue
+            if any(name.startswith("blocks.0.") for name in _renamed(named, prefix, family)):
+                networks[prefix] = family
+    if not networks:
+        if chosen is not None:
+            raise InputError(f"{source} holds no Vision Transformer, so none called {chosen!r}")
+        return None
+    prefix = _choose(list(networks), source, chosen)
+    family = networks[prefix]
+    if family.refused:
+        raise InputError(
+            f"{source} is an encoder of another kind, of {family.name}: {family.refused}; "
+            '"frozen:timm:NAME" measures such networks as they are'
+        )
+    tensors = _with_whole_qkv(_renamed(named, prefix, family))
+    return Network(tensors, family.name, _describe(prefix, family, named, [*networks]))
+
+
+def named_tensors(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Returns all tensors in nested mappings, by names joined with dots."""
+    found: dict[str, Tensor] = {}
+    for key, value in content.items():
+        if isinstance(value, Tensor):
+            found[f"{prefix}{key}"] = value
+        elif isinstance(value, Mapping):
+            found |= named_tensors(value, f"{prefix}{key}.")
+    return found
+
+
+def _renamed(named: Mapping[str, Tensor], prefix: str, family: _Family) -> dict[str, Tensor]:
+    """Returns the tensors below a prefix, by timm's names."""
+    renamed = {}
+    for name, value in named.items():
+        if name.startswith(prefix):
+            name = name.removeprefix(prefix)
+            for pattern, replacement in family.renames:
+                name = re.sub(pattern, replacement, name)
+            renamed[name] = value
+    return renamed
+
+
+def _with_whole_qkv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Stacks queries, keys and values. A bias that the network lacks is zero, which is the same function."""
+    for stem in [name[: -len("proj.weight")] for name in tensors if name.endswith(".attn.proj.weight")]:
+        parts = {
+            kind: [tensors.pop(f"{stem}{part}.{kind}", None) for part in "qkv"] for kind in ("weight", "bias")
+        }
+        weights = [each for each in parts["weight"] if each is not None]
+        if len(weights) == 3:
+            tensors[f"{stem}qkv.weight"] = torch.cat(weights)
+        whole = tensors.get(f"{stem}qkv.weight")
+        if whole is not None and f"{stem}qkv.bias" not in tensors:
+            zero = whole.new_zeros(len(whole) // 3)
+            tensors[f"{stem}qkv.bias"] = torch.cat([zero if each is None else each for each in parts["bias"]])
+    return tensors
+
+
+def _choose(prefixes: list[str], source: str, chosen: str | None) -> str:
+    """Returns the prefix of the network that is meant."""
+    if chosen is not None:
+        fitting = [prefix for prefix in prefixes if f".{chosen}." in f".{prefix}"]
+    else:
+        ranks = {prefix: bool(_LAST.search(prefix)) - bool(_FIRST.search(prefix)) for prefix in prefixes}
+        fitting = [prefix for prefix in prefixes if ranks[prefix] == min(ranks.values())]
+    if len(fitting) == 1:
+        return fitting[0]
+    names = ", ".join(map(_shown, prefixes))
+    example = next(iter(fitting or prefixes)).rstrip(".")
+    if chosen is not None and not fitting:
+        raise InputError(
+            f"{source} has no network called {chosen!r}; it holds {names}: give {source}@{example}"
+        )
+    raise InputError(f"{source} holds {len(prefixes)} networks, {names}: give one, as {source}@{example}")
+
+
+def _shown(prefix: str) -> str:
+    return prefix.rstrip(".") or "one at its top"
+
+
+def _describe(prefix: str, family: _Family, named: Mapping[str, Tensor], prefixes: list[str]) -> str:
+    others = [_shown(other) for other in prefixes if other != prefix]
+    beside = [name for name in named if prefix and not name.startswith(tuple(prefixes))]
+    parts = [f'below "{prefix}"'] if prefix else []
+    parts += [f"by the names of {family.name}"] if family.name != "timm" else []
+    parts += [f"chosen over {', '.join(others)} (FILE@NAME takes another)"] if others else []
+    parts += [f"beside it {len(beside)} tensors: {shorten(beside)}"] if beside else []
+    return "; ".join(parts)

@@ -1,0 +1,292 @@
+"""Weights of others: whatever wraps and names them, the features are those of the network that was saved."""
+
+import argparse
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from helpers.weights.official_weights import RunsCode
+from safetensors.torch import save_file
+
+import mae_vit
+from mae_vit.core.errors import InputError
+from mae_vit.weights.load import load_weights
+from mae_vit.weights.read import read_weights
+
+# A size of ours: its heads follow from width and depth.
+WIDTH, DEPTH, HEADS = 128, 6, 4
+SIZE = {"img_size": 32, "patch_size": 16, "embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS}
+THEIRS = {"image_size": 32, "patch_size": 16, "hidden_size": WIDTH, "intermediate_size": 4 * WIDTH}
+THEIRS |= {"num_hidden_layers": DEPTH, "num_attention_heads": HEADS}
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def network(seed=0, **options):
+    torch.manual_seed(seed)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SIZE, **options).eval()
+    with torch.no_grad():
+        for value in model.parameters():
+            # Biases and norms too: zeros and ones would hide a missing term.
+            value.add_(0.02 * torch.randn_like(value))
+    return model
+
+
+def below(prefix, tensors):
+    return {f"{prefix}{name}": value for name, value in tensors.items()}
+
+
+def by_mmpretrain(tensors):
+    renamed = {}
+    for name, value in tensors.items():
+        name = re.sub(r"\bnorm([12])", r"ln\1", re.sub(r"^norm\.", "ln1.", name))
+        name = name.replace("mlp.fc1", "ffn.layers.0.0").replace("mlp.fc2", "ffn.layers.1")
+        renamed[name.replace("blocks", "layers").replace("patch_embed.proj", "patch_embed.projection")] = (
+            value
+        )
+    return renamed
+
+
+def by_beit(tensors):
+    """BEiT keeps biases of queries and values alone."""
+    kept = {name: value for name, value in tensors.items() if not name.endswith("qkv.bias")}
+    for number in range(DEPTH):
+        bias = tensors[f"blocks.{number}.attn.qkv.bias"]
+        bias[WIDTH : 2 * WIDTH] = 0
+        kept[f"blocks.{number}.attn.q_bias"] = bias[:WIDTH]
+        kept[f"blocks.{number}.attn.v_bias"] = bias[2 * WIDTH :]
+    return kept
+
+
+class Hyperparameters:
+    """As OmegaConf's: a class that the restricted reader does not know."""
+
+    def __init__(self):
+        self.rate = 0.1
+
+
+HEAD = {"head.weight": torch.zeros(10, WIDTH), "head.bias": torch.zeros(10)}
+OPTIMIZER = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1}]}
+# What is saved of network 0, and of a network 1 that is not meant; and what the report says of it.
+WRAPPED = {
+    "plain": (lambda net, _: net, ""),
+    "official MAE": (
+        lambda net, _: {"model": {**net, "decoder_embed.weight": torch.zeros(4, 4)}},
+        'below "model."',
+    ),
+    "classifier": (lambda net, _: {"state_dict": {**net, **HEAD}, "epoch": 3}, 'below "state_dict."'),
+    "DDP": (
+        lambda net, _: {"model": below("module.", net), "optimizer": OPTIMIZER},
+        "beside it 1 tensors: optimizer",
+    ),
+    "compiled": (lambda net, _: below("_orig_mod.", net), ""),
+    "compiled blocks": (
+        lambda net, _: {k.replace("attn.", "_orig_mod.attn."): v for k, v in net.items()},
+        "",
+    ),
+    "Lightning": (
+        lambda net, _: {
+            "state_dict": {**below("model.backbone.", net), "model.loss.center": torch.zeros(4)},
+            "hyper_parameters": Hyperparameters(),
+            "pytorch-lightning_version": "2.5.0",
+        },
+        'below "state_dict.model.backbone."; beside it 1 tensors',
+    ),
+    "DINO": (
+        lambda net, other: {
+            "student": below("module.backbone.", other),
+            "teacher": {**below("backbone.", net), "head.mlp.0.weight": torch.zeros(4, WIDTH)},
+            "args": argparse.Namespace(arch="vit_tiny"),
+        },
+        "chosen over student.module.backbone",
+    ),
+    "MoCo v3": (
+        lambda net, other: {
+            "state_dict": below("module.base_encoder.", net) | below("module.momentum_encoder.", other)
+        },
+        "chosen over state_dict.module.momentum_encoder",
+    ),
+    "EMA": (lambda net, other: {"model": other, "model_ema": net}, 'below "model_ema."; chosen over model '),
+    "mmpretrain": (
+        lambda net, _: {"meta": {"epoch": 3}, "state_dict": below("backbone.", by_mmpretrain(net))},
+        "by the names of mmpretrain",
+    ),
+    "BEiT of the same function": (lambda net, _: {"model": by_beit(net)}, ""),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_network_is_found_in_any_wrapper(tmp_path, kind):
+    model, other = network(0), network(1)
+    wrap, said = WRAPPED[kind]
+    torch.save(wrap(model.state_dict(), other.state_dict()), tmp_path / "some.pth")
+    encoder = mae_vit.load_encoder(tmp_path / "some.pth")
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(IMAGES), model(IMAGES), atol=1e-5, rtol=0)
+    assert load_weights(encoder.start, encoder.encoder).share == 1
+    report = load_weights(encoder.start, encoder.encoder).describe("some.pth")
+    assert said in report
+    assert ("  found  " in report) == bool(encoder.start.found)
+
+
+def randomized(model):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(0.05 * torch.randn_like(value))
+    return model.eval()
+
+
+def of_transformers(name, **options):
+    config = getattr(transformers, f"{name}Config")(**THEIRS, **options)
+    return randomized(getattr(transformers, f"{name}Model")(config))
+
+
+SMALL_DECODER = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
+TRANSFORMERS = {
+    "ViT": (lambda: of_transformers("ViT"), {}),
+    "ViT without bias": (lambda: of_transformers("ViT", qkv_bias=False), {}),
+    # As they come: in the order of the noise, with which nothing is masked.
+    "ViTMAE": (
+        lambda: of_transformers("ViTMAE", mask_ratio=0.0, **SMALL_DECODER),
+        {"noise": torch.arange(4.0).repeat(2, 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin", "in memory", "in a trainer"])
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_models_of_transformers(tmp_path, kind, form):
+    build, options = TRANSFORMERS[kind]
+    model = build()
+    with torch.no_grad():
+        expected = model(IMAGES, **options).last_hidden_state[:, 0]
+    path = tmp_path
+    if form in ("safetensors", "bin"):
+        model.save_pretrained(tmp_path)
+        preprocessor = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+        if form == "bin":
+            from safetensors.torch import load_file
+
+            file = tmp_path / "model.safetensors"
+            torch.save(load_file(file), tmp_path / "pytorch_model.bin")
+            file.unlink()
+    else:
+        path = tmp_path / "saved.pt"
+        state = model.state_dict()
+        torch.save(state if form == "in memory" else {"state_dict": below("net.vit.", state)}, path)
+    encoder = mae_vit.load_encoder(path)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(IMAGES), expected, atol=1e-5, rtol=0)
+    assert "by the names of transformers" in encoder.start.found
+    if form in ("safetensors", "bin"):
+        assert encoder.info.mean == (0.5, 0.4, 0.3)
+
+
+def test_a_model_of_torchvision(tmp_path):
+    model = torchvision.models.VisionTransformer(
+        image_size=32, patch_size=16, num_layers=DEPTH, num_heads=HEADS, hidden_dim=WIDTH, mlp_dim=4 * WIDTH
+    )
+    randomized(model).heads = torch.nn.Identity()
+    torch.save(model.state_dict(), tmp_path / "vit.pth")
+    encoder = mae_vit.load_encoder(tmp_path / "vit.pth")
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(IMAGES), model(IMAGES), atol=1e-5, rtol=0)
+
+
+def open_clip(model):
+    blocks = {f"transformer.resblocks.0.{name}": torch.zeros(4) for name in ("ln_1.weight", "mlp.c_fc.bias")}
+    return below(
+        "visual.", {"conv1.weight": torch.zeros(4, 3, 16, 16), "ln_pre.weight": torch.zeros(4), **blocks}
+    )
+
+
+# What computes something else, and what is said of it.
+REFUSED = {
+    "DINOv2": (lambda: of_transformers("Dinov2").state_dict(), "ours has no blocks.0.layer_scale1.lambda1"),
+    "BEiT": (lambda: of_transformers("Beit").state_dict(), "ours has no blocks.0.lambda_1"),
+    "distilled": (lambda: of_transformers("DeiT").state_dict(), "was distilled"),
+    "layer scale": (lambda: network(init_values=0.1).state_dict(), "ours has no blocks.0.ls1.gamma"),
+    "registers": (lambda: network(reg_tokens=4).state_dict(), "ours has no reg_token"),
+    "no class token": (
+        lambda: network(class_token=False, global_pool="avg").state_dict(),
+        "has no class token",
+    ),
+    "norm before": (lambda: network(pre_norm=True).state_dict(), "ours has no norm_pre.weight"),
+    "norm of queries": (
+        lambda: network(qk_norm=True).state_dict(),
+        "ours has no blocks.0.attn.q_norm.weight",
+    ),
+    "OpenCLIP": (lambda: open_clip(None), 'of OpenCLIP: its norms have an eps of 1e-05.*"frozen:timm:NAME"'),
+    "a CNN": (lambda: timm.create_model("resnet18").state_dict(), "holds no weights of a Vision Transformer"),
+    "two": (
+        lambda: below("left.", network().state_dict()) | below("right.", network().state_dict()),
+        "holds 2 networks, model.left, model.right: give one, as .*some.pth@model.left",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_computes_something_else_is_refused_by_name(tmp_path, kind):
+    build, said = REFUSED[kind]
+    torch.save({"model": build()}, tmp_path / "some.pth")
+    with pytest.raises(InputError, match=said) as error:
+        mae_vit.load_encoder(tmp_path / "some.pth")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({**THEIRS, "hidden_act": "quick_gelu"}, "its activation is quick_gelu, ours gelu"),
+        ({**THEIRS, "layer_norm_eps": 1e-5}, "its norm is LayerNorm of eps 1e-05"),
+        ({"architecture": "vit_base_patch32_clip_quickgelu_224"}, "its activation is QuickGELU"),
+    ],
+)
+def test_the_config_beside_tells_what_shapes_do_not(tmp_path, config, said):
+    save_file(network().state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=said):
+        mae_vit.load_encoder(tmp_path)
+
+
+def test_one_of_several_networks_is_taken_by_its_name(tmp_path):
+    student, teacher = network(0), network(1)
+    path = tmp_path / "dino.pth"
+    torch.save({"student": below("module.", student.state_dict()), "teacher": teacher.state_dict()}, path)
+    with torch.no_grad():
+        for name, model in (("", teacher), ("@teacher", teacher), ("@student", student)):
+            encoder = mae_vit.load_encoder(f"{path}{name}")
+            torch.testing.assert_close(encoder(IMAGES), model(IMAGES), atol=1e-5, rtol=0)
+            assert encoder.start.source == f"{path}{name}"
+    with pytest.raises(
+        InputError, match=r"no network called 'nobody'; it holds student.module, teacher: give"
+    ):
+        mae_vit.load_encoder(f"{path}@nobody")
+
+
+def test_objects_beside_the_weights_are_never_called(tmp_path):
+    model, path = network(), tmp_path / "some.ckpt"
+    mark = tmp_path / "mark"
+    # As a module in a notebook of another person.
+    Hyperparameters.__module__ = "elsewhere"
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(
+                __import__("sys").modules, "elsewhere", SimpleNamespace(Hyperparameters=Hyperparameters)
+            )
+            torch.save(
+                {"state_dict": model.state_dict(), "a": Hyperparameters(), "b": RunsCode(str(mark))}, path
+            )
+    finally:
+        Hyperparameters.__module__ = __name__
+    assert read_weights(str(path)).tensors.keys() == model.state_dict().keys()
+    assert not mark.exists()
+    torch.save(model, path)
+    with pytest.raises(InputError, match=r"some.ckpt holds a whole object: save the state_dict\(\)"):
+        read_weights(str(path))
