@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, confusion_matrix, recall_score, top_k_accuracy_score
 
-from mae_vit.evaluation.metrics import Predictions, interpret_gap
+from mae_vit.evaluation.metrics import Predictions, interpret_gap, interval_of_share
 
 
 @pytest.fixture
@@ -66,3 +67,9 @@ def test_classes_that_training_lacks_are_no_over_fitting():
     said = interpret_gap(0.95, 0.50, unknown=0.5)
     assert "50.0% of the test images are of classes that no training image has" in said
     assert "over-fitting" not in said
+
+
+@pytest.mark.parametrize(("right", "images"), [(37, 150), (0, 10), (10, 10), (5000, 10000)])
+def test_the_interval_of_an_accuracy_is_wilsons(right, images):
+    known = binomtest(right, images).proportion_ci(method="wilson")
+    assert interval_of_share(right / images, images) == pytest.approx((known.low, known.high), abs=1e-6)
