@@ -53,7 +53,7 @@ class EncoderInfo(Geometry):
     pool: Pool = "mean"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain data: `before`, bands and preprocessing where there are any, `pool` but the mean."""
+        """Returns the fields as plain data; those that say nothing new are left out."""
         values = asdict(self)
         del values["bands"], values["before"], values["preprocessing"]
         if self.pool == "mean":

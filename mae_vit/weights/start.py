@@ -15,8 +15,8 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest_path
-from mae_vit.core.user_files import expand_path
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
+from mae_vit.core.user_files import expand_path
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.geometry import Geometry
 from mae_vit.models.vit import Pool

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mae_vit.core.user_files import expand_path
 from mae_vit.core.preprocessing import Preprocessing
+from mae_vit.core.user_files import expand_path
 from mae_vit.finetuning.models.classifier_file import ClassifierFile, read_classifier
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import bands_from
