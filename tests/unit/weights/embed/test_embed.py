@@ -57,7 +57,7 @@ def test_features_are_those_of_the_encoder_in_the_order_of_the_source(start, pho
     assert columns["splits"].tolist() == [parts[0] for parts in expected]
     assert columns["classes"][columns["labels"]].tolist() == [parts[1] for parts in expected]
     facts = columns["metadata"]
-    assert (facts["start"], facts["pool"], facts["img_size"]) == (str(start), "cls", [16, 16])
+    assert (facts["start"], facts["pool"], facts["img_size"]) == (str(start), "mean", [16, 16])
     assert facts["digest"] == mae_vit.load_encoder(start).start.digest
     assert (facts["mean"], facts["std"]) == (list(INFO.mean), list(INFO.std))
     assert os.listdir(out.parent) == ["features.npz"]
@@ -109,7 +109,7 @@ def test_each_option_does_what_it_says(start, photos, tmp_path):
         assert call(start, top / "folder", "--out", tmp_path / "f.npz", "--restart", *options) == 0
         return read_npz(tmp_path / "f.npz")
 
-    for given, options in ((("--pool", "mean"), {"pool": "mean"}), (("--img-size", "24"), {"img_size": 24})):
+    for given, options in ((("--pool", "cls"), {"pool": "cls"}), (("--img-size", "24"), {"img_size": 24})):
         np.testing.assert_allclose(found(*given)["features"], one_by_one(start, images, **options), atol=2e-5)
     plain, rounded = found()["features"], found("--precision", "bf16")["features"]
     assert 1e-4 < np.abs(plain - rounded).max() < 0.1

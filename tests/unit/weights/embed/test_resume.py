@@ -164,7 +164,7 @@ def begun(start, folder, tmp_path):
     ("options", "expected"),
     [
         (["--img-size", "24"], "--img-size was 16x16, not 24x24"),
-        (["--pool", "mean"], "--pool was cls, not mean"),
+        (["--pool", "cls"], "--pool was mean, not cls"),
         (["--dtype", "float16"], "--dtype was float32, not float16"),
         (["--precision", "bf16"], "--precision was fp32, not bf16"),
         (["--split", "test"], "DATA was folder as it was, 18 images"),
