@@ -23,7 +23,7 @@ ORDERS = {
         ),
     ),
     "mae_vit/data/prepare": (
-        *("bands", "convert entries shard_writer", "convert_pool masks selection statistics"),
+        *("bands folder_names", "convert entries shard_writer", "convert_pool masks selection statistics"),
         *("near_duplicates publish sources", "prepare", "in_place"),
     ),
     "mae_vit/training": (

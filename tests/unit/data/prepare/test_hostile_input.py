@@ -256,7 +256,7 @@ def test_names_cannot_speak_to_the_terminal(tmp_path, capsys):
 
 
 def test_formats_that_start_other_programs_are_not_opened():
-    with pytest.raises(DecodeError, match="not an image"):
+    with pytest.raises(DecodeError, match="a drawing in PostScript"):
         decode(encoded(picture(), "eps"), 3)
 
 
