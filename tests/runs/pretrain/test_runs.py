@@ -16,6 +16,7 @@ from mae_vit.pretraining.plan_text import describe_plan
 from mae_vit.pretraining.setup import set_up
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.optim.loss_scale import LossScale
 from mae_vit.training.startup import open_run_folder
 
@@ -129,7 +130,8 @@ def test_dry_run_sets_shards_against_ranks_and_lanes(many_shards, digits, tmp_pa
         options = [*SMALL_PRETRAIN, f"run.dir={tmp_path}", "train.engine=deepspeed", *arguments]
         config = load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", options)
         setup = set_up(config, Ranks(rank=0, world_size=ranks, local_rank=0))
-        plan = describe_plan(setup, open_run_folder(config), None).splitlines()
+        precision = choose_precision("fp32", setup.device)
+        plan = describe_plan(setup, open_run_folder(config), None, precision, timed=False).splitlines()
         return [line for line in plan if line.startswith(("order ", "warning: "))]
 
     path = f"data.path={many_shards}"
