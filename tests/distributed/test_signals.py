@@ -127,14 +127,17 @@ def test_ctrl_c_while_a_run_still_starts_is_one_line(digits, tmp_path):
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(digits, tmp_path):
-    run = Run(tmp_path / "run", "python", 1, [*arguments(digits, "memory"), "checkpoint.every_steps=5"])
+    run = Run(tmp_path / "run", "python", 1, [*arguments(digits, "tar"), "checkpoint.every_steps=5"])
     try:
         run.wait_for_step(10)
+        workers = psutil.Process(run.process.pid).children(recursive=True)
+        assert len(workers) >= 2
         # Before the step ends at which the first one is read.
         for _ in range(2):
             run.process.send_signal(signal.SIGINT)
             time.sleep(0.002)
         assert run.wait(20) in (75, 130)
+        assert psutil.wait_procs(workers, timeout=20)[1] == []
         output = run.output()
     finally:
         run.kill()

@@ -94,7 +94,7 @@ def time_steps(
 
         images, begun = unit, time.monotonic()
         take(images)  # loads libraries, makes optimizer states
-        while images < plan.batch_size_per_device:
+        while images < plan.batch_size_per_device and time.monotonic() < begun + _ALL_S:
             # The first of a size takes memory, too.
             seconds = take(images)[:2, 0].sum()
             fitting = int(images * min(8.0, _ONE_S / seconds)) // unit * unit
@@ -102,7 +102,8 @@ def time_steps(
                 break
             images = min(fitting, plan.batch_size_per_device)
         whole, tries = plan.batch_size_per_device / images, list[np.ndarray]()
-        take(images)
+        if time.monotonic() < begun + _ALL_S:
+            take(images)
         while time.monotonic() < begun + _ALL_S or len(tries) < _FEWEST_TRIES:
             reading, computing, updating = take(images)
             micro_batch = whole * _micro_batch(reading, computing, data, threads)

@@ -146,7 +146,8 @@ def test_dry_run_sets_shards_against_ranks_and_lanes(many_shards, digits, tmp_pa
         options = [*SMALL_PRETRAIN, f"run.dir={tmp_path}", "train.engine=deepspeed", *arguments]
         config = load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", options)
         setup = set_up(config, Ranks(rank=0, world_size=ranks, local_rank=0))
-        plan = describe_plan(setup, open_run_folder(config), None, Chosen("fp32", "test")).splitlines()
+        precision = Chosen("fp32", "test")
+        plan = describe_plan(setup, open_run_folder(config), None, precision, timed=False).splitlines()
         return [line for line in plan if line.startswith(("order ", "warning: "))]
 
     path = f"data.path={many_shards}"
