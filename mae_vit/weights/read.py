@@ -40,7 +40,6 @@ from mae_vit.training.checkpoints.format import (
     step_of,
 )
 from mae_vit.weights.facts_beside import CONFIGS, check_function, facts_beside
-from mae_vit.weights.load_report import shorten
 from mae_vit.weights.seen_labels import SeenLabels
 from mae_vit.weights.start import (
     _STARTS,
@@ -193,10 +192,10 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
         raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")
     found = find_network(content, str(path), network)
     if found is None and not metadata:
-        names = shorten([*named_tensors(content)])
+        names = [*named_tensors(content)]
         raise InputError(
             f"{path} holds no weights of a Vision Transformer by names that are known here: "
-            + (f"it has {names[:200]}" if names else "expected tensors by name")
+            + (f"it has {', '.join(names[:3])} and others" if names else "expected tensors by name")
         )
     # Without an encoder, a head of ours.
     tensors = found.tensors if found else content

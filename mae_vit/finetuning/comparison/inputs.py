@@ -24,7 +24,7 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoints.format import list_checkpoints, step_of
 from mae_vit.training.checkpoints.resume import describe_differences, run_identity
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.weights.start import is_frozen, split_frozen
+from mae_vit.weights.start import is_frozen, split_frozen, split_network
 
 # Options that name weights. The content of the file counts, not only its path.
 WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")
@@ -150,7 +150,7 @@ def _digest_of_config(path: Path) -> str | None:
 
 
 def _digest_of_start(start: str) -> str | None:
-    path = (split_frozen(start)[1] or Path(start)) if is_frozen(start) else Path(start)
+    path = (split_frozen(start)[1] or Path(start)) if is_frozen(start) else split_network(start)[0]
     files = [path] if not path.is_dir() else [path / name for name in _WEIGHTS]
     for file in files:
         if file.is_file():
