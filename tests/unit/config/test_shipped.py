@@ -70,7 +70,9 @@ def test_options_of_blocks_have_values_only_there():
 
 def test_each_optimizer_and_schedule_has_its_own_defaults():
     def optim(*overrides: str):
-        return load_config(PretrainConfig, CONFIG, ["optim.betas=null", "optim.weight_decay=null", *overrides]).optim
+        return load_config(
+            PretrainConfig, CONFIG, ["optim.betas=null", "optim.weight_decay=null", *overrides]
+        ).optim
 
     assert (optim().betas, optim().weight_decay) == ([0.9, 0.95], 0.05)
     assert optim("optim.name=adam").own_options == {"betas": [0.9, 0.999], "eps": 1e-8}
