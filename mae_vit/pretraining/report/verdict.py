@@ -125,8 +125,8 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list
         ]
     if learned is False and not falling:
         return [
-            f"Next: look at what it trains on (`mae-vit replay {record.path} --step 1`), then try other learning rates: "
-            "a tenth of this one and three times it."
+            f"Next: look at what it trains on (`mae-vit replay {record.path} --step 1`), then try other "
+            "learning rates: a tenth of this one and three times it."
         ]
     if falling:
         train = record.section("train")
@@ -140,7 +140,8 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list
             "finetune.mode=knn`)."
         ]
     return [
-        f"Next: use it (`mae-vit finetune --ckpt {record.path}`), look into it (`mae-vit inspect --ckpt {record.path}`)."
+        f"Next: use it (`mae-vit finetune --ckpt {record.path}`) or look into it "
+        f" (`mae-vit inspect --ckpt {record.path}`)."
     ]
 
 
