@@ -103,7 +103,9 @@ def source(tmp_path):
 def test_classes_without_an_image_are_named(source, tmp_path, capsys):
     (tmp_path / "list.txt").write_text("cat/1_cat\ncat/2_cat")
     assert main(["prepare", str(source), str(tmp_path / "out"), "--subset", str(tmp_path / "list.txt")]) == 0
-    assert "train: 2 images in 1 shard\n  1 class of 2 without an image in it: dog\n" in capsys.readouterr().out
+    assert (
+        "train: 2 images in 1 shard\n  1 class of 2 without an image in it: dog\n" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
