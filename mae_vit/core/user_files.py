@@ -55,7 +55,6 @@ _NO_IMAGES = (
     (b"%pdf", "a PDF: convert it to PNG first"),
     (b"%!ps", "a drawing in PostScript: convert it to PNG first"),
     (b"8bps", "a Photoshop file: convert it to PNG first"),
-    (b"pk\3\4", "a zip archive: unpack it"),
     (b"rar!", "a RAR archive: unpack it"),
 )
 _BRANDS = {b"avif": "avif", b"avis": "avif"} | dict.fromkeys(
