@@ -6,9 +6,12 @@ Shapes: B images, C bands, H W pixels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+# torch is imported where it computes: the processes of `prepare` start several times as fast without.
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 DTYPES = ("uint8", "uint16", "int16", "float16", "float32")
 
@@ -42,6 +45,8 @@ class Bands:
 
     def unit(self, images: Tensor) -> Tensor:
         """Maps raw values (B, C, H, W) to float32 with low..high at 0..1; values beyond stay beyond."""
+        import torch
+
         # In place from here on: on a CPU, memory for each intermediate result costs more than the arithmetic.
         values = images.to(torch.float32, copy=True)
         if self.eight_bit:
@@ -60,5 +65,7 @@ class Bands:
 
 def dtype_of_raw(bands: Bands | None) -> torch.dtype:
     """Returns the type of raw images in tensors: uint8 for gray and RGB of 8 bits."""
+    import torch
+
     dtype: torch.dtype = torch.uint8 if bands is None else getattr(torch, bands.dtype)
     return dtype

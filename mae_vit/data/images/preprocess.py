@@ -20,7 +20,6 @@ from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.raster import Raster
 from mae_vit.data.images.bands.read import check_kind, open_bands, open_raster
-from mae_vit.data.images.bands.resize import resize_bands
 from mae_vit.data.images.decode import DecodeError, Header, decode, header_of, pixels_of, read_header
 
 DEFAULT_QUALITY = 90
@@ -192,6 +191,9 @@ def shape_bands(pixels: np.ndarray, how: Preprocessing, nodata: float | None) ->
     if how.window is not None:
         pixels = _clipped(pixels, how.window, nodata)
     if how.resize is not None and min(pixels.shape[1:]) > how.resize:
+        # It imports torch, which takes most of the start of a process that decodes.
+        from mae_vit.data.images.bands.resize import resize_bands
+
         pixels = resize_bands(pixels, _smaller(pixels.shape[1:], how.resize), nodata)
     return pixels
 

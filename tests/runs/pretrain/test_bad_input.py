@@ -159,21 +159,7 @@ def test_empty_folder(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("there", "asked", "hint"),
     [
-        (
-            "photos/cats/1.jpg",
-            "photos",
-            "make it with `mae-vit prepare photos data/photos`, then data.path=data/photos",
-        ),
-        (
-            "data/x/1.jpg",
-            "data/x",
-            "make it with `mae-vit prepare data/x data/x_shards`, then data.path=data/x_shards",
-        ),
-        (
-            "data/x/dataset.json",
-            "x",
-            "x holds no shards (dataset.json is missing): give data.path=data/x, which does",
-        ),
+        ("data/x/1.jpg", "data/x", "no image can be read: data/x holds 1 empty file"),
         ("data/photos/1", "data/photoz", '`mae-vit prepare SRC data/photoz` (did you mean "data/photos"?)'),
         ("data/photos/1", "dta/photoz", '(did you mean "data/photos"?)'),
         ("data/photos/1", "nowhere/photos", "`mae-vit prepare SRC nowhere/photos`"),
