@@ -106,14 +106,19 @@ class Cache:
                 return
             self._make_room(patience)
             self._receive_all(descriptor, wanted, patience)
-            os.replace(part, path)
+            # Who makes room counts files: none may change its name meanwhile.
+            with self._room():
+                os.replace(part, path)
         finally:
             os.close(descriptor)
+
+    def _room(self) -> FileLock:
+        return FileLock(self.folder / ".room.lock")
 
     def _make_room(self, patience: RetryTimer) -> None:
         """Removes what was used longest ago until all fits, with the part of what is about to come."""
         while True:
-            with FileLock(self.folder / ".room.lock"):
+            with self._room():
                 if self._evict():
                     return
             # All of it is being fetched; what is through may go.

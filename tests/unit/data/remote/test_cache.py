@@ -2,12 +2,13 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.batches.prefetch import check_cache, fetch_ahead
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.order.order import GlobalOrder, RankSlice, micro_batches
+from mae_vit.data.remote import cache
 from mae_vit.data.remote.cache import Cache, RemoteFile
 from mae_vit.data.shards.dataset_json import read_dataset
 
@@ -74,20 +76,15 @@ def test_a_killed_fetch_goes_on(source, server, tmp_path):
     assert server.starts_of(shard.file) == [0, have]
 
 
-def test_the_cache_stays_within_its_bound(source, server, tmp_path):
-    """And what makes room is what was used longest ago."""
-    shards = read_dataset(source).splits["train"].shards
-    limit = 7 * max(shard.bytes for shard in shards)
-    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
-    index = open_located(folder)
-    order = blocks(index)
-    near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
+@contextmanager
+def watched(folder):
+    """Yields a list that at the end holds the most bytes that were in a folder at once."""
     largest, ended = [0], threading.Event()
 
     def sizes():
         # By inode: one that gets its name meanwhile may be listed twice.
         found = {}
-        for entry in os.scandir(tmp_path / "cache" / "mae-vit-shards"):
+        for entry in os.scandir(folder):
             with suppress(FileNotFoundError):
                 found[entry.inode()] = entry.stat().st_size
         return found
@@ -105,12 +102,82 @@ def test_the_cache_stays_within_its_bound(source, server, tmp_path):
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        far = digest_of_global_batches(folder, order, "tar", 2, 2, STEPS)
+        yield largest
     finally:
         ended.set()
         thread.join()
+
+
+def test_the_cache_stays_within_its_bound(source, server, tmp_path):
+    """And what makes room is what was used longest ago."""
+    shards = read_dataset(source).splits["train"].shards
+    limit = 7 * max(shard.bytes for shard in shards)
+    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
+    index = open_located(folder)
+    order = blocks(index)
+    near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
+    with watched(tmp_path / "cache" / "mae-vit-shards") as largest:
+        far = digest_of_global_batches(folder, order, "tar", 2, 2, STEPS)
     assert far == near
     assert 0 < largest[0] <= limit
+
+
+def _fetch_slowly(url, folder, limit, seed, seconds):
+    """Fetches shards at random, with pauses where names may change: before files are looked at, and removed."""
+    scandir, drop = os.scandir, cache._drop
+
+    def listed(path):
+        entries = list(scandir(path))
+        time.sleep(0.003)
+        return entries
+
+    def dropped(path):
+        time.sleep(0.01)
+        return drop(path)
+
+    os.scandir, cache._drop = listed, dropped
+    draw, until = random.Random(seed), time.monotonic() + seconds
+    shards = read_dataset(Path(url[1])).splits["train"].shards
+    while time.monotonic() < until:
+        shard = draw.choice(shards)
+        Cache(Path(folder), limit).fetch(RemoteFile(file_url(url[0], shard.file), shard.bytes, shard.sha256))
+
+
+def test_the_bound_holds_while_files_get_their_names(source, server, tmp_path):
+    folder, limit = tmp_path / "cache", 7 * first_shard(source).bytes
+    folder.mkdir()
+    seconds = float(os.environ.get("STRESS_SECONDS", "2"))
+    context = multiprocessing.get_context("forkserver")
+    arguments = ((server.url, str(source)), str(folder), limit)
+    processes = [context.Process(target=_fetch_slowly, args=(*arguments, n, seconds)) for n in range(4)]
+    with watched(folder) as largest:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+            assert process.exitcode == 0
+    assert 0 < largest[0] <= limit
+
+
+def test_a_file_gets_its_name_only_while_nobody_makes_room(source, server, tmp_path, monkeypatch):
+    store, shard = open_cache(tmp_path), wanted(server, first_shard(source))
+    received, receive = threading.Event(), Cache._receive_all
+
+    def slowly(self, *arguments):
+        receive(self, *arguments)
+        received.set()
+
+    monkeypatch.setattr(Cache, "_receive_all", slowly)
+    thread = threading.Thread(target=store.fetch, args=(shard,))
+    monkeypatch.setattr(Cache, "_make_room", lambda *_: None)
+    with store._room():
+        thread.start()
+        assert received.wait(30)
+        thread.join(0.3)
+        assert thread.is_alive()
+        assert not store.path(shard).exists()
+    thread.join(30)
+    assert store.path(shard).exists()
 
 
 def test_the_least_recently_used_goes_first(source, server, tmp_path):
