@@ -6,7 +6,6 @@ The index is one memory-mapped array beside the shards, `SPLIT-index.npy`, which
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,13 @@ from mae_vit.core.urls import redact_url
 from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
 from mae_vit.data.shards.dataset_json import Dataset, Split, read_dataset
-from mae_vit.data.shards.index_files import cache_folder, index_problem, reindex_hint, stored_keys
+from mae_vit.data.shards.index_files import (
+    cache_folder,
+    fingerprint_of,
+    index_problem,
+    reindex_hint,
+    stored_keys,
+)
 from mae_vit.data.shards.index_rows import ROW, RowFile, key_check, load_rows, plain_key_fits
 from mae_vit.data.shards.samples import read_samples, split_key
 from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable, misfit_shards
@@ -268,12 +273,6 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
     if (problem := index_problem(path, info, len(dataset.classes), compare=compare)) is not None:
         raise InputError(f"index {path} {problem}: {reindex_hint(folder)}")
     return ShardIndex(folder, split, dataset, path)
-
-
-def fingerprint_of(info: Split) -> str:
-    """Returns what changes when any shard of a split does."""
-    text = "\n".join(f"{shard.file} {shard.samples} {shard.bytes} {shard.sha256}" for shard in info.shards)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Dataset) -> Path:

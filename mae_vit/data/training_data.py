@@ -236,6 +236,7 @@ def open_training_data(
         channels=config.model.channels,
         augment=views,
         memory_limit_gib=section.memory_limit_gib,
+        say=ranks.rank == 0,
     )
     cores, on_gpu, policies = ranks.cores, device.type == "cuda", views.policy is not None
     workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)

@@ -149,6 +149,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
             channels=config.model.channels,
             augment=Augment(img_size=config.model.image_hw),
             memory_limit_gib=section.memory_limit_gib,
+            say=ranks.rank == 0,
         )
         if held_out
         else None,

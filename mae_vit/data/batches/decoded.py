@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from mae_vit.core.arrays import create_array
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import replacing
-from mae_vit.core.messages import error_reason
+from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.index import ShardIndex
@@ -74,6 +75,21 @@ def decoded_array(index: ShardIndex, channels: int, bands: Bands | None) -> Path
                     "there, or data.source=tar decodes them in each epoch"
                 ) from None
     return path
+
+
+def warn_of_changes(index: ShardIndex, array: Path) -> None:
+    """Says which shards were written after their images were decoded into `array`."""
+    made, changed = array.stat().st_mtime_ns, list[str]()
+    for shard in () if index.remote else index.split_info.shards:
+        with suppress(OSError):  # one that is missing is named elsewhere
+            if (index.folder / shard.file).stat().st_mtime_ns > made:
+                changed.append(shard.file)
+    if changed:
+        print(
+            f"warning: {count_of(len(changed), 'shard')} of {index.folder} changed ({changed[0]}), and this run "
+            f"takes the pixels of before: see `mae-vit check {index.folder}`, or delete {array} to decode them again",
+            file=sys.stderr,
+        )
 
 
 def _is_whole(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> bool:

@@ -12,7 +12,14 @@ import numpy as np
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import DamagedSample, InputError
-from mae_vit.data.batches.decoded import array_bytes, check_size, decode_sample, decoded_array, dtype_of
+from mae_vit.data.batches.decoded import (
+    array_bytes,
+    check_size,
+    decode_sample,
+    decoded_array,
+    dtype_of,
+    warn_of_changes,
+)
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.bands.raster import Raster
 from mae_vit.data.images.bands.read import open_bands
@@ -213,7 +220,7 @@ class MemorySource(_IndexedSource):
     def __init__(self, index: ShardIndex, *, channels: int, augment: Augment) -> None:
         """Decodes all samples of `index` into a file, unless the file exists."""
         super().__init__(index, channels=channels, augment=augment)
-        self._path = decoded_array(index, channels, index.dataset.bands)
+        self.path = decoded_array(index, channels, index.dataset.bands)
         self._array: np.ndarray | None = None
 
     def images(
@@ -226,7 +233,7 @@ class MemorySource(_IndexedSource):
     ) -> np.ndarray:
         """Computes augmented images: (B, C, H, W), see `Source`."""
         if self._array is None:
-            self._array = np.load(self._path, mmap_mode="r")
+            self._array = np.load(self.path, mmap_mode="r")
         images = self._array[samples]
         self._decode_black(samples, images)
         sizes = np.broadcast_to(np.array(images.shape[2:], np.int64), (len(samples), 2))
@@ -263,8 +270,11 @@ def open_source(
     channels: int,
     augment: Augment,
     memory_limit_gib: float,
+    say: bool = False,
 ) -> Source:
     """Opens a source. "auto" takes "memory" if all images have one size and fit into `memory_limit_gib`.
+
+    With `say` this process warns of pixels that were decoded from earlier shards.
 
     Raises:
         InputError: if "memory" is asked for and the images differ in size or do not fit, or for a policy that does not
@@ -283,7 +293,10 @@ def open_source(
             f'data.source="memory" needs {gib:.1f} GiB, over data.memory_limit_gib={memory_limit_gib}: '
             'raise the limit or use "tar"'
         )
-    return MemorySource(index, channels=channels, augment=augment)
+    source = MemorySource(index, channels=channels, augment=augment)
+    if say:
+        warn_of_changes(index, source.path)
+    return source
 
 
 def _check_policy(augment: Augment, bands: Bands | None) -> None:

@@ -71,7 +71,7 @@ def cache_folder(folder: Path) -> Path:
             return beside
     except OSError:
         pass
-    cache = user_cache() / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    cache = _users_cache(folder)
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,3 +79,19 @@ def cache_folder(folder: Path) -> Path:
             f"no place for files derived from the shards: neither {beside} nor {cache} can be written: {error}"
         ) from None
     return cache
+
+
+def decoded_files(folder: Path, split: str, info: Split) -> list[Path]:
+    """Returns the files of decoded images that runs keep of a split, as it is described."""
+    name = f"{split}-{fingerprint_of(info)[:16]}-*[0-9].npy"
+    return sorted(found for place in (folder / ".index", _users_cache(folder)) for found in place.glob(name))
+
+
+def _users_cache(folder: Path) -> Path:
+    return user_cache() / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+
+
+def fingerprint_of(info: Split) -> str:
+    """Returns what changes when any shard of a split does."""
+    text = "\n".join(f"{shard.file} {shard.samples} {shard.bytes} {shard.sha256}" for shard in info.shards)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -11,7 +11,7 @@ from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, Split, file_digest, read_dataset
-from mae_vit.data.shards.index_files import index_problem, reindex_hint
+from mae_vit.data.shards.index_files import decoded_files, index_problem, reindex_hint
 from mae_vit.data.shards.index_rows import index_shard, load_rows
 from mae_vit.data.shards.samples import images_of, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar
@@ -45,12 +45,17 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
             index, problem = _read_index(folder, split, classes)
             if problem:
                 problems.append(f"{problem} of split {name}: {reindex_hint(folder)}")
-            first = 0
+            first, before = 0, len(problems)
             for shard in split.shards:
                 rows = None if index is None else index[first : first + shard.samples]
                 problems += _check_shard(folder / shard.file, shard, rows, classes, decode_all, dataset.bands)
                 first += shard.samples
                 bar.update(shard.bytes)
+            if len(problems) > before:
+                problems += [
+                    f"{array}: runs take pixels from it, of the shards of before; delete it to decode them again"
+                    for array in decoded_files(folder, name, split)
+                ]
     return problems
 
 
@@ -105,6 +110,6 @@ def _undecodable(path: Path, bands: Bands | None) -> list[str]:
         try:
             decode(data, 3, bands=bands)
         except DecodeError as error:
-            bad.append(f"{path.name}: {sample.key}.{sample.extension} at offset {sample.offset}: {error}")
+            bad.append(f"{path.name}: {sample.name} at offset {sample.offset}: {error}")
     more = [f"{path.name}: {len(bad) - _NAMED} more samples do not decode"] if len(bad) > _NAMED else []
     return bad[:_NAMED] + more

@@ -17,8 +17,8 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.channels import set_channels
 from mae_vit.data.data_path import resolve_data_path
-from mae_vit.data.index import fingerprint_of
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
+from mae_vit.data.shards.index_files import fingerprint_of
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoints.format import list_checkpoints, step_of
 from mae_vit.training.checkpoints.resume import describe_differences, run_identity

@@ -13,10 +13,13 @@ from PIL import Image
 
 from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.data.batches import decoded as reading
+from mae_vit.data.batches.sources import open_source
+from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.index_files import cache_folder
+from mae_vit.data.shards.verify import check
 
 
 def source_of(data, name):
@@ -99,8 +102,33 @@ def test_samples_of_a_shard_that_came_back_are_decoded_once_for_all(digits, tmp_
     with pytest.raises(DamagedSample, match="the shard is gone"):
         source.images(0, 0, np.array([500]))
     shutil.copy(digits / "train-000001.tar", copy)
-    array = np.load(source_of(copy, "memory")._path)
+    array = np.load(source_of(copy, "memory").path)
     assert array[400:800].any(axis=(1, 2, 3)).all()
     assert len(list((copy / ".index").glob("train-*.npy"))) == 1
     (copy / "train-000001.tar").unlink()
     assert source_of(copy, "memory").images(0, 0, np.array([500])).any()
+
+
+def test_pixels_of_a_shard_before_it_changed_are_told(digits, tmp_path, capsys):
+    copy = copy_of(digits, tmp_path / "data")
+
+    def open_it():
+        index = open_index(copy, "train")
+        augment = Augment(img_size=(8, 8))
+        open_source(index, "memory", channels=1, augment=augment, memory_limit_gib=1, say=True)
+        return capsys.readouterr().err
+
+    assert "pixels of before" not in open_it()
+    assert check(copy) == []
+    (array,) = cache_folder(copy).glob("train-*u8-1.npy")
+    os.utime(array, (1e9, 1e9))
+    for shard in copy.glob("train-*.tar"):
+        os.utime(shard, (1e9, 1e9))
+    damage(digits, copy, {407: "undecodable"})
+    assert "warning: 1 shard of " in (said := open_it())
+    assert f"(train-000001.tar), and this run takes the pixels of before: see `mae-vit check {copy}`" in said
+    problems = check(copy)
+    assert any("train-000001.tar: checksum differs" in problem for problem in problems)
+    assert f"{array}: runs take pixels from it" in problems[-1]
+    array.unlink()
+    assert "pixels of before" not in open_it()
