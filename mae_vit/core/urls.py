@@ -33,6 +33,8 @@ def check_url(url: str) -> None:
     """
     if url.startswith(_PIPE):
         raise InputError(f"data.path={url}: {NO_COMMANDS}")
+    if re.search(r"/[^/?]*([{*]|\.tar$)[^/]*$", url):
+        raise InputError(f"data.path={redact_url(url)} names shards: give the folder that holds them")
     scheme = url.split(":", 1)[0]
     if scheme not in SCHEMES:
         raise InputError(f'data.path={redact_url(url)}: no scheme "{scheme}": {nearest(scheme, SCHEMES)}')

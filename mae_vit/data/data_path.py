@@ -22,7 +22,6 @@ from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.prepare.sources.folders import walk
-from mae_vit.data.prepare.sources.foreign_shards import find_shards
 from mae_vit.data.remote.folder import DataLocation, open_remote
 from mae_vit.data.shards.dataset_json import FILE_NAME
 
@@ -68,7 +67,7 @@ def describe_place(path: str, folder: Path) -> str:
 def is_unprepared(source: Path) -> bool:
     """Whether a path is of images that are to be prepared: shards are used where they lie, once described."""
     if source.is_dir():
-        return not (source / FILE_NAME).exists() and any(source.iterdir()) and not find_shards(source)
+        return not (source / FILE_NAME).exists() and any(source.iterdir()) and not any(source.glob("*.tar"))
     return source.is_file()
 
 

@@ -79,7 +79,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         help="encoding of names in an archive that are not in UTF-8: gbk, big5, cp932, cp437 ...",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace splits that exist")
-    add_parquet_options(parser.add_argument_group("Parquet files and data sets of the Hub"))
+    add_parquet_options(parser.add_argument_group("Parquet files, data sets of the Hub, shards"))
     add_mask_options(parser.add_argument_group("segmentation"))
     _add_choice(parser.add_argument_group("selecting images (of train; val and test stay whole)"))
     _add_form(parser.add_argument_group("format"))

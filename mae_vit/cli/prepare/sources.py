@@ -23,12 +23,14 @@ def add_parquet_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--image-column",
         metavar="NAME",
-        help="column of the images, as {bytes, path} or bytes (the only such column)",
+        help="column of the images, as {bytes, path} or bytes (the only such column); of shards with several images a "
+        "sample, the extension of the one to take, such as input.jpg",
     )
     group.add_argument(
         "--label-column",
         metavar="NAME",
-        help="column of the labels, as ClassLabel, integers or strings (the ClassLabel, or a column named label)",
+        help="column of the labels, as ClassLabel, integers or strings (the ClassLabel, or a column named label); of "
+        "shards a key of their .json members, or an extension such as txt (cls)",
     )
     group.add_argument(
         "--config-name", metavar="NAME", help="configuration of a Hub data set that has several (default)"
@@ -101,7 +103,9 @@ def check_sources(arguments: argparse.Namespace) -> None:
         raise InputError("--config-name changes nothing: no source is hf:USER/NAME")
     for name in _COLUMNS:
         if getattr(arguments, name) and sources and own.issuperset(sources):
-            raise InputError(f"--{name.replace('_', '-')} changes nothing: no source is of Parquet files")
+            raise InputError(
+                f"--{name.replace('_', '-')} changes nothing: no source is of Parquet files or shards"
+            )
     if arguments.label_column and arguments.no_labels:
         raise InputError("--label-column changes nothing with --no-labels")
     if arguments.class_folder and arguments.no_labels:

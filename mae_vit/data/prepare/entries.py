@@ -133,6 +133,20 @@ class Listing:
                 self.beside.append(path)
         return False
 
+    def add(self, other: Listing, *, wrapping: str, place: str) -> None:
+        """Adds the files of another listing, whose paths begin with `wrapping`, below the folder `place`."""
+
+        def moved(path: str) -> str:
+            return place + path.removeprefix(wrapping)
+
+        self.images += [(moved(path), read) for path, read in other.images]
+        self.kinds |= {moved(path): kind for path, kind in other.kinds.items()}
+        self.ignored += other.ignored
+        self.unread += other.unread
+        self.beside += map(moved, other.beside)
+        self.bare |= {moved(f"{path}/").removesuffix("/") for path in other.bare}
+        self.notes += other.notes
+
     def extension(self, path: str) -> str:
         """Returns the extension of an image, by its name or its first bytes."""
         return self.kinds.get(path) or extension_of(path)

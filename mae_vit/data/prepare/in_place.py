@@ -19,13 +19,20 @@ from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.prepare import Report
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index, write_rows
-from mae_vit.data.prepare.sources.foreign_shards import numbered_classes, split_of
+from mae_vit.data.prepare.sources.foreign_shards import (
+    find_shards,
+    label_hint,
+    numbered_classes,
+    split_of,
+    without_label,
+)
+from mae_vit.data.prepare.sources.tars import are_classes
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, describe_shard, read_dataset
 from mae_vit.data.shards.index_files import reindex_hint
 from mae_vit.data.shards.index_rows import index_shard, load_rows
-from mae_vit.data.shards.samples import Sample, class_number, images_of, read_samples
-from mae_vit.data.shards.tar_headers import DamagedTar
+from mae_vit.data.shards.samples import Sample, class_number, images_of, read_groups, read_samples
+from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
 
 _NAMED = 3
 
@@ -88,9 +95,24 @@ def index_in_place(
     dataset = describe(classes, splits, of)
     write_description(folder, dataset)
     notes = [f"left out {len(empty)} tars that hold no images"] if empty else []
+    if negative := sum(
+        sample.label is not None and label < 0 for path in paths for sample, label in samples[path]
+    ):
+        notes.append(without_label(negative))
+    if max(labels) < 0:
+        notes += _where_labels_are(folder, paths)
     notes += of.remarks()
     conversions = sum((s.notes for s in gathered.values()), Counter[str]())
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
+
+
+def _where_labels_are(folder: Path, paths: list[Path]) -> list[str]:
+    """Says where labels may be that are not in `.cls`; nothing where none are seen."""
+    anew = f"`mae-vit prepare {folder} OUT"
+    if are_classes(paths):
+        return [f"no labels; {anew}` takes each tar for the class of its name"]
+    hint = label_hint([(Tar(paths[0], paths[0]), read_groups(paths[0]))])
+    return [f"{hint}, of {anew}`"] if hint else []
 
 
 def _by_split(
@@ -108,7 +130,9 @@ def _by_split(
 def _tars(folder: Path) -> list[Path]:
     paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and not path.name.startswith("."))
     if not paths:
-        raise InputError(f"--in-place {folder}: holds no .tar shards")
+        others = find_shards(folder)
+        hint = f"; `mae-vit prepare {folder} OUT` reads {others[0].relative_to(folder)}" if others else ""
+        raise InputError(f"--in-place {folder}: holds no .tar shards{hint}")
     return paths
 
 
@@ -184,6 +208,8 @@ def _describe_again(folder: Path, before: Shard, samples: int, since_ns: int) ->
 def _samples(path: Path, folder: Path) -> list[tuple[Sample, int]]:
     try:
         return [(sample, class_number(path, sample)) for sample in read_samples(path)]
+    except IncompleteTar as error:
+        raise InputError(f"shard {error}") from None
     except (DamagedTar, OSError) as error:
         raise InputError(f"shard {error}; `mae-vit prepare {folder} OUT` may write others from it") from None
 
@@ -202,10 +228,10 @@ def _measure(
         for (path, sample, label), _, image in pool.run(_read_all(shards), count):
             bar.update()
             if isinstance(image, str):
-                failed.append(f"{path.name}, {sample.key}.{sample.extension}: {image}")
+                failed.append(f"{path.name}, {sample.name}: {image}")
             else:
                 # It keeps its name, right or wrong.
-                where = f"{path.name}, {sample.key}.{sample.extension}"
+                where = f"{path.name}, {sample.name}"
                 statistics.add(
                     replace(image, extension=sample.extension), None if label < 0 else label, where
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -212,6 +213,10 @@ def read_dataset(folder: Path) -> Dataset:
     Raises:
         InputError: if the folder is missing, empty, or not ours.
     """
+    if not folder.is_dir() and re.search(r"[{*?[]|\.tar$", folder.name):
+        raise InputError(
+            f"data folder {folder} names shards: give the folder that holds them, {folder.parent}"
+        )
     if folder.exists() and not folder.is_dir():
         raise InputError(f"data folder {folder} is a file: give the folder that holds {FILE_NAME}")
     command = f"`mae-vit prepare {folder.name if folder.name in BUILT_IN else 'SRC'} {folder}`"

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mae_vit.core.messages import plain_text
 from mae_vit.core.user_files import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS
-from mae_vit.data.shards.tar_headers import DamagedTar, walk_tar
+from mae_vit.data.shards.tar_headers import DamagedTar, Special, Tar, walk_tar
 
 # webdataset's own pattern (tariterators.base_plus_ext); files that it does not match
 # belong to no sample, nor do those that webdataset takes for metadata.
@@ -17,28 +18,81 @@ _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
 _MAX_IMAGE_BYTES = 2**31 - 1  # what the index's column holds
 _MAX_LABEL_BYTES = 256
-_NO_IMAGE = ("", -1, 0)
 # Of a mask, beside its image.
 MASK_EXTENSION = "seg.png"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One image of a shard.
 
     Attributes:
         key: shared with its other members.
-        extension: lower case, without the dot.
+        field: what webdataset calls the image: all after the first dot of its name, in lower case.
         offset: of its first byte in the tar.
         length: in bytes.
         label: what its `.cls` holds, None where there is none.
     """
 
     key: str
-    extension: str
+    field: str
     offset: int
     length: int
     label: bytes | None
+
+    @property
+    def extension(self) -> str:
+        """Of the image: lower case, without the dot."""
+        return self.field.rpartition(".")[2]
+
+    @property
+    def name(self) -> str:
+        """Of its member in the tar."""
+        return f"{self.key}.{self.field}"
+
+
+@dataclass(slots=True)
+class Group:
+    """The members of a key.
+
+    Attributes:
+        key: of them.
+        fields: offset and size of each, by what follows the first dot of its name, in lower case.
+    """
+
+    key: str
+    fields: dict[str, tuple[int, int]]
+
+    def image(self, shard: Path, asked: str | None = None) -> str | None:
+        """Returns the field that is the sample's image; None without one.
+
+        Args:
+            shard: names it in errors.
+            asked: the field that the user has named.
+
+        Raises:
+            DamagedTar: if several could be meant.
+        """
+        if asked is not None:
+            return asked if asked in self.fields else None
+        images = [field for field in self.fields if is_image_field(field)]
+        # Arrays beside a photograph are no images: features, a mask.
+        images = images or [field for field in self.fields if field in ARRAY_EXTENSIONS]
+        plain = [field for field in images if "." not in field] if len(images) > 1 else images
+        if len(plain) > 1 or (images and not plain):
+            raise DamagedTar(f"{shard}: {_several(self.key, images)}")
+        return plain[0] if plain else None
+
+
+def _several(key: str, images: list[str]) -> str:
+    count = "two images" if len(images) == 2 else f"{len(images)} images"
+    listed = ", ".join(images[:4]) + (", ..." if len(images) > 4 else "")
+    return f"{count} under the key {plain_text(key)} ({plain_text(listed)}): `--image-column NAME` takes one of each"
+
+
+def is_image_field(field: str) -> bool:
+    """Whether a member of this field is a photograph, and no mask."""
+    return field != MASK_EXTENSION and field.rpartition(".")[2] in IMAGE_EXTENSIONS
 
 
 def split_key(name: str) -> tuple[str, str]:
@@ -50,6 +104,41 @@ def split_key(name: str) -> tuple[str, str]:
     return (found[1], found[2].lower()) if found else ("", "")
 
 
+def read_groups(tar: Path | Tar, special: list[Special] | None = None) -> list[Group]:
+    """Lists the samples of a shard as webdataset groups them: members of a key that follow each other.
+
+    Members of a key that stand elsewhere, without an image there, belong to its image, too.
+
+    Args:
+        tar: the shard.
+        special: see `walk_tar`.
+
+    Raises:
+        DamagedTar: if the tar is damaged or holds an image twice under a key.
+        OSError: if it cannot be read.
+    """
+    groups: list[Group] = []
+    for member in walk_tar(tar, special):
+        key, field = split_key(member.name)
+        if not key:
+            continue
+        if not groups or groups[-1].key != key:
+            groups.append(Group(key, {}))
+        if is_image_field(field) and field in groups[-1].fields:
+            raise DamagedTar(f"{tar.name if isinstance(tar, Tar) else tar}: {_several(key, [field, field])}")
+        groups[-1].fields[field] = member.offset, member.size
+    loose: dict[str, dict[str, tuple[int, int]]] = {}
+    samples = []
+    for group in groups:
+        if any(is_image_field(field) or field in ARRAY_EXTENSIONS for field in group.fields):
+            samples.append(group)
+        else:
+            loose.setdefault(group.key, {}).update(group.fields)
+    for group in samples if loose else ():
+        group.fields = loose.get(group.key, {}) | group.fields
+    return samples
+
+
 def read_samples(path: Path) -> Iterator[Sample]:
     """Yields the samples of a shard that hold an image, in order.
 
@@ -57,29 +146,19 @@ def read_samples(path: Path) -> Iterator[Sample]:
         DamagedTar: if the tar is damaged or holds two images under a key.
         OSError: if it cannot be read.
     """
-    key, image, label = "", _NO_IMAGE, None
     with path.open("rb") as file:
-        for member in walk_tar(path):
-            member_key, extension = split_key(member.name)
-            if not member_key:
-                continue
-            if member_key != key:
-                if image is not _NO_IMAGE:
-                    yield Sample(key, *image, label)
-                key, image, label = member_key, _NO_IMAGE, None
-            beside = extension in ARRAY_EXTENSIONS
-            if beside and image is not _NO_IMAGE and image[0] in IMAGE_EXTENSIONS:
-                continue  # an array beside a photograph is no image: features, a mask
-            if beside or extension in IMAGE_EXTENSIONS:
-                if image is not _NO_IMAGE and (beside or image[0] in IMAGE_EXTENSIONS):
-                    raise DamagedTar(f"{path}: two images under the key {key}")
-                if member.size > _MAX_IMAGE_BYTES:
-                    raise DamagedTar(f"{path}: {member.name} has {member.size} bytes: no image is so large")
-                image = (extension, member.offset, member.size)
-            elif extension == "cls":
-                label = os.pread(file.fileno(), min(member.size, _MAX_LABEL_BYTES), member.offset)
-    if image is not _NO_IMAGE:
-        yield Sample(key, *image, label)
+        for group in read_groups(path):
+            if field := group.image(path):
+                offset, size = group.fields[field]
+                if size > _MAX_IMAGE_BYTES:
+                    raise DamagedTar(f"{path}: {group.key}.{field} has {size} bytes: no image is so large")
+                label = group.fields.get("cls")
+                yield Sample(group.key, field, offset, size, label and read_label(file.fileno(), *label))
+
+
+def read_label(descriptor: int, offset: int, size: int) -> bytes:
+    """Reads what a member of a label holds."""
+    return os.pread(descriptor, min(size, _MAX_LABEL_BYTES), offset).removeprefix(b"\xef\xbb\xbf").strip()
 
 
 def find_masks(path: Path) -> dict[str, tuple[int, int]]:
@@ -109,17 +188,19 @@ def images_of(path: Path, samples: Iterable[Sample]) -> Iterator[tuple[Sample, b
 
 
 def class_number(path: Path, sample: Sample) -> int:
-    """Returns a sample's class, -1 where it has none.
+    """Returns a sample's class, -1 where it has none or a negative one.
 
     Raises:
         DamagedTar: if its `.cls` is no class number.
     """
     if sample.label is None:
         return -1
-    try:
-        number = int(sample.label)
-    except ValueError:
-        number = -1
-    if not 0 <= number < 2**31:
+    number = label_number(sample.label)
+    if number is None:
         raise DamagedTar(f"{path}: {sample.key}.cls is no class number: {sample.label[:32]!r}")
-    return number
+    return max(number, -1)
+
+
+def label_number(label: bytes) -> int | None:
+    """Returns the class number that a label holds; None of words."""
+    return int(label) if re.fullmatch(rb"[+-]?[0-9]{1,9}", label) else None

@@ -7,30 +7,81 @@ end of the file is an error, not a short read.
 from __future__ import annotations
 
 import mmap
+import os
+import posixpath
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from mae_vit.core.messages import plain_text
 
 BLOCK = 512
 _REGULAR = (b"0", b"\0", b"7")
 # Links, devices, folders, pipes: no bytes follow, whatever their size field says.
 _BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")
-_FOLDER = b"5"
+_HARD_LINK, _SYMLINK, _FOLDER = b"1", b"2", b"5"
+# Files whose bytes here are not those of the file.
+_INCOMPLETE = {
+    b"S": "is a sparse file, whose holes are not stored: pack it without --sparse",
+    b"M": "begins in another volume: unpack the volumes together, and pack the files anew",
+}
 # Names and pax records; a longer one is an attack or damage.
 _MAX_EXTENDED_HEADER = 1 << 20
+# More than any writer fills its last record with zeros.
+_MAX_FILLED = 1 << 20
+_COMPRESSED = re.compile(
+    rb"(?P<gzip>\x1f\x8b)|(?P<bzip2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\0)|(?P<zstd>\x28\xb5\x2f\xfd)"
+)
 
 
 class DamagedTar(ValueError):
-    """A tar whose headers do not add up; the message names file and offset."""
+    """A tar that cannot be read as it is; the message names file and offset, or member."""
 
 
-@dataclass(frozen=True)
+class IncompleteTar(DamagedTar):
+    """A tar that is not damaged, and holds members that cannot be read from it; the message names the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tar:
+    """A plain tar: a file, or a part of one.
+
+    Attributes:
+        name: what users call it, a path; it may lie in another tar, or be compressed.
+        path: of the file that holds it.
+        start: of its first byte there.
+        end: behind its last byte; None for the end of the file.
+        file: keeps a file without a name.
+    """
+
+    name: Path
+    path: Path
+    start: int = 0
+    end: int | None = None
+    file: BinaryIO | None = None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Reads bytes of the file.
+
+        Raises:
+            OSError: if it cannot be read.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, length, offset)
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """A regular file in a tar.
 
     Attributes:
         name: its path.
-        offset: of its first byte in the tar.
+        offset: of its first byte in the file.
         size: in bytes.
     """
 
@@ -39,37 +90,65 @@ class Member:
     size: int
 
 
-def walk_tar(path: Path, special: list[str] | None = None) -> Iterator[Member]:
+class Special(NamedTuple):
+    """A link, device or pipe in a tar; `target` is the path in the tar that a link leads to."""
+
+    name: str
+    target: str | None
+
+
+def compression_of(path: Path) -> str | None:
+    """Names what a file is compressed by, from its first bytes.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    with path.open("rb") as file:
+        found = _COMPRESSED.match(file.read(BLOCK))
+    return found and found.lastgroup
+
+
+def walk_tar(tar: Path | Tar, special: list[Special] | None = None) -> Iterator[Member]:
     """Yields the regular files of a tar in order: ustar, GNU long names, pax.
 
     Args:
-        path: the tar.
-        special: takes the names of links, devices and pipes, which are passed over.
+        tar: the tar.
+        special: takes the links, devices and pipes, which are passed over.
 
     Raises:
-        DamagedTar: naming the file and the offset.
+        DamagedTar: naming the tar and the offset.
         OSError: if it cannot be opened.
     """
-    with path.open("rb") as file:
-        if file.seek(0, 2) == 0:
-            raise DamagedTar(f"{path}: empty file")
+    tar = Tar(tar, tar) if isinstance(tar, Path) else tar
+    with tar.path.open("rb") as file:
+        end = file.seek(0, 2) if tar.end is None else tar.end
+        if end == tar.start:
+            raise DamagedTar(f"{tar.name}: empty file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield from _walk(data, path, special)
+            yield from _walk(data, tar.start, end, tar.name, special)
 
 
-def _walk(data: mmap.mmap, path: Path, special: list[str] | None) -> Iterator[Member]:
-    if data[:2] == b"\x1f\x8b":
-        raise DamagedTar(f"{path}: compressed tars have no random access; decompress it")
-    at, end = 0, len(data)
+def _walk(
+    data: mmap.mmap, start: int, end: int, path: Path, special: list[Special] | None
+) -> Iterator[Member]:
+    if found := _COMPRESSED.match(data, start):
+        raise DamagedTar(f"{path}: compressed tars have no random access; decompress it ({found.lastgroup})")
+    at = start
     long_name: str | None = None
+    long_link: str | None = None
     shared: dict[str, str] = {}  # of a global header, for all members that follow
     pax: dict[str, str] = {}
     while at + BLOCK <= end:
         header = data[at : at + BLOCK]
         if not header.strip(b"\0"):
+            if data[at : min(end, at + _MAX_FILLED)].strip(b"\0"):
+                raise IncompleteTar(
+                    f"{path}: more follows its end at offset {at - start}: tars joined by `cat` are no tar; "
+                    "give them one by one, or join them by `tar --concatenate`"
+                )
             return
         if _number(header[148:156]) != sum(header[:148]) + 8 * 32 + sum(header[156:]):
-            raise DamagedTar(f"{path}: bad header checksum at offset {at}")
+            raise DamagedTar(f"{path}: bad header checksum at offset {at - start}")
         kind = header[156:157]
         size = _number(header[124:136])
         if kind in _REGULAR and "size" in pax:
@@ -78,25 +157,38 @@ def _walk(data: mmap.mmap, path: Path, special: list[str] | None) -> Iterator[Me
             size = 0
         body = at + BLOCK
         if size < 0 or body + size > end:
-            raise DamagedTar(f"{path}: the member at offset {at} passes the end of the file")
-        if kind in (b"L", b"x", b"g") and size > _MAX_EXTENDED_HEADER:
-            raise DamagedTar(f"{path}: the header at offset {at} has {size} bytes")
+            raise DamagedTar(f"{path}: the member at offset {at - start} passes the end of the file")
+        if kind in (b"L", b"K", b"x", b"g") and size > _MAX_EXTENDED_HEADER:
+            raise DamagedTar(f"{path}: the header at offset {at - start} has {size} bytes")
         if kind == b"L":
-            long_name = data[body : body + size].rstrip(b"\0").decode("utf-8", "surrogateescape")
+            long_name = _text(data[body : body + size].rstrip(b"\0"))
+        elif kind == b"K":
+            long_link = _text(data[body : body + size].rstrip(b"\0"))
         elif kind == b"x":
-            pax = shared | _read_pax(data[body : body + size], path, at)
+            pax = shared | _read_pax(data[body : body + size], path, at - start)
         elif kind == b"g":
-            shared |= _read_pax(data[body : body + size], path, at)
+            shared |= _read_pax(data[body : body + size], path, at - start)
             pax = dict(shared)
         else:
-            name = pax.get("path") or long_name or plain_name(header)
+            name = pax.get("GNU.sparse.name") or pax.get("path") or long_name or plain_name(header)
+            # GNU's sparse files of pax are regular ones with such records.
+            kind = b"S" if any(key.startswith("GNU.sparse.") for key in pax) else kind
+            if kind in _INCOMPLETE:
+                raise IncompleteTar(f"{path}: {plain_text(name)} {_INCOMPLETE[kind]}")
             if kind in _REGULAR:
                 yield Member(name, body, size)
             elif kind in _BODILESS and kind != _FOLDER and special is not None:
-                special.append(name)
-            long_name, pax = None, dict(shared)
+                link = pax.get("linkpath") or long_link or _text(header[157:257].split(b"\0", 1)[0])
+                if kind == _SYMLINK:
+                    link = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
+                special.append(Special(name, link if kind in (_HARD_LINK, _SYMLINK) else None))
+            long_name, long_link, pax = None, None, dict(shared)
         at = body + -(-size // BLOCK) * BLOCK
-    raise DamagedTar(f"{path}: truncated at offset {at} (no end marker)")
+    raise DamagedTar(f"{path}: truncated at offset {at - start} (no end marker)")
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
 
 
 def _number(field: bytes) -> int:
@@ -125,7 +217,7 @@ def plain_name(header: bytes) -> str:
         if header[257:262] == b"ustar" and header[263:265] == b"00"
         else b""
     )
-    return (prefix + b"/" + name if prefix else name).decode("utf-8", "surrogateescape")
+    return _text(prefix + b"/" + name if prefix else name)
 
 
 def name_is_cut(header: bytes) -> bool:

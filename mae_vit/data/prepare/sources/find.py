@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from glob import glob
 from pathlib import Path
+
+from braceexpand import braceexpand
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.core.messages import closest, closest_path, count_of, nearest
+from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import ARCHIVE_EXTENSIONS, ARRAY_EXTENSIONS, IMAGE_EXTENSIONS, extension_of
 from mae_vit.data.prepare.entries import ImageSource, entries_from_paths
 from mae_vit.data.prepare.folder_names import FolderNames
-from mae_vit.data.prepare.sources.archives import open_archive, open_zip
+from mae_vit.data.prepare.sources.archives import holds_images, is_tar, open_zip
 from mae_vit.data.prepare.sources.downloads import cifar10, cifar100, digits
 from mae_vit.data.prepare.sources.folders import open_folder
-from mae_vit.data.prepare.sources.foreign_shards import find_shards, holds_labels, open_shards
+from mae_vit.data.prepare.sources.foreign_shards import find_shards
 from mae_vit.data.prepare.sources.hub_dataset import open_hub_dataset
 from mae_vit.data.prepare.sources.parquet import find_parquet, local_files, open_parquet
 from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
+from mae_vit.data.prepare.sources.tars import open_tars
 
-_TARS = (".tar", ".tar.gz", ".tgz")
-_ARCHIVES = (*_TARS, ".zip")
+_ARCHIVES = (".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
+# So many pictures may lie beside shards without being the data.
+_FEW_IMAGES = 16
 DOWNLOADS: dict[str, Callable[[Path], ImageSource]] = {"cifar10": cifar10, "cifar100": cifar100}
 _NAMES = ["digits", *DOWNLOADS]
 _AS_IT_IS = ParquetOptions()
@@ -40,7 +48,7 @@ def find_sources(
     parquet: ParquetOptions = _AS_IT_IS,
     names: FolderNames = _ASKING,
 ) -> list[ImageSource]:
-    """Opens sources of images; Parquet files, which a shell may list one by one, are one source.
+    """Opens sources of images; Parquet files or tars, which a shell may list one by one, are one source.
 
     Args:
         specs: each as `find_images` takes it.
@@ -55,12 +63,16 @@ def find_sources(
         InputError: if one is no source, or holds no images.
         FetchUnavailable: if one cannot be fetched now.
     """
-    files = [Path(spec) for spec in specs if _is_parquet(Path(spec))]
-    sources = [_not_empty(_parquet(files, out, split, parquet, labels), str(files[0]))] if files else []
+    specs = [found for spec in specs for found in _expand(spec)]
+    tables, tars = (
+        [Path(spec) for spec in specs if is_kind(Path(spec))] for is_kind in (_is_parquet, _is_tar)
+    )
+    sources = [_not_empty(_parquet(tables, out, split, parquet, labels), str(tables[0]))] if tables else []
+    sources += [_not_empty(_tars(tars, out, split, parquet, labels, names), str(tars[0]))] if tars else []
     return sources + [
         find_images(spec, out=out, split=split, root=root, labels=labels, parquet=parquet, names=names)
         for spec in specs
-        if Path(spec) not in files
+        if Path(spec) not in (*tables, *tars)
     ]
 
 
@@ -102,19 +114,8 @@ def find_images(
         source = _parquet([path], out, split, parquet, labels)
     elif path.is_dir():
         source = _from_folder(path, out, split, parquet, labels, names)
-    elif path.is_file() and lower.endswith(_TARS):
-        if lower.endswith(".tar") and holds_labels(path):
-            source = open_shards(path.parent, [path], split=split, name=path.name)
-        else:
-            source = entries_from_paths(
-                open_archive(path, out, names.encoding),
-                split,
-                where=spec,
-                name=path.name,
-                labels=labels,
-                wrapped=True,
-                class_folder=names.class_folder,
-            )
+    elif _is_tar(path):
+        source = _tars([path], out, split, parquet, labels, names)
     elif path.is_file() and lower.endswith(".zip"):
         source = entries_from_paths(
             open_zip(path, names.encoding),
@@ -130,6 +131,10 @@ def find_images(
         raise InputError(
             f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)}); "
             f"{'unpack it first' if unpack else 'of an image, give the folder'}"
+        )
+    elif is_url(spec):
+        raise InputError(
+            f"source {redact_url(spec)} lies elsewhere: download it, and give the file or folder here"
         )
     elif any(mark in spec for mark in "*?["):
         raise InputError(
@@ -154,20 +159,86 @@ def _not_empty(source: ImageSource, spec: str) -> ImageSource:
 def _from_folder(
     path: Path, out: Path, split: str, parquet: ParquetOptions, labels: bool, names: FolderNames
 ) -> ImageSource:
-    """Opens a folder of images; of shards where there are none; of Parquet files where there are neither."""
+    """Opens a folder of images, of shards, or of Parquet files where there are neither."""
     files = open_folder(path)
     # Beside shards lie indexes, which are arrays.
-    if all(files.extension(name) in ARRAY_EXTENSIONS for name, _ in files.images) and (
-        shards := find_shards(path)
-    ):
+    images = [name for name, _ in files.images if files.extension(name) not in ARRAY_EXTENSIONS]
+    shards = find_shards(path) if any(is_tar(Path(name)) for name in files.beside) else []
+    if images and shards and not _are_beside(images, shards, path):
+        shards = [shard for shard in shards if holds_images(shard)]
+        if shards:
+            raise InputError(
+                f"{path} holds {count_of(len(images), 'image')} ({images[0]}, ...) and "
+                f"{count_of(len(shards), 'tar')} of images ({shards[0].relative_to(path)}, ...): which are the "
+                "data? Move the others elsewhere, or give the tars themselves as sources"
+            )
+    if shards:
         if out.exists() and out.samefile(path):
             raise InputError(f"{out} is the source itself: --in-place {path} uses its shards as they are")
-        return open_shards(path, shards, split=split, name=path.resolve().name)
+        source = _tars(shards, out, split, parquet, labels, names, folder=path)
+        if not images:
+            return source
+        listed = ", ".join(images[:3]) + (", ..." if len(images) > 3 else "")
+        note = f"left out {count_of(len(images), 'image')} beside the tars: {listed}"
+        return replace(source, notes=(*source.notes, note))
     if not files.images and (tables := find_parquet(path)):
         return _parquet(tables, out, split, parquet, labels, folder=path)
     return entries_from_paths(
         files, split, where=str(path), name=path.name, labels=labels, class_folder=names.class_folder
     )
+
+
+def _are_beside(images: Sequence[str], shards: Sequence[Path], folder: Path) -> bool:
+    """Whether images are but a few pictures in the folders of shards, such as an example."""
+    folders = {shard.parent for shard in shards}
+    return len(images) <= _FEW_IMAGES and all((folder / image).parent in folders for image in images)
+
+
+def _is_tar(path: Path) -> bool:
+    return is_tar(path) and path.is_file()
+
+
+def _tars(
+    paths: list[Path],
+    out: Path,
+    split: str,
+    columns: ParquetOptions,
+    labels: bool,
+    names: FolderNames,
+    *,
+    folder: Path | None = None,
+) -> ImageSource:
+    """Opens tars: those of a folder, or those that are named."""
+    folder, name = _place(paths, folder)
+    source = open_tars(
+        paths, folder, out, split=split, name=name, columns=columns, labels=labels, names=names
+    )
+    return source if labels else source.without_labels()
+
+
+def _place(paths: list[Path], folder: Path | None) -> tuple[Path, str]:
+    """The folder that holds files, and a name for them all."""
+    if folder is not None:
+        return folder, folder.resolve().name
+    folder = Path(os.path.commonpath([path.parent for path in paths]))
+    return folder, f"{len(paths)} files of {folder.resolve().name}" if len(paths) > 1 else paths[0].name
+
+
+def _expand(spec: str) -> list[str]:
+    """Returns the files that a pattern names, as webdataset writes them: shard-{000..009}.tar, shard-*.tar.
+
+    Raises:
+        InputError: if one of them is not there.
+    """
+    if is_url(spec) or not re.search(r"[{*?\[]", spec) or Path(spec).exists():
+        return [spec]
+    files = []
+    for path in braceexpand(spec):
+        found = sorted(glob(path)) if glob(path) else [path] if Path(path).exists() else []
+        if not found:
+            raise InputError(f"source {spec}: {path} does not exist")
+        files += found
+    return files
 
 
 def _is_parquet(path: Path) -> bool:
@@ -184,10 +255,7 @@ def _parquet(
     folder: Path | None = None,
 ) -> ImageSource:
     """Opens Parquet files: those of a folder, or those that are named."""
-    name = folder.resolve().name if folder else paths[0].name
-    if folder is None:
-        folder = Path(os.path.commonpath([path.parent for path in paths]))
-        name = f"{count_of(len(paths), 'file')} of {folder.resolve().name}" if len(paths) > 1 else name
+    folder, name = _place(paths, folder)
     files = local_files(paths, folder, split)
     return open_parquet(files, out, name=name, options=options, labels=labels)
 

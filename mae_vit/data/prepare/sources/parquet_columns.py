@@ -13,12 +13,12 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest
 
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
-_LABEL_NAMES = ("label", "labels", "class", "class_name", "cls", "target", "category")
+LABEL_NAMES = ("label", "labels", "class", "class_name", "cls", "target", "category")
 
 
 @dataclass(frozen=True)
 class ParquetOptions:
-    """What the user says of Parquet files and of data sets of the Hub.
+    """What the user says of Parquet files, of data sets of the Hub, and of the fields of shards.
 
     Attributes:
         image_column: name; None for the one that is there.
@@ -137,7 +137,7 @@ def _label_column(schema: Any, features: dict[str, Any], where: str, asked: str 
             )
         return asked
     marked = [name for name in usable if features.get(name, {}).get("_type") == "ClassLabel"]
-    named = [name for name in marked or usable if name.lower() in _LABEL_NAMES]
+    named = [name for name in marked or usable if name.lower() in LABEL_NAMES]
     candidates = named or marked
     if len(candidates) > 1:
         raise InputError(
