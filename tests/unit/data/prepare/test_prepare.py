@@ -164,7 +164,7 @@ BAD = {
     "damaged inside of a gzip": (["{tmp}/inside.tar.gz"], "cannot be decompressed: Error -3"),
     "no tar in a gzip": (
         ["{tmp}/no_tar.tar.gz"],
-        "no_tar.tar.gz is damaged: bad header checksum at offset 0",
+        "no_tar.tar.gz: bad header checksum at offset 0",
     ),
     "folder not in UTF-8": (["{tmp}/latin"], r"the class folder caf\xe9 is not named in UTF-8"),
     "no output": ([], "needs sources and an output folder"),

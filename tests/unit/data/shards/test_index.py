@@ -149,7 +149,7 @@ def test_samples_are_grouped_by_key(tmp_path):
     assert rows["shard"].tolist() == [5, 5]
 
 
-@pytest.mark.parametrize("text", [b"cat", b"-1", b"99999999999"])
+@pytest.mark.parametrize("text", [b"cat", b"1.5", b"99999999999"])
 def test_a_label_that_is_no_number_is_refused(tmp_path, text):
     write_tar(tmp_path / "t.tar", [("a.jpg", b"1"), ("a.cls", text)])
     with pytest.raises(DamagedTar, match="no class number"):
