@@ -23,7 +23,15 @@ from mae_vit.core.user_files import HEAD_BYTES, is_image
 from mae_vit.data.images.decode import DecodeError, check_bytes
 from mae_vit.data.prepare.entries import Listing, Reader, safe_member_path
 from mae_vit.data.prepare.folder_names import NAME_ENCODING, decode_name
-from mae_vit.data.shards.tar_headers import DamagedTar, Member, Special, Tar, compression_of, walk_tar
+from mae_vit.data.shards.tar_headers import (
+    DamagedTar,
+    IncompleteTar,
+    Member,
+    Special,
+    Tar,
+    compression_of,
+    walk_tar,
+)
 
 _TAR_NAME = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
 _OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
@@ -157,8 +165,11 @@ def open_archive(tar: Tar, encoding: str | None = None) -> Listing:
 def _members(tar: Tar, special: list[Special] | None) -> Iterator[Member]:
     try:
         yield from walk_tar(tar, special)
+    except IncompleteTar as error:
+        raise InputError(f"archive {error}") from None
     except (DamagedTar, OSError) as error:
-        raise InputError(f"archive {str(error).removeprefix('archive ')}") from None
+        reason = str(error).removeprefix(f"{tar.name}: ")
+        raise InputError(f"archive {tar.name} is damaged: {reason}") from None
 
 
 def _follow(links: dict[str, str | None], files: dict[str, Member]) -> list[tuple[str, Member]]:

@@ -11,6 +11,8 @@ import pytest
 from helpers.images import read_back, write_files, write_tar
 from helpers.odd_shards import IMAGES, NUMBERS, PLAIN, labels, members, prepare
 
+from mae_vit.core.errors import InputError
+from mae_vit.core.urls import check_url
 from mae_vit.data.shards.dataset_json import read_dataset
 
 
@@ -212,3 +214,12 @@ def test_what_is_not_read_in_place_is_named(tmp_path, capsys):
             f"holds no .tar shards; `mae-vit prepare {tmp_path / folder} OUT` reads {file}"
             in capsys.readouterr().err
         )
+
+
+@pytest.mark.parametrize("name", ["s-{000..009}.tar", "s-*.tar", "s-000.tar"])
+def test_a_data_path_that_names_shards_is_told_to_name_their_folder(tmp_path, name):
+    with pytest.raises(InputError, match="names shards: give the folder that holds them"):
+        read_dataset(tmp_path / name)
+    with pytest.raises(InputError, match="names shards: give the folder that holds them"):
+        check_url(f"https://example.org/data/{name}")
+    check_url("https://example.org/data.tar/folder")

@@ -160,11 +160,11 @@ BAD = {
     "some in no class folder": (["{tmp}/mixed"], 'the image "2.png" lies in no class folder'),
     "one split twice": (["{src}", "{src}"], 'split "test" comes from both'),
     "damaged archive": (["{tmp}/broken.tar"], "is damaged"),
-    "damaged gzip": (["{tmp}/broken.tar.gz"], "cannot be decompressed"),
+    "damaged gzip": (["{tmp}/broken.tar.gz"], "broken.tar.gz is damaged: bad header"),
     "damaged inside of a gzip": (["{tmp}/inside.tar.gz"], "cannot be decompressed: Error -3"),
     "no tar in a gzip": (
         ["{tmp}/no_tar.tar.gz"],
-        "no_tar.tar.gz: bad header checksum at offset 0",
+        "no_tar.tar.gz is damaged: bad header checksum at offset 0",
     ),
     "folder not in UTF-8": (["{tmp}/latin"], r"the class folder caf\xe9 is not named in UTF-8"),
     "no output": ([], "needs sources and an output folder"),
