@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mae_vit.runtime.meeting import meet
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.runtime.watchdog import PATIENCE
 
@@ -37,13 +38,22 @@ def join(
         ranks: this process's place.
         device: of this rank, by which it exchanges numbers.
         timeout: of joining, and of each collective.
-        store: where ranks meet; None for the launcher's MASTER_ADDR and MASTER_PORT.
+        store: where ranks have met; None to meet at the launcher's MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        InputError: if not all ranks come in time.
     """
     global _timeout
     _timeout = timeout
-    options: dict[str, Any] = {"timeout": timeout, "rank": ranks.rank, "world_size": ranks.world_size}
-    if store is not None:
-        options["store"] = store
+    if store is None:
+        # One rank meets nobody, whatever address another job left in the environment.
+        store = meet(ranks, timeout=timeout) if ranks.world_size > 1 else torch.distributed.HashStore()
+    options: dict[str, Any] = {
+        "timeout": timeout,
+        "rank": ranks.rank,
+        "world_size": ranks.world_size,
+        "store": store,
+    }
     if device.type != "cuda":
         torch.distributed.init_process_group("gloo", **options)
         return

@@ -35,6 +35,7 @@ class Ranks:
 
 
 ALONE = Ranks()
+REMEDY = "; RANK and WORLD_SIZE are set: unset them to run one process"
 # Each launcher's names for: rank, world size, local rank, local world size.
 # SLURM_STEP_ID tells a task that srun started from a plain process in an allocation,
 # which sees SLURM_PROCID too.
@@ -50,26 +51,24 @@ _LAUNCHERS = (
 def find_ranks() -> Ranks:
     """Reads this process's rank from the launcher's environment; without a launcher, a world of one.
 
-    Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT where the launcher
-    does not, since DeepSpeed reads them.
+    Sets RANK, WORLD_SIZE and LOCAL_RANK, since DeepSpeed reads them.
 
     Raises:
         InputError: if the environment is incomplete.
     """
     ranks = _read_environment()
-    environment = {
+    if not 0 <= ranks.rank < ranks.world_size:
+        raise InputError(f"rank {ranks.rank} is none of {ranks.world_size} ranks{REMEDY}")
+    if ranks.world_size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise InputError(
+            f"{ranks.world_size} ranks need MASTER_ADDR and MASTER_PORT (slurm/pretrain.sh sets them for srun)"
+            + REMEDY
+        )
+    os.environ |= {
         "RANK": str(ranks.rank),
         "WORLD_SIZE": str(ranks.world_size),
         "LOCAL_RANK": str(ranks.local_rank),
     }
-    if ranks.world_size == 1:
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    elif "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
-        raise InputError(
-            f"{ranks.world_size} ranks need MASTER_ADDR and MASTER_PORT (slurm/pretrain.sh sets them for srun)"
-        )
-    for name, value in environment.items():
-        os.environ.setdefault(name, value)
     return ranks
 
 
@@ -84,7 +83,8 @@ def _read_environment() -> Ranks:
             return Ranks(place, total, local_place, int(local.split("(")[0].split(",")[0]))
         except (KeyError, ValueError) as error:
             raise InputError(
-                f"{marker} is set, but the launcher's environment is incomplete: {error}"
+                f"{marker} is set, but the launcher's environment is incomplete: {error}: unset {marker} to run one "
+                "process"
             ) from None
     return Ranks()
 

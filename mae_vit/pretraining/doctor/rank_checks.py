@@ -11,8 +11,11 @@ from datetime import timedelta
 
 import torch
 
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import error_reason
 from mae_vit.pretraining.doctor.machine_checks import Check
 from mae_vit.runtime.collectives import gather_objects
+from mae_vit.runtime.meeting import meet
 from mae_vit.runtime.process_group import join
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.outputs.environment import versions_of
@@ -33,33 +36,18 @@ def join_ranks(ranks: Ranks, device: torch.device | None, *, timeout_s: float = 
     if ranks.world_size == 1:
         return Check("ok", "ranks", "one rank: no others to connect to")
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    host = socket.gethostname()
     try:
-        store = torch.distributed.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            ranks.world_size,
-            # Launchers of PyTorch serve one at this address themselves.
-            ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-            timeout=timedelta(seconds=timeout_s),
-        )
+        store = meet(ranks, timeout=timedelta(seconds=timeout_s))
         store.set(f"doctor/{ranks.rank}", device.type if device else "none")
         kinds = {store.get(f"doctor/{rank}") for rank in range(ranks.world_size)}
         join(
             ranks,
             device if device and len(kinds) == 1 else torch.device("cpu"),
             timeout=timedelta(seconds=_CHECK_TIMEOUT_S),
-            # Of a prefix, since the launcher's store may be used by others.
-            store=torch.distributed.PrefixStore("doctor-group", store),
+            store=store,
         )
-    except (RuntimeError, OSError, ValueError, KeyError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        return Check(
-            "FAIL",
-            "ranks",
-            f"rank {ranks.rank} on {host} did not meet the {ranks.world_size - 1} others at {address} within "
-            f"{timeout_s:.0f} s: {said}: are all started, and may the nodes reach that address and port?",
-        )
+    except (RuntimeError, InputError) as error:
+        return Check("FAIL", "ranks", f"rank {ranks.rank} on {socket.gethostname()}: {error_reason(error)[:400]}")
     return Check("ok", "ranks", f"{ranks.world_size} ranks met at {address}")
 
 

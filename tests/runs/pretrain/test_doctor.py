@@ -272,7 +272,7 @@ def test_a_rank_that_does_not_come(digits, tmp_path):
     )
     status, text = read(ended.stdout)["ranks"][0]
     assert status == "FAIL", ended.stdout + ended.stderr
-    assert "did not meet the 1 others at 127.0.0.1:29877 within 3 s" in text
+    assert "waited 0:00:03 for 2 ranks at 127.0.0.1:29877, 1 of 2 here, missing rank 1" in text
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
 

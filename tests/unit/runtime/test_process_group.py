@@ -28,8 +28,9 @@ from mae_vit.training.engines.build import init_process_group
 
 @pytest.fixture
 def groups(monkeypatch):
-    """What process groups were asked for; none is made."""
+    """What process groups were asked for; none is made, and nobody met."""
     made = []
+    monkeypatch.setattr("mae_vit.runtime.process_group.meet", lambda ranks, timeout: None)
     monkeypatch.setattr(
         torch.distributed, "init_process_group", lambda *args, **how: made.append((args, how))
     )
@@ -114,15 +115,13 @@ def test_collectives_outlast_the_watchdog(groups):
     assert MARGIN_S >= 60
 
 
-def test_what_deepspeed_exchanges_by_waits_as_long(monkeypatch):
+def test_what_deepspeed_exchanges_by_waits_as_long():
     """Its clone of the group of all ranks would have torch's default, of 10 minutes for NCCL."""
     from deepspeed.utils import groups
 
     from mae_vit.pretraining.setup import build_objective
     from mae_vit.training.engines.build import build_engine
 
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
-        monkeypatch.setenv(name, value)
     cpu = torch.device("cpu")
     join(find_ranks(), cpu, timeout=timedelta(seconds=4321))
     try:
@@ -143,14 +142,13 @@ def test_what_deepspeed_exchanges_by_waits_as_long(monkeypatch):
 
 def test_the_doctor_joins_as_a_run_does(own_gpu, groups, monkeypatch):
     class Store(dict):
-        def __init__(self, *args, **kwargs) -> None:
-            super().__init__({f"doctor/{rank}": b"cuda" for rank in range(8)})
-
         def set(self, key, value) -> None:
             self[key] = value.encode()
 
-    monkeypatch.setattr(torch.distributed, "TCPStore", Store)
-    monkeypatch.setattr(torch.distributed, "PrefixStore", lambda prefix, store: store)
+    others = {f"doctor/{rank}": b"cuda" for rank in range(8)}
+    monkeypatch.setattr(
+        "mae_vit.pretraining.doctor.rank_checks.meet", lambda ranks, timeout: Store(others)
+    )
     ranks = find_ranks()
     assert join_ranks(ranks, find_device(ranks)).status == "ok"
     # A rank without a GPU: all join by the CPU, to say so.
@@ -167,10 +165,7 @@ def test_the_doctor_joins_as_a_run_does(own_gpu, groups, monkeypatch):
     assert "cpu (on node7)" in check.text
 
 
-def test_jobs_that_end_well_leave_the_group(monkeypatch):
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-
+def test_jobs_that_end_well_leave_the_group():
     def joined(code: int) -> int:
         join(Ranks(), torch.device("cpu"), timeout=timedelta(seconds=60))
         return code
@@ -191,20 +186,18 @@ def test_jobs_that_end_well_leave_the_group(monkeypatch):
 
 
 _STANDS_STILL = """
-import os, time
+import time
 from datetime import timedelta
 import torch
 from mae_vit.runtime import process_group as joining
+from mae_vit.runtime.meeting import meet
 from mae_vit.runtime.ranks import find_ranks
 from mae_vit.runtime.watchdog import Watchdog
 
 joining.MARGIN_S = 2.0
 ranks, limit = find_ranks(), 1.0
 # Processes of a busy machine do not start in the same seconds.
-port, wait = int(os.environ["MASTER_PORT"]), timedelta(seconds=60)
-store = torch.distributed.TCPStore("127.0.0.1", port, 2, ranks.rank == 0, timeout=wait)
-store.set(str(ranks.rank), "here")
-store.wait(["0", "1"])
+store = meet(ranks, timeout=timedelta(seconds=60))
 joining.join(ranks, torch.device("cpu"), timeout=joining.give_up_after(limit), store=store)
 torch.distributed.barrier()
 with Watchdog(limit, rank=ranks.rank) as dog, dog.long_phase("saving"):

@@ -1,0 +1,123 @@
+"""Ranks that wait for others say for whom, where and since when, and what to do if nobody will come."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+from helpers.commands import ROOT
+
+from mae_vit.core.errors import InputError
+from mae_vit.runtime import meeting
+from mae_vit.runtime.meeting import meet
+from mae_vit.runtime.ranks import Ranks, find_ranks, free_port
+
+REMEDY = "RANK and WORLD_SIZE are set: unset them to run one process"
+
+
+@pytest.fixture
+def address(monkeypatch):
+    """Where another job met, which left its environment."""
+    port = free_port()
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(meeting, "_meetings", 0)
+    return f"127.0.0.1:{port}"
+
+
+def meet_soon(rank: int, world_size: int = 2, *, timeout_s: float = 0.6):
+    return meet(
+        Ranks(rank, world_size),
+        timeout=timedelta(seconds=timeout_s),
+        first_word_s=0.0,
+        next_word_s=0.1,
+    )
+
+
+def test_rank_0_names_who_is_missing_and_gives_up(address, capsys):
+    with pytest.raises(InputError, match=f"3 ranks at {address}, 1 of 3 here, missing ranks 1, 2: .*{REMEDY}"):
+        meet_soon(0, 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    for line in lines:
+        assert re.fullmatch(
+            rf"waiting for 3 ranks at {address}, 1 of 3 here, missing ranks 1, 2, since 0:00:0\d; {REMEDY}", line
+        )
+
+
+def test_another_rank_says_where_nobody_answers(address, capsys):
+    with pytest.raises(InputError, match=rf"rank 0 at {address} \(connection refused\): .*{REMEDY}"):
+        meet_soon(1)
+    assert f"waiting for rank 0 at {address} (" in capsys.readouterr().err
+
+
+def test_a_name_that_no_machine_has(address, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "no-such-machine.invalid")
+    with pytest.raises(InputError, match=r"rank 0 at no-such-machine\.invalid:\d+ \("):
+        meet_soon(1)
+
+
+def test_a_stranger_at_the_port(address):
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+        stranger.listen()
+        # torch waits without end for its answer.
+        with pytest.raises(InputError, match=f"rank 0 at {address}"):
+            meet_soon(1, timeout_s=2.0)
+        with pytest.raises(InputError, match="choose another MASTER_PORT"):
+            meet_soon(0, timeout_s=60.0)
+
+
+def test_a_port_that_is_none(address, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "29500x")
+    with pytest.raises(InputError, match='MASTER_PORT="29500x" is no port'):
+        meet_soon(0)
+
+
+_RANK_1 = """
+from datetime import timedelta
+from mae_vit.runtime.meeting import meet
+from mae_vit.runtime.ranks import find_ranks
+store = meet(find_ranks(), timeout=timedelta(seconds=100))
+store.set("said", "by rank 1")
+store.wait(["heard"])
+"""
+
+
+@pytest.mark.distributed
+def test_a_rank_that_comes_later_ends_the_waiting(address, capsys):
+    place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
+    late = subprocess.Popen([sys.executable, "-c", _RANK_1], env=os.environ | place)
+    try:
+        store = meet_soon(0, timeout_s=100.0)
+        assert store.get("said") == b"by rank 1"
+        store.set("heard", "")
+        assert late.wait(100) == 0
+    finally:
+        late.kill()
+    # It imports for longer than a tenth of a second.
+    assert "1 of 2 here, missing rank 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, f"rank 2 is none of 2 ranks; {REMEDY}"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, f"need MASTER_ADDR and MASTER_PORT .*{REMEDY}"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "'LOCAL_RANK': unset RANK to run one process"),
+    ],
+)
+def test_half_of_a_place(place, message, monkeypatch):
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        find_ranks()
+
+
+def test_a_world_size_without_a_rank_is_no_launchers(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert find_ranks() == Ranks()
+    assert os.environ["WORLD_SIZE"] == "1"
