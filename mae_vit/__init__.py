@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mae_vit.core import __version__
+from mae_vit.core.files import settle_nameless_user
 
 if TYPE_CHECKING:
     from mae_vit.cli.api import Run, compare, finetune, prepare, pretrain
@@ -45,6 +46,9 @@ _HOMES = {
     "mae_vit.runtime.failures": ("RunInterrupted", "TrainingFailed"),
     "mae_vit.weights.encoder": ("PretrainedEncoder", "load_encoder"),
 }
+
+# Before torch and others look for them.
+settle_nameless_user()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mae_vit.core.errors import InputError
+
 
 def user_cache() -> Path:
-    """Returns this user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mae-vit"
+    """Returns this user's cache folder; a private one among temporary files where the home folder cannot be written.
+
+    Raises:
+        InputError: if there is no such folder.
+    """
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "mae-vit"
+    home = Path(os.path.expanduser("~"))
+    if not (home.is_absolute() and os.access(nearest_existing(home / ".cache"), os.W_OK)):
+        home = _temporary_home()
+    return home / ".cache" / "mae-vit"
+
+
+def settle_nameless_user() -> None:
+    """Gives a user id without an account (`docker run --user 1234`) a home folder and a name.
+
+    Libraries ask for them, and fail or make a folder called "~".
+    """
+    if os.path.expanduser("~") == "~":
+        # Who needs the folder says why there is none.
+        with suppress(InputError):
+            os.environ["HOME"] = str(_temporary_home())
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = str(os.getuid())
+
+
+def _temporary_home() -> Path:
+    path = Path(tempfile.gettempdir()) / f"mae-vit-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        # Anyone may make a folder of this name before this user does.
+        if path.lstat().st_uid == os.getuid():
+            return path
+        reason = "is another user's"
+    except OSError as error:
+        reason = f"cannot be made ({error})"
+    raise InputError(f"no cache folder: no home folder can be written, and {path} {reason}: set XDG_CACHE_HOME")
 
 
 def temporary_name(path: Path) -> Path:

@@ -76,6 +76,7 @@ def cache_folder(folder: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"no place for files derived from the shards: neither {beside} nor {cache} can be written: {error}"
+            f"no place for files derived from the shards: neither {beside} nor {cache} can be written "
+            f"({error_reason(error)}): set XDG_CACHE_HOME"
         ) from None
     return cache
