@@ -65,12 +65,14 @@ def is_dirty(root: Path) -> bool | None:
 
 def head_of(clone: Path) -> str | None:
     """The commit that a clone of another repository stands at; None outside a checkout."""
-    command = ["git", "-C", str(clone), "rev-parse", "HEAD"]
+    # The prefix is empty at the root of a checkout: a folder inside of another one has no commit of its own.
+    command = ["git", "-C", str(clone), "rev-parse", "--show-prefix", "HEAD"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return None if found.returncode else found.stdout.strip()
+    prefix, _, commit = found.stdout.partition("\n")
+    return None if found.returncode or prefix else commit.strip()
 
 
 def publish(

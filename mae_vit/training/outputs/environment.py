@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -12,17 +13,20 @@ from typing import Any
 
 import torch
 
+import mae_vit
+
 _PACKAGES = ("mae-vit", "torch", "torchvision", "timm", "deepspeed", "webdataset", "numpy", "safetensors")
 
 
 def describe_environment(command: list[str], world_size: int) -> dict[str, Any]:
-    """Collects versions, git commit and hardware."""
+    """Collects versions, git commit, a digest of the sources, and hardware."""
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
         "command": command,
         "python": platform.python_version(),
         "packages": versions_of(_PACKAGES),
         "git_commit": _git_commit(),
+        "source_digest": _source_digest(),
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -44,19 +48,31 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the source tree that runs, with "+changes" if it differs; None elsewhere."""
-    source = Path(__file__).resolve().parent
+    """The commit of the sources that run, with "+changes" if files differ; None where git does not track them."""
+    here = Path(__file__).resolve()
+    # Sources that were copied into another project, or installed inside of it, are not of its commit.
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    commit, changes = (_git(here.parent, *words) for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno")))
+    return commit and commit + ("+changes" if changes else "")
+
+
+def _git(folder: Path, *words: str) -> str | None:
     try:
-        ask = ["git", "-C", str(source)]
-        commit = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        if commit.returncode:
-            return None
-        changes = subprocess.run(
-            [*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
-        )
-        return commit.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
+        said = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
+    return None if said.returncode else said.stdout.strip()
+
+
+def _source_digest() -> str:
+    """The first digits of the SHA-256 of all modules, which tells copies without a commit apart."""
+    package = Path(mae_vit.__file__).resolve().parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _processor() -> str:

@@ -176,8 +176,10 @@ def _begun_from(config: dict[str, Any]) -> str:
 def _versions(environment: dict[str, Any]) -> str:
     packages = _section(environment, "packages")
     shown = [f"{name} {packages[name]}" for name in ("mae-vit", "torch", "timm") if name in packages]
-    commit = environment.get("git_commit")
-    return ", ".join([*shown, *([f"commit {commit}"] if commit else [])])
+    for name, what in (("git_commit", "commit"), ("source_digest", "sources")):
+        if environment.get(name):
+            return ", ".join([*shown, f"{what} {environment[name]}"])
+    return ", ".join(shown)
 
 
 def _listed(values: dict[str, Any]) -> str:

@@ -167,7 +167,7 @@ def _provenance(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Returns what a reader needs to run the cell again, or to see why another run differs."""
     environment = json.loads((folder / "environment.json").read_text())
     return {
-        "commit": environment.get("git_commit"),
+        "commit": environment.get("git_commit") or f"none; sources {environment.get('source_digest')}",
         "torch": environment.get("packages", {}).get("torch"),
         "hardware": ", ".join([environment.get("processor") or "", *environment.get("gpus", ())]),
         **{name: summary.get(name) for name in _OF_THE_SUMMARY},
