@@ -55,7 +55,9 @@ def _temporary_home() -> Path:
         reason = "is another user's"
     except OSError as error:
         reason = f"cannot be made ({error})"
-    raise InputError(f"no cache folder: no home folder can be written, and {path} {reason}: set XDG_CACHE_HOME")
+    raise InputError(
+        f"no cache folder: no home folder can be written, and {path} {reason}: set XDG_CACHE_HOME"
+    )
 
 
 def temporary_name(path: Path) -> Path:

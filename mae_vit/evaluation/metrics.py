@@ -15,6 +15,8 @@ _BINS = 15
 # a lower training accuracy under-fitting.
 _LARGE_GAP = 0.10
 _LEARNED = 0.80
+# 95 % of a normal distribution lie within so many standard deviations.
+_Z_95 = 1.959964
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,19 @@ class Predictions:
         bins = np.digitize(self.confidences, edges, right=True)
         gaps = np.bincount(bins, self.confidences - (self.labels == self.classes), minlength=_BINS)
         return float(np.abs(gaps).sum() / len(self.labels))
+
+
+def interval_of_share(share: float, images: int) -> tuple[float, float]:
+    """Returns Wilson's 95 % interval of an accuracy (E. B. Wilson, JASA 22, 1927): what other images might give.
+
+    Args:
+        share: of the images that were right, 0 to 1; a mean over draws, too.
+        images: how many there were, at least 1.
+    """
+    spread = _Z_95**2 / images
+    middle = (share + spread / 2) / (1 + spread)
+    half = np.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
+    return float(middle - half), float(middle + half)
 
 
 def interpret_gap(train_top1: float, test_top1: float) -> str:

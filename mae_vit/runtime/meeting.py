@@ -25,7 +25,11 @@ _meetings = 0
 
 
 def meet(
-    ranks: Ranks, *, timeout: timedelta, first_word_s: float = _FIRST_WORD_S, next_word_s: float = _NEXT_WORD_S
+    ranks: Ranks,
+    *,
+    timeout: timedelta,
+    first_word_s: float = _FIRST_WORD_S,
+    next_word_s: float = _NEXT_WORD_S,
 ) -> torch.distributed.Store:
     """Waits at MASTER_ADDR:MASTER_PORT until all ranks are there; returns the store that they share.
 
@@ -59,7 +63,9 @@ def meet(
             else:
                 store.set("all", "")
     except torch.distributed.DistError as error:
-        raise InputError(f"rank 0 at {wait.address} left before all ranks came: {error_reason(error)}") from None
+        raise InputError(
+            f"rank 0 at {wait.address} left before all ranks came: {error_reason(error)}"
+        ) from None
     return store
 
 

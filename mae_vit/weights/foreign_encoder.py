@@ -122,10 +122,20 @@ def open_foreign(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:
     return ForeignEncoder(network, images, weights)
 
 
-def _load(weights: ForeignWeights, tensors: dict[str, Tensor], img_size: tuple[int, int]) -> Any:
+def open_untrained(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:
+    """Builds the same network with timm's random weights, drawn by torch's generator."""
+    options = _options(weights, images.img_size)
+    network = timm.create_model(weights.architecture, pretrained=False, num_classes=0, **options)
+    return ForeignEncoder(network, images, weights)
+
+
+def _options(weights: ForeignWeights, img_size: tuple[int, int]) -> dict[str, Any]:
     options = {name: value for name, value in weights.arguments.items() if name not in _GIVEN}
-    if weights.config.fixed_input_size:
-        options["img_size"] = img_size
+    return options | ({"img_size": img_size} if weights.config.fixed_input_size else {})
+
+
+def _load(weights: ForeignWeights, tensors: dict[str, Tensor], img_size: tuple[int, int]) -> Any:
+    options = _options(weights, img_size)
     first: Exception | None = None
     for heads in _heads(weights):
         kept = {name: value for name, value in tensors.items() if not name.startswith(heads)}

@@ -19,7 +19,7 @@ from mae_vit.models.vit import PatchInit
 from mae_vit.weights.encoder import ViTFeatures
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import ForeignWeights
-from mae_vit.weights.foreign_encoder import open_foreign
+from mae_vit.weights.foreign_encoder import open_foreign, open_untrained
 from mae_vit.weights.load import load_weights, warn_normalization_differs
 from mae_vit.weights.load_report import LoadReport
 from mae_vit.weights.seen_labels import Overlap
@@ -60,12 +60,32 @@ def open_measured(
     return _open_own(config, data, build, starts.weights, say=say)
 
 
+def open_untrained_twin(
+    config: FinetuneConfig, data: FinetuneData, build: Callable[[], Classifier], starts: Starts
+) -> Measured | None:
+    """Opens the same network with random weights of the run's seed, to compare with.
+
+    Returns:
+        None where the run measures random weights itself.
+    """
+    if starts.foreign is not None:
+        torch.manual_seed(config.run.seed)
+        encoder = open_untrained(starts.foreign, _images_of(config, data, starts.foreign))
+        head = make_head(encoder.num_features, len(data.classes), config.finetune.head_init)
+        return Measured(encoder, head, None)
+    return None if starts.weights is None else _open_own(config, data, build, None, say=False)
+
+
+def _images_of(config: FinetuneConfig, data: FinetuneData, weights: ForeignWeights) -> ImageInput:
+    return replace(
+        weights.images, img_size=config.model.image_hw, mean=data.mean, std=data.std, bands=data.bands
+    )
+
+
 def _open_foreign(
     config: FinetuneConfig, data: FinetuneData, weights: ForeignWeights, *, say: bool
 ) -> Measured:
-    images = replace(
-        weights.images, img_size=config.model.image_hw, mean=data.mean, std=data.std, bands=data.bands
-    )
+    images = _images_of(config, data, weights)
     encoder = open_foreign(weights, images)
     if say:
         count = sum(value.numel() for value in encoder.parameters())

@@ -20,13 +20,13 @@ from mae_vit.config.plan import Plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
-from mae_vit.evaluation.metrics import Predictions
+from mae_vit.evaluation.metrics import Predictions, interval_of_share
 from mae_vit.finetuning.config.mode_options import unused_options
 from mae_vit.finetuning.config.read import Starts
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
-from mae_vit.finetuning.frozen.initial_model import Measured, open_measured
+from mae_vit.finetuning.frozen.initial_model import Measured, open_measured, open_untrained_twin
 from mae_vit.finetuning.frozen.linear_probe import (
     WEIGHTS,
     describe_probe,
@@ -69,7 +69,7 @@ def score_frozen(
     ranks: Ranks,
     device: torch.device,
 ) -> None:
-    """Scores frozen features on the test split, which it reads once.
+    """Scores frozen features on the test split, which it reads once; then those of random weights, to compare with.
 
     Raises:
         InputError: if the folder holds another run, or if options do not fit the data.
@@ -114,7 +114,8 @@ def score_frozen(
         run_on_rank_zero(create, ranks)
         try:
             with exit_on_signal():
-                lines = _score_and_write(config, data, measured, plan, facts, folder, ranks, device)
+                twin = partial(open_untrained_twin, config, data, build, starts)
+                lines = _score_and_write(config, data, measured, twin, plan, facts, folder, ranks, device)
         except Exception:
             if ranks.rank == 0:
                 with suppress(OSError):
@@ -166,6 +167,7 @@ def _score_and_write(
     config: FinetuneConfig,
     data: FinetuneData,
     measured: Measured,
+    open_twin: Callable[[], Measured | None],
     plan: Plan | None,
     facts: dict[str, Any],
     folder: RunFolder,
@@ -180,15 +182,14 @@ def _score_and_write(
     outputs = Outputs(
         config, data, folder, predictor, describe_encoder(config, data), labels_after_training(config, data)
     )
-    measured.encoder.place(device)
-    guesses: Predictions | None
-    if plan is not None:
-        scores, guesses, weights = score_by_probe(config, data, measured, plan, outputs)
-    else:
-        scores, guesses = score_in_closed_form(config, data, measured.encoder, predictor)
-        scores["test_most_frequent"] = guesses.most_frequent
-        weights = None
+    scores, guesses, weights = _score(config, data, measured, plan, outputs)
     summary = {**facts, "train_top1": None, "val_top1": None, **scores}
+    if (top1 := _top1(config, summary)) is not None:
+        summary["interval_95"] = interval_of_share(top1, _images_scored(config, data))
+        # After the run's own, whose memory is free by then.
+        measured.encoder.to("cpu")
+        if (twin := open_twin()) is not None:
+            summary["random_weights_top1"] = _top1(config, _score(config, data, twin, plan, outputs)[0])
 
     def write() -> None:
         try:
@@ -207,6 +208,27 @@ def _score_and_write(
     return _results(config, data, summary, outputs)
 
 
+def _score(
+    config: FinetuneConfig, data: FinetuneData, measured: Measured, plan: Plan | None, outputs: Outputs
+) -> tuple[dict[str, Any], Predictions | None, bytes | None]:
+    """Scores an encoder's features: entries of the summary, predictions, and the content of `WEIGHTS`; collective."""
+    measured.encoder.place(outputs.predictor.device)
+    if plan is not None:
+        return score_by_probe(config, data, measured, plan, outputs)
+    scores, guesses = score_in_closed_form(config, data, measured.encoder, outputs.predictor)
+    return scores | {"test_most_frequent": guesses.most_frequent}, guesses, None
+
+
+def _top1(config: FinetuneConfig, scores: dict[str, Any]) -> float | None:
+    """The accuracy that the run is about: of the test split, or of held-out images if it does not read that."""
+    top1: float | None = scores["test_top1" if config.finetune.test else "val_top1"]
+    return top1
+
+
+def _images_scored(config: FinetuneConfig, data: FinetuneData) -> int:
+    return len(data.test if config.finetune.test else data.held_out)
+
+
 def _batch_size(config: FinetuneConfig) -> int:
     return config.train.batch_size_per_device or min(256, config.train.effective_batch_size)
 
@@ -218,16 +240,18 @@ def _results(
     path, mode = outputs.folder.path, str(config.finetune.mode)
     if origin := origin_of(config.finetune.start):
         mode += f", {origin}"
+    images = _images_scored(config, data)
     if config.finetune.test:
         lines = [
-            f"done: test {summary['test_top1']:.2%} of {len(data.test):,} images ({mode}; always the most "
+            f"done: test {summary['test_top1']:.2%} of {images:,} images ({mode}; always the most "
             f"frequent class: {summary['test_most_frequent']:.2%})"
         ]
     else:
         lines = [
-            f"done: held-out {summary['val_top1']:.2%} of {len(data.held_out):,} images ({mode}); the test split "
+            f"done: held-out {summary['val_top1']:.2%} of {images:,} images ({mode}); the test split "
             "was not read (finetune.test=false)"
         ]
+    lines += _compared(summary, images)
     if config.finetune.mode == "linear_probe":
         lines += describe_results(summary, outputs)
     lines.append(
@@ -242,6 +266,19 @@ def _results(
     if config.finetune.test:
         lines.append(f"  details   {path / 'results.json'}, {path / 'predictions.csv'}")
     return lines
+
+
+def _compared(summary: dict[str, Any], images: int) -> list[str]:
+    """Returns the line that says how sure the accuracy is, and what random weights reach."""
+    if "interval_95" not in summary:
+        return []
+    low, high = summary["interval_95"]
+    line = f"  95 %      {low:.1%} to {high:.1%}, with other {images:,} images"
+    reference = summary.get("random_weights_top1")
+    if reference is not None:
+        way = "more" if low > reference else "less" if high < reference else "no clear difference"
+        line += f"; the same network with random weights has {reference:.2%}: {way}"
+    return [line]
 
 
 def _unused(config: FinetuneConfig, arguments: Arguments) -> list[str]:

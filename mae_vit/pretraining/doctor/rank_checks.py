@@ -47,7 +47,9 @@ def join_ranks(ranks: Ranks, device: torch.device | None, *, timeout_s: float = 
             store=store,
         )
     except (RuntimeError, InputError) as error:
-        return Check("FAIL", "ranks", f"rank {ranks.rank} on {socket.gethostname()}: {error_reason(error)[:400]}")
+        return Check(
+            "FAIL", "ranks", f"rank {ranks.rank} on {socket.gethostname()}: {error_reason(error)[:400]}"
+        )
     return Check("ok", "ranks", f"{ranks.world_size} ranks met at {address}")
 
 

@@ -53,7 +53,9 @@ def _git_commit() -> str | None:
     # Sources that were copied into another project, or installed inside of it, are not of its commit.
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None
-    commit, changes = (_git(here.parent, *words) for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno")))
+    commit, changes = (
+        _git(here.parent, *words) for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
+    )
     return commit and commit + ("+changes" if changes else "")
 
 

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, confusion_matrix, recall_score, top_k_accuracy_score
 
-from mae_vit.evaluation.metrics import Predictions, interpret_gap
+from mae_vit.evaluation.metrics import Predictions, interpret_gap, interval_of_share
 
 
 @pytest.fixture
@@ -60,3 +61,9 @@ def test_the_gap_is_read():
     assert "under-fitting" in interpret_gap(0.53, 0.49)
     assert "no strong" in interpret_gap(0.93, 0.91)
     assert "gap -2.0 points" in interpret_gap(0.50, 0.52)
+
+
+@pytest.mark.parametrize(("right", "images"), [(37, 150), (0, 10), (10, 10), (5000, 10000)])
+def test_the_interval_of_an_accuracy_is_wilsons(right, images):
+    known = binomtest(right, images).proportion_ci(method="wilson")
+    assert interval_of_share(right / images, images) == pytest.approx((known.low, known.high), abs=1e-6)

@@ -38,13 +38,16 @@ def meet_soon(rank: int, world_size: int = 2, *, timeout_s: float = 0.6):
 
 
 def test_rank_0_names_who_is_missing_and_gives_up(address, capsys):
-    with pytest.raises(InputError, match=f"3 ranks at {address}, 1 of 3 here, missing ranks 1, 2: .*{REMEDY}"):
+    with pytest.raises(
+        InputError, match=f"3 ranks at {address}, 1 of 3 here, missing ranks 1, 2: .*{REMEDY}"
+    ):
         meet_soon(0, 3)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1
     for line in lines:
         assert re.fullmatch(
-            rf"waiting for 3 ranks at {address}, 1 of 3 here, missing ranks 1, 2, since 0:00:0\d; {REMEDY}", line
+            rf"waiting for 3 ranks at {address}, 1 of 3 here, missing ranks 1, 2, since 0:00:0\d; {REMEDY}",
+            line,
         )
 
 

@@ -41,6 +41,8 @@ def test_neighbors_are_those_of_timms_features(measure, digits, tmp_path, capsys
     assert summary["start_origin"] == "trained by others on other data"
     assert summary["model"] == "timm:vit_base_patch32_clip_224"
     assert summary["labels_seen_by_start"] is None
+    # timm's own random weights, which another process draws alike.
+    assert 0 <= summary["random_weights_top1"] <= 1
 
     encoder, network = load_encoder(f"frozen:{file}"), build("clip", 64, file=file)
 

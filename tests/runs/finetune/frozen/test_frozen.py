@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import ROOT, one_line
-from helpers.finetune import SMALL
+from helpers.finetune import SMALL, TINY
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -45,6 +45,35 @@ def test_features_are_those_that_the_encoder_gives_elsewhere(call, pretrained, t
         expected = load_encoder(path, pool=pool)(images)
         features = model.fc_norm(pooled(model.encoder.forward_features(images), pool))
         torch.testing.assert_close(features, expected)
+
+
+@pytest.mark.parametrize("mode", ["knn", "few_shot", "linear_probe"])
+def test_random_weights_are_measured_beside_the_pretrained_ones(
+    call, digits, pretrained, tmp_path, capsys, mode
+):
+    """What they reach is what a run without --ckpt reaches."""
+
+    def measure(name, *start) -> tuple[dict, str]:
+        if mode == "linear_probe":
+            config = str(ROOT / "configs" / "linear_probe_cifar_tiny.yaml")
+            short = ["train.epochs=1", "train.warmup_epochs=0.5", "train.effective_batch_size=64"]
+            place = [f"data.path={digits}", f"run.dir={tmp_path / name}", "finetune.test=false"]
+            geometry = ["model.img_size=8"] if start else TINY
+            assert main(["--config", config, *start, *geometry, *short, *place]) == 0
+        else:
+            assert call(f"finetune.mode={mode}", "finetune.pool=mean", *start, name=name) == 0
+        return json.loads((tmp_path / name / "summary.json").read_text()), capsys.readouterr().out
+
+    top1 = "val_top1" if mode == "linear_probe" else "test_top1"
+    summary, out = measure("run", "--ckpt", str(pretrained))
+    low, high = summary["interval_95"]
+    assert 0 <= low < summary[top1] < high <= 1
+    assert f"  95 %      {low:.1%} to {high:.1%}, with other " in out
+    assert f"random weights has {summary['random_weights_top1']:.2%}: " in out
+    alone, out = measure("random")
+    assert summary["random_weights_top1"] == alone[top1]
+    assert "random_weights_top1" not in alone
+    assert "random weights has" not in out
 
 
 def test_options_that_do_nothing_are_named(call, pretrained, capsys):

@@ -162,7 +162,15 @@ def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, 
 opened = FinetuneData.open_test
 
 
-def test_held_out_images_choose_the_rate_before_the_test_split_is_opened(probe, tmp_path, monkeypatch):
+@pytest.fixture
+def without_twin(monkeypatch):
+    """The run's own features alone: random weights come after them, and read the test split once, too."""
+    monkeypatch.setattr("mae_vit.finetuning.frozen.score.open_untrained_twin", lambda *arguments: None)
+
+
+def test_held_out_images_choose_the_rate_before_the_test_split_is_opened(
+    probe, tmp_path, monkeypatch, without_twin
+):
     asked, reads = [], []
     scores = iter([0.2, 0.9, 0.4, 0.9, None])
 
@@ -189,7 +197,9 @@ def test_held_out_images_choose_the_rate_before_the_test_split_is_opened(probe, 
     assert (tmp_path / "alone" / "linear.safetensors").read_bytes() == weights
 
 
-def test_the_test_split_is_read_once_or_not_at_all(probe, digits, tmp_path, capsys, monkeypatch):
+def test_the_test_split_is_read_once_or_not_at_all(
+    probe, digits, tmp_path, capsys, monkeypatch, without_twin
+):
     from mae_vit.data.batches import sources as reading
 
     seen: list[int] = []

@@ -18,7 +18,9 @@ print(json.dumps([environment.__file__, environment._git_commit(), environment._
 
 def git(folder, *words):
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
-    done = subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(folder), *identity, *words], check=True, capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 
