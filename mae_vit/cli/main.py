@@ -13,7 +13,7 @@ from mae_vit.cli.inspect import add_inspect
 from mae_vit.cli.predict import add_predict
 from mae_vit.cli.prepare.command import add_prepare
 from mae_vit.cli.replay import add_replay
-from mae_vit.cli.report import add_curve, add_report
+from mae_vit.cli.report import add_report
 from mae_vit.cli.training import add_doctor, add_jobs, add_presets, run_job
 from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
@@ -38,7 +38,6 @@ EXAMPLES = """examples:
   mae-vit replay runs/mae_base --step 1200               shows the images, crops and masks of that step
   mae-vit inspect --ckpt runs/mae_base                   a page of pictures: what the encoder has learned
   mae-vit report runs/mae_base                           a page on the run: verdict, curves, pictures, plan
-  mae-vit curve runs/mae_cifar_tiny                      compares the run's curves with those of its preset
   mae-vit embed runs/mae_base photos/ --out photos.npz   features of images; the same command resumes if it is killed
   mae-vit predict runs/finetune_mine photos/ --out predictions.csv     classes of images, by a fine-tuned network
   mae-vit export runs/mae_base --to hf                   for transformers; also timm, official (MAE), onnx, torch
@@ -95,7 +94,6 @@ def _parser() -> OneLineParser:
     add_doctor(commands)
     add_inspect(commands)
     add_report(commands)
-    add_curve(commands)
     add_embed(commands)
     add_predict(commands)
     add_export(commands)

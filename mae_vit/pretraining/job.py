@@ -23,7 +23,6 @@ from mae_vit.objectives import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.plan_text import describe_plan
-from mae_vit.pretraining.reference_curves import reference_watch
 from mae_vit.pretraining.setup import Setup, initialize, seen_labels, set_up
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import Ranks, find_ranks
@@ -166,10 +165,6 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     history = {LABELS_SEEN: info.labels} | ({COST_BEFORE: info.before} if info.before else {})
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
-    # Rank 0 alone logs, and has lines to be judged.
-    watch = (
-        reference_watch(config.model_dump(mode="json"), setup.plan.total_steps) if ranks.rank == 0 else None
-    )
     run_setup = RunSetup(
         config,
         setup.plan,
@@ -180,7 +175,6 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         noisy,
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT.format(why=setup.data.why_none),
-        judge=watch.check if watch else None,
         plan_text=describe_plan(setup, folder, checkpoint, chosen, timed=False) if ranks.rank == 0 else "",
     )
     job = Job(config, setup.plan, setup.data, info, engine, folder, setup.costs.flops_per_image)

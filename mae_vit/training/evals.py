@@ -190,6 +190,15 @@ class Evals:
                 results["probe"] = self._probe.evaluate(self._engine)
         return results
 
+    def probe_first(self, outputs: RunOutputs) -> None:
+        """Measures the weights that a run begins with, which later probes are compared with; collective."""
+        if self._probe is None:
+            return
+        with self._watchdog.long_phase("probing"), self._engine.full_weights():
+            scores = self._probe.evaluate(self._engine)
+        del scores["seconds"]
+        outputs.note_first_probe({**scores, "images": len(self._probe.labels) - self._probe.num_support})
+
     def inspect(self, outputs: RunOutputs) -> None:
         """Draws views of the encoder for trackers; collective."""
         if self.held_out is None or self._views is None:

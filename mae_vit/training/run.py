@@ -114,7 +114,6 @@ def build_trainer(
         start_step=start_step,
         facts=setup.summary_facts(),
         damaged=quarantine.samples,
-        judge=setup.judge,
     )
     saver = Saver(
         engine,

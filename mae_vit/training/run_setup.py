@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,7 +34,6 @@ class RunSetup:
             for the last weights.
         begins_from: describes the initial weights, for the log.
         advice: printed if no images are held out.
-        judge: returns a remark on a line of metrics, or None.
         plan_text: goes into `plan.txt`; empty for none.
     """
 
@@ -48,7 +47,6 @@ class RunSetup:
     selects: str | None = None
     begins_from: str = "scratch"
     advice: str = ""
-    judge: Callable[[Mapping[str, Any]], str | None] | None = None
     plan_text: str = ""
 
     def summary_facts(self) -> dict[str, Any]:

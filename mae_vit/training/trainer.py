@@ -78,6 +78,7 @@ class Trainer:
         """
         step = checkpoint.step if checkpoint else 0
         if checkpoint is None:
+            self.evals.probe_first(self.outputs)
             # A rollback needs it if a step before the next save is bad.
             try:
                 self.save(0)

@@ -49,9 +49,7 @@ ORDERS = {
         ),
         "embed export",
     ),
-    "mae_vit/pretraining": (
-        *("probe_split reference_curves", "data", "setup", "plan_text replay report", "doctor", "job"),
-    ),
+    "mae_vit/pretraining": (*("probe_split", "data", "setup", "plan_text replay report", "doctor", "job"),),
     "mae_vit/finetuning": (
         *("config", "comparison data", "models", "label_overlap plan_text results", "frozen segmentation"),
         *("setup", "job"),

@@ -11,11 +11,11 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from mae_vit.core.messages import count_of, format_duration
+from mae_vit.core.messages import format_duration
 from mae_vit.inspection.page import html
 from mae_vit.pretraining.report.curves import draw_all
 from mae_vit.pretraining.report.run_record import RunRecord, command_of
-from mae_vit.pretraining.report.verdict import Comparison, verdict
+from mae_vit.pretraining.report.verdict import verdict
 
 _MOST_ROWS = 50
 # Columns of the plan's text: a name, then what is said of it.
@@ -26,26 +26,18 @@ _NO_PLAN = (
 _PICTURES = """Held-out images: the first pictures of the run, those of its middle and the last."""
 _INCIDENTS = """Each line is a step whose loss or gradient was bad. The run went back to a checkpoint from before it
 and left out the data of the steps around it. `mae-vit replay RUN --data-step N` draws these data."""
-_BAND = """The band holds runs of the same recipe with other seeds."""
 
 
-def write_page(record: RunRecord, comparison: Comparison | None) -> str:
-    """Returns the page of a run.
-
-    Args:
-        record: the run.
-        comparison: with its reference curves; None where there are none.
-    """
-    learned, course = draw_all(record, comparison)
+def write_page(record: RunRecord) -> str:
+    """Returns the page of a run."""
+    learned, course = draw_all(record)
     parts = [
         f"<h1>{escape(record.name)}</h1>",
         f'<p class="note">{escape(_about(record))}</p>',
-        f'<p class="headline">{escape(verdict(record, comparison))}</p>',
+        f'<p class="headline">{escape(" ".join(verdict(record)))}</p>',
     ]
     if learned:
         parts.append(html.charts(learned))
-    if comparison is not None:
-        parts += _reference(comparison)
     parts += _pictures(record.pictures)
     parts += _section("Results", html.facts(_results(record.summary, record)))
     if course:
@@ -87,14 +79,6 @@ def _about(record: RunRecord) -> str:
     if "seed" in run:
         parts.append(f"seed {run['seed']}")
     return ", ".join(parts) + "."
-
-
-def _reference(comparison: Comparison) -> list[str]:
-    """What the band is, and where each curve first leaves it."""
-    seeds = count_of(len(comparison.reference.seeds), "seed")
-    lines = [f"Band: {comparison.reference.name}, {seeds}, {comparison.compared} places compared. {_BAND}"]
-    lines += [f"Outside: {departure}." for departure in comparison.departures]
-    return [f'<p class="note">{escape(line)}</p>' for line in lines]
 
 
 def _pictures(paths: Sequence[Path]) -> list[str]:

@@ -1,104 +1,43 @@
-"""One sentence on a run: how it ended, and whether its curves are normal."""
+"""A run's verdict in words: how it ended, whether it learned, whether it was long enough, and what to do next."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, nearest
-from mae_vit.pretraining.reference_curves import (
-    FOLDER,
-    Departure,
-    Reference,
-    deviations,
-    nearest_reference,
-    read_references,
-    recipe_of,
-)
+from mae_vit.core.messages import count_of
+from mae_vit.evaluation.metrics import interval_of_share
 from mae_vit.pretraining.report.run_record import RunRecord
 
-# What is learned, by which network and from which views.
-_TASK = ("model.", "objective.", "data.")
-# The metric of held-out images that a sentence has room for: the first of these, else the first there is.
-_PREFERRED = ("psnr_gain_db", "top1", "loss")
 # Features of a lower effective rank are nearly the same for all images. A fall alone is no warning: in our runs of MAE
 # the rank falls to a third while the probes improve (docs/results/rankme.json).
 _COLLAPSED = 2.0
+# A loss that fell by a smaller share of its first value did not learn. Ours: a run that learns loses 20 % and more.
+_LEAST_FALL = 0.05
+# A loss whose last fifth brought a larger share of its whole fall still falls. Ours: after a cosine schedule a run of
+# full length has about 3 % there, and a line from start to end has 22 %.
+_STILL_FALLING = 0.06
+# Fewer values do not tell a trend from noise.
+_FEWEST_VALUES = 5
+_PROBE = "few_shot_top1"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A run against the reference curves of its recipe.
-
-    Attributes:
-        reference: the curves.
-        departures: where the run leaves the band.
-        compared: number of compared places, at least 1.
-    """
-
-    reference: Reference
-    departures: Sequence[Departure]
-    compared: int
-
-
-def choose_reference(
-    config: Mapping[str, Any], run: object, preset: str | None = None
-) -> tuple[Reference, list[str]]:
-    """Chooses the reference curves that a run is compared with, and lists how its recipe differs.
-
-    Args:
-        config: of the run, resolved.
-        run: its name, for messages.
-        preset: the name of the curves; None for those of the nearest recipe.
-
-    Raises:
-        InputError: if there are none of such a run.
-    """
-    references = read_references()
-    if not references:
-        raise InputError(f"there are no reference curves at {FOLDER}: this command needs the repository")
-    if preset is not None:
-        names = [reference.name for reference in references]
-        references = [reference for reference in references if reference.name == preset]
-        if not references:
-            raise InputError(f"--preset {preset}: {nearest(preset, names)}")
-    chosen = nearest_reference(recipe_of(config), references)
-    assert chosen is not None
-    # Another rate shows in the curve what it does; another task has another curve.
-    others = [text for text in chosen[1] if text.startswith(_TASK)]
-    if preset is None and others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise InputError(
-            f"{run}: there are no measured curves of such a run: {chosen[0].name} comes nearest, and differs in "
-            f"{others[0]}{more}; --preset NAME compares a run of its length, {chosen[0].total_steps:,} steps, all "
-            "the same"
+def verdict(record: RunRecord) -> list[str]:
+    """Returns sentences: the state, what was learned, whether the run was long enough, the next step."""
+    if not record.lines:
+        return [f"{_state(record)}.", "Nothing was logged yet."]
+    learned, evidence = _learned(record)
+    falling = _still_falling(record)
+    sentences = [f"{_state(record)}.", *evidence]
+    if falling is not None:
+        sentences.append(
+            "It was not long enough: the loss still fell at the end."
+            if falling
+            else "It was long enough: the loss hardly fell in the last fifth."
         )
-    return chosen
-
-
-def compare(record: RunRecord) -> Comparison | None:
-    """Compares a run with the curves of exactly its recipe and length.
-
-    Returns:
-        None where none are measured, or nothing is in common: of another recipe a curve may leave the band and
-        be normal, and `mae-vit curve` shows it.
-    """
-    try:
-        reference, differing = choose_reference(record.config, record.path)
-        if differing or record.total_steps not in (None, reference.total_steps):
-            return None
-        departures, compared = deviations(reference, record.lines)
-    except (InputError, KeyError, TypeError, AttributeError, ValueError):  # the config or a line is torn
-        return None
-    return Comparison(reference, departures, compared) if compared else None
-
-
-def verdict(record: RunRecord, comparison: Comparison | None) -> str:
-    """Returns one sentence: the state of the run, then its judgement, or plain facts without a reference."""
-    return f"{_state(record)}: {_judgement(record, comparison)}."
+    return [*sentences, *_next(record, learned, falling)]
 
 
 def _state(record: RunRecord) -> str:
@@ -113,54 +52,110 @@ def _state(record: RunRecord) -> str:
     return states.get(record.status or "", f"In an unknown state, {at}")
 
 
-def _judgement(record: RunRecord, comparison: Comparison | None) -> str:
-    if not record.lines:
-        return "nothing was logged yet"
-    if comparison is None:
-        return "; ".join(_facts(record))
-    reference = comparison.reference
-    band = f"the band of {reference.name} ({count_of(len(reference.seeds), 'seed')})"
-    if comparison.departures:
-        first = comparison.departures[0]
-        sentence = (
-            f"not normal, {first.curve} {first.value:.4g} at step {first.step:,} is outside of {first.low:.4g} to "
-            f"{first.high:.4g}, {band}"
-        )
-    else:
-        last = record.lines[-1]["step"]
-        places = "the one compared place" if comparison.compared == 1 else f"all {comparison.compared} places"
-        sentence = f"normal, within {band} at {places} up to step {last:,}"
-    return sentence
+def _learned(record: RunRecord) -> tuple[bool | None, list[str]]:
+    """Returns whether the encoder learned, None if nobody can tell, and the sentences that say why."""
+    ranks = [value for _, value in values_of(record.lines, "heldout", "rankme")]
+    if ranks and ranks[-1] < _COLLAPSED:
+        return False, [
+            f"It collapsed: all images have nearly the same features (effective rank {ranks[-1]:.3g}, 1 is the least)."
+        ]
+    by_probe, sentences = _by_probe(record)
+    by_loss, sentence = _by_loss(record)
+    return (by_loss if by_probe is None else by_probe), [*sentences, sentence]
 
 
-def _facts(record: RunRecord) -> list[str]:
-    """First and last values: without a reference nobody can say more."""
-    facts = []
-    if losses := numbers(line.get("loss") for line in record.lines):
-        facts.append(f"the training loss {_went(losses)}")
-    else:
-        facts.append("no finite loss was logged")
-    names = held_out_names(record.lines)
-    name = next((name for name in _PREFERRED if name in names), next(iter(names), None))
-    if name is not None and (values := values_of(record.lines, "heldout", name)):
-        facts.append(f"{name} of held-out images {_went([value for _, value in values])}")
-    elif name is None:
-        done = record.status == "done"
-        facts.append("no images were held out" if done else "no held-out images were evaluated so far")
-    if values := values_of(record.lines, "probe", "few_shot_top1"):
-        facts.append(f"the probe's few-shot top-1 {_went([value for _, value in values])}")
-    if ranks := [value for _, value in values_of(record.lines, "heldout", "rankme")]:
-        collapsed = ranks[-1] < _COLLAPSED
-        facts.append(f"rankme {_went(ranks)}" + (" (near 1: a collapse)" if collapsed else ""))
-    return facts
+def _by_probe(record: RunRecord) -> tuple[bool | None, list[str]]:
+    """Compares the online probe with its score before the first step."""
+    scores = [value for _, value in values_of(record.lines, "probe", _PROBE)]
+    if not scores:
+        return None, []
+    start = record.summary.get("probe_at_start")
+    start = start if isinstance(start, dict) else {}
+    now = f"A linear layer on its features names {scores[-1]:.1%} of held-out images right"
+    first, images = numbers([start.get(_PROBE)]), numbers([start.get("images")])
+    if not (first and images):
+        return None, [f"{now}; how many it did before training is not known."]
+    low, high = interval_of_share(scores[-1], int(images[0]))
+    interval = f"95 % interval of {int(images[0]):,} images: {low:.1%} to {high:.1%}"
+    against = f"{now} ({interval}), before training {first[0]:.1%}"
+    if low > first[0]:
+        return True, [f"It learned: {_lower(against)}."]
+    if high < first[0]:
+        return False, [f"It unlearned: {_lower(against)}."]
+    return None, [f"So few images do not show whether it learned: {_lower(against)}."]
 
 
-def _went(values: Sequence[float]) -> str:
-    first, last = values[0], values[-1]
+def _by_loss(record: RunRecord) -> tuple[bool | None, str]:
+    name, values = _losses(record)
+    if not values:
+        return None, "No finite loss was logged."
+    first, last = values[0][1], fmean(value for _, value in values[-max(1, len(values) // 10) :])
     if len(values) == 1:
-        return f"is {first:.4g}"
-    way = "fell" if last < first else "rose" if last > first else "stayed"
-    return f"stayed at {last:.4g}" if way == "stayed" else f"{way} from {first:.4g} to {last:.4g}"
+        return None, f"The {name} is {last:.4g}; one value shows no course."
+    if first <= 0:
+        return None, f"The {name} went from {first:.4g} to {last:.4g}."
+    fall = (first - last) / first
+    what = f"the {name} went from {first:.4g} to {last:.4g}"
+    if fall >= _LEAST_FALL:
+        return True, f"The task was learned: {what}, {fall:.0%} less."
+    return False, f"The task was hardly learned: {what}, " + (f"{fall:.1%} less." if fall > 0 else "no less.")
+
+
+def _still_falling(record: RunRecord) -> bool | None:
+    """Whether the end brought much of the fall; None where the run has not ended or too few values tell."""
+    _, values = _losses(record)
+    if record.status != "done" or len(values) < _FEWEST_VALUES:
+        return None
+    end = values[-1][0]
+    last = [value for step, value in values if step > 0.8 * end]
+    before = [value for step, value in values if 0.6 * end < step <= 0.8 * end]
+    whole = values[0][1] - fmean(last)
+    # Of noise there is no end to wait for.
+    if not before or whole < _LEAST_FALL * abs(values[0][1]):
+        return None
+    return (fmean(before) - fmean(last)) / whole > _STILL_FALLING
+
+
+def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list[str]:
+    if record.status in ("running", "interrupted"):
+        return []
+    if record.status == "failed":
+        return [
+            "Next: read the end of its log, and the incidents below if there are any; the same command resumes."
+        ]
+    if learned is False and not falling:
+        return [
+            f"Next: look at what it trains on (`mae-vit replay {record.path} --step 1`), then try other learning rates: "
+            "a tenth of this one and three times it."
+        ]
+    if falling:
+        train = record.section("train")
+        key = next((key for key in ("epochs", "steps", "samples") if numbers([train.get(key)])), "epochs")
+        value = numbers([train.get(key)])
+        longer = f"train.{key}={2 * value[0]:g}" if value else "a larger train.epochs"
+        return [f"Next: train longer, in a folder of its own ({longer} run.name=longer)."]
+    if learned is None:
+        return [
+            f"Next: compare it with random weights on labeled images (`mae-vit finetune --ckpt {record.path} "
+            "finetune.mode=knn`)."
+        ]
+    return [
+        f"Next: use it (`mae-vit finetune --ckpt {record.path}`), look into it (`mae-vit inspect --ckpt {record.path}`)."
+    ]
+
+
+def _losses(record: RunRecord) -> tuple[str, Sequence[tuple[int, float]]]:
+    """The loss of held-out images, which noise and over-fitting blur least; else that of training."""
+    held_out = values_of(record.lines, "heldout", "loss")
+    if len(held_out) >= _FEWEST_VALUES:
+        return "held-out loss", held_out
+    return "training loss", [
+        (line["step"], value) for line in record.lines for value in numbers([line.get("loss")])
+    ]
+
+
+def _lower(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
 
 
 def held_out_names(lines: Iterable[Mapping[str, Any]], group: str = "heldout") -> list[str]:

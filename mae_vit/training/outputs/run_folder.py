@@ -85,12 +85,17 @@ class RunFolder:
         if plan:
             write_atomically(self.plan, (plan + "\n").encode())
 
+    def read_summary(self) -> dict[str, Any]:
+        """Returns `summary.json`; empty where there is none."""
+        try:
+            summary = json.loads(self.summary.read_text())
+        except (OSError, ValueError):
+            return {}
+        return summary if isinstance(summary, dict) else {}
+
     def read_status(self) -> Status | None:
         """Returns the status in `summary.json`, None where there is no run."""
-        try:
-            status = json.loads(self.summary.read_text())["status"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        status = self.read_summary().get("status")
         return status if status in ("running", "interrupted", "done", "failed") else None
 
     def write_summary(self, status: Status, values: dict[str, Any]) -> None:

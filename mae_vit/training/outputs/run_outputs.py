@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from mae_vit.training.outputs.monitor import Monitor, say
 from mae_vit.training.outputs.run_folder import RunFolder, Status
 from mae_vit.training.outputs.trackers.open import open_trackers, read_ids
 
+_PROBE_AT_START = "probe_at_start"
+
 
 class RunOutputs:
     """The outputs of a run; all ranks call it, rank 0 writes."""
@@ -34,7 +36,6 @@ class RunOutputs:
         start_step: int,
         facts: Mapping[str, Any],
         damaged: Collection[int],
-        judge: Callable[[Mapping[str, Any]], str | None] | None = None,
     ) -> None:
         """Opens the outputs of a run that begins or resumes at `start_step`; collective.
 
@@ -46,10 +47,9 @@ class RunOutputs:
             start_step: steps done before; metrics of later ones are dropped.
             facts: go into every summary.
             damaged: numbers of the samples that are known to be damaged, updated during the run.
-            judge: looks at a line of metrics, and returns what is to be said of it, if anything.
         """
         self._folder, self._plan = folder, plan
-        self._facts, self._damaged, self._judge = dict(facts), damaged, judge
+        self._facts, self._damaged = dict(facts), damaged
         self._last_line: dict[str, Any] = {}
         self._wall_s_before = 0.0
         self._monitor: Monitor | None = None
@@ -60,6 +60,8 @@ class RunOutputs:
             if start_step:
                 self._last_line = folder.cut_metrics(start_step) or {}
                 self._wall_s_before = self._last_line.get("wall_s", 0.0)
+                if (known := folder.read_summary().get(_PROBE_AT_START)) is not None:
+                    self._facts[_PROBE_AT_START] = known
             else:
                 folder.metrics.unlink(missing_ok=True)
             trackers = open_trackers(config, folder, start_step=start_step, logged_step=logged_step, say=say)
@@ -87,6 +89,12 @@ class RunOutputs:
         if advice:
             self.say(advice)
 
+    def note_first_probe(self, scores: Mapping[str, float]) -> None:
+        """Keeps in every summary what the online probe says of the weights that the run begins with."""
+        self._facts[_PROBE_AT_START] = dict(scores)
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if name != "images")
+        self.say(f"step 0 online probe: {shown}")
+
     def say(self, text: str) -> None:
         """Prints a line without breaking the progress bar."""
         if self._monitor is not None:
@@ -108,8 +116,6 @@ class RunOutputs:
         self._last_line = line
         if self._monitor is not None:
             self._monitor.log_step(line)
-            if self._judge is not None and (remark := self._judge(line)):
-                self._monitor.say(remark)
 
     def go_back(self, bad: BadStep, step: int, skipped: Sequence[tuple[int, int]]) -> None:
         """Takes all outputs back to the checkpoint of `step`, and says why.

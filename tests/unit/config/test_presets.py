@@ -6,13 +6,11 @@ from helpers.commands import ROOT
 from mae_vit.config import presets
 from mae_vit.config.presets import as_installed, find_config, find_preset, preset_paths, read_header
 from mae_vit.core.errors import InputError
-from mae_vit.pretraining.reference_curves import read_references
 
 
 def test_a_checkout_has_its_configs_and_curves():
     assert presets.PRESETS == ROOT / "configs"
     assert len(preset_paths()) > 30
-    assert read_references()
 
 
 def test_an_installed_library_has_its_own(tmp_path, monkeypatch):

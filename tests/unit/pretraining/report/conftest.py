@@ -1,7 +1,7 @@
 import shutil
 
 import pytest
-from unit.pretraining.report.run_files import refer_to, train
+from unit.pretraining.report.run_files import train
 
 
 @pytest.fixture(scope="session")
@@ -14,8 +14,3 @@ def trained(digits, tmp_path_factory):
 @pytest.fixture
 def run_folder(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "small")
-
-
-@pytest.fixture(autouse=True)
-def no_reference(monkeypatch, tmp_path):
-    refer_to(monkeypatch, tmp_path / "none")

@@ -4,11 +4,9 @@ import json
 
 from helpers.commands import ROOT, SMALL_PRETRAIN
 
-from mae_vit.pretraining import reference_curves
 from mae_vit.pretraining.job import main as pretrain
 from mae_vit.pretraining.report.page import write_page
 from mae_vit.pretraining.report.run_record import read_run
-from mae_vit.pretraining.report.verdict import compare
 
 
 def train(digits, folder, *options):
@@ -19,15 +17,9 @@ def train(digits, folder, *options):
     )
 
 
-def refer_to(monkeypatch, curves):
-    """Takes reference curves from the folder `curves` alone."""
-    monkeypatch.setattr(reference_curves.read_references, "__defaults__", (curves,))
-
-
 def page_of(folder) -> str:
     """The page of a run folder."""
-    record = read_run(folder)
-    return write_page(record, compare(record))
+    return write_page(read_run(folder))
 
 
 def change(path, **values):
