@@ -176,7 +176,7 @@ class Run:
                 process.send_signal(signal.SIGKILL)
             except psutil.Error:
                 continue
-        self.process.wait(30)
+        self.process.wait(100)
         self.wait_until_gone()
 
     def output(self) -> str:

@@ -66,7 +66,7 @@ def test_ranks_that_do_not_divide_the_batch_are_refused(begun, tmp_path):
     straight, options = begun
     shutil.copytree(straight / "checkpoints", tmp_path / "run" / "checkpoints")
     run = launch(tmp_path / "run", 3, options)
-    assert run.wait(120) != 0
+    assert run.wait(240) != 0
     assert "does not divide over 3 ranks (nearest: 129)" in run.output()
 
 

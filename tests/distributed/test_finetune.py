@@ -116,12 +116,12 @@ def test_a_disk_that_is_full_at_the_end_ends_all_ranks(digits, tmp_path, mode, f
     options = OPTIONS if mode == "finetune" else [*TINY, *FEW, "run.name=same"]
     arguments = ["--config", f"configs/{config}.yaml", *options, f"data.path={digits}"]
     run = Run(tmp_path / "run", "torchrun", 2, [f"full={file}", *arguments], script=FAULTS)
-    assert run.wait(90) != 0
+    assert run.wait(240) != 0
     assert "results cannot be written to" in run.output()
     assert "OSError" not in run.output()
     run.wait_until_gone()
     again = Run(tmp_path / "run", "torchrun", 2, arguments, script=FAULTS)
-    assert again.wait(90) == 0, again.output()
+    assert again.wait(240) == 0, again.output()
     assert (tmp_path / "run" / file).exists()
 
 
@@ -132,12 +132,12 @@ def test_a_node_that_sees_late_that_all_is_done_does_not_wait(digits, tmp_path):
     arguments += ["run.name=same"]
     folder, late = tmp_path / "run", tmp_path / "late"
     begun = Run(folder, "torchrun", 2, arguments, script=FAULTS)
-    assert begun.wait(90) == 0, begun.output()
+    assert begun.wait(240) == 0, begun.output()
     shutil.copytree(folder, late)
     summary = json.loads((late / "summary.json").read_text())
     (late / "summary.json").write_text(json.dumps({**summary, "status": "running"}))
     again = Run(folder, "torchrun", 2, [f"late={late}", *arguments], script=FAULTS)
-    assert again.wait(90) == 0, again.output()
+    assert again.wait(240) == 0, again.output()
     assert "is finished" in again.output()
 
 
@@ -148,7 +148,7 @@ def test_a_disk_that_is_full_at_the_beginning_is_an_input_error_on_all_ranks(dig
     config = {"finetune": "finetune_cifar_tiny", "linear_probe": "linear_probe_cifar_tiny"}[mode]
     arguments = ["--config", f"configs/{config}.yaml", *TINY, *FEW, "run.name=same", f"data.path={digits}"]
     run = Run(tmp_path / "run", "torchrun", 2, ["full=config.yaml", *arguments], script=FAULTS)
-    assert run.wait(90) != 0
+    assert run.wait(240) != 0
     assert "config.yaml: no space left on device" in run.output()
     assert "OSError" not in run.output()
     run.wait_until_gone()
@@ -160,7 +160,7 @@ def test_a_rank_that_cannot_read_the_test_split_leaves_none_waiting(digits, tmp_
     """It dies, which the others see; what is written alone may be taken for a full disk."""
     arguments = ["--config", "configs/finetune_cifar_tiny.yaml", *OPTIONS, f"data.path={digits}"]
     run = Run(tmp_path / "run", "torchrun", 2, ["unread=1", *arguments], script=FAULTS)
-    assert run.wait(90) != 0
+    assert run.wait(240) != 0
     assert "Too many open files" in run.output()
     assert "results cannot be written" not in run.output()
     run.wait_until_gone()
@@ -172,9 +172,9 @@ def test_a_checkpoint_that_one_rank_cannot_read_fails_all(digits, tmp_path):
     arguments = ["--config", "configs/finetune_cifar_tiny.yaml", *OPTIONS, f"data.path={digits}"]
     folder = tmp_path / "run"
     begun = Run(folder, "torchrun", 2, arguments, script=FAULTS)
-    assert begun.wait(90) == 0, begun.output()
+    assert begun.wait(240) == 0, begun.output()
     longer = [*arguments, "train.steps=8", "--extend"]
     again = Run(folder, "torchrun", 2, ["torn=1", *longer], script=FAULTS)
-    assert again.wait(90) != 0
+    assert again.wait(240) != 0
     assert "cannot read what rank 0 can: " in again.output()
     again.wait_until_gone()

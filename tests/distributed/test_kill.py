@@ -132,7 +132,7 @@ def test_killed_while_saving_ends_bit_identical(digits, tmp_path, ranks):
         try:
             run.wait_for_step(min(run.step() + chance.randint(1, 8), 12 * STEPS_PER_EPOCH - 1))
             checkpoints = run.folder / "checkpoints"
-            until = time.monotonic() + 30
+            until = time.monotonic() + 100
             while not any(checkpoints.glob(".step-*")) and run.process.poll() is None:
                 assert time.monotonic() < until
             time.sleep(chance.random() * 0.01)
@@ -175,4 +175,4 @@ def test_a_killed_trainer_leaves_no_data_workers(digits, tmp_path):
         assert len(family) >= 3
     finally:
         run.kill()
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=100)[1] == []

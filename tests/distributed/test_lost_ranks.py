@@ -10,7 +10,8 @@ import psutil
 import pytest
 from distributed.launch import ROOT, free_port, hear_signals
 
-TIMEOUT_S = 5.0
+# Longer than a step takes on a busy machine.
+TIMEOUT_S = 20.0
 ARGUMENTS = [
     "--config",
     "configs/mae_digits.yaml",
@@ -68,7 +69,7 @@ def ranks(digits, tmp_path):
 @pytest.mark.distributed
 def test_a_rank_that_dies_is_missed_at_once(ranks, tmp_path):
     ranks[1].kill()
-    assert ranks[0].wait(20) == 75
+    assert ranks[0].wait(100) == 75
     last = (tmp_path / "rank0.log").read_text().strip().splitlines()[-1]
     assert last.startswith("error: rank 0 has lost the connection to another rank")
 
@@ -80,7 +81,7 @@ def test_a_rank_that_stands_still_is_not_waited_for_for_ever(ranks, tmp_path, st
     ranks[still].send_signal(signal.SIGSTOP)
     other = 1 - still
     # In an evaluation or a save it has four times as long.
-    assert ranks[other].wait(4 * TIMEOUT_S + 15) == -signal.SIGKILL
+    assert ranks[other].wait(4 * TIMEOUT_S + 60) == -signal.SIGKILL
     said = (tmp_path / f"rank{other}.log").read_text()
     assert f"error: rank {other} stands still since" in said
     assert "in a step, which all ranks take together" in said

@@ -31,7 +31,7 @@ def test_ranks_with_other_data_or_another_config_are_refused(digits, many_shards
         "config": ("optim.lr=0.01", "optim.lr"),
     }[what]
     run = run_with(tmp_path / "run", f"data.path={digits}", "train.epochs=1", f"rank1={other}")
-    assert run.wait(90) != 0, run.output()
+    assert run.wait(240) != 0, run.output()
     assert f"error: ranks are about to do different things: {named}" in run.output()
     assert "on rank 1 (" in run.output()
     assert not (tmp_path / "run").exists()
@@ -43,12 +43,12 @@ def test_a_node_that_sees_checkpoints_late_goes_on_from_the_same(digits, tmp_pat
     """As by a network file system, which may show a folder as it was a while ago."""
     folder, late = tmp_path / "run", tmp_path / "late"
     begun = run_with(folder, f"data.path={digits}", "train.epochs=1", "checkpoint.every_steps=4")
-    assert begun.wait(90) == 0, begun.output()
+    assert begun.wait(240) == 0, begun.output()
     shutil.copytree(folder, late)
     newest = max((late / "checkpoints").iterdir())
     shutil.rmtree(newest)
     assert list((late / "checkpoints").iterdir())
     run = run_with(folder, f"rank1=run.dir={late}", f"data.path={digits}", "train.epochs=2", "--extend")
-    assert run.wait(90) == 0, run.output()
+    assert run.wait(240) == 0, run.output()
     steps = logged_steps(folder)
     assert steps == list(range(1, len(steps) + 1))

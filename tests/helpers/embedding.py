@@ -71,12 +71,12 @@ def stop_by(
     )
     try:
         before = done_of(out)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100
         while done_of(out) <= before and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(after_s)
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=100)
     finally:
         process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)

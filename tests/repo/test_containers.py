@@ -49,7 +49,7 @@ def test_hadolint_finds_nothing():
     hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if hadolint is None:
         pytest.skip("hadolint is not installed (extra: dev)")
-    found = subprocess.run([hadolint, str(DOCKERFILE)], capture_output=True, text=True, timeout=60)
+    found = subprocess.run([hadolint, str(DOCKERFILE)], capture_output=True, text=True, timeout=100)
     assert found.returncode == 0, found.stdout + found.stderr
 
 

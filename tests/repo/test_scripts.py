@@ -28,7 +28,7 @@ def test_shellcheck_finds_nothing(script):
     )
     if shellcheck is None:
         pytest.skip("shellcheck is not installed (extra: dev)")
-    ended = subprocess.run([shellcheck, str(script)], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([shellcheck, str(script)], capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

@@ -125,8 +125,8 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list
         ]
     if learned is False and not falling:
         return [
-            f"Next: look at what it trains on (`mae-vit replay {record.path} --step 1`), then try other learning rates: "
-            "a tenth of this one and three times it."
+            f"Next: look at what it trains on (`mae-vit replay {record.path} --step 1`), then try other learning "
+            "rates: a tenth of this one, and three times it."
         ]
     if falling:
         train = record.section("train")
@@ -139,9 +139,8 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list
             f"Next: compare it with random weights on labeled images (`mae-vit finetune --ckpt {record.path} "
             "finetune.mode=knn`)."
         ]
-    return [
-        f"Next: use it (`mae-vit finetune --ckpt {record.path}`), look into it (`mae-vit inspect --ckpt {record.path}`)."
-    ]
+    run = record.path
+    return [f"Next: use it (`mae-vit finetune --ckpt {run}`), look into it (`mae-vit inspect --ckpt {run}`)."]
 
 
 def _losses(record: RunRecord) -> tuple[str, Sequence[tuple[int, float]]]:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from helpers.commands import ROOT, SMALL_MAE, lines_of, one_line
@@ -239,9 +240,11 @@ def test_two_thousand_tiles_on_two_ranks_resume_to_the_bit(objective, tmp_path_f
     while not list((folder / "killed" / "checkpoints").glob("step-*100")):
         assert killed.poll() is None
         time.sleep(0.2)
+    ranks = psutil.Process(killed.pid).children(recursive=True)
     killed.send_signal(signal.SIGKILL)
-    killed.wait(timeout=60)
-    time.sleep(5)  # its ranks notice, and let go of the run folder
+    killed.wait(timeout=100)
+    # They notice, and let go of the run folder.
+    assert psutil.wait_procs(ranks, timeout=100)[1] == []
     assert launch("killed", 29615).wait(timeout=1500) == 0
     first, second = (load_file(folder / name / "encoder.safetensors") for name in ("whole", "killed"))
     assert all(torch.equal(value, second[name]) for name, value in first.items())

@@ -118,7 +118,7 @@ def test_a_reader_who_leaves_ends_in_no_traceback(digits, tmp_path, words):
     )
     process.stdout.close()
     errors = process.stderr.read()
-    assert (process.wait(60), errors) == (0, "")
+    assert (process.wait(100), errors) == (0, "")
 
 
 # While processes start, and when they are at work.
@@ -150,12 +150,12 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
         # Around the tests it may be ignored: they may be a background job.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while not (out / ".train.partial").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(after_s)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 130
     assert errors.strip().splitlines()[-1].startswith("mae-vit: interrupted")
     assert "Traceback" not in errors

@@ -107,7 +107,7 @@ def test_the_program_of_a_comparison_runs_from_anywhere(tmp_path):
     (tmp_path / "mae_vit" / "__init__.py").write_text("raise SystemExit('the wrong one')")
     done = subprocess.run(
         [sys.executable, ROOT / "mae_vit" / "cli" / "__main__.py", "presets", "mae_digits"],
-        capture_output=True, text=True, cwd=tmp_path, timeout=60,
+        capture_output=True, text=True, cwd=tmp_path, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("mae_digits\n")

@@ -8,18 +8,19 @@ from helpers.commands import run
 _SCRIPT = """
 import sys, time
 from mae_vit.runtime.watchdog import Watchdog
-dog = Watchdog(0.6, rank=3)
-time.sleep(1.0)
+# A busy machine may wake a process more than a second late.
+dog = Watchdog(2.0, rank=3)
+time.sleep(2.5)
 dog.__enter__()
 for _ in range(8):
     dog.heartbeat("in a step")
-    time.sleep(0.2)
+    time.sleep(0.3)
 with dog.long_phase("saving"):
-    time.sleep(1.2)
+    time.sleep(2.5)
 if sys.argv[1] == "close":
     dog.__exit__()
 print("alive", flush=True)
-time.sleep(3)
+time.sleep(4 if sys.argv[1] == "close" else 100)
 """
 
 
@@ -27,8 +28,8 @@ def test_standing_still_is_ended_and_reported():
     ended = run("-c", _SCRIPT, "go")
     assert ended.returncode == -signal.SIGKILL
     assert ended.stdout == "alive\n"
-    # A busy machine looks a second late.
-    assert re.match(r"error: rank 3 stands still since [1-3] s \(saving\): killed;", ended.stderr), (
+    # A busy machine looks late.
+    assert re.match(r"error: rank 3 stands still since ([2-9]|\d\d) s \(saving\): killed;", ended.stderr), (
         ended.stderr
     )
     # The sleep at its end.

@@ -195,7 +195,7 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrai
     waits = (
         "import sys, time; import mae_vit.finetuning.frozen.closed_form as scoring;"
         "from mae_vit.finetuning.job import main;"
-        "scoring.read_features = lambda *a: (print('reading', flush=True), time.sleep(60));"
+        "scoring.read_features = lambda *a: (print('reading', flush=True), time.sleep(600));"
         "sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", waits, *config, *options]
@@ -203,11 +203,11 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrai
     try:
         while "reading" not in (line := first.stdout.readline()):
             assert line, first.stderr.read()
-        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
         assert second.returncode == 2
         assert "is in use by process" in second.stderr
         os.kill(first.pid, signal.SIGUSR1)
-        assert first.wait(20) == 75
+        assert first.wait(100) == 75
     finally:
         first.kill()
         first.communicate()

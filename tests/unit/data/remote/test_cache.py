@@ -45,7 +45,7 @@ def test_of_many_processes_one_fetches(source, server, tmp_path):
         process.start()
     started.set()
     for process in processes:
-        process.join(60)
+        process.join(100)
         assert process.exitcode == 0
     names = [name for name, _ in server.requests]
     assert len(names) == len(set(names)) == 64
@@ -62,7 +62,7 @@ def test_a_killed_fetch_goes_on(source, server, tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     part = tmp_path / "cache" / f".{shard.sha256}-{shard.bytes}.part"
-    until = time.monotonic() + 30
+    until = time.monotonic() + 100
     while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -141,7 +141,7 @@ def test_shards_come_before_they_are_read(source, server, tmp_path):
     index = open_located(folder)
     batches = fetched_batches(index)
     next(batches)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 100
     while (
         len({name for name, _ in server.requests if name.endswith(".tar")}) < 64 and time.monotonic() < until
     ):
@@ -151,7 +151,7 @@ def test_shards_come_before_they_are_read(source, server, tmp_path):
     names = [name for name, _ in server.requests if name.endswith(".tar")]
     assert len(names) == 64
     batches.close()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 100
     while (
         any(thread.name == "shard-prefetch" for thread in threading.enumerate()) and time.monotonic() < until
     ):
@@ -167,8 +167,13 @@ def test_prefetching_stays_within_its_window(source, server, tmp_path):
     order = blocks(index)
     batches = fetched_batches(index)
     next(batches)
-    time.sleep(1)
-    fetched = {name for name, _ in server.requests if name.endswith(".tar")}
+    fetched: set[str] = set()
+    # Until nothing more comes: on a busy machine that takes longer.
+    while len(fetched) < 2 or fetched != (
+        now := {name for name, _ in server.requests if name.endswith(".tar")}
+    ):
+        fetched = {name for name, _ in server.requests if name.endswith(".tar")}
+        time.sleep(2)
     sizes = {shard.file: shard.bytes for shard in shards}
     first = set(
         index.shards_of(next(iter(micro_batches(order, RankSlice(), start_step=0, stop_step=1)))[1]).tolist()

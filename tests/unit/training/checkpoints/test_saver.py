@@ -123,7 +123,7 @@ def test_a_slow_write_is_over_before_its_buffer_is_used_again(allocated, tmp_pat
         engine.weight.fill_(step)
         begun.clear()
         saver.save(step, None, LossHistory(), wait=False)
-        assert begun.wait(10)
+        assert begun.wait(100)
     saver.wait()
     assert len(allocated) == 1
     for step in range(1, 4):
