@@ -119,7 +119,8 @@ def test_a_disk_that_is_full_for_a_while_stops_nothing(digits, disk):
         error = ""
         # Both are said once it is met.
         while not ("no space left on device" in error and "metrics of" in error):
-            assert (line := process.stderr.readline()), error
+            line = process.stderr.readline()
+            assert line, error
             error += line
         (place / "filler").unlink()
         error += process.communicate(timeout=120)[1]
