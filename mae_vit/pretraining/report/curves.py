@@ -89,8 +89,8 @@ def _chart(curves: Mapping[str, Sequence[tuple[int, float]]], *, whole: bool = T
         if values.min() > 0 and values.max() > _LOG_SPAN * values.min():
             axes.set_yscale("log")
         elif whole:
-            low, high = axes.get_ylim()
-            axes.set_ylim(min(0.0, low) if values.min() < 0 else 0.0, max(0.0, high))
+            bottom, top = axes.get_ylim()
+            axes.set_ylim(bottom if values.min() < 0 else 0.0, max(0.0, top))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         if len(curves) > 1:
             svg.legend_below(axes, columns=2 if len(curves) < 3 else 3, gap=0.24)
