@@ -13,10 +13,11 @@ from typing import Any
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import split_named
+from mae_vit.core.user_files import is_hidden, split_named
 from mae_vit.data.images.decode import check_bytes
 from mae_vit.data.prepare.entries import Entry, ImageSource, safe_member_path, unique_key
 from mae_vit.data.prepare.sources.archives import is_tar
+from mae_vit.data.prepare.sources.folders import walk
 from mae_vit.data.prepare.sources.parquet_columns import LABEL_NAMES, ParquetOptions
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 from mae_vit.data.shards.samples import (
@@ -41,8 +42,11 @@ def find_shards(folder: Path) -> list[Path]:
     if (folder / FILE_NAME).exists():
         described = read_dataset(folder)
         return [folder / shard.file for split in described.splits.values() for shard in split.shards]
-    found = (path for path in folder.rglob("*") if is_tar(path) and path.is_file())
-    return sorted(path for path in found if not f"/{path.relative_to(folder)}".count("/."))
+    return sorted(
+        path
+        for path in walk(folder)
+        if is_tar(path) and not is_hidden(str(path.relative_to(folder))) and path.is_file()
+    )
 
 
 def split_of(shard: Path, folder: Path, default: str) -> str:
