@@ -111,7 +111,7 @@ def _prepare(source: Path, out: Path, total: int) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         # As a path, because "cifar10" names a download.
-        images = find_images(os.path.abspath(source), out=partial)
+        images = find_images(os.path.join(".", source), out=partial)
         classes = Counter(entry.class_name for entry in images.entries if entry.split == "train")
         # Of fewer images a tenth is none.
         alone = max(classes.values(), default=0) >= 5 and not any(

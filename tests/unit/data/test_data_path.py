@@ -7,12 +7,15 @@ import pytest
 from helpers.commands import ROOT, SMALL_PRETRAIN
 from helpers.images import encoded, picture, write_files, write_zip
 
+from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
 from mae_vit.data import data_path
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.inspection.images import draw_samples
+from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.pretraining.job import main as pretrain
 
 CLASSES = {f"{'cat' if n % 2 else 'dog'}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)}
@@ -128,6 +131,12 @@ def test_a_folder_called_like_a_download_is_that_folder(photos, tmp_path, monkey
     assert read_dataset(resolve_data_path("digits").folder).classes == ["cat", "dog"]
 
 
+def test_check_and_inspection_know_a_folder(photos, capsys):
+    assert main(["check", str(photos)]) == 0
+    info = EncoderInfo("Ti", (32, 32), 8, 3, 192, 12, 3, 4.0, "sincos", (0.5,) * 3, (0.5,) * 3, "mae", 0)
+    assert len(draw_samples(str(photos), count=9, encoder=info, split="val").images) == 2
+
+
 def test_hidden_files_are_no_change(photos):
     before = resolve_data_path(str(photos)).folder
     write_files(photos, {".DS_Store": b"1", "cat/.thumbnails/a.jpg": b"2"})
@@ -152,5 +161,5 @@ def test_one_of_several_shards_is_not_the_data(digits):
 
 
 def test_the_cache_does_not_lie_among_the_images(photos):
-    with pytest.raises(InputError, match="give another data.cache_dir"):
+    with pytest.raises(InputError, match="give another data"):
         resolve_data_path(str(photos), cache_dir=str(photos / "cache"))

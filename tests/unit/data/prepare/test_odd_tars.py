@@ -1,5 +1,6 @@
 """Tars as people have them: of one class each, in tars, with links and holes; what is not read is named."""
 
+import bz2
 import io
 import os
 import subprocess
@@ -223,3 +224,14 @@ def test_a_data_path_that_names_shards_is_told_to_name_their_folder(tmp_path, na
     with pytest.raises(InputError, match="names shards: give the folder that holds them"):
         check_url(f"https://example.org/data/{name}")
     check_url("https://example.org/data.tar/folder")
+
+
+def test_tars_behind_a_link_and_of_short_names(tmp_path):
+    write_tar(tmp_path / "there" / "a.tar", PLAIN)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "linked").symlink_to(tmp_path / "there")
+    assert prepare(tmp_path / "src", tmp_path / "out") == 0
+    packed = bz2.compress((tmp_path / "there" / "a.tar").read_bytes())
+    write_files(tmp_path / "packed", {"a.tbz2": packed})
+    assert prepare(tmp_path / "packed", tmp_path / "out-packed") == 0
+    assert labels(tmp_path / "out-packed") == labels(tmp_path / "out") != {}
