@@ -23,7 +23,7 @@ def class_tars(folder: Path, *names: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("names", [("n01440764", "n01443537"), ("cat", "dog")])
+@pytest.mark.parametrize("names", [("n01440764", "n01443537"), ("cat", "dog"), ("bolt", "test_tube")])
 def test_tars_of_one_class_each(tmp_path, capsys, names):
     folder = class_tars(tmp_path / "src", *names)
     with tarfile.open(tmp_path / "ILSVRC2012_img_train.tar", "w") as tar:
@@ -235,3 +235,19 @@ def test_tars_behind_a_link_and_of_short_names(tmp_path):
     write_files(tmp_path / "packed", {"a.tbz2": packed})
     assert prepare(tmp_path / "packed", tmp_path / "out-packed") == 0
     assert labels(tmp_path / "out-packed") == labels(tmp_path / "out") != {}
+
+
+def test_negative_labels_among_names_and_spellings_of_one_name(tmp_path):
+    found = {"0": b"-1", "1": "Caf\u00e9".encode(), "2": "Cafe\u0301".encode()}
+    write_tar(
+        tmp_path / "a.tar",
+        [
+            (f"{n}.{kind}", IMAGES[0] if kind == "jpg" else label)
+            for n, label in found.items()
+            for kind in ("jpg", "cls")
+        ],
+    )
+    assert prepare(tmp_path / "a.tar", tmp_path / "out") == 0
+    dataset = read_dataset(tmp_path / "out")
+    assert dataset.classes == ["Caf\u00e9"]
+    assert dataset.splits["train"].class_counts == [2]
