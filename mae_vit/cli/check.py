@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from mae_vit.config.command_line import OneLineParser, as_path_text
 from mae_vit.core.errors import InputError
@@ -25,13 +24,14 @@ def add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from mae_vit.data.data_path import resolve_data_path
     from mae_vit.data.shards.verify import check
 
     if is_url(arguments.path):
         raise InputError(
             f"{redact_url(arguments.path)}: shards elsewhere are verified as runs fetch them; give a folder"
         )
-    problems = check(Path(arguments.path), decode_all=arguments.decode)
+    problems = check(resolve_data_path(arguments.path).folder, decode_all=arguments.decode)
     for problem in problems:
         print(f"damaged: {problem}")
     print(

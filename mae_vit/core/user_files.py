@@ -21,7 +21,10 @@ _UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", 
 # Files of these kinds are many beside images: labels, captions. No other kind of file is known to be no image.
 TEXT_EXTENSIONS = ("txt", "json", "xml", "csv", "tsv", "jsonl", "cls", "caption", "yaml", "yml", "md")
 TABLE_EXTENSIONS = ("csv", "tsv", "jsonl", "xlsx")
-ARCHIVE_EXTENSIONS = ("zip", "tar", "tgz", "gz", "bz2", "xz", "zst", "rar", "7z")
+ARCHIVE_EXTENSIONS = (
+    *("zip", "tar", "tgz", "tbz", "tbz2", "txz", "tzst"),
+    *("gz", "bz2", "xz", "zst", "rar", "7z"),
+)
 _HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|@eaDir/|#recycle/|\$RECYCLE\.BIN/)")
 _ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
 

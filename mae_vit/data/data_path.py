@@ -17,6 +17,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import user_cache
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import is_url, redact_url
+from mae_vit.core.user_files import is_hidden
 from mae_vit.data.prepare.convert_pool import default_workers
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
@@ -25,8 +26,8 @@ from mae_vit.data.prepare.sources.folders import walk
 from mae_vit.data.remote.folder import DataLocation, open_remote
 from mae_vit.data.shards.dataset_json import FILE_NAME
 
-# Copies of other states of the same source, not used for so long, are removed.
-_UNUSED_S = 7 * 24 * 3600
+# Copies of other states of the same source are removed when no run began with them for so long: one may still read.
+_UNUSED_S = 30 * 24 * 3600
 _HOLDOUT = Fraction(1, 10)
 
 
@@ -68,76 +69,89 @@ def is_unprepared(source: Path) -> bool:
     """Whether a path is of images that are to be prepared: shards are used where they lie, once described."""
     if source.is_dir():
         return not (source / FILE_NAME).exists() and any(source.iterdir()) and not any(source.glob("*.tar"))
-    return source.is_file()
+    # One of several shards is not the data.
+    return source.is_file() and not (source.parent / FILE_NAME).exists()
 
 
 def _prepared(source: Path, cache: Path) -> Path:
     """Returns the folder that a source is prepared in; prepares it if it is not there, or was of other files."""
-    digest, total = _state_of(source)
-    name = hashlib.sha256(str(source.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    home = cache.resolve() / "mae-vit-prepared" / f"{source.resolve().name}-{name}"
-    out = home / digest[:12]
+    real = source.resolve()
+    name = hashlib.sha256(str(real).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    home = cache.resolve() / "mae-vit-prepared" / f"{real.name}-{name}"
+    if home.is_relative_to(real) and not is_hidden(str(home.relative_to(real))):
+        raise InputError(
+            f"data.path={source} holds {cache}, where it is prepared: give another data.cache_dir"
+        )
     try:
+        digest, total = _state_of(source)
+        out = home / digest[:12]
         home.mkdir(parents=True, exist_ok=True)
         # All processes of a node come here at once: one prepares, the others wait.
         with FileLock(home / ".lock"):
-            if not (out / FILE_NAME).exists():
+            _drop_unused(home, but=out)
+            if not out.exists():
                 _prepare(source, out, total)
             os.utime(out)
-            _drop_unused(home)
     except OSError as error:
         raise InputError(
-            f"data.path={source} is prepared in {error.filename or home}, which cannot be written "
-            f"({error_reason(error)}): give data.cache_dir, or run `mae-vit prepare {source} OUT`"
+            f"data.path={source} cannot be prepared in {home} ({error.filename or home}: {error_reason(error)}): "
+            f"give data.cache_dir, or run `mae-vit prepare {source} OUT`"
         ) from None
     return out
 
 
 def _prepare(source: Path, out: Path, total: int) -> None:
+    """Writes all splits beside `out`, and moves them there: one that is killed must not leave some of them."""
     if total > (free := shutil.disk_usage(out.parent).free):
         raise InputError(
-            f"data.path={source} has {total / 2**30:.3g} GiB of images to be prepared in {out.parent}, which has room "
+            f"data.path={source} has {total / 2**30:.3g} GiB of files to be prepared in {out.parent}, which has room "
             f"for {free / 2**30:.3g}: give data.cache_dir, or run `mae-vit prepare {source} OUT` and data.path=OUT"
         )
-    images = find_images(str(source), out=out)
-    classes = Counter(entry.class_name for entry in images.entries)
-    # Of fewer images a tenth is none.
-    alone = not any(entry.split in MEASURED for entry in images.entries) and max(classes.values()) >= 5
-    held = f", a tenth held out as {HOLDOUT_SPLIT}" if alone else ""
-    print(
-        f"data.path={source} is not prepared: its images are written as shards to {out}, once{held}",
-        flush=True,
-    )
+    partial = out.parent / ".partial"
+    shutil.rmtree(partial, ignore_errors=True)
     try:
+        # As a path, because "cifar10" names a download.
+        images = find_images(os.path.join(".", source), out=partial)
+        classes = Counter(entry.class_name for entry in images.entries if entry.split == "train")
+        # Of fewer images a tenth is none.
+        alone = max(classes.values(), default=0) >= 5 and not any(
+            entry.split in MEASURED for entry in images.entries
+        )
+        held = f", a tenth held out as {HOLDOUT_SPLIT}" if alone else ""
+        print(
+            f"data.path={source} is not prepared: its images are written as shards to {out}, once{held}",
+            flush=True,
+        )
         report = prepare(
             [images],
-            out,
+            partial,
             selection=Selection(holdout=_HOLDOUT if alone else None),
             workers=default_workers(),
         )
-    except InputError:
-        images.discard()
-        shutil.rmtree(out, ignore_errors=True)
-        raise
+        os.rename(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     print("\n".join(report.lines()), flush=True)
 
 
 def _state_of(source: Path) -> tuple[str, int]:
     """Returns what changes when a file of a source does, and the bytes of all of them."""
-    files = sorted(walk(source)) if source.is_dir() else [source]
-    digest, total = hashlib.sha256(__version__.encode()), 0
-    for file in files:
+    lines, total = [__version__], 0
+    top = len(os.fspath(source))
+    for file in walk(source) if source.is_dir() else [source]:
+        # Systems write hidden files when somebody only looks.
+        if is_hidden(name := os.fspath(file)[top:].lstrip("/")):
+            continue
         try:
             status = file.stat()
         except OSError:  # a dead link, of which `prepare` says what it is
             continue
         total += status.st_size
-        line = f"{file.relative_to(source)} {status.st_size} {status.st_mtime_ns}\n"
-        digest.update(line.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest(), total
+        lines.append(f"{name} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest(), total
 
 
-def _drop_unused(home: Path) -> None:
+def _drop_unused(home: Path, *, but: Path) -> None:
     for folder in home.iterdir():
-        if folder.is_dir() and time.time() - folder.stat().st_mtime > _UNUSED_S:
+        if folder.is_dir() and folder != but and time.time() - folder.stat().st_mtime > _UNUSED_S:
             shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -98,13 +99,12 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
     Raises:
         InputError: if there is nothing to look at.
     """
-    if is_url(data) or not is_unprepared(Path(data)):
+    # Of a split that preparing holds out, its files do not tell.
+    if split is not None or is_url(data) or not is_unprepared(Path(data)):
         folder, remote = resolve_data_path(data)
         index = _open(folder, split, remote)
         bands = fit_bands(encoder.bands, index.dataset.bands, redact_url(data))
         return replace(_of_shards(index, count, encoder, redact_url(data)), bands=bands)
-    if split is not None:
-        raise InputError(f"{data} is no prepared data: it has no split {split!r} to choose")
     return _of_files(data, count, encoder)
 
 
@@ -140,7 +140,7 @@ def _open(folder: Path, split: str | None, remote: RemoteFolder | None) -> Shard
 
 def _of_files(data: str, count: int, encoder: EncoderInfo) -> Samples:
     with tempfile.TemporaryDirectory(prefix="mae-vit-inspect-") as scratch:
-        source = find_images(data, out=Path(scratch), names=NOT_ASKING)
+        source = find_images(os.path.join(".", data), out=Path(scratch), names=NOT_ASKING)
         chosen = [source.entries[place] for place in _draw(len(source.entries), count).tolist()]
         images, kept = [], []
         for entry in chosen:

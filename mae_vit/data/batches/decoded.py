@@ -86,8 +86,9 @@ def warn_of_changes(index: ShardIndex, array: Path) -> None:
                 changed.append(shard.file)
     if changed:
         print(
-            f"warning: {count_of(len(changed), 'shard')} of {index.folder} changed ({changed[0]}), and this run "
-            f"takes the pixels of before: see `mae-vit check {index.folder}`, or delete {array} to decode them again",
+            f"warning: {count_of(len(changed), 'shard')} of {index.folder} may have changed ({changed[0]}), and this "
+            f"run takes the pixels of before: see `mae-vit check {index.folder}`, or delete {array} to decode them "
+            "again",
             file=sys.stderr,
         )
 

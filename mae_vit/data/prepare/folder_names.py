@@ -86,7 +86,7 @@ def _common_top(paths: Sequence[Parts]) -> int:
     while (
         paths
         and all(len(parts) >= top + 3 and parts[top] == paths[0][top] for parts in paths)
-        and not _surely_split(paths[0][top])
+        and not surely_split(paths[0][top])
     ):
         top += 1
     return top
@@ -103,7 +103,8 @@ def _rest(folder: str) -> str:
     return " ".join(word for word in words if word not in _WRAPPERS)
 
 
-def _surely_split(folder: str) -> str | None:
+def surely_split(folder: str) -> str | None:
+    """Returns the split of a name that says nothing else: training_images, and not train_station."""
     return None if _rest(folder) else split_and_rest(folder)[0]
 
 
@@ -121,7 +122,7 @@ def _splits_among(names: Iterable[str], direct: set[str], where: str | None) -> 
     folders = sorted(set(names))
     exact = {folder: split for folder in folders if (split := split_named(folder))}
     if len(set(exact.values())) > 1 or len(exact) == len(folders):
-        found = {folder: _surely_split(folder) or re.sub(r"\W", "_", folder) for folder in folders}
+        found = {folder: surely_split(folder) or re.sub(r"\W", "_", folder) for folder in folders}
         return _distinct(found, where)
     inside = {folder: split for folder in folders if (split := split_and_rest(folder)[0])}
     if len(inside) == len(folders) and (len(set(inside.values())) > 1 or not _rest(folders[0])):
@@ -169,7 +170,7 @@ def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:
         for own, names in first.items()
         if len(names) == 1
         and (name := next(iter(names)))
-        and (name.lower() in _WRAPPERS or _surely_split(name) == own)
+        and (name.lower() in _WRAPPERS or surely_split(name) == own)
     }
     if not wrapped:
         return placed

@@ -231,7 +231,10 @@ def read_dataset(folder: Path) -> Dataset:
     if not path.exists():
         tars = len(list(folder.glob("*.tar")))
         what = f"{tars} tar files but no {FILE_NAME}" if tars else f"no shards ({FILE_NAME} is missing)"
-        command = f"`mae-vit prepare --in-place {folder}`" if tars else f"`mae-vit prepare SRC {folder}`"
+        if tars:
+            command = f"`mae-vit prepare --in-place {folder}`"
+        elif any(folder.iterdir()):
+            command = f"`mae-vit prepare {folder} OUT`, and give OUT"
         raise InputError(f"data folder {folder} holds {what}: make it with {command}")
     try:
         data = path.read_bytes()

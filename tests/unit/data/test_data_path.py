@@ -7,11 +7,15 @@ import pytest
 from helpers.commands import ROOT, SMALL_PRETRAIN
 from helpers.images import encoded, picture, write_files, write_zip
 
+from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
 from mae_vit.data import data_path
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
+from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.inspection.images import draw_samples
+from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.pretraining.job import main as pretrain
 
 CLASSES = {f"{'cat' if n % 2 else 'dog'}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)}
@@ -106,3 +110,56 @@ def test_what_cannot_be_prepared_leaves_nothing(tmp_path, cache, monkeypatch):
     with pytest.raises(InputError, match="has room for"):
         resolve_data_path(str(tmp_path / "photos"))
     assert not list(cache.rglob("*.tar"))
+
+
+def test_a_killed_preparation_leaves_no_part_of_the_splits(tmp_path, cache, monkeypatch):
+    def killed(*arguments, **options):
+        prepare(*arguments, **options)
+        raise KeyboardInterrupt
+
+    write_files(tmp_path / "photos", CLASSES)
+    monkeypatch.setattr(data_path, "prepare", killed)
+    with pytest.raises(KeyboardInterrupt):
+        resolve_data_path(str(tmp_path / "photos"))
+    assert not list(cache.rglob("dataset.json"))
+    monkeypatch.undo()
+
+
+def test_a_folder_called_like_a_download_is_that_folder(photos, tmp_path, monkeypatch):
+    photos.rename(tmp_path / "digits")
+    monkeypatch.chdir(tmp_path)
+    assert read_dataset(resolve_data_path("digits").folder).classes == ["cat", "dog"]
+
+
+def test_check_and_inspection_know_a_folder(photos, capsys):
+    assert main(["check", str(photos)]) == 0
+    info = EncoderInfo("Ti", (32, 32), 8, 3, 192, 12, 3, 4.0, "sincos", (0.5,) * 3, (0.5,) * 3, "mae", 0)
+    assert len(draw_samples(str(photos), count=9, encoder=info, split="val").images) == 2
+
+
+def test_hidden_files_are_no_change(photos):
+    before = resolve_data_path(str(photos)).folder
+    write_files(photos, {".DS_Store": b"1", "cat/.thumbnails/a.jpg": b"2"})
+    assert resolve_data_path(str(photos)).folder == before
+
+
+def test_only_train_decides_on_a_held_out_tenth(tmp_path):
+    few = {f"train/{n}.jpg": encoded(picture(n)) for n in range(3)}
+    many = {f"unlabeled/{n}.jpg": encoded(picture(n + 3)) for n in range(9)}
+    write_files(tmp_path / "photos", few | many)
+    assert read_dataset(resolve_data_path(str(tmp_path / "photos")).folder).splits.keys() == {
+        "train",
+        "unlabeled",
+    }
+
+
+def test_one_of_several_shards_is_not_the_data(digits):
+    shard = next(digits.glob("*.tar"))
+    assert resolve_data_path(str(shard)).folder == shard
+    with pytest.raises(InputError, match="names shards: give the folder that holds them"):
+        read_dataset(shard)
+
+
+def test_the_cache_does_not_lie_among_the_images(photos):
+    with pytest.raises(InputError, match="give another data"):
+        resolve_data_path(str(photos), cache_dir=str(photos / "cache"))

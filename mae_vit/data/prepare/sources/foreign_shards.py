@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,10 +14,11 @@ from typing import Any
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import split_named
+from mae_vit.core.user_files import is_hidden, split_named
 from mae_vit.data.images.decode import check_bytes
 from mae_vit.data.prepare.entries import Entry, ImageSource, safe_member_path, unique_key
 from mae_vit.data.prepare.sources.archives import is_tar
+from mae_vit.data.prepare.sources.folders import walk
 from mae_vit.data.prepare.sources.parquet_columns import LABEL_NAMES, ParquetOptions
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 from mae_vit.data.shards.samples import (
@@ -41,8 +43,11 @@ def find_shards(folder: Path) -> list[Path]:
     if (folder / FILE_NAME).exists():
         described = read_dataset(folder)
         return [folder / shard.file for split in described.splits.values() for shard in split.shards]
-    found = (path for path in folder.rglob("*") if is_tar(path) and path.is_file())
-    return sorted(path for path in found if not f"/{path.relative_to(folder)}".count("/."))
+    return sorted(
+        path
+        for path in walk(folder)
+        if is_tar(path) and not is_hidden(str(path.relative_to(folder))) and path.is_file()
+    )
 
 
 def split_of(shard: Path, folder: Path, default: str) -> str:
@@ -109,7 +114,7 @@ def open_shards(
     elif numbered:
         classes = numbered_classes(max((number or 0 for number in numbers.values()), default=-1), folder)
     else:
-        classes = sorted({_text(label) for label in numbers})
+        classes = sorted({_text(label) for label, number in numbers.items() if (number or 0) >= 0})
     entries = []
     keys: dict[str, dict[str, int]] = {}
     others, negative = Counter[str](), 0
@@ -124,9 +129,13 @@ def open_shards(
             path = safe_member_path(f"{group.key}.{field}", str(shard.name))
             class_name, label = None, known_labels.get((place, number))
             if label is not None:
-                which = numbers[label] if numbered else None
-                negative += which is not None and which < 0
-                class_name = _text(label) if which is None else _class_of(which, path, shard, classes)
+                which = numbers[label]
+                if which is not None and which < 0:
+                    negative += 1
+                elif which is None or not numbered:
+                    class_name = _text(label)
+                else:
+                    class_name = _class_of(which, path, shard, classes)
             key = unique_key(group.key, keys.setdefault(own, {}))
             read = partial(_read, shard, *group.fields[field])
             extension = field.rpartition(".")[2]
@@ -234,15 +243,15 @@ def without_label(negative: int) -> str:
 
 
 def _text(label: bytes) -> str:
-    return plain_text(label.decode("utf-8", "surrogateescape"))
+    return plain_text(unicodedata.normalize("NFC", label.decode("utf-8", "surrogateescape")))
 
 
-def _class_of(number: int, path: str, shard: Tar, classes: Sequence[str]) -> str | None:
+def _class_of(number: int, path: str, shard: Tar, classes: Sequence[str]) -> str:
     if number >= len(classes):
         raise InputError(
             f"shard {shard.name}: {plain_text(path)} is of class {number}; there are {len(classes)}"
         )
-    return classes[number] if number >= 0 else None
+    return classes[number]
 
 
 def _read(shard: Tar, offset: int, length: int) -> bytes:

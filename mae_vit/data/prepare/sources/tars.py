@@ -9,7 +9,7 @@ from pathlib import Path
 from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import split_in
 from mae_vit.data.prepare.entries import ImageSource, Listing, entries_from_paths
-from mae_vit.data.prepare.folder_names import FolderNames
+from mae_vit.data.prepare.folder_names import FolderNames, surely_split
 from mae_vit.data.prepare.sources.archives import Spool, inner_tars, open_archive
 from mae_vit.data.prepare.sources.foreign_shards import is_shard, open_shards, split_of
 from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
@@ -57,9 +57,11 @@ def open_tars(
 
 
 def are_classes(paths: Sequence[Path]) -> bool:
-    """Whether tars are called as classes are, so that each may hold the images of one."""
+    """Whether tars are called as classes are, so that each may hold the images of one; test_tube is none of splits."""
     stems = {_stem(path) for path in paths}
-    return len(stems) > 1 and all(_CLASS.fullmatch(stem) and not split_in(stem) for stem in stems)
+    several = len({split_in(stem) for stem in stems} - {None}) > 1
+    named = all(_CLASS.fullmatch(stem) and not surely_split(stem) for stem in stems)
+    return len(stems) > 1 and named and not several
 
 
 def _stem(path: Path) -> str:
@@ -76,10 +78,10 @@ def _open_archives(
     tars: Sequence[Tar], folder: Path, *, split: str, name: str, labels: bool, names: FolderNames
 ) -> ImageSource:
     """Lists the images of archives; of several each may be a class, or a part of one data set."""
-    splits = [split_of(tar.name, folder, split) for tar in tars]
-    own = splits[0] if len(set(splits)) == 1 else None
     stems = [_stem(tar.name) for tar in tars]
     classes = are_classes([tar.name for tar in tars])
+    splits = [split_of(tar.name.parent if classes else tar.name, folder, split) for tar in tars]
+    own = splits[0] if len(set(splits)) == 1 else None
     files = Listing()
     for tar, stem, of in zip(tars, stems, splits, strict=True):
         found = open_archive(tar, names.encoding)

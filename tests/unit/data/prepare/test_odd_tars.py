@@ -1,5 +1,6 @@
 """Tars as people have them: of one class each, in tars, with links and holes; what is not read is named."""
 
+import bz2
 import io
 import os
 import subprocess
@@ -22,7 +23,7 @@ def class_tars(folder: Path, *names: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("names", [("n01440764", "n01443537"), ("cat", "dog")])
+@pytest.mark.parametrize("names", [("n01440764", "n01443537"), ("cat", "dog"), ("bolt", "test_tube")])
 def test_tars_of_one_class_each(tmp_path, capsys, names):
     folder = class_tars(tmp_path / "src", *names)
     with tarfile.open(tmp_path / "ILSVRC2012_img_train.tar", "w") as tar:
@@ -223,3 +224,30 @@ def test_a_data_path_that_names_shards_is_told_to_name_their_folder(tmp_path, na
     with pytest.raises(InputError, match="names shards: give the folder that holds them"):
         check_url(f"https://example.org/data/{name}")
     check_url("https://example.org/data.tar/folder")
+
+
+def test_tars_behind_a_link_and_of_short_names(tmp_path):
+    write_tar(tmp_path / "there" / "a.tar", PLAIN)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "linked").symlink_to(tmp_path / "there")
+    assert prepare(tmp_path / "src", tmp_path / "out") == 0
+    packed = bz2.compress((tmp_path / "there" / "a.tar").read_bytes())
+    write_files(tmp_path / "packed", {"a.tbz2": packed})
+    assert prepare(tmp_path / "packed", tmp_path / "out-packed") == 0
+    assert labels(tmp_path / "out-packed") == labels(tmp_path / "out") != {}
+
+
+def test_negative_labels_among_names_and_spellings_of_one_name(tmp_path):
+    found = {"0": b"-1", "1": "Caf\u00e9".encode(), "2": "Cafe\u0301".encode()}
+    write_tar(
+        tmp_path / "a.tar",
+        [
+            (f"{n}.{kind}", IMAGES[0] if kind == "jpg" else label)
+            for n, label in found.items()
+            for kind in ("jpg", "cls")
+        ],
+    )
+    assert prepare(tmp_path / "a.tar", tmp_path / "out") == 0
+    dataset = read_dataset(tmp_path / "out")
+    assert dataset.classes == ["Caf\u00e9"]
+    assert dataset.splits["train"].class_counts == [2]
