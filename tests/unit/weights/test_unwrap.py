@@ -260,6 +260,10 @@ def test_what_computes_something_else_is_refused_by_name(tmp_path, kind):
         ({**THEIRS, "hidden_act": "quick_gelu"}, "its activation is quick_gelu, ours gelu"),
         ({**THEIRS, "layer_norm_eps": 1e-5}, "its norm is LayerNorm of eps 1e-05"),
         ({"architecture": "vit_base_patch32_clip_quickgelu_224"}, "its activation is QuickGELU"),
+        (
+            {"architecture": "vit_tiny_patch16_224", "model_args": {"act_layer": "silu"}},
+            "its act_layer is silu",
+        ),
     ],
 )
 def test_the_config_beside_tells_what_shapes_do_not(tmp_path, config, said):
