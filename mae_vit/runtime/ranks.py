@@ -99,6 +99,9 @@ def free_port() -> int:
 def choose_threads(ranks: Ranks) -> tuple[int, str]:
     """Returns how many threads a rank computes with on a CPU, and why: as it is told, else one for each core."""
     told = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if told == "1" and ranks.local_world_size > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        # Torchrun sets it where nobody does, so that ranks that know nothing of each other do not overload the node.
+        return ranks.cores, "one for each core of the rank"
     if told.isdecimal() and int(told):
         # On a machine that others use too, threads that wait for one another spin; a caller knows what is free.
         return int(told), "OMP_NUM_THREADS"

@@ -38,6 +38,8 @@ def facts_beside(path: Path) -> dict[str, Any]:
     facts = {"mean": stated.get("mean"), "std": stated.get("std")}
     if isinstance(model, VisionTransformer):
         check_function(model, str(path))
+        if changed := sorted({"act_layer", "norm_layer"} & given.keys()):
+            raise _another(str(path), f"its {changed[0]} is {given[changed[0]]}")
         facts["num_heads"] = given.get("num_heads") or model.blocks[0].attn.num_heads
     return facts | {"pool": "mean" if config.get("global_pool") == "avg" else "cls"}
 

@@ -27,7 +27,17 @@ MIN_COVERAGE = 0.9
 # Parts that only other encoders have (layer scale, registers, a norm before the blocks, rotary positions).
 # Without them the remaining weights compute something else.
 _OWN = re.compile(r"blocks\.\d+\.(norm1|attn\.qkv|attn\.proj|norm2|mlp\.fc1|mlp\.fc2)\.(weight|bias)")
-_FOREIGN = ("blocks.", "reg", "storage_tokens", "norm_pre.", "dist_token", "rope", "rel_pos", "attn_pool.")
+_FOREIGN = (
+    "blocks.",
+    "reg_token",
+    "register",
+    "storage_tokens",
+    "norm_pre.",
+    "dist_token",
+    "rope",
+    "rel_pos",
+    "attn_pool.",
+)
 
 
 def _check_finite(start: Weights) -> None:

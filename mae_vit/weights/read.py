@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -245,6 +246,13 @@ class _Inert:
         pass
 
 
+class _InertDict:
+    """Stands for a kind of dict, as Lightning's options are: torch's reader puts items into its own kinds alone."""
+
+    def __new__(cls, *_args: Any) -> OrderedDict[Any, Any]:  # type: ignore[misc]
+        return OrderedDict()
+
+
 def _unpickle(path: Path) -> dict[Any, Any]:
     """Reads a pickle by torch's restricted reader, which calls nothing that it does not know.
 
@@ -253,7 +261,7 @@ def _unpickle(path: Path) -> dict[Any, Any]:
     others = {"argparse.Namespace"}
     with suppress(Exception):  # of an old format, or no pickle: the reader says so
         others |= {*torch.serialization.get_unsafe_globals_in_checkpoint(str(path))}
-    inert: list[Any] = [(_Inert, name) for name in others]
+    inert: list[Any] = [(_InertDict if name.lower().endswith("dict") else _Inert, name) for name in others]
     try:
         with torch.serialization.safe_globals(inert), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols, of files that are then refused

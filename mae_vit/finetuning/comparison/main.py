@@ -145,11 +145,16 @@ def compare(arguments: CompareArguments) -> Path:
 
 def choose_precision_of(config: CompareConfig, folder: Path) -> Chosen:
     """Returns the precision of all runs that name none: that in which the comparison began, on any machine."""
-    asked, device = config.set.get("train.precision", "auto"), choose_device("auto")
+    device = choose_device(config.set.get("run.device") or "auto")
     begun = begun_precision(folder)
-    if asked == "auto" and begun is not None:
-        return fixed(begun, "auto: the comparison began so", device)
-    return choose_precision(asked, device)
+    chosen = choose_precision("auto", device)
+    if begun is not None:
+        chosen = fixed(begun, "auto: the comparison began so", device)
+    if (asked := config.set.get("train.precision") or "auto") != "auto":
+        # Pretraining does not take what is set for fine-tuning.
+        why = f"{chosen.why}; fine-tuning is in {asked}, as set"
+        chosen = Chosen(chosen.precision, why, choose_precision(asked, device).warning or chosen.warning)
+    return chosen
 
 
 def _keep_protocol(matrix: Matrix, folder: Path) -> Precision:

@@ -19,7 +19,7 @@ from mae_vit.config.batch import check_same_batch
 from mae_vit.config.plan import Plan, make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.progress import progress
-from mae_vit.core.urls import redact_url
+from mae_vit.data.data_path import describe_place
 from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
 from mae_vit.evaluation.metrics import Predictions
@@ -84,8 +84,8 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
         "weights": config.finetune.start or "random weights",
         "model": f"{config.model.name}, {height}x{width} px, frozen; {pooling}",
         "compute": f"{forward_flops / 1e9:.3f} GFLOP per image, which is encoded once; then one linear layer trains",
-        "data": f'{redact_url(config.data.path)}, split "{config.data.split}": {len(data.train):,} images of '
-        f"{len(data.classes)} classes, without augmentation",
+        "data": f'{describe_place(config.data.path, data.index.folder)}, split "{config.data.split}": '
+        f"{len(data.train):,} images of {len(data.classes)} classes, without augmentation",
         "length": f"{plan.total_steps:,} steps = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
         f"{plan.steps_per_epoch:,}, for each rate; batch {plan.effective_batch_size:,}",
         "rates": f"{rates} after {plan.warmup_steps:,} steps of warm-up, {config.optim.schedule} to "

@@ -99,9 +99,10 @@ def score_frozen(
     config, _, chosen = settle_precision(config, identity, None, chosen, device)
     facts = {**sizes_of(config, data), "derived": derived, "labels_seen_by_start": measured.labels_seen}
     facts |= {"notes": list(plan.notes)} if plan is not None and plan.notes else {}
-    # For the progress of a comparison: each image is encoded once, and the rest takes little.
+    # For the progress of a comparison: networks encode each image once, and the rest takes little.
     encoded = len(data.train) + len(data.held_out) + len(data.test) * config.finetune.test
-    facts["scoring_flops"] = encoded * _forward_flops(config, build)
+    networks = 2 if starts.weights or starts.foreign else 1  # with that of random weights
+    facts["scoring_flops"] = networks * encoded * _forward_flops(config, build)
 
     def create() -> None:
         described = _describe_plan(config, data, build, plan, chosen)

@@ -87,7 +87,7 @@ def check_all(
     """
     if tries_batches and ranks.world_size > 1:
         raise InputError("--find-batch tries on one process: without a launcher")
-    device = _device_of(ranks)
+    device = _device_of(ranks, config.run.device if config else "auto")
     met = join_ranks(ranks, device)
     if met.status != "ok":
         # Ranks that cannot meet print for themselves.
@@ -146,9 +146,9 @@ class Examined:
     error: Exception | None = None
 
 
-def _device_of(ranks: Ranks) -> torch.device | None:
+def _device_of(ranks: Ranks, asked: str) -> torch.device | None:
     try:
-        return find_device(ranks)
+        return find_device(ranks, asked)
     except InputError:
         return None  # the checks say why
 

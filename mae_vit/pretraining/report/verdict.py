@@ -28,8 +28,10 @@ def verdict(record: RunRecord) -> list[str]:
     """Returns sentences: the state, what was learned, whether the run was long enough, the next step."""
     if not record.lines:
         return [f"{_state(record)}.", "Nothing was logged yet."]
-    learned, evidence = _learned(record)
-    falling = _still_falling(record)
+    collapse = _collapse(record)
+    learned, evidence = (False, collapse) if collapse else _learned(record)
+    # A collapse is not mended by more of the same.
+    falling = None if collapse else _still_falling(record)
     sentences = [f"{_state(record)}.", *evidence]
     if falling is not None:
         sentences.append(
@@ -52,13 +54,17 @@ def _state(record: RunRecord) -> str:
     return states.get(record.status or "", f"In an unknown state, {at}")
 
 
+def _collapse(record: RunRecord) -> list[str]:
+    ranks = [value for _, value in values_of(record.lines, "heldout", "rankme")]
+    if not ranks or ranks[-1] >= _COLLAPSED:
+        return []
+    return [
+        f"It collapsed: all images have nearly the same features (effective rank {ranks[-1]:.3g}, 1 is the least)."
+    ]
+
+
 def _learned(record: RunRecord) -> tuple[bool | None, list[str]]:
     """Returns whether the encoder learned, None if nobody can tell, and the sentences that say why."""
-    ranks = [value for _, value in values_of(record.lines, "heldout", "rankme")]
-    if ranks and ranks[-1] < _COLLAPSED:
-        return False, [
-            f"It collapsed: all images have nearly the same features (effective rank {ranks[-1]:.3g}, 1 is the least)."
-        ]
     by_probe, sentences = _by_probe(record)
     by_loss, sentence = _by_loss(record)
     return (by_loss if by_probe is None else by_probe), [*sentences, sentence]
@@ -132,7 +138,7 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list
         train = record.section("train")
         key = next((key for key in ("epochs", "steps", "samples") if numbers([train.get(key)])), "epochs")
         value = numbers([train.get(key)])
-        longer = f"train.{key}={2 * value[0]:g}" if value else "a larger train.epochs"
+        longer = f"train.{key}={2 * value[0]:.15g}" if value else "a larger train.epochs"
         return [f"Next: train longer, in a folder of its own ({longer} run.name=longer)."]
     if learned is None:
         return [

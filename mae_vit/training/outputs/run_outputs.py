@@ -60,10 +60,11 @@ class RunOutputs:
             if start_step:
                 self._last_line = folder.cut_metrics(start_step) or {}
                 self._wall_s_before = self._last_line.get("wall_s", 0.0)
-                if (known := folder.read_summary().get(_PROBE_AT_START)) is not None:
-                    self._facts[_PROBE_AT_START] = known
             else:
                 folder.metrics.unlink(missing_ok=True)
+            # Also of a run that resumes at step 0.
+            if (known := folder.read_summary().get(_PROBE_AT_START)) is not None:
+                self._facts[_PROBE_AT_START] = known
             trackers = open_trackers(config, folder, start_step=start_step, logged_step=logged_step, say=say)
             self._tracker_ids = read_ids(folder)
             self._monitor = Monitor(folder, trackers, start_step=start_step, total_steps=plan.total_steps)

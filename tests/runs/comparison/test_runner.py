@@ -61,6 +61,10 @@ def test_auto_is_one_precision_for_all_runs_on_any_machine(tmp_path, monkeypatch
     keep_protocol(tmp_path, config, precision="bf16", tested=0)
     monkeypatch.setattr(main, "choose_precision", lambda *_: Chosen("fp32", "auto: of another"))
     assert main.choose_precision_of(config, tmp_path)[:2] == ("bf16", "auto: the comparison began so")
+    # Pretraining, which does not take what is set for fine-tuning, goes on as it began.
+    config.set["train.precision"] = "fp16"
+    chosen = main.choose_precision_of(config, tmp_path)
+    assert chosen[:2] == ("bf16", "auto: the comparison began so; fine-tuning is in fp16, as set")
     # The runs are told.
     (tmp_path / "say.py").write_text("import os; print(os.environ['MAE_VIT_AUTO_PRECISION'])")
     job = Job("say", tmp_path / "say", (str(tmp_path / "say.py"),), tmp_path / "say.py", (), str(tmp_path))

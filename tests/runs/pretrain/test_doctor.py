@@ -8,10 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from helpers.commands import ROOT, SMALL_MAE
 from helpers.damage import copy_of, damage
 
 from mae_vit.cli import main as cli
+from mae_vit.pretraining.doctor import doctor as examining
 from mae_vit.pretraining.doctor import find_batch as finding
 from mae_vit.pretraining.doctor import machine_checks as health
 from mae_vit.pretraining.doctor.find_batch import Trial, best_of, candidates
@@ -40,6 +42,20 @@ def read(output):
     for status, name, text in re.findall(r"^(ok|warn|FAIL) +(\S+) +(.*)$", output, re.MULTILINE):
         checks.setdefault(name, []).append((status, text))
     return checks
+
+
+@pytest.mark.parametrize("asked", ["auto", "cpu"])
+def test_ranks_meet_and_choose_a_precision_by_the_device_of_the_run(doctor, monkeypatch, asked):
+    devices = []
+    for name, value in {"is_available": True, "device_count": 1, "set_device": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(
+        examining,
+        "join_ranks",
+        lambda _, device: devices.append(device.type) or health.Check("FAIL", "ranks", ""),
+    )
+    assert doctor(f"run.device={asked}")[0] == 1
+    assert devices == ["cuda" if asked == "auto" else "cpu"]
 
 
 def test_all_is_well(doctor, tmp_path):

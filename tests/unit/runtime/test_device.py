@@ -58,3 +58,8 @@ def test_a_cpu_computes_with_the_threads_that_it_is_told(monkeypatch, told, torc
     if not torch.cuda.is_available():
         find_device(Ranks())
         assert torch.get_num_threads() == expected[0]
+    # Nobody told torchrun, which sets 1 itself for several ranks of a node.
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    of_torchrun = (4, "one for each core of the rank") if told == "1" else expected
+    assert choose_threads(Ranks(0, 2, 0, 2)) == of_torchrun
+    assert choose_threads(Ranks()) == expected

@@ -3,8 +3,10 @@
 import argparse
 import json
 import re
+from collections import defaultdict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -69,6 +71,10 @@ class Hyperparameters:
         self.rate = 0.1
 
 
+class AttributeDict(dict):
+    """As Lightning's: a kind of dict that the restricted reader does not know."""
+
+
 HEAD = {"head.weight": torch.zeros(10, WIDTH), "head.bias": torch.zeros(10)}
 OPTIMIZER = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1}]}
 # What is saved of network 0, and of a network 1 that is not meant; and what the report says of it.
@@ -95,6 +101,14 @@ WRAPPED = {
             "pytorch-lightning_version": "2.5.0",
         },
         'below "state_dict.model.backbone."; beside it 1 tensors',
+    ),
+    "Lightning's own options": (
+        lambda net, _: {
+            "state_dict": below("model.", net),
+            "hyper_parameters": AttributeDict(lr=1e-3),
+            "callbacks": defaultdict(list, best=[np.float64(1.0), Hyperparameters()]),
+        },
+        'below "state_dict.model."',
     ),
     "DINO": (
         lambda net, other: {
@@ -246,6 +260,10 @@ def test_what_computes_something_else_is_refused_by_name(tmp_path, kind):
         ({**THEIRS, "hidden_act": "quick_gelu"}, "its activation is quick_gelu, ours gelu"),
         ({**THEIRS, "layer_norm_eps": 1e-5}, "its norm is LayerNorm of eps 1e-05"),
         ({"architecture": "vit_base_patch32_clip_quickgelu_224"}, "its activation is QuickGELU"),
+        (
+            {"architecture": "vit_tiny_patch16_224", "model_args": {"act_layer": "silu"}},
+            "its act_layer is silu",
+        ),
     ],
 )
 def test_the_config_beside_tells_what_shapes_do_not(tmp_path, config, said):

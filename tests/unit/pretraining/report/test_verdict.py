@@ -69,6 +69,8 @@ def test_a_collapse_of_features_is_named(rank, collapsed):
     text = said(FLAT, probe=0.5, start=(0.3, 500), rankme=rank)
     assert ("It collapsed: " in text) == collapsed
     assert ("It learned: " in text) != collapsed
+    # More of the same would not mend it.
+    assert ("train longer" in said(STEEP, rankme=rank)) != collapsed
 
 
 @pytest.mark.parametrize(
