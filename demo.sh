@@ -5,7 +5,7 @@ set -euo pipefail
 runs=${1:-runs}
 
 echo "First MAE pretrains without labels. Then a comparison trains six networks on 40 labels of each digit."
-echo "Both together take about six minutes on two cores."
+echo "Both together take about six minutes on two cores with bf16 instructions, and longer on others."
 echo
 echo "== 1 of 2: MAE, 340 epochs without labels, on two ranks"
 # Its own port: two launches on one machine collide on DeepSpeed's default.
