@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -230,7 +231,7 @@ def _class_name(label: int | str | None, columns: Columns, where: str) -> str | 
     if label is None or (isinstance(label, int) and label < 0):
         return None
     if columns.names is None or isinstance(label, str):
-        return plain_text(str(label)) or None
+        return plain_text(unicodedata.normalize("NFC", str(label))) or None
     if label >= len(columns.names):
         raise InputError(f"{where}: its label says class {label}; there are {len(columns.names)}")
     return plain_text(columns.names[label])
