@@ -16,7 +16,8 @@ from mae_vit.training.outputs.run_outputs import RunOutputs
 @pytest.mark.parametrize("start_step", [0, 5])
 def test_the_first_probe_is_kept_from_whatever_step_a_run_resumes(tmp_path, start_step):
     """A checkpoint of step 0 is resumed from, too, and the weights are not measured again."""
-    config, plan = load_config(PretrainConfig, find_config("mae_digits"), []), SimpleNamespace(total_steps=9)
+    config = load_config(PretrainConfig, find_config("mae_digits"), [])
+    plan = SimpleNamespace(total_steps=9, effective_batch_size=4)
     folder = RunFolder(tmp_path)
     first = RunOutputs(config, plan, folder, ALONE, start_step=0, facts={}, damaged=())
     first.note_first_probe({"few_shot_top1": 0.25, "images": 40})
