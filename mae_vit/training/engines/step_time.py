@@ -92,7 +92,8 @@ def time_steps(
             engine.step(plan.lr)
             return np.diff([*times, _clock(device)], axis=0)
 
-        images, begun = unit, time.monotonic()
+        # At least two: batch normalization needs them.
+        images, begun = min(2 * unit, plan.batch_size_per_device), time.monotonic()
         take(images)  # loads libraries, makes optimizer states
         while images < plan.batch_size_per_device and time.monotonic() < begun + _ALL_S:
             # The first of a size takes memory, too.

@@ -369,7 +369,8 @@ def test_frozen_options_have_effects(call, pretrained, tmp_path):
 def test_the_test_split_is_read_once_by_frozen_modes(call, digits, pretrained, monkeypatch):
     reads = Reads(monkeypatch)
     assert call("finetune.mode=few_shot", ckpt=pretrained) == 0
-    assert sorted(reads.seen["test"]) == list(range(len(open_index(digits, "test"))))
+    # By the encoder, and by the same network with random weights.
+    assert sorted(reads.seen["test"]) == sorted(2 * list(range(len(open_index(digits, "test")))))
 
 
 @pytest.mark.parametrize(("left_out", "seen"), [(None, "held-out"), (10, "held-out"), (20, "others")])

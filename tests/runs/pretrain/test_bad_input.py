@@ -55,7 +55,7 @@ CONFIG_CASES = {
         'norm_pix_loss of mae_digits.yaml belong to objective "mae": use a config of masked_patch (',
     ),
     "name of a run in a folder": (["run.name=a/b"], "run.name='a/b': letters, digits, . _ - "),
-    "empty name of a run": (["run.name="], "; a folder goes in run.dir"),
+    "empty name of a run": (["run.name="], "gives no value (run.name=null is the default)"),
     "word for true": (["data.augment.flip=yes"], "data.augment.flip='yes': true or false"),
     "wrong type": (["train.epochs=ten"], "train.epochs='ten'"),
     "mask ratio 0": (["objective.mask_ratio=0.0"], "objective.mask_ratio=0.0"),
