@@ -184,7 +184,9 @@ def test_embed_export_and_fine_tuning_take_bands(tiles, trained, tmp_path, capsy
     distances = np.abs(features[:, None] - ours[None]).max(axis=2)
     assert distances.min(axis=1).max() < 1e-4
     assert main(["export", str(trained), "--to", "timm", "--out", str(tmp_path / "timm")]) == 0
-    assert "in_chans=13" in (tmp_path / "timm" / "README.md").read_text()
+    assert (
+        json.loads((tmp_path / "timm" / "config.json").read_text())["pretrained_cfg"]["input_size"][0] == 13
+    )
     options = ["finetune.mode=few_shot", f"data.path={data}", f"run.dir={tmp_path / 'few'}", *FEW]
     assert finetune(["--ckpt", str(trained), "--config", str(ROOT / "configs/finetune_cifar_tiny.yaml"),
                      *options]) == 0  # fmt: skip

@@ -116,18 +116,21 @@ def test_a_crossing_is_named_as_far_as_it_is_clear():
     assert unclear == "other may cross scratch between 100 and 1,000 labels."
 
 
+ENDED = {"status": "done", "total_steps": 10, "flops_per_step": 1e9}
+
+
 def test_a_bar_over_runs_that_are_scored_in_one_go_moves(tmp_path, capsys):
     jobs = [Job(name, tmp_path / name, ("finetune",), tmp_path, (), str(tmp_path)) for name in ("a", "b")]
     bar = Bar(jobs)
     bar.show(jobs)
     for job, share in zip(jobs, (0.5, 1.0), strict=True):
         job.folder.mkdir()
-        (job.folder / "summary.json").write_text('{"status": "done"}')
+        (job.folder / "summary.json").write_text(json.dumps(ENDED))
         bar.show(jobs)
         assert bar._bar.n == share
 
 
-def test_scoring_is_no_part_of_the_time_left(tmp_path):
+def test_scoring_counts_as_the_least_run_until_it_says_its_work(tmp_path):
     entry = {"name": "scratch", "config": "x.yaml"}
     raw = {"run": {"name": "x"}, "data": {"path": "data"}, "entries": [entry], "reference": "scratch"}
     raw |= {"modes": ["finetune", "few_shot", "knn"], "labels_per_class": [5], "seeds": [0, 1]}
@@ -138,10 +141,9 @@ def test_scoring_is_no_part_of_the_time_left(tmp_path):
     bar.show(jobs)
     trained = next(job for job in jobs if 'finetune.mode="finetune"' in job.arguments)
     trained.folder.mkdir(parents=True)
-    ended = {"status": "done", "total_steps": 10, "flops_per_step": 1e9}
-    (trained.folder / "summary.json").write_text(json.dumps(ended))
+    (trained.folder / "summary.json").write_text(json.dumps(ENDED))
     bar.show(jobs)
-    assert bar._bar.n == pytest.approx(0.5), "one of two trainings"
+    assert bar._bar.n == pytest.approx(1 / len(jobs)), "the others have not said how much they have to do"
 
 
 def test_what_was_done_before_is_no_part_of_the_time_left(tmp_path):
@@ -149,7 +151,7 @@ def test_what_was_done_before_is_no_part_of_the_time_left(tmp_path):
 
     def finish(job: Job) -> None:
         job.folder.mkdir()
-        (job.folder / "summary.json").write_text('{"status": "done"}')
+        (job.folder / "summary.json").write_text(json.dumps(ENDED))
 
     for job in (jobs[0], jobs[1], jobs[4]):
         finish(job)

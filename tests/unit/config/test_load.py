@@ -81,7 +81,7 @@ BAD = {
     "optim.nesterov=true": 'nesterov has no effect with name="adamw"; it belongs to name="sgd"',
     "optim.trust_coefficient=1": 'it belongs to name="lars"',
     "optim.name=lars optim.betas=null optim.eps=1": 'eps has no effect with name="lars"',
-    "optim.name=sgd optim.betas=null optim.momentum=0 optim.nesterov=true": "nesterov=true has no effect with momentum=0",
+    "optim.name=sgd optim.betas=null optim.momentum=0 optim.nesterov=true": "has no effect with momentum=0",
     "optim.name=adamm": 'did you mean "adam',
     "optim.decay_share=0.1": 'decay_share has no effect with schedule="cosine"; it belongs to schedule="wsd"',
     "optim.schedule=wsd optim.decay_share=1.5": "optim.decay_share=1.5",
