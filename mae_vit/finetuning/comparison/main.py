@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock
 
@@ -150,7 +150,8 @@ def choose_precision_of(config: CompareConfig, folder: Path) -> Chosen:
     chosen = choose_precision("auto", device)
     if begun is not None:
         chosen = fixed(begun, "auto: the comparison began so", device)
-    if (asked := config.set.get("train.precision") or "auto") != "auto":
+    asked: Literal["auto", "fp32", "bf16", "fp16"] = config.set.get("train.precision") or "auto"
+    if asked != "auto":
         # Pretraining does not take what is set for fine-tuning.
         why = f"{chosen.why}; fine-tuning is in {asked}, as set"
         chosen = Chosen(chosen.precision, why, choose_precision(asked, device).warning or chosen.warning)
