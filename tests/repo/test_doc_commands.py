@@ -31,7 +31,7 @@ JOBS = {"pretrain": pretrain, "finetune": finetune, "compare": compare}
 # These need a network, or a second machine's file.
 ELSEWHERE = (
     "prepare cifar10 ", "prepare cifar100 ", "https://", "s3://", "pipe:", "timm:", "mae_visualize", "mae_pretrain",
-    "laion/", "aws ", "--push", "hf:",
+    "laion", "aws ", "--push", "hf:",
 )  # fmt: skip
 
 
