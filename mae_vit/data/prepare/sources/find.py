@@ -136,10 +136,6 @@ def find_images(
         raise InputError(
             f"source {redact_url(spec)} lies elsewhere: download it, and give the file or folder here"
         )
-    elif any(mark in spec for mark in "*?["):
-        raise InputError(
-            f"source {spec}: no file is called so, and patterns are not expanded; give the folder"
-        )
     else:
         meant = closest(spec, _NAMES, cutoff=0.6) or closest_path(path) or nearest(spec, _NAMES)
         raise InputError(f"source {spec} does not exist; {meant}")
@@ -236,7 +232,7 @@ def _expand(spec: str) -> list[str]:
     for path in braceexpand(spec):
         found = sorted(glob(path)) if glob(path) else [path] if Path(path).exists() else []
         if not found:
-            raise InputError(f"source {spec}: {path} does not exist")
+            raise InputError(f"source {spec}: no file is called {path}; of images, give the folder")
         files += found
     return files
 

@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
     "a pattern with a gap": (
         lambda folder: write_tar(folder / "s-0.tar", PLAIN).with_name("s-{0..2}.tar"),
         [],
-        "/s-1.tar does not exist",
+        "/s-1.tar; of images, give the folder",
     ),
     "elsewhere": (
         lambda _: Path("pipe:cat s.tar"),

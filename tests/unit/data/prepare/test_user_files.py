@@ -140,11 +140,11 @@ def test_what_systems_leave_in_folders_is_no_image(tmp_path, prepared):
 REFUSED = {
     "rar": (
         "cats.rar",
-        "cats.rar: neither a folder nor an archive (.tar, .tar.gz, .tgz, .zip); unpack it first",
+        "cats.rar: neither a folder nor an archive (.tar, .tar.gz, .tar.bz2, .tar.xz, .zip); unpack it first",
     ),
     "a pattern": (
         "photos/*.jpg",
-        "photos/*.jpg: no file is called so, and patterns are not expanded; give the",
+        "source photos/*.jpg: no file is called photos/*.jpg; of images, give the folder",
     ),
 }
 
