@@ -208,7 +208,7 @@ def test_the_history_of_a_run_is_its_own(runs, tmp_path):
         (["--ckpt", "{encoder}", "--data", "{data}"], "--out is needed"),
         (["--ckpt", "{encoder}", "--out", "{out}"], "--data is needed"),
         (["--ckpt", "{encoder}", "--out", "{out}", "--data", "{data}", "--images", "1"], "at least 2"),
-        (["--ckpt", "{encoder}", "--out", "{out}", "--data", "nodata"], "source nodata does not exist"),
+        (["--ckpt", "{encoder}", "--out", "{out}", "--data", "nodata"], "data folder nodata does not exist"),
         (
             ["--ckpt", "{encoder}", "--out", "{out}", "--data", "{data}", "--split", "tset"],
             'did you mean "test"',
