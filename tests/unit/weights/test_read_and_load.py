@@ -17,6 +17,7 @@ from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives.mae import MAEConfig
 from mae_vit.pretraining.job import main
+from mae_vit.weights import read
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.read import read_weights
 
@@ -186,6 +187,7 @@ def test_timm_names(monkeypatch):
 def fresh_timm(monkeypatch):
     """timm's models without their weights, which are not here."""
     create = timm.create_model
+    monkeypatch.setattr(read, "check_reachable", lambda *_: None)
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained, **options: create(name, **options))
 
 
