@@ -13,8 +13,8 @@ port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); 
 # The same changes stand in configs/compare_demo.yaml.
 deepspeed --log_level error --num_accelerators 2 --master_port "$port" \
   pretrain/run.py --config configs/mae_digits.yaml "run.dir=$runs/mae_demo" objective.decoder_depth=1 \
-  objective.norm_pix_loss=false train.epochs=340 train.warmup_epochs=25 train.effective_batch_size=256 optim.lr=2.0e-3 \
-  monitor.evaluate_every_epochs=100
+  objective.norm_pix_loss=false train.epochs=340 train.warmup_epochs=25 train.effective_batch_size=256 train.precision=auto \
+  optim.lr=2.0e-3 monitor.evaluate_every_epochs=100
 
 echo
 echo "== 2 of 2: the comparison, with the same labels, epochs and batches for every row, two seeds each"
