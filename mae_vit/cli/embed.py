@@ -213,7 +213,7 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     check_out(arguments.out)
     encoder = load_encoder(arguments.start, img_size=arguments.img_size, pool=arguments.pool)
     if isinstance(encoder, PretrainedEncoder):
-        for note in encoder.start.notes(arguments.start):
+        for note in encoder.notes(arguments.start):
             print(note)
     images = open_images(
         arguments.data, out=arguments.out.parent, splits=arguments.split, labels=not arguments.no_labels

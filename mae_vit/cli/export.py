@@ -124,7 +124,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         check_place(out, force=arguments.force)
         hub = check_push(arguments.push, public=arguments.public) if hub else None
     handed = load_for_export(arguments.start, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
-    for note in handed.start.notes(arguments.start):
+    for note in handed.encoder.notes(arguments.start):
         print(note)
     if arguments.dry_run:
         with TemporaryDirectory(prefix=".mae-vit-", dir=nearest_existing(out.absolute().parent)) as folder:

@@ -26,7 +26,7 @@ from mae_vit.training.checkpoints.format import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import read_foreign
 from mae_vit.weights.foreign_encoder import open_foreign
-from mae_vit.weights.load import check_kind, load_weights
+from mae_vit.weights.load import check_kind, load_weights, with_class_position
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import Weights, is_frozen
 
@@ -105,6 +105,14 @@ class PretrainedEncoder(ViTFeatures):
     def embed_dim(self) -> int:
         """D, the width of the features."""
         return self.num_features
+
+    def notes(self, asked: str) -> list[str]:
+        """Lines for who asked for these weights: those of the weights, and what is assumed of them."""
+        unsaid = (
+            "" if self.start.mean else "ImageNet's normalization: the file does not say that of its training"
+        )
+        assumed = filter(None, (self.start.assumes(self.info.num_heads), unsaid))
+        return [*self.start.notes(asked), *(f"note: {asked} is taken to have {one}" for one in assumed)]
 
     def description(self) -> dict[str, Any]:
         """Returns JSON facts that determine the features: source, digest, sizes, normalization."""
@@ -228,7 +236,8 @@ def _geometry_of_shapes(start: Weights) -> Geometry:
     tensors = start.tensors
     try:
         embed_dim, in_chans, patch_size, _ = tensors["patch_embed.proj.weight"].shape
-        num_patches = tensors["pos_embed"].shape[1] - 1
+        positions = with_class_position(tensors["pos_embed"])[0]
+        num_patches = positions.shape[1] - 1
         hidden = tensors["blocks.0.mlp.fc1.weight"].shape[0]
     except (KeyError, ValueError):
         raise InputError(f"{start.source} holds no Vision Transformer by timm's names") from None
@@ -247,7 +256,7 @@ def _geometry_of_shapes(start: Weights) -> Geometry:
             f"of {', '.join(SIZES)}"
         )
     table = sincos_position_table((side, side), embed_dim) if embed_dim % 4 == 0 else None
-    fixed = table is not None and torch.allclose(tensors["pos_embed"].float(), table, atol=1e-4)
+    fixed = table is not None and torch.allclose(positions.float(), table, atol=1e-4)
     return Geometry(
         size=known,
         img_size=(side * patch_size, side * patch_size),

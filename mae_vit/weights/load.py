@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from math import isqrt
 
 import numpy as np
 import torch
@@ -72,7 +73,12 @@ def load_weights(
     """
     _check_blocks(start, encoder)
     _check_finite(start)
-    coverage = LoadReport(passed_over=start.passed_over, unfinished=start.unfinished, found=start.found)
+    coverage = LoadReport(
+        passed_over=start.passed_over,
+        unfinished=start.unfinished,
+        found=start.found,
+        assumed=start.assumes(encoder.blocks[0].attn.num_heads),
+    )
     state = encoder.state_dict()
     check_kind(start)
     taken: dict[str, Tensor] = {}
@@ -212,6 +218,12 @@ def _load_positions(
     Fixed positions are only checked: the model computes its own table.
     """
     source = start.source
+    if start.geometry is None and loaded.ndim == 3 and loaded.shape[1] != expected.shape[1]:
+        loaded, added = with_class_position(loaded)
+        if added:
+            coverage.adapted["pos_embed"] = (
+                "has no row for the class token, so it is 0 there: the same function"
+            )
     if loaded.ndim != 3 or loaded.shape[-1] != expected.shape[-1]:
         raise InputError(f"{source} does not fit the model: {_difference('pos_embed', loaded, expected)}")
     count = encoder.num_prefix_tokens
@@ -246,6 +258,17 @@ def _load_positions(
     )
     rows, columns = encoder.grid_size
     coverage.interpolated["pos_embed"] = f"{old_rows} x {old_columns} -> {rows} x {columns} patches"
+
+
+def with_class_position(table: Tensor) -> tuple[Tensor, bool]:
+    """Gives a table of positions (1, N, D) of a square image a row of zeros for the class token, if it has none.
+
+    Returns:
+        The table, and whether it had none: as many rows as a square has are one more than no other square's.
+    """
+    if table.ndim != 3 or isqrt(table.shape[1]) ** 2 != table.shape[1]:
+        return table, False
+    return torch.cat([table.new_zeros(1, 1, table.shape[2]), table], dim=1), True
 
 
 def _load_parts(start: Weights, parts: nn.Module, objective: str | None, coverage: LoadReport) -> set[str]:

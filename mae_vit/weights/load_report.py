@@ -21,6 +21,7 @@ class LoadReport:
         passed_over: reasons why newer checkpoints of the same run were skipped.
         unfinished: of which step the weights are; empty if their run is finished.
         found: where in a file of others the encoder was found; empty if there is nothing to say.
+        assumed: what the weights do not say; empty if they say all.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -34,11 +35,13 @@ class LoadReport:
     passed_over: tuple[str, ...] = ()
     unfinished: str = ""
     found: str = ""
+    assumed: str = ""
 
     def describe(self, source: str) -> str:
         """Returns the report as lines of text."""
         lines = [f"weights  {source}: {self.share:.1%} of the encoder's parameters"]
         lines += [f"  found         {self.found}"] if self.found else []
+        lines += [f"  assumed       {self.assumed}"] if self.assumed else []
         lines += [f"  passed over   {problem}" for problem in self.passed_over]
         lines += [f"  unfinished    {self.unfinished}"] if self.unfinished else []
         lines.append(f"  loaded        {len(self.loaded)} tensors: {shorten(self.loaded)}")

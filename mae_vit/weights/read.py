@@ -1,14 +1,10 @@
 """Weights to begin from: our runs and encoders, timm models, repositories of the Hub, files of others.
 
-Nothing read here can execute code: safetensors hold no objects, and pickled files
-go through torch's restricted reader.
+No file can execute code (`mae_vit.weights.containers`).
 """
 
 from __future__ import annotations
 
-import pickle
-import warnings
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -16,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
-from safetensors.torch import load_file
 from timm.models import PretrainedCfg
 from timm.models.vision_transformer import VisionTransformer
 
@@ -40,10 +34,10 @@ from mae_vit.training.checkpoints.format import (
     read_part,
     step_of,
 )
+from mae_vit.weights.containers import check_whole, file_in, read_content
 from mae_vit.weights.facts_beside import CONFIGS, check_function, facts_beside
 from mae_vit.weights.seen_labels import SeenLabels
 from mae_vit.weights.start import (
-    _STARTS,
     ENCODER_PREFIX,
     FOREIGN_ORIGIN,
     Weights,
@@ -114,6 +108,8 @@ def _read_run(folder: Path) -> Weights:
     for name in ("encoder.safetensors", "pytorch_model.bin"):
         if (folder / name).exists():
             return _read_file(folder / name)
+    if (file := file_in(folder)) is not None:
+        return _read_file(file)
     raise InputError(
         f"start {folder} is no run folder: it has neither checkpoints nor an encoder.safetensors"
     )
@@ -184,16 +180,13 @@ def _geometry_of(identity: dict[str, Any], source: str) -> Geometry:
 
 def _read_file(path: Path, network: str | None = None) -> Weights:
     """The encoder in a file of ours or of others, in whatever container and under whatever names."""
-    metadata: dict[str, Any] = {}
-    if path.suffix == ".safetensors":
-        metadata, content = read_metadata(path), load_file(path)
-    else:
-        content = _unpickle(path)
+    metadata, content = read_content(path)
     if metadata.get("network"):
         raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")
     found = find_network(content, str(path), network)
     if found is None and not metadata:
         names = [*named_tensors(content)]
+        check_whole(path, names)
         raise InputError(
             f"{path} holds no weights of a Vision Transformer by names that are known here: "
             + (f"it has {', '.join(names[:3])} and others" if names else "expected tensors by name")
@@ -234,53 +227,6 @@ def _read_hub(start: str) -> Weights:
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     return replace(found, source=str(replace(name, revision=commit)), downloaded=path)
-
-
-class _Inert:
-    """Stands for an object in a pickle that is no tensor: options, a logger. It does nothing."""
-
-    def __new__(cls, *_args: Any, **_options: Any) -> _Inert:
-        return object.__new__(cls)
-
-    def __setstate__(self, _state: Any) -> None:
-        pass
-
-
-class _InertDict:
-    """Stands for a kind of dict, as Lightning's options are: torch's reader puts items into its own kinds alone."""
-
-    def __new__(cls, *_args: Any) -> OrderedDict[Any, Any]:  # type: ignore[misc]
-        return OrderedDict()
-
-
-def _unpickle(path: Path) -> dict[Any, Any]:
-    """Reads a pickle by torch's restricted reader, which calls nothing that it does not know.
-
-    Other objects beside the weights, such as the options of a Lightning checkpoint, become inert.
-    """
-    others = {"argparse.Namespace"}
-    with suppress(Exception):  # of an old format, or no pickle: the reader says so
-        others |= {*torch.serialization.get_unsafe_globals_in_checkpoint(str(path))}
-    inert: list[Any] = [(_InertDict if name.lower().endswith("dict") else _Inert, name) for name in others]
-    try:
-        with torch.serialization.safe_globals(inert), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickle protocols, of files that are then refused
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        named = [line.strip() for line in str(error).splitlines() if "GLOBAL" in line]
-        if not named:
-            raise InputError(f"{path} is no file of weights: give {_STARTS}") from None
-        raise InputError(
-            f"{path} is refused: it holds more than weights ({named[0][:120]}); if you trust who made it, write its "
-            f"tensors alone: torch.save(torch.load(FILE, weights_only=False)[KEY], NEW)"
-        ) from None
-    except OSError:
-        raise
-    except Exception:  # an archive of another kind, text
-        raise InputError(f"{path} is no file of weights: give {_STARTS}") from None
-    if isinstance(content, _Inert):
-        raise InputError(f"{path} holds a whole object: save the state_dict() of the network alone")
-    return content if isinstance(content, dict) else {}
 
 
 def _read_timm(start: str) -> Weights:

@@ -101,6 +101,15 @@ class Weights:
             [f"note: {asked} is not finished: {self.unfinished}"] if self.unfinished else []
         )
 
+    def assumes(self, num_heads: int) -> str:
+        """Says that the number of heads is assumed; empty if the weights state it, or are of no Vision Transformer."""
+        stated = (
+            self.geometry is not None
+            or self.num_heads is not None
+            or "blocks.0.norm1.weight" not in self.tensors
+        )
+        return "" if stated else f"num_heads={num_heads}: the file does not say how many its training had"
+
     @property
     def grid_size(self) -> tuple[int, int] | None:
         """Rows and columns of patches; None if not known."""

@@ -38,7 +38,12 @@ class _Family:
 
 _FAMILIES = (
     # Official MAE, DINO, MoCo v3 and BEiT have them, too; BEiT's key has no bias.
-    _Family("timm", "patch_embed.proj.weight", ((r"\.attn\.([qv])_bias$", r".attn.\1.bias"),)),
+    # DINOv2's blocks may be in chunks.
+    _Family(
+        "timm",
+        "patch_embed.proj.weight",
+        ((r"\.attn\.([qv])_bias$", r".attn.\1.bias"), (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.")),
+    ),
     _Family(
         "transformers",
         "embeddings.patch_embeddings.projection.weight",
@@ -95,6 +100,9 @@ _FAMILIES = (
         refused="its norms have an eps of 1e-05, ours 1e-06, and most have a norm before the blocks (ln_pre)",
     ),
 )
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Tensors that are trained; others, such as indices and counters, may be of any type.
+_TRAINED = ("weight", "bias", "pos_embed", "_token")
 # What torch puts between the names of modules: compiled, sharded and recomputed ones.
 _WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Of two networks, the one that their authors use: the average, or a contrastive method's own encoder.
@@ -150,6 +158,7 @@ def find_network(content: Mapping[Any, Any], source: str, chosen: str | None = N
             '"frozen:timm:NAME" measures such networks as they are'
         )
     tensors = _with_whole_qkv(_renamed(named, prefix, family))
+    _check_values(tensors, source)
     return Network(tensors, family.name, _describe(prefix, family, named, [*networks]))
 
 
@@ -190,6 +199,22 @@ def _with_whole_qkv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             zero = whole.new_zeros(len(whole) // 3)
             tensors[f"{stem}qkv.bias"] = torch.cat([zero if each is None else each for each in parts["bias"]])
     return tensors
+
+
+def _check_values(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Refuses values that are no plain floats: their scales lie elsewhere, and a cast would be another network.
+
+    Raises:
+        InputError: that names the first tensor.
+    """
+    for name, value in tensors.items():
+        plain = value.dtype in _FLOATS and value.layout == torch.strided
+        if not plain and name.endswith(_TRAINED):
+            kind = str(value.dtype if value.layout == torch.strided else value.layout).removeprefix("torch.")
+            raise InputError(
+                f"{source} is quantised or packed: {name} is {kind}; give the weights as they were trained, in "
+                "float32, float16 or bfloat16"
+            )
 
 
 def _choose(prefixes: list[str], source: str, chosen: str | None) -> str:

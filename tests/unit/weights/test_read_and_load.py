@@ -152,7 +152,7 @@ def test_half_a_file_is_another_models(tmp_path):
         ),
         ("hello.pth", "hello.pth is no file of weights: give a run folder"),
         ("list.pth", "expected tensors by name"),
-        ("text.safetensors", "holds no weights"),
+        ("text.safetensors", "no file of weights"),
     ],
 )
 def test_what_holds_no_weights(tmp_path, name, expected):

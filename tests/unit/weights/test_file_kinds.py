@@ -1,0 +1,219 @@
+"""What a file of weights is: it is read in whatever container, or a line says what it is and the remedy."""
+
+import gzip
+import json
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mae_vit.core.errors import InputError
+from mae_vit.models.vit import ViTEncoder
+from mae_vit.weights.encoder import load_vit
+from mae_vit.weights.load import load_weights
+from mae_vit.weights.read import read_weights
+
+
+def encoder():
+    torch.manual_seed(0)
+    return ViTEncoder(
+        img_size=(16, 16), patch_size=4, embed_dim=128, depth=6, num_heads=4, pos_embed="learnable"
+    )
+
+
+TENSORS = {name: value + 0.01 for name, value in encoder().state_dict().items()}
+NAMES = sorted(TENSORS)
+
+
+def sharded(folder, kind):
+    stem, index = {"safetensors": ("model", "model.safetensors"), "bin": ("pytorch_model",) * 2}[kind]
+    where = {}
+    for number, names in enumerate((NAMES[:9], NAMES[9:]), 1):
+        file = f"{stem}-0000{number}-of-00002.{kind}"
+        (save_file if kind == "safetensors" else torch.save)(
+            {name: TENSORS[name] for name in names}, folder / file
+        )
+        where |= dict.fromkeys(names, file)
+    suffix = "" if kind == "safetensors" else ".bin"
+    (folder / f"{index}{suffix}.index.json").write_text(json.dumps({"weight_map": where}))
+    return folder
+
+
+def deepspeed(folder, name="mp_rank_00_model_states.pt", module=TENSORS):
+    step = folder / "global_step100"
+    step.mkdir()
+    (folder / "latest").write_text("global_step100\n")
+    torch.save({"module": module, "ds_version": "0.17"}, step / name)
+    return folder
+
+
+def saved(folder, tensors, name="file.pth"):
+    (save_file if name.endswith("safetensors") else torch.save)(tensors, folder / name)
+    return folder / name
+
+
+def in_chunks(folder):
+    def chunk(name):
+        first, _, rest = name.partition(".")
+        return f"blocks.{int(rest.split('.')[0]) // 3}.{rest}" if first == "blocks" else name
+
+    return saved(folder, {chunk(name): value for name, value in TENSORS.items()})
+
+
+def renamed(file, name):
+    return file.rename(file.with_name(name))
+
+
+READ = {
+    "sharded safetensors": lambda folder: sharded(folder, "safetensors"),
+    "an index": lambda folder: sharded(folder, "safetensors") / "model.safetensors.index.json",
+    "sharded pickles": lambda folder: sharded(folder, "bin"),
+    "DeepSpeed": deepspeed,
+    "one step of DeepSpeed": lambda folder: deepspeed(folder) / "global_step100",
+    "DINOv2's chunks of blocks": in_chunks,
+    "safetensors named .pth": lambda folder: renamed(saved(folder, TENSORS, "a.safetensors"), "a.pth"),
+    "a pickle named .safetensors": lambda folder: renamed(saved(folder, TENSORS), "a.safetensors"),
+    "bfloat16": lambda folder: saved(folder, {name: value.bfloat16() for name, value in TENSORS.items()}),
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_what_is_read(tmp_path, kind):
+    path = READ[kind](tmp_path)
+    ours = encoder()
+    assert load_weights(read_weights(str(path)), ours).share == 1
+    tolerance = {"rtol": 1e-2, "atol": 1e-2} if kind == "bfloat16" else {"rtol": 0, "atol": 0}
+    for name, value in ours.state_dict().items():
+        torch.testing.assert_close(value, TENSORS[name], **tolerance)
+
+
+def written(folder, content, name="file.pth"):
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+def cut(folder, name):
+    file = saved(folder, TENSORS, name)
+    return written(folder, file.read_bytes()[:-300], name)
+
+
+def zipped(folder):
+    with zipfile.ZipFile(folder / "file.zip", "w") as file:
+        file.write(saved(folder, TENSORS), "file.pth")
+    return folder / "file.zip"
+
+
+def tarred(folder):
+    with tarfile.open(folder / "file.tar", "w") as file:
+        file.add(saved(folder, TENSORS), "file.pth")
+    return folder / "file.tar"
+
+
+def jax(folder):
+    np.savez(folder / "B_16.npz", **{"embedding/kernel": np.zeros((4, 4, 3, 8), np.float32)})
+    return folder / "B_16.npz"
+
+
+def script(folder):
+    torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(str(folder / "model.pt"))
+    return folder / "model.pt"
+
+
+def distributed(folder):
+    (folder / "__0_0.distcp").write_bytes(b"x")
+    return folder
+
+
+def cast(folder, dtype, name="file.pth"):
+    return saved(folder, {one: value.to(dtype) for one, value in TENSORS.items()}, name)
+
+
+FSDP = {"_fsdp_wrapped_module._flat_param": torch.zeros(9)}
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
+EMPTY = {name: torch.empty(0) for name in NAMES}
+REFUSED = {
+    "a web page": (lambda d: written(d, b"\n<!DOCTYPE html><html>"), "is a web page: the download failed"),
+    "an error of a server": (lambda d: written(d, b'{"error": "Not Found"}'), "a text in JSON"),
+    "LFS": (
+        lambda d: written(d, LFS, "a.safetensors"),
+        "a pointer of Git LFS: git lfs pull fetches the file",
+    ),
+    "empty": (lambda d: written(d, b"", "a.safetensors"), "is an empty file"),
+    "an image": (lambda d: written(d, b"\xff\xd8\xff\xe0 0123456789"), "is an image"),
+    "gzip": (lambda d: written(d, gzip.compress(b"weights")), "compressed by gzip: unpack it"),
+    "zip": (zipped, "a zip archive: unpack it, and give the file of weights in it"),
+    "tar": (tarred, r"an archive \(tar\): unpack it"),
+    "a torch file cut short": (lambda d: cut(d, "a.pth"), "cut short: download or copy it again"),
+    "safetensors cut short": (lambda d: cut(d, "a.safetensors"), r"cut short: .* of at least [\d,]+ bytes"),
+    "JAX": (jax, "as JAX writes weights: timm has those"),
+    "TorchScript": (script, r"a program of TorchScript, which is not run here: .*torch.jit.load\(FILE\)"),
+    "one of two files": (
+        lambda d: sharded(d, "safetensors") / "model-00001-of-00002.safetensors",
+        "one of 2 files of weights: give their folder",
+    ),
+    "ZeRO-3": (lambda d: deepspeed(d, module=EMPTY), "ZeRO-3 .* zero_to_fp32.py"),
+    "ZeRO-3's name": (
+        lambda d: deepspeed(d, "zero_pp_rank_0_mp_rank_00_model_states.pt", EMPTY),
+        "zero_to_fp32",
+    ),
+    "FSDP": (lambda d: saved(d, FSDP), "FSDP's flat parameters, .*FULL_STATE_DICT"),
+    "a distributed checkpoint": (distributed, "format_utils dcp_to_torch"),
+    "int8": (lambda d: cast(d, torch.int8), "is quantised or packed: .* is int8"),
+    "int8 in safetensors": (lambda d: cast(d, torch.int8, "a.safetensors"), "is int8"),
+    "float8": (lambda d: cast(d, torch.float8_e4m3fn), "is float8_e4m3fn; give the weights as they were"),
+    "complex": (lambda d: cast(d, torch.complex64), "is complex64"),
+    "sparse": (
+        lambda d: saved(d, {**TENSORS, "norm.weight": TENSORS["norm.weight"].to_sparse()}),
+        "norm.weight is sparse_coo",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_refused_and_why(tmp_path, kind):
+    write, expected = REFUSED[kind]
+    path = write(tmp_path)
+    with pytest.raises(InputError, match=expected) as error:
+        read_weights(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_of_several_is_named(tmp_path):
+    (sharded(tmp_path, "bin") / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(
+        InputError, match=r"names 2 files, and pytorch_model-00002-of-00002.bin is not beside"
+    ):
+        read_weights(str(tmp_path))
+
+
+def test_positions_without_the_class_tokens_row_are_the_same_function(tmp_path):
+    with_row = {**TENSORS, "pos_embed": TENSORS["pos_embed"].clone()}
+    with_row["pos_embed"][:, 0] = 0
+    expected = load_vit(saved(tmp_path, with_row))
+    without = load_vit(saved(tmp_path, {**with_row, "pos_embed": with_row["pos_embed"][:, 1:]}))
+    images = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(without(images), expected(images), rtol=0, atol=0)
+    report = load_weights(without.start, encoder())
+    assert "no row for the class token" in report.adapted["pos_embed"]
+
+
+def test_as_many_rows_as_a_square_has_may_be_those_of_the_model(tmp_path):
+    # 3 x 5 patches and the class token are 16 rows.
+    torch.manual_seed(0)
+    options = {"img_size": (12, 20), "patch_size": 4, "embed_dim": 128, "depth": 6, "num_heads": 4}
+    ours = ViTEncoder(**options, pos_embed="learnable")
+    path = saved(tmp_path, ours.state_dict())
+    assert "pos_embed" in load_weights(read_weights(str(path)), ours).loaded
+
+
+def test_what_a_file_does_not_say_is_said_to_be_assumed(tmp_path):
+    model = load_vit(saved(tmp_path, TENSORS))
+    assert "assumed       num_heads=4: the file does not say" in load_weights(
+        model.start, encoder()
+    ).describe("a")
+    heads, normalization = model.notes("a.pth")
+    assert "num_heads=4: the file does not say" in heads
+    assert "ImageNet's normalization: the file does not say" in normalization
