@@ -34,7 +34,8 @@ left out and listed in FILE.broken.csv.
 
   import numpy as np
   file = np.load("photos.npz"); features, keys = file["features"], file["keys"]
-The file also has metadata (JSON) and, if the data have them, labels, classes and splits. A .parquet file has the same
+The file also has metadata (JSON), the paths of images that are not prepared and, if the data have them, labels,
+classes and splits. A .parquet file has the same
 columns."""
 
 
@@ -78,9 +79,11 @@ def add_images(parser: OneLineParser) -> None:
     """Adds the images, and which of them are taken."""
     parser.add_argument(
         "data",
+        nargs="+",
         type=as_path_text,
         metavar="DATA",
-        help="prepared shards, a folder of images, or an archive of such a folder (.tar, .tar.gz, .zip)",
+        help="prepared shards, a folder of images, an archive of such a folder (.tar, .tar.gz, .zip), or files of "
+        "images",
     )
     group = parser.add_argument_group("which images")
     group.add_argument(
@@ -218,6 +221,7 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     images = open_images(
         arguments.data, out=arguments.out.parent, splits=arguments.split, labels=not arguments.no_labels
     )
+    print(*images.notes, sep="\n", end="\n" if images.notes else "")
     settings = settings_of(arguments, dtype=arguments.dtype)
     if slow := why_slow(settings.precision, settings.device):
         print(f"warning: {slow}")

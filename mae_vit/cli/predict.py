@@ -97,6 +97,7 @@ def _classify(arguments: argparse.Namespace, out: Path, temporary: Path, classif
     images = open_images(
         arguments.data, out=temporary, splits=arguments.split, labels=not arguments.no_labels
     )
+    print(*images.notes, sep="\n", end="\n" if images.notes else "")
     if images.dataset is not None:
         classifier.fit_bands(images.dataset.bands, images.name)
     settings = settings_of(arguments)

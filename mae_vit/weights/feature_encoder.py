@@ -5,6 +5,7 @@ Shapes: B batch, C channels, H W pixels, D width of a feature, D_map width of a 
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,15 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
+from mae_vit.core.urls import is_url, redact_url
+from mae_vit.core.user_files import expand_path
 from mae_vit.data.images.augment import Interpolation, center_crop
-from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.images.decode import DecodeError, read_header
 from mae_vit.data.images.preprocess import preprocess, preprocess_opened, shape_bands
 from mae_vit.weights.other_bands import fit_bands
 
+# As bright as 12 of 16 bits come at most, in 8 bits.
+_DARK = 16
 ImageLike = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
 
@@ -65,6 +70,7 @@ class FeatureEncoder(nn.Module):
     num_features: int
     num_prefix_tokens: int
     origin: str | None = None
+    _warned = False
 
     def __init__(self, images: ImageInput) -> None:
         """Holds what the encoder takes."""
@@ -132,7 +138,9 @@ class FeatureEncoder(nn.Module):
             InputError: if the image cannot be read or decoded, or is none.
         """
         try:
-            data = Path(image).read_bytes() if isinstance(image, str | Path) else image
+            if isinstance(image, str) and is_url(image):
+                raise InputError(f"{redact_url(image)}: images are read from here; download it first")
+            data = expand_path(image).read_bytes() if isinstance(image, str | Path) else image
             return self.crop_pixels(self.decode(data) if isinstance(data, bytes) else self._opened(data))
         except OSError as error:
             raise InputError(f"cannot read {image!s}: {error_reason(error)}") from None
@@ -147,7 +155,24 @@ class FeatureEncoder(nn.Module):
             DecodeError: if it is damaged, or has other bands.
         """
         wanted = self.input
-        return preprocess(data, wanted.in_chans, wanted.preprocessing, wanted.bands)
+        pixels = preprocess(data, wanted.in_chans, wanted.preprocessing, wanted.bands)
+        if (
+            wanted.bands is None
+            and pixels.max(initial=0) < _DARK
+            and any("16 bits" in note for note in _notes(data))
+        ):
+            self._warn_dark()
+        return pixels
+
+    def _warn_dark(self) -> None:
+        """Says once that the scale of deep images is not known."""
+        if not self._warned:
+            self._warned = True
+            print(
+                "warning: images of 16 bits hold small values alone, as of 12 bits, and come near black: the weights "
+                "know no scale of theirs; stretch the values to 0..65535 first",
+                file=sys.stderr,
+            )
 
     def _opened(self, image: Image.Image | np.ndarray | Tensor) -> np.ndarray:
         """Does the same to pixels in memory."""
@@ -160,7 +185,10 @@ class FeatureEncoder(nn.Module):
             raise DecodeError(
                 'pixels of mode "I" have no known range if they come from no file: convert them'
             )
-        return np.ascontiguousarray(preprocess_opened(photograph, wanted.in_chans, wanted.preprocessing))
+        pixels = preprocess_opened(photograph, wanted.in_chans, wanted.preprocessing)
+        if photograph.mode.startswith("I") and pixels.max(initial=0) < _DARK:
+            self._warn_dark()
+        return np.ascontiguousarray(pixels)
 
     def crop_pixels(self, pixels: np.ndarray) -> np.ndarray:
         """Crops and resizes a decoded image like `transform`: raw values (C, any size) -> (C, H, W)."""
@@ -192,7 +220,7 @@ class FeatureEncoder(nn.Module):
 
 def _raw_values(image: object, bands: Bands) -> np.ndarray:
     """Returns raw values (C, H, W)."""
-    count, values = len(bands.names), image.cpu().numpy() if isinstance(image, Tensor) else image
+    count, values = len(bands.names), image.detach().cpu().numpy() if isinstance(image, Tensor) else image
     fits = isinstance(values, np.ndarray) and (values.dtype, values.ndim) == (bands.dtype, 3)
     if isinstance(values, np.ndarray) and fits and len(values) == count and values.size:
         return values
@@ -202,13 +230,27 @@ def _raw_values(image: object, bands: Bands) -> np.ndarray:
     )
 
 
+def _notes(data: bytes) -> tuple[str, ...]:
+    """Returns what decoding changes; of arrays nothing."""
+    try:
+        return read_header(data).notes
+    except DecodeError:
+        return ()
+
+
 def _photograph(image: object) -> Image.Image:
     """Returns 8-bit gray or RGB as an image of Pillow."""
     if isinstance(image, Image.Image):
+        try:
+            image.load()
+        except (ValueError, AssertionError):
+            raise InputError(
+                "the PIL image cannot be read: its file was closed before (load it first)"
+            ) from None
         return image
     pixels = image
     if isinstance(image, Tensor) and image.ndim == 3 and len(image) in (1, 3):
-        pixels = image.cpu().permute(1, 2, 0).squeeze(-1).numpy()
+        pixels = image.detach().cpu().permute(1, 2, 0).squeeze(-1).numpy()
     pixels = pixels if isinstance(pixels, np.ndarray) else np.empty(0)
     # The 4th value of a color is its transparency, which files lose too.
     shaped = pixels.ndim == 2 or pixels.shape[2:] in ((3,), (4,))

@@ -78,6 +78,11 @@ class ImageSource:
     discard: Callable[[], None] = lambda: None
     segmentation: Segmentation | None = None
 
+    def remarks(self) -> list[str]:
+        """Lines on the files that are not among the images."""
+        ignored = [f"ignored {count_of(self.ignored, 'file')} (no images)"] if self.ignored else []
+        return [*ignored, *self.notes]
+
     def without_labels(self) -> ImageSource:
         """The same images with no class."""
         entries = [replace(entry, class_name=None) for entry in self.entries]

@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import nearest, plain_text
+from mae_vit.core.messages import count_of, nearest, plain_text
 from mae_vit.core.urls import is_url, redact_url
+from mae_vit.core.user_files import is_image
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.data.prepare.entries import Entry, ImageSource
+from mae_vit.data.prepare.entries import Entry, ImageSource, unique_key
 from mae_vit.data.prepare.folder_names import NOT_ASKING
 from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.prepare.sources.folders import list_files
 from mae_vit.data.prepare.sources.foreign_shards import find_shards
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, read_dataset
 
@@ -38,6 +40,7 @@ class Images:
         fingerprint: changes when the images or their order do.
         dataset: description of prepared shards; None of other sources.
         fingerprints: of the splits of prepared shards.
+        notes: what is said of files that are not among the images.
     """
 
     name: str
@@ -48,16 +51,19 @@ class Images:
     fingerprint: str
     dataset: Dataset | None = None
     fingerprints: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.entries)
 
 
-def open_images(spec: str, *, out: Path, splits: Sequence[str] = (), labels: bool = True) -> Images:
+def open_images(
+    spec: str | Sequence[str], *, out: Path, splits: Sequence[str] = (), labels: bool = True
+) -> Images:
     """Opens what is to be embedded.
 
     Args:
-        spec: prepared shards (a folder with `dataset.json`), or what `mae-vit prepare` takes.
+        spec: prepared shards (a folder with `dataset.json`), what `mae-vit prepare` takes, or files of images.
         out: a folder for temporary files.
         splits: all by default.
         labels: take labels from shards and class folders.
@@ -65,14 +71,40 @@ def open_images(spec: str, *, out: Path, splits: Sequence[str] = (), labels: boo
     Raises:
         InputError: if there are no such images, no such split, or the folder is not as described.
     """
+    if not isinstance(spec, str):
+        if len(spec) > 1:
+            return _images_of_files(spec, splits)
+        (spec,) = spec
     if is_url(spec):
         raise InputError(f"{redact_url(spec)}: images are read from here; give a folder or an archive")
     wanted = tuple(dict.fromkeys(splits))
     if (Path(spec) / FILE_NAME).is_file():
         return _images_of_shards(Path(spec), wanted, labels)
+    if is_image(spec) and Path(spec).is_file():
+        return _images_of_files([spec], splits)
     return _images_of_source(
         find_images(spec, out=out, split=_NO_SPLIT, labels=labels, names=NOT_ASKING), Path(spec), wanted
     )
+
+
+def _images_of_files(specs: Sequence[str], splits: Sequence[str]) -> Images:
+    if splits:
+        raise InputError(f"--split {splits[0]}: files that are named are in no split")
+    for spec in specs:
+        if not Path(spec).is_file() or not is_image(spec):
+            why = "is no image" if Path(spec).exists() else "does not exist"
+            raise InputError(f"{spec} {why}: DATA is files of images, or one folder or archive")
+    paths = [Path(path) for path in dict.fromkeys(map(os.path.abspath, specs))]
+    top = Path(os.path.commonpath([path.parent for path in paths]))
+    listing, taken = list_files(paths, top), dict[str, int]()
+    entries = [
+        Entry(
+            _NO_SPLIT, None, unique_key(name.rpartition(".")[0], taken), name, listing.extension(name), read
+        )
+        for name, read in listing.images
+    ]
+    name = count_of(len(paths), "file") if len(paths) > 1 else paths[0].name
+    return _images_of_source(ImageSource(name, entries, notes=tuple(listing.notes)), top, ())
 
 
 def _images_of_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) -> Images:
@@ -119,6 +151,7 @@ def _images_of_source(source: ImageSource, path: Path, splits: tuple[str, ...]) 
         classes=classes,
         splits=() if present == (_NO_SPLIT,) else present,
         fingerprint=_digest([*_sizes(path, entries), *listed]),
+        notes=tuple(source.remarks()),
     )
 
 

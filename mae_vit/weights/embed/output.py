@@ -94,12 +94,15 @@ def columns_of(
     """The columns of an output, by name.
 
     Returns:
-        features (K, D), keys (K,), and where there are any: labels int32 (K,), -1 for none, with the names of
-        `classes`, and splits (K,), all of the K images that are not broken. `metadata` is JSON.
+        features (K, D), keys (K,), and where there are any: paths (K,) of images that are not prepared, labels int32
+        (K,), -1 for none, with the names of `classes`, and splits (K,), all of the K images that are not broken.
+        `metadata` is JSON.
     """
     whole = np.delete(np.arange(len(images)), [image for image, _ in broken])
     entries = [images.entries[image] for image in whole.tolist()]
     columns = {"features": features, "keys": np.array([entry.key for entry in entries], np.str_)}
+    if images.dataset is None:  # keys tell apart, but not which file: IMG_1.png beside IMG_1.jpg is IMG_1_2
+        columns["paths"] = np.array([plain_text(entry.path) for entry in entries], np.str_)
     if metadata["labels"]:
         columns |= {"labels": images.labels[whole], "classes": np.array(images.classes, np.str_)}
     if images.splits:
@@ -119,11 +122,12 @@ def write_output(path: Path, columns: dict[str, np.ndarray]) -> None:
 
 
 def _write_parquet(path: Path, columns: dict[str, np.ndarray]) -> None:
-    """The columns features (a list of D), keys, labels and splits; the schema's metadata has JSON under "mae_vit"."""
+    """The columns of `columns_of`, features as lists of D; the schema's metadata has JSON under "mae_vit"."""
     import pyarrow as pa  # optional
     import pyarrow.parquet as pq
 
-    features, types = columns["features"], {"keys": pa.string(), "labels": pa.int32(), "splits": pa.string()}
+    features, text = columns["features"], pa.string()
+    types = {"keys": text, "paths": text, "labels": pa.int32(), "splits": text}
     width = features.shape[1]
     # Not copied: an array that is mapped from disk is read a row group at a time.
     arrays = {"features": pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), width)}

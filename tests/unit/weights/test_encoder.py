@@ -168,6 +168,52 @@ def test_what_is_no_image_is_one_line(path, tmp_path):
             encoder.transform(wrong)
 
 
+def test_a_home_folder_is_expanded(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Image.fromarray(picture()).save(tmp_path / "a.png")
+    encoder = mae_vit.load_encoder(path)
+    assert torch.equal(encoder.transform("~/a.png"), encoder.transform(tmp_path / "a.png"))
+
+
+def closed(file):
+    with Image.open(file):
+        pass
+    image = Image.open(file)
+    image.close()
+    return image
+
+
+def left(file):
+    with Image.open(file) as image:
+        pass
+    return image
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda _: "https://key@example.org/a.png", "^https://example.org/a.png: .*download it first"),
+        (closed, "its file was closed before"),
+        (left, "its file was closed before"),
+        (lambda _: torch.rand(3, 8, 8).requires_grad_(), r"not a tensor float32 \(3, 8, 8\)"),
+    ],
+)
+def test_what_cannot_be_read_here_says_why(path, tmp_path, make, expected):
+    Image.fromarray(picture()).save(tmp_path / "a.png")
+    with pytest.raises(InputError, match=expected):
+        mae_vit.load_encoder(path).transform(make(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize(("highest", "warned"), [(4095, 1), (65535, 0)])
+@pytest.mark.parametrize("opened", [False, True])
+def test_deep_images_that_come_near_black_are_said_once(path, tmp_path, capsys, highest, warned, opened):
+    encoder = mae_vit.load_encoder(path)
+    for name in ("a.png", "b.png"):
+        Image.fromarray(np.linspace(0, highest, 1600).astype(np.uint16).reshape(40, 40)).save(tmp_path / name)
+        encoder.transform(Image.open(tmp_path / name) if opened else tmp_path / name)
+    assert capsys.readouterr().err.count("come near black") == warned
+
+
 def test_the_package_loads_nothing_heavy_before_it_is_asked():
     with pytest.raises(AttributeError, match="no attribute"):
         mae_vit.nothing  # noqa: B018

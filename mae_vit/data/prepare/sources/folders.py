@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,14 @@ from mae_vit.data.prepare.entries import Listing, Reader
 
 def open_folder(path: Path) -> Listing:
     """Lists the images below `path`, by path; links are followed, as torchvision's ImageFolder does."""
+    return list_files(sorted(walk(path)), path)
+
+
+def list_files(found: Iterable[Path], top: Path) -> Listing:
+    """Lists the images among files, by their paths below `top`, in the given order."""
     files, special = Listing(), 0
-    found = sorted(walk(path))
     for file in found:
-        name = file.relative_to(path).as_posix()
+        name = file.relative_to(top).as_posix()
         if not files.takes(name, partial(_head, file)):
             continue
         if _is_regular(file):

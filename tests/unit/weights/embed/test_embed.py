@@ -124,8 +124,46 @@ def test_a_flat_folder_has_neither_labels_nor_splits(start, tmp_path):
     (tmp_path / "flat" / "a.b.png").write_bytes(encoded(1, "png"))
     assert call(start, tmp_path / "flat", "--out", tmp_path / "f.npz") == 0
     columns = read_npz(tmp_path / "f.npz")
-    assert set(columns) == {"features", "keys", "metadata"}
+    assert set(columns) == {"features", "keys", "paths", "metadata"}
     assert columns["keys"].tolist() == ["a_b"]
+
+
+def test_paths_tell_which_file_a_key_is_of(start, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    names = ["IMG.1.png", "IMG_1.png", "IMG_1_2.png"]
+    for name in names:
+        (folder / name).write_bytes(encoded(0, "png"))
+    for suffix, read in ((".npz", read_npz), (".parquet", read_parquet)):
+        out = tmp_path / f"features{suffix}"
+        assert call(start, folder, "--out", out) == 0
+        assert list(read(out)["paths"]) == names
+
+
+def test_files_of_images_are_taken_as_they_are_named(start, photos, tmp_path):
+    top, files = photos
+    names = [*files][3:0:-1]
+    out = tmp_path / "features.npz"
+    assert call(start, *(top / "folder" / name for name in [*names, names[0]]), "--out", out) == 0
+    columns = read_npz(out)
+    expected = one_by_one(start, [files[name] for name in names])
+    np.testing.assert_allclose(columns["features"], expected, atol=2e-5)
+    assert len(set(columns["keys"].tolist())) == 3
+    assert [name.endswith(path) for name, path in zip(names, columns["paths"].tolist(), strict=True)] == [
+        True
+    ] * 3
+    assert call(start, top / "folder" / names[0], "--out", tmp_path / "one.npz") == 0
+    np.testing.assert_array_equal(read_npz(tmp_path / "one.npz")["features"].shape, (1, expected.shape[1]))
+
+
+def test_what_is_left_out_is_said(start, photos, tmp_path, capsys):
+    folder = shutil.copytree(photos[0] / "folder", tmp_path / "folder")
+    (folder / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    (folder / "notes.docx").write_bytes(b"notes")
+    assert call(start, folder, "--out", tmp_path / "features.npz") == 0
+    said = capsys.readouterr().out
+    assert "ignored 1 file (no images)" in said
+    assert "left out 1 photograph in a format that cannot be read (1 .heic)" in said
 
 
 def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys):
