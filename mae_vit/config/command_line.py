@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ if TYPE_CHECKING:  # slow to import: not for --help
     from mae_vit.config.load import ConfigSource
 
 ResumeMode = Literal["auto", "never"] | Path
+# What text editors and web pages make of "-" and "--".
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
+_KEY_AS_OPTION = re.compile(r"--\w+(\.\w+)+=")
 # Two options of ours for the same wish: a command has at most one of them.
 _SAME_WISH = {"--force": "--overwrite", "--overwrite": "--force"}
 
@@ -30,9 +34,17 @@ class OneLineParser(argparse.ArgumentParser):
     _words: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parses as argparse does, and keeps the words for `error`."""
-        self._words = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args(args, namespace)
+        """Parses as argparse does, and keeps the words for `error`; takes --key.path=value for key.path=value."""
+        words = sys.argv[1:] if args is None else list(args)
+        for word in words:
+            if word[:1] in _DASHES and not os.path.lexists(word):
+                raise InputError(
+                    f"{word} begins with the dash of a text editor: write --{word.lstrip(_DASHES + '-')}"
+                )
+        if any(action.dest == "overrides" for action in self._actions):
+            words = [word[2:] if _KEY_AS_OPTION.match(word) else word for word in words]
+        self._words = words
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raises InputError."""
@@ -54,7 +66,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _hint(self, message: str) -> str:
         """What was meant by an option or a choice that argparse does not know, as far as it says which."""
-        if option := re.match(r"unrecognized arguments: (?:.*? )?(--?[A-Za-z][\w-]*)", message):
+        if option := re.match(r"unrecognized arguments: (?:.*? )?(--?[A-Za-z][\w.-]*)", message):
             known = [
                 name
                 for action in self._actions
@@ -67,6 +79,8 @@ class OneLineParser(argparse.ArgumentParser):
             meant = _SAME_WISH.get(option[1])
             if meant in long:
                 return f'did you mean "{meant}"?'
+            if "." in option[1]:
+                return f"write {option[1].lstrip('-')}=VALUE"
             # Most often a job's unknown option is meant as a key of the config.
             settings = any(action.dest == "overrides" for action in self._actions)
             return _closest_option(option[1], long) or (

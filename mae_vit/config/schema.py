@@ -34,6 +34,13 @@ class RunSection(Section):
     # Our value. It must be longer than the first step, which may compile for minutes.
     hang_timeout_s: float | None = Field(default=900.0, gt=0)
 
+    @field_validator("device", mode="before")
+    @classmethod
+    def _check_device(cls, device: Any) -> Any:
+        if isinstance(device, str) and re.match("cuda|gpu", device.lower()):
+            raise ValueError("auto takes a GPU where there is one; CUDA_VISIBLE_DEVICES chooses which")
+        return device
+
     @field_validator("name", mode="before")
     @classmethod
     def _check_name(cls, name: Any) -> Any:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import reduce
 from types import UnionType
@@ -21,6 +24,8 @@ from mae_vit.core.user_files import expand_text
 
 # The type of keys that name files, folders or weights: ~ and $NAME are expanded in it.
 PathText = NewType("PathText", str)
+# What Python and others call null.
+_NO_PATH = ("", "None", "none", "NULL", "Null", "nil", "False", "false")
 _TAG = "tag:yaml.org,2002:"
 _TEXT = f"{_TAG}str"
 
@@ -66,10 +71,8 @@ def parse_value(schema: type[BaseModel], key: str, text: str, where: str) -> Any
     if not _is_text(kinds) or text == "null" or not text:
         return _parse(text, where, kinds)
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
-        try:
-            return _parse(text, where, kinds)
-        except InputError:
-            pass  # a name that has quotes
+        with suppress(InputError):  # a name that has quotes
+            text = _parse(text, where, ())
     return _expanded(text, where) if _is_path(kinds) else text
 
 
@@ -85,7 +88,7 @@ def _parse(text: str, where: str, kinds: Sequence[Any]) -> Any:
         node = yaml.compose(text)
         if node is None:
             return None
-        _retype(node, kinds, where, set())
+        node = _retype(node, kinds, where, set())
         return yaml.constructor.construct_document(node)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -98,30 +101,35 @@ def _parse(text: str, where: str, kinds: Sequence[Any]) -> Any:
         raise InputError(f"{where}: not valid YAML: {error_reason(error)}") from None
 
 
-def _retype(node: Node, kinds: Sequence[Any], where: str, seen: set[int]) -> None:
+def _retype(node: Node, kinds: Sequence[Any], where: str, seen: set[int]) -> Node:
     """Makes text of the unquoted scalars (2026-11-26, 007) whose keys are text, and of all keys."""
-    if id(node) in seen:  # an alias
-        return
-    seen.add(id(node))
-    if isinstance(node, MappingNode):
-        for key, value in node.value:
-            if isinstance(key, ScalarNode) and key.tag != f"{_TAG}merge":
-                key.tag = _TEXT
-            _retype(value, _at(kinds, str(key.value)), where, seen)
-    elif isinstance(node, SequenceNode):
-        items = [get_args(kind)[0] for kind in _alternatives(kinds) if get_origin(kind) is list]
-        for value in node.value:
-            _retype(value, items, where, seen)
-    elif isinstance(node, ScalarNode):
+    if isinstance(node, ScalarNode):
+        node = copy(node)  # aliases of it may stand under keys of other types
         # No key is a date.
         if (node.tag != f"{_TAG}null" and _is_text(kinds)) or node.tag == f"{_TAG}timestamp":
             node.tag = _TEXT
         if node.tag == _TEXT and _is_path(kinds):
             node.value = _expanded(node.value, where)
+    elif id(node) in seen:  # an alias
+        return node
+    elif isinstance(node, MappingNode):
+        seen.add(id(node))
+        pairs = node.value
+        for key, _ in pairs:
+            if isinstance(key, ScalarNode) and key.tag != f"{_TAG}merge":
+                key.tag = _TEXT
+        node.value = [(key, _retype(value, _at(kinds, str(key.value)), where, seen)) for key, value in pairs]
+    elif isinstance(node, SequenceNode):
+        seen.add(id(node))
+        items = [get_args(kind)[0] for kind in _alternatives(kinds) if get_origin(kind) is list]
+        node.value = [_retype(value, items, where, seen) for value in node.value]
+    return node
 
 
 def _expanded(text: str, where: str) -> str:
     try:
+        if text in _NO_PATH and not os.path.lexists(text):
+            raise InputError(f'"{text}" is no path: write null for none')
         return expand_text(text)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None

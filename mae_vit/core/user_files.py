@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.messages import plain_text
 from mae_vit.core.urls import is_url
 
 IMAGE_EXTENSIONS = (
@@ -160,14 +162,45 @@ def expand_text(text: str) -> str:
     """Expands ~ and $NAME at any place, which a shell leaves in `key=~/x`; a URL or a path that exists stays as it is.
 
     Raises:
-        InputError: if it names a variable that is not set.
+        InputError: if it names a variable that is not set, is a path of Windows, or has characters at an end that come
+            with text from elsewhere: of a Windows file's end of line, of a web page.
     """
+    if not os.path.lexists(text):
+        _check_written(text)
     if not ("$" in text or text.startswith("~")) or is_url(text) or os.path.lexists(text):
         return text
     expanded = os.path.expanduser(os.path.expandvars(text))
     if unset := re.search(r"\$(\w+|\{\w+\})", expanded):
         raise InputError(f'path "{text}": the variable {unset[0]} is not set')
     return expanded
+
+
+def _check_written(text: str) -> None:
+    ends = [at for at, char in enumerate(text) if not _is_alien(char)] or [len(text)]
+    clean = text[ends[0] : ends[-1] + 1]
+    if alien := [char for char in text[: ends[0]] + text[ends[-1] + 1 :] if char != " "]:
+        named = ", ".join(
+            dict.fromkeys(
+                f"U+{ord(char):04X} ({unicodedata.name(char, 'a control character')})" for char in alien
+            )
+        )
+        raise InputError(
+            f'path "{plain_text(text)}" begins or ends with {named}, pasted with it: write "{clean}"'
+        )
+    if drive := re.match(r"([A-Za-z]):[\\/]", text):
+        there = f"/mnt/{drive[1].lower()}/{text[3:]}".replace("\\", "/")
+        raise InputError(f'path "{text}" is one of Windows: in WSL it is {there}')
+
+
+def _is_alien(char: str) -> bool:
+    """Whether a character at the end of a path is none of its name: invisible, or a quote of text editors."""
+    return char in "\u201c\u201d\u201e\u2018\u2019 " or unicodedata.category(char) in (
+        "Cc",
+        "Cf",
+        "Zs",
+        "Zl",
+        "Zp",
+    )
 
 
 def expand_path(path: str | os.PathLike[str]) -> Path:

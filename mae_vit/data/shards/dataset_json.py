@@ -217,7 +217,14 @@ def read_dataset(folder: Path) -> Dataset:
             f"data folder {folder} names shards: give the folder that holds them, {folder.parent}"
         )
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"data folder {folder} is a file: give the folder that holds {FILE_NAME}")
+        raise InputError(
+            f"data folder {folder} is a file: give the folder that holds {FILE_NAME}, {folder.parent}"
+        )
+    if not folder.exists() and (folder.parent / FILE_NAME).is_file():
+        splits = ", ".join(read_dataset(folder.parent).splits)
+        raise InputError(
+            f"data folder {folder} does not exist: give {folder.parent}, which has the splits {splits}"
+        )
     command = f"`mae-vit prepare {folder.name if folder.name in BUILT_IN else 'SRC'} {folder}`"
     if not folder.is_dir():
         hint = closest_path(folder)

@@ -8,6 +8,7 @@ import pytest
 from helpers.commands import ROOT, SMALL_PRETRAIN
 
 from mae_vit.cli.main import main
+from mae_vit.config.command_line import parse_arguments
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config, preset_paths
 from mae_vit.core.errors import InputError
@@ -54,12 +55,20 @@ def test_a_job_runs_a_preset_also_behind_what_launchers_add(digits, tmp_path, be
         (["compare", "mae_digits"], "give it to pretrain/run.py (mae-vit pretrain)"),
         (["finetune"], "nothing to do: give --ckpt WEIGHTS"),
         (["doctor", "mae_digit"], "cannot read config mae_digit"),
+        (["pretrain", "mae_digits", "\u2013resume", "never"], "dash of a text editor: write --resume"),
+        (["pretrain", "mae_digits", "--run.seed", "3"], "write run.seed=VALUE"),
     ],
 )
 def test_a_wrong_job_is_one_line(capsys, words, expected):
     assert main(words) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert expected in line
+
+
+def test_a_key_may_be_written_as_an_option():
+    words = ["mae_digits", "--run.seed=3", "run.name=a"]
+    arguments = parse_arguments(words, description="", keys="", examples="")
+    assert arguments.overrides == ["run.seed=3", "run.name=a"]
 
 
 @pytest.mark.parametrize("job", ["pretrain", "finetune", "compare"])

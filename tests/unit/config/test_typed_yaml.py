@@ -121,3 +121,25 @@ def test_what_is_written_is_read_again(text):
 def test_aliases_end():
     laughs = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 20))
     assert len(parse_yaml(f"a0: &a0 [x]\n{laughs}", "", PretrainConfig)) == 20
+
+
+def test_an_alias_is_read_by_the_type_of_each_of_its_keys():
+    values = parse_yaml(
+        "run: {name: &a 7, seed: *a}\ntrain: {epochs: &b 3}\nmodel: {init: *b}", "", PretrainConfig
+    )
+    assert values == {"run": {"name": "7", "seed": 7}, "train": {"epochs": 3}, "model": {"init": "3"}}
+
+
+@pytest.mark.parametrize("text", ["None", "none", '""'])
+def test_a_path_of_none_is_null(text):
+    for read in (
+        lambda: load_config(PretrainConfig, CONFIG, [f"model.init={text}"]),
+        lambda: parse_yaml(f"model: {{init: {text}}}", "a.yaml", PretrainConfig),
+    ):
+        with pytest.raises(InputError, match="is no path: write null for none"):
+            read()
+
+
+def test_a_gpu_is_no_device_to_ask_for():
+    with pytest.raises(InputError, match=r"run.device='cuda': auto takes a GPU where there is one"):
+        load_config(PretrainConfig, CONFIG, ["run.device=cuda"])

@@ -20,3 +20,27 @@ def test_home_and_variables_are_expanded(monkeypatch, tmp_path):
     assert expand_text("$x") == "$x"
     with pytest.raises(InputError, match=r'path "\$y/z": the variable \$y is not set'):
         expand_path("$y/z")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("photos\r", r'path "photos\\r" begins or ends with U\+000D .*: write "photos"'),
+        ("photos\xa0", r"U\+00A0 \(NO-BREAK SPACE\)"),
+        ("\u200bphotos", r"U\+200B \(ZERO WIDTH SPACE\)"),
+        ("\u201cphotos\u201d", r"U\+201C .*, U\+201D .*: write \"photos\""),
+        ("C:\\photos\\a", "is one of Windows: in WSL it is /mnt/c/photos/a"),
+        ("D:/photos", "/mnt/d/photos"),
+    ],
+)
+def test_what_is_pasted_from_elsewhere_is_said(text, expected):
+    with pytest.raises(InputError, match=expected):
+        expand_text(text)
+
+
+def test_a_path_that_is_there_may_have_any_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos\r", "\u201cphotos\u201d", "C:\\photos"):
+        (tmp_path / name).mkdir()
+        assert expand_text(name) == name
+    assert expand_text("new \u2764\ufe0f") == "new \u2764\ufe0f"

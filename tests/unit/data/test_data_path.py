@@ -163,3 +163,10 @@ def test_one_of_several_shards_is_not_the_data(digits):
 def test_the_cache_does_not_lie_among_the_images(photos):
     with pytest.raises(InputError, match="give another data"):
         resolve_data_path(str(photos), cache_dir=str(photos / "cache"))
+
+
+def test_a_split_or_the_description_names_the_folder_above(digits):
+    with pytest.raises(InputError, match=f"is a file: give the folder that holds dataset.json, {digits}$"):
+        read_dataset(digits / "dataset.json")
+    with pytest.raises(InputError, match=f"does not exist: give {digits}, which has the splits .*train"):
+        read_dataset(digits / "train")
