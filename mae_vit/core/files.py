@@ -23,7 +23,7 @@ def user_cache() -> Path:
         InputError: if there is no such folder.
     """
     if given := os.environ.get("XDG_CACHE_HOME"):
-        return Path(given) / "mae-vit"
+        return Path(os.path.expanduser(given)) / "mae-vit"
     home = Path(os.path.expanduser("~"))
     if not (home.is_absolute() and os.access(nearest_existing(home / ".cache"), os.W_OK)):
         home = _temporary_home()

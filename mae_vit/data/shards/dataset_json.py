@@ -239,7 +239,9 @@ def read_dataset(folder: Path) -> Dataset:
         tars = len(list(folder.glob("*.tar")))
         what = f"{tars} tar files but no {FILE_NAME}" if tars else f"no shards ({FILE_NAME} is missing)"
         if tars:
-            command = f"`mae-vit prepare --in-place {folder}`"
+            others = any(file.suffix != ".tar" and file.name[:1] != "." for file in folder.iterdir())
+            instead = f" if these are its data, else with `mae-vit prepare {folder} OUT`, and give OUT"
+            command = f"`mae-vit prepare --in-place {folder}`{instead if others else ''}"
         elif any(folder.iterdir()):
             command = f"`mae-vit prepare {folder} OUT`, and give OUT"
         raise InputError(f"data folder {folder} holds {what}: make it with {command}")

@@ -47,7 +47,7 @@ def describe_inputs(arguments: tuple[str, ...], config: Path, start: str | None,
         "settings": list(arguments),
         "config": _digest_of_config(config),
         "start": None if start is None else _digest_of_start(start),
-        "data": _fingerprints(data),
+        "data": _fingerprints(data, _cache_among(arguments)),
         **{key: _digest_of_start(path) for key, path in _weights_among(arguments, config)},
     }
 
@@ -165,9 +165,16 @@ def _digest_of_file(path: Path, size: int, changed_ns: int) -> str:
     return file_digest(path)
 
 
-def _fingerprints(data: str) -> dict[str, str] | None:
+def _cache_among(arguments: Sequence[str]) -> str | None:
+    """Returns the cache folder that a run's arguments name, where its data are prepared or fetched."""
+    given = [text.partition("=")[2] for text in arguments if text.startswith("data.cache_dir=")]
+    value = json.loads(given[-1]) if given else None
+    return None if value is None else expand_text(value)
+
+
+def _fingerprints(data: str, cache_dir: str | None) -> dict[str, str] | None:
     try:
-        folder = _folder_of(data)
+        folder = _folder_of(data, cache_dir)
         if folder is None:
             return None
         return {name: fingerprint_of(split) for name, split in read_dataset(folder).splits.items()}
@@ -176,12 +183,12 @@ def _fingerprints(data: str) -> dict[str, str] | None:
 
 
 @lru_cache
-def _folder_of(data: str) -> Path | None:
+def _folder_of(data: str, cache_dir: str | None) -> Path | None:
     """Returns the folder of shards of a data path; None if it cannot be had.
 
     Both results are cached, because every cell asks for it.
     """
     try:
-        return resolve_data_path(data).folder
+        return resolve_data_path(data, cache_dir=cache_dir).folder
     except InputError:
         return None

@@ -196,8 +196,15 @@ def _score_and_write(
         summary["interval_95"] = interval_of_share(top1, _images_scored(config, data))
         # After the run's own, whose memory is free by then.
         measured.encoder.to("cpu")
-        if (twin := open_twin()) is not None:
-            summary["random_weights_top1"] = _top1(config, _score(config, data, twin, plan, outputs)[0])
+        try:
+            if (twin := open_twin()) is not None:
+                summary["random_weights_top1"] = _top1(config, _score(config, data, twin, plan, outputs)[0])
+        except Exception as error:  # the scores above are whole
+            if ranks.world_size > 1:  # the others wait for this rank
+                raise
+            note = f"random weights could not be measured to compare with: {error_reason(error)}"
+            summary["notes"] = [*summary.get("notes", []), note]
+            print_notes([note])
 
     def write() -> None:
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.images import encoded, picture, write_files
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.shards.dataset_json import read_dataset
@@ -138,3 +139,12 @@ def test_changed_settings_are_named_without_secrets():
         ]
     }
     assert changed_settings(before, other) == ""
+
+
+def test_data_that_are_prepared_are_looked_for_in_the_runs_own_cache(tmp_path):
+    write_files(tmp_path / "photos", {f"a/{n}.jpg": encoded(picture(n)) for n in range(6)})
+    cache, config = tmp_path / "cache", tmp_path / "x.yaml"
+    config.write_text("{}")
+    words = (f"data.cache_dir={json.dumps(str(cache))}",)
+    assert describe_inputs(words, config, None, str(tmp_path / "photos"))["data"]
+    assert cache.is_dir()

@@ -70,3 +70,9 @@ def test_a_folder_of_another_user_is_not_trusted(nobody, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: stranger)
     with pytest.raises(InputError, match="is another user's: set XDG_CACHE_HOME"):
         user_cache()
+
+
+def test_a_home_folder_in_the_variable_is_expanded(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/cache")
+    assert user_cache() == tmp_path / "cache" / "mae-vit"

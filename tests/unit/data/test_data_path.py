@@ -170,3 +170,11 @@ def test_a_split_or_the_description_names_the_folder_above(digits):
         read_dataset(digits / "dataset.json")
     with pytest.raises(InputError, match=f"does not exist: give {digits}, which has the splits .*train"):
         read_dataset(digits / "train")
+
+
+def test_a_tar_beside_other_files_need_not_be_the_data(photos):
+    (photos / "old.tar").write_bytes(b"")
+    with pytest.raises(
+        InputError, match=r"--in-place .* if these are its data, else with `mae-vit prepare .* OUT`"
+    ):
+        read_dataset(photos)

@@ -76,15 +76,16 @@ class Matrix:
             InputError: if data are missing, or a class has too few labels.
         """
         path = self.config.data.path
-        for data in {
-            path,
-            *(section.set.get("data.path", path) for section in self.config.pretrain.values()),
-        }:
+        for settings in (self.config.set, *(section.set for section in self.config.pretrain.values())):
+            data = settings.get("data.path", path)
             if not is_url(data):
-                read_dataset(resolve_data_path(data).folder)
+                read_dataset(resolve_data_path(data, cache_dir=settings.get("data.cache_dir")).folder)
         if is_url(path):
             return
-        index = open_index(resolve_data_path(path).folder, self.config.set.get("data.split", "train"))
+        index = open_index(
+            resolve_data_path(path, cache_dir=self.config.set.get("data.cache_dir")).folder,
+            self.config.set.get("data.split", "train"),
+        )
         # Of masks, images without a label are one class.
         labels = np.maximum(index.labels, 0) if self.config.segments else np.asarray(index.labels)
         most = int(np.bincount(labels[labels >= 0], minlength=1).max())

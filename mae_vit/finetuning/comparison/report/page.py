@@ -276,7 +276,10 @@ def _left_out(matrix: Matrix) -> str:
     for name, section in matrix.config.pretrain.items():
         try:
             splits = read_dataset(
-                resolve_data_path(section.set.get("data.path", matrix.config.data.path)).folder
+                resolve_data_path(
+                    section.set.get("data.path", matrix.config.data.path),
+                    cache_dir=section.set.get("data.cache_dir"),
+                ).folder
             ).splits
         except InputError:  # as below
             continue

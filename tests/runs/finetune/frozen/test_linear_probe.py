@@ -197,6 +197,21 @@ def test_held_out_images_choose_the_rate_before_the_test_split_is_opened(
     assert (tmp_path / "alone" / "linear.safetensors").read_bytes() == weights
 
 
+def test_scores_are_kept_where_random_weights_cannot_be_measured(probe, tmp_path, monkeypatch, capsys):
+    def fail(*arguments):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("mae_vit.finetuning.frozen.score.open_untrained_twin", fail)
+    assert probe() == 0
+    summary = summary_of(tmp_path / "run")
+    assert summary["status"] == "done"
+    assert summary["test_top1"] is not None
+    assert "random_weights_top1" not in summary
+    expected = "random weights could not be measured to compare with: out of memory"
+    assert expected in summary["notes"]
+    assert expected in "".join(capsys.readouterr())
+
+
 def test_the_test_split_is_read_once_or_not_at_all(
     probe, digits, tmp_path, capsys, monkeypatch, without_twin
 ):
