@@ -10,13 +10,14 @@ from typing import Any
 import timm
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
+from mae_vit.weights.containers import read_content
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import ForeignWeights, short_reason
 from mae_vit.weights.start import FOREIGN_ORIGIN
+from mae_vit.weights.unwrap import check_values, named_tensors
 
 # Arguments of timm's `create_model` that are given here.
 _GIVEN = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
@@ -114,9 +115,10 @@ def open_foreign(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:
         InputError: if weights and network do not fit, or the network does not take such a size.
     """
     try:
-        tensors = load_file(weights.file)
+        tensors = named_tensors(read_content(weights.file)[1])
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot read {weights.file}: {short_reason(error)}") from None
+    check_values(tensors, weights.file)
     network = _load(weights, tensors, images.img_size)
     network.pretrained_cfg.pop("state_dict", None)  # it would keep all weights twice
     return ForeignEncoder(network, images, weights)

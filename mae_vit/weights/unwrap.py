@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,7 +159,7 @@ def find_network(content: Mapping[Any, Any], source: str, chosen: str | None = N
             '"frozen:timm:NAME" measures such networks as they are'
         )
     tensors = _with_whole_qkv(_renamed(named, prefix, family))
-    _check_values(tensors, source)
+    check_values(tensors, source)
     return Network(tensors, family.name, _describe(prefix, family, named, [*networks]))
 
 
@@ -201,7 +202,7 @@ def _with_whole_qkv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _check_values(tensors: Mapping[str, Tensor], source: str) -> None:
+def check_values(tensors: Mapping[str, Tensor], source: str | Path) -> None:
     """Refuses values that are no plain floats: their scales lie elsewhere, and a cast would be another network.
 
     Raises:

@@ -185,7 +185,7 @@ def prepare(
             if segmentation is not None:
                 notes += two_values_note(segmentation, statistics.mask_pixels)
     assert dataset is not None
-    notes += _class_notes(dataset)
+    notes += _class_notes(dataset) + _processing_notes(dataset)
     for source in sources:
         source.discard()
     return Report(dataset, written, unreadable, sum(s.ignored for s in sources), notes, conversions)
@@ -272,6 +272,20 @@ def _class_notes(dataset: Dataset) -> list[str]:
                 f"warning: {split} has images of {count_of(len(unknown), 'class', 'classes')} that train lacks "
                 f"({_shown(unknown)}): no model trained on it can get them right"
             )
+    return notes
+
+
+def _processing_notes(dataset: Dataset) -> list[str]:
+    """Names splits whose images were prepared otherwise than those of training."""
+    if (train := dataset.splits.get("train")) is None:
+        return []
+    notes, ours = [], train.processing.of_images.model_dump()
+    for split, info in dataset.splits.items():
+        theirs = info.processing.of_images.model_dump()
+        if differing := [
+            f"{name} {theirs[name]} and not {ours[name]}" for name in ours if theirs[name] != ours[name]
+        ]:
+            notes.append(f"warning: {split} was prepared otherwise than train: {', '.join(differing)}")
     return notes
 
 

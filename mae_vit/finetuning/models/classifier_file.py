@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
@@ -20,10 +19,11 @@ from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
 from mae_vit.models.baselines import build_network
-from mae_vit.models.encoder_file import bands_from, read_metadata
+from mae_vit.models.encoder_file import bands_from
 from mae_vit.models.geometry import geometry_from
 from mae_vit.models.vit import Pool
 from mae_vit.objectives.label_loss import LabelLoss
+from mae_vit.weights.containers import read_content
 from mae_vit.weights.seen_labels import SeenLabels
 
 FILE = "model.safetensors"
@@ -89,10 +89,10 @@ def read_classifier(path: Path, named: str) -> ClassifierFile:
     """
     file = path / FILE if path.is_dir() else path
     try:
-        metadata = read_metadata(file)
+        metadata, tensors = read_content(file)
         if "segments" in metadata and "classes" not in metadata:
             raise InputError(f"{named} gives each pixel a class: it classifies no whole images")
-        description, tensors = Description.model_validate(metadata), load_file(file)
+        description = Description.model_validate(metadata)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError as error:
         hint = "give the folder of a finished fine-tuning run"

@@ -229,6 +229,12 @@ def test_a_file_of_strangers_is_one_line(classifier, digits, tmp_path, capsys, n
     assert [one.name for one in tmp_path.iterdir()] == ["model.safetensors"]
 
 
+def test_a_file_cut_short_says_so(classifier, digits, tmp_path, capsys):
+    (tmp_path / "model.safetensors").write_bytes(classifier.read_bytes()[:-100])
+    assert predict(tmp_path / "model.safetensors", digits, tmp_path / "p.csv") == 2
+    assert "model.safetensors is cut short: download or copy it again" in capsys.readouterr().err
+
+
 def test_runs_of_other_modes_are_refused(pretrained, digits, tmp_path, capsys):
     few = ["finetune.mode=few_shot", "finetune.shots=[5]"]
     config = ["--config", str(ROOT / "configs" / "finetune_cifar_tiny.yaml"), "--ckpt", str(pretrained)]

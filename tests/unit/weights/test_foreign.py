@@ -148,6 +148,9 @@ def write_bad(folder, smallest):
     """What is wrong, by the line that says so."""
     cut, lone, odd = folder / "cut.safetensors", folder / "lone" / "a.safetensors", folder / "odd"
     cut.write_bytes(smallest.read_bytes()[:-100])
+    pointer, int8 = folder / "pointer.safetensors", folder / "int8.safetensors"
+    pointer.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    save_file({name: value.to(torch.int8) for name, value in load_file(smallest).items()}, int8)
     lone.parent.mkdir()
     shutil.copy(smallest, lone)
     odd.mkdir()
@@ -164,7 +167,9 @@ def write_bad(folder, smallest):
         "weights.pth is no .safetensors file": f"{named}{folder / 'weights.pth'}",
         f"give frozen:timm:NAME@{lone}": f"frozen:{lone}",
         "timm has no network 'no_such_network'": f"frozen:{odd / 'model.safetensors'}",
-        "cut.safetensors: Error while deserializing": f"{named}{cut}",
+        "cut.safetensors is cut short: download": f"{named}{cut}",
+        "pointer.safetensors is a pointer of Git LFS": f"{named}{pointer}",
+        "int8.safetensors is quantised or packed": f"{named}{int8}",
         "does not fit timm:test_vit for images of 160x160 px: .*cls_token": f"{named}{missing}",
         "does not fit timm:test_resnet": f"frozen:timm:test_resnet@{smallest}",
     }

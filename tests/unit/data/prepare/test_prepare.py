@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import webdataset as wds
+from helpers.images import encoded, picture, write_files
 from PIL import Image
 
 from mae_vit.cli.main import main
@@ -180,6 +181,17 @@ BAD = {
     "no copy of cifar10": (["cifar10", "--root", "{tmp}/none"], "cifar10: no copy under"),
     "no network for cifar10": (["cifar10"], "cifar10: no copy under"),
 }
+
+
+def test_a_split_that_was_prepared_otherwise_is_said(tmp_path, capsys):
+    write_files(tmp_path / "photos", {f"{n}.jpg": encoded(picture(n)) for n in range(4)})
+    source, out = str(tmp_path / "photos"), str(tmp_path / "out")
+    assert main(["prepare", source, out, "--resize", "16"]) == 0
+    assert main(["prepare", source, out, "--split", "val"]) == 0
+    expected = "warning: val was prepared otherwise than train: resize None and not 16"
+    assert expected in capsys.readouterr().out
+    assert main(["prepare", source, out, "--split", "val", "--resize", "16", "--overwrite"]) == 0
+    assert "otherwise" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", BAD)
