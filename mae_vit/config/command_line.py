@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # slow to import: not for --help
 
 ResumeMode = Literal["auto", "never"] | Path
 # What text editors and web pages make of "-" and "--".
-_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
+_DASHES = tuple("\u2010\u2011\u2012\u2013\u2014\u2212")
 _KEY_AS_OPTION = re.compile(r"--\w+(\.\w+)+=")
 # Two options of ours for the same wish: a command has at most one of them.
 _SAME_WISH = {"--force": "--overwrite", "--overwrite": "--force"}
@@ -37,9 +37,9 @@ class OneLineParser(argparse.ArgumentParser):
         """Parses as argparse does, and keeps the words for `error`; takes --key.path=value for key.path=value."""
         words = sys.argv[1:] if args is None else list(args)
         for word in words:
-            if word[:1] in _DASHES and not os.path.lexists(word):
+            if word.startswith(_DASHES) and not os.path.lexists(word):
                 raise InputError(
-                    f"{word} begins with the dash of a text editor: write --{word.lstrip(_DASHES + '-')}"
+                    f"{word} begins with the dash of a text editor: write --{word.lstrip(''.join(_DASHES) + '-')}"
                 )
         if any(action.dest == "overrides" for action in self._actions):
             words = [word[2:] if _KEY_AS_OPTION.match(word) else word for word in words]

@@ -176,6 +176,8 @@ def expand_text(text: str) -> str:
 
 
 def _check_written(text: str) -> None:
+    if not text:
+        raise InputError("a path is empty: is a variable unset?")
     ends = [at for at, char in enumerate(text) if not _is_alien(char)] or [len(text)]
     clean = text[ends[0] : ends[-1] + 1]
     if alien := [char for char in text[: ends[0]] + text[ends[-1] + 1 :] if char != " "]:

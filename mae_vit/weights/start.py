@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest_path
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
+from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import expand_path
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.geometry import Geometry
@@ -168,9 +170,21 @@ def check_there(start: str) -> None:
             f"{start} is {FOREIGN_ORIGIN}: it goes into mae-vit embed, and into fine-tuning and comparisons of frozen "
             "encoders"
         )
+    if is_url(start):
+        raise InputError(f"{redact_url(start)} is a URL: download it, and give the file, or {_STARTS}")
     if not split_network(start)[0].exists():
-        hint = closest_path(Path(start)) or f"give {_STARTS}"
+        hint = closest_path(Path(start)) or _named_elsewhere(start) or f"give {_STARTS}"
         raise InputError(f"start {start} does not exist: {hint}")
+
+
+def _named_elsewhere(start: str) -> str:
+    """Returns a hint for a name of timm's or of the Hub without its prefix; empty for others."""
+    if re.fullmatch(r"(vit|deit\d?|beit\w*|eva\d*)_\w+(\.\w+)?", start):
+        return f'of timm it is "{TIMM_PREFIX}{start}"'
+    owner, _, name = start.partition("/")
+    is_repo = re.fullmatch(r"[\w.-]+", name) and re.fullmatch(r"[\w-]+", owner) and not Path(owner).exists()
+    file = Path(name).suffix in (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".tar")
+    return f'of the Hub it is "hf:{start}"' if is_repo and not file else ""
 
 
 def name_of(asked: str) -> str:

@@ -228,12 +228,10 @@ def _choose(prefixes: list[str], source: str, chosen: str | None) -> str:
     if len(fitting) == 1:
         return fitting[0]
     names = ", ".join(map(_shown, prefixes))
-    example = next(iter(fitting or prefixes)).rstrip(".")
+    example = f"{source}@{next(iter(fitting or prefixes)).rstrip('.')}".removesuffix("@")
     if chosen is not None and not fitting:
-        raise InputError(
-            f"{source} has no network called {chosen!r}; it holds {names}: give {source}@{example}"
-        )
-    raise InputError(f"{source} holds {len(prefixes)} networks, {names}: give one, as {source}@{example}")
+        raise InputError(f"{source} has no network called {chosen!r}; it holds {names}: give {example}")
+    raise InputError(f"{source} holds {len(prefixes)} networks, {names}: give one, as {example}")
 
 
 def _shown(prefix: str) -> str:

@@ -42,7 +42,7 @@ ORDERS = {
             "start",
             "other_bands",
             "load_report",
-            "facts_beside feature_encoder load mae_decoder unwrap",
+            "containers facts_beside feature_encoder load mae_decoder unwrap",
             "read",
             "foreign",
             "foreign_encoder",

@@ -14,7 +14,7 @@ import numpy as np
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, nearest, plain_text
 from mae_vit.core.urls import is_url, redact_url
-from mae_vit.core.user_files import is_image
+from mae_vit.core.user_files import ARCHIVE_EXTENSIONS, HEAD_BYTES, extension_of, what_is
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.prepare.entries import Entry, ImageSource, unique_key
 from mae_vit.data.prepare.folder_names import NOT_ASKING
@@ -80,7 +80,7 @@ def open_images(
     wanted = tuple(dict.fromkeys(splits))
     if (Path(spec) / FILE_NAME).is_file():
         return _images_of_shards(Path(spec), wanted, labels)
-    if is_image(spec) and Path(spec).is_file():
+    if Path(spec).is_file() and extension_of(spec) not in (*ARCHIVE_EXTENSIONS, "parquet"):
         return _images_of_files([spec], splits)
     return _images_of_source(
         find_images(spec, out=out, split=_NO_SPLIT, labels=labels, names=NOT_ASKING), Path(spec), wanted
@@ -91,15 +91,24 @@ def _images_of_files(specs: Sequence[str], splits: Sequence[str]) -> Images:
     if splits:
         raise InputError(f"--split {splits[0]}: files that are named are in no split")
     for spec in specs:
-        if not Path(spec).is_file() or not is_image(spec):
-            why = "is no image" if Path(spec).exists() else "does not exist"
-            raise InputError(f"{spec} {why}: DATA is files of images, or one folder or archive")
+        if not Path(spec).is_file():
+            why = "is a folder" if Path(spec).is_dir() else "does not exist"
+            raise InputError(f"{redact_url(spec)} {why}: DATA is files of images, or one folder or archive")
     paths = [Path(path) for path in dict.fromkeys(map(os.path.abspath, specs))]
     top = Path(os.path.commonpath([path.parent for path in paths]))
     listing, taken = list_files(paths, top), dict[str, int]()
+    if others := {*paths} - {top / name for name, _ in listing.images}:
+        with min(others).open("rb") as file:
+            kind = what_is(file.read(HEAD_BYTES)) or "no image"
+        raise InputError(f"{min(others)} is {kind}; DATA is files of images, or one folder or archive")
     entries = [
         Entry(
-            _NO_SPLIT, None, unique_key(name.rpartition(".")[0], taken), name, listing.extension(name), read
+            _NO_SPLIT,
+            None,
+            unique_key(str(Path(name).with_suffix("")), taken),
+            name,
+            listing.extension(name),
+            read,
         )
         for name, read in listing.images
     ]

@@ -144,6 +144,9 @@ def test_half_a_file_is_another_models(tmp_path):
     ("name", "expected"),
     [
         ("nowhere", "nowhere does not exist: give a run folder"),
+        ("https://host/a.pth", "^https://host/a.pth is a URL: download it"),
+        ("facebook/vit-mae-base", 'of the Hub it is "hf:facebook/vit-mae-base"'),
+        ("vit_base_patch16_224.mae", 'of timm it is "timm:vit_base_patch16_224.mae"'),
         ("emtpy", 'emtpy does not exist: did you mean ".*/empty"'),
         ("empty", "neither checkpoints nor an encoder.safetensors"),
         (
@@ -161,8 +164,9 @@ def test_what_holds_no_weights(tmp_path, name, expected):
     (tmp_path / "hello.pth").write_text("hello\n")
     (tmp_path / "text.safetensors").write_text("weights")
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    elsewhere = "/" in name or name.startswith("vit_")
     with pytest.raises(InputError, match=expected):
-        read_weights(str(tmp_path / name))
+        read_weights(name if elsewhere else str(tmp_path / name))
 
 
 def test_timm_names(monkeypatch):

@@ -10,6 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from helpers.commands import ROOT
 from helpers.embedding import INFO, call, encoded, read_npz, read_parquet, write_encoder, write_folder
 
 import mae_vit
@@ -241,6 +242,12 @@ def test_where_nothing_can_be_read_nothing_is_left(start, tmp_path, capsys):
         (["{top}/folder", "--out", "{tmp}/f.npy"], "ends in .npz or .parquet"),
         (["{top}/folder", "--out", "{tmp}"], "ends in .npz or .parquet"),
         (["{top}/none", "--out", "{tmp}/f.npz"], "none does not exist"),
+        (
+            ["{top}/folder", "{top}/photos.zip", "--out", "{tmp}/f.npz"],
+            "is a folder: DATA is files of images",
+        ),
+        ([str(ROOT / "README.md"), "--out", "{tmp}/f.npz"], "README.md is no image"),
+        (["", "--out", "{tmp}/f.npz"], "a path is empty"),
         (["https://host/x", "--out", "{tmp}/f.npz"], "images are read from here"),
         (
             ["{top}/folder", "--out", "{tmp}/f.npz", "--split", "tset"],
