@@ -12,34 +12,45 @@ from typing import BinaryIO
 
 from mae_vit.core.user_files import HEAD_BYTES
 from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
-from mae_vit.data.prepare.entries import Listing, Reader
+from mae_vit.data.prepare.entries import Listing, Reader, shown
 
 
 def open_folder(path: Path) -> Listing:
     """Lists the images below `path`, by path; links are followed, as torchvision's ImageFolder does."""
-    files, special = Listing(), 0
-    found = sorted(walk(path))
+    files, special, again = Listing(), list[str](), list[Path]()
+    found = sorted(walk(path, again))
     for file in found:
         name = file.relative_to(path).as_posix()
-        if not files.takes(name, partial(_head, file)):
-            continue
-        if _is_regular(file):
+        if not _is_regular(file):
+            special.append(name)
+        elif files.takes(name, partial(_head, file)):
             files.images.append((name, _reader(file)))
-        else:
-            special += 1
     if special:
-        files.notes.append(f"skipped {special} that are no regular files: pipes, devices or dead links")
+        files.notes.append(
+            f"skipped {len(special)} that are no regular files: pipes, devices or dead links ({shown(special)})"
+        )
+    if again:
+        links = shown([link.relative_to(path).as_posix() for link in again])
+        files.notes.append(f"skipped links to folders that are taken already: {links}")
     return files
 
 
-def walk(top: Path) -> Iterator[Path]:
-    """Yields the files below `top`, each folder once, however many links lead to it."""
+def walk(top: Path, again: list[Path] | None = None) -> Iterator[Path]:
+    """Yields the files below `top`, each folder once, however many links lead to it.
+
+    Args:
+        top: the folder.
+        again: gets the links to folders that were seen already.
+    """
     seen: set[tuple[int, int]] = set()
     # Links to folders wait until the folders that are really there have been seen.
     waiting = [top]
     while waiting:
         links: list[Path] = []
         for folder in waiting:
+            status = folder.stat()
+            if again is not None and (status.st_dev, status.st_ino) in seen:
+                again.append(folder)
             yield from _walk_real(folder, seen, links)
         waiting = sorted(links)
 
