@@ -177,6 +177,16 @@ def what_is(head: bytes) -> str | None:
     )
 
 
+def what_file_is(path: Path) -> str | None:
+    """Says what `what_is` does of a file; None of an empty one, too, or if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return None
+    return what_is(head) if head else None
+
+
 def read_text(path: Path, *, errors: str = "strict") -> str:
     """Reads a text file as editors save it: UTF-8 with or without a byte order mark, or UTF-16 with one.
 

@@ -129,3 +129,31 @@ def test_a_picture_beside_the_classes_of_an_archive_is_no_silent_loss_of_labels(
     code, said = prepared(pack(tmp_path / f"a.{pack.__name__[6:]}", files | {"repo/logo.jpg": JPEG}))
     assert code == 2
     assert 'are "." and "data" classes? Of images and what belongs to them, prepare the folder' in said
+
+
+PAGE = b"<!DOCTYPE html><html>Sign in"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        *(
+            (f"x.{kind}", PAGE, "x.{} is a web page: the download failed")
+            for kind in ("tar", "zip", "parquet", "jpg")
+        ),
+        *(
+            (name, b"PK", "a part of an archive in several files: join them")
+            for name in ("a.zip.001", "a.z01", "a.tar.aa")
+        ),
+        *(
+            (name, b"\x1f\x8b", "one file of arrays or images, which is not read: write each image as PNG")
+            for name in ("pathmnist.npz", "train-images-idx3-ubyte.gz", "brain.nii.gz", "data.h5")
+        ),
+    ],
+)
+def test_files_that_are_no_source_say_what_they_are(tmp_path, prepared, name, content, expected):
+    (tmp_path / name).write_bytes(content)
+    code, said = prepared(tmp_path / name)
+    assert code == 2
+    assert expected.format(name.rpartition(".")[2]) in said
+    assert len(said.splitlines()) == 1
