@@ -35,6 +35,7 @@ from mae_vit.data.prepare.sources.foreign_shards import find_shards
 from mae_vit.data.prepare.sources.hub_dataset import open_hub_dataset
 from mae_vit.data.prepare.sources.parquet import find_parquet, local_files, open_parquet
 from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
+from mae_vit.data.prepare.sources.tables import is_table, open_table
 from mae_vit.data.prepare.sources.tars import open_tars
 
 _ARCHIVES = (".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
@@ -100,7 +101,7 @@ def find_images(
 
     Args:
         spec: "digits", "cifar10", "cifar100", a folder of images, of shards or of Parquet files,
-            an archive of images, a Parquet file, or "hf:USER/NAME[@REVISION]" of the Hub.
+            an archive of images, a Parquet file, a table (CSV, TSV), or "hf:USER/NAME[@REVISION]" of the Hub.
         out: the output folder, where temporary files go.
         split: of images outside of split folders.
         root: where torchvision keeps, or puts, its download.
@@ -136,6 +137,8 @@ def find_images(
             wrapped=True,
             class_folder=names.class_folder,
         )
+    elif is_table(path):
+        source = open_table(path, split)
     elif path.exists():
         raise InputError(f"source {spec}{_no_source(path)}")
     elif is_url(spec):

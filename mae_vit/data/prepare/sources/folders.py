@@ -21,10 +21,10 @@ def open_folder(path: Path) -> Listing:
     found = sorted(walk(path, again))
     for file in found:
         name = file.relative_to(path).as_posix()
-        if not _is_regular(file):
+        if not is_regular(file):
             special.append(name)
         elif files.takes(name, partial(_head, file)):
-            files.images.append((name, _reader(file)))
+            files.images.append((name, reader(file)))
     if special:
         files.notes.append(
             f"skipped {len(special)} that are no regular files: pipes, devices or dead links ({shown(special)})"
@@ -71,7 +71,8 @@ def _walk_real(folder: Path, seen: set[tuple[int, int]], links: list[Path]) -> I
                 yield path
 
 
-def _is_regular(file: Path) -> bool:
+def is_regular(file: Path) -> bool:
+    """Whether a path leads to a regular file."""
     try:
         return stat.S_ISREG(file.stat().st_mode)
     except OSError:
@@ -89,13 +90,15 @@ def _open(file: Path) -> BinaryIO:
 
 def _head(file: Path) -> bytes:
     with suppress(OSError, DecodeError):
-        if _is_regular(file):
+        if is_regular(file):
             with _open(file) as opened:
                 return opened.read(HEAD_BYTES)
     return b""
 
 
-def _reader(file: Path) -> Reader:
+def reader(file: Path) -> Reader:
+    """Returns what reads a file, should it have become none: with an error, without waiting."""
+
     def read() -> bytes:
         with _open(file) as opened:
             check_bytes(os.fstat(opened.fileno()).st_size)
