@@ -22,6 +22,27 @@ _UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", 
     "pef", "srw", "nrw", "3fr", "iiq", "kdc", "mrw", "sr2", "erf", "rwl", "x3f")  # fmt: skip
 # Files of these kinds are many beside images: labels, captions. No other kind of file is known to be no image.
 TEXT_EXTENSIONS = ("txt", "json", "xml", "csv", "tsv", "jsonl", "cls", "caption", "yaml", "yml", "md")
+# What lies beside images and is known to be none: code, notes, what GDAL and systems write.
+OTHER_EXTENSIONS = (
+    *TEXT_EXTENSIONS,
+    "html",
+    "py",
+    "ipynb",
+    "log",
+    "sh",
+    "db",
+    "ini",
+    "ovr",
+    "msk",
+    "tfw",
+    "xlsx",
+)
+# Formats that may hold images; of no other unread file it is known.
+CONVERTIBLE_EXTENSIONS = frozenset((
+    *("nd2", "czi", "lif", "oib", "oif", "svs", "ndpi", "mrxs", "vsi"),
+    *("nii", "nii.gz", "mha", "mhd", "nrrd", "jp2", "j2k", "exr", "fits", "psd", "svg", "pdf", "tga", "ico"),
+    *("arrow", "tfrecord", "h5", "hdf5", "mat", "lmdb", "mdb", "rec", "pt", "pth", "pkl", "beton", "mp4", "avi"),
+))  # fmt: skip
 TABLE_EXTENSIONS = ("csv", "tsv", "jsonl", "xlsx")
 ARCHIVE_EXTENSIONS = (
     *("zip", "tar", "tgz", "tbz", "tbz2", "txz", "tzst"),
@@ -85,6 +106,19 @@ def extension_of(path: str) -> str:
     return extension.lower() if dot else ""
 
 
+def full_extension(path: str) -> str:
+    """Returns what `extension_of` does, with what a packed file is of: "nii.gz"."""
+    extension = extension_of(path)
+    inner = extension_of(path[: -len(extension) - 1]) if extension in ("gz", "bz2", "xz", "zst") else ""
+    return f"{inner}.{extension}" if inner else extension
+
+
+def placeholder_of(path: str) -> bool:
+    """Whether a file stands for one that a cloud has not yet brought here, as iCloud writes them: .NAME.icloud."""
+    name = path.rpartition("/")[2]
+    return name.startswith(".") and name.endswith(".icloud")
+
+
 def unread_photo(path: str) -> str | None:
     """Returns the extension of a photograph that nothing here decodes, such as "heic"; None for other files."""
     extension = extension_of(path)
@@ -139,8 +173,20 @@ def what_is(head: bytes) -> str | None:
         return f"a photograph in the format {kind.upper()}, which cannot be read: convert it to JPEG first"
     text = head.lstrip(b"\xef\xbb\xbf \r\n\t").lower()
     return (
-        next((what for mark, what in _NO_IMAGES if text.startswith(mark)), None) if head else "an empty file"
+        next((what for mark, what in _NO_IMAGES if text.startswith(mark)), None)
+        if head
+        else "an empty file: is it a placeholder of a cloud, not downloaded?"
     )
+
+
+def what_file_is(path: Path) -> str | None:
+    """Says what `what_is` does of a file; None of an empty one, too, or if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return None
+    return what_is(head) if head else None
 
 
 def read_text(path: Path, *, errors: str = "strict") -> str:

@@ -23,6 +23,7 @@ from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.prepare.sources.folders import walk
+from mae_vit.data.prepare.sources.tables import is_table, table_rows
 from mae_vit.data.remote.folder import DataLocation, open_remote
 from mae_vit.data.shards.dataset_json import FILE_NAME
 
@@ -138,7 +139,10 @@ def _state_of(source: Path) -> tuple[str, int]:
     """Returns what changes when a file of a source does, and the bytes of all of them."""
     lines, total = [__version__], 0
     top = len(os.fspath(source))
-    for file in walk(source) if source.is_dir() else [source]:
+    files = list(walk(source)) if source.is_dir() else [source]
+    if is_table(source):
+        files += [source.parent / path for path, _, _ in table_rows(source)]
+    for file in files:
         # Systems write hidden files when somebody only looks.
         if is_hidden(name := os.fspath(file)[top:].lstrip("/")):
             continue

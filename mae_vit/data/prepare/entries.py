@@ -15,19 +15,24 @@ from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import (
     ARCHIVE_EXTENSIONS,
     ARRAY_EXTENSIONS,
+    CONVERTIBLE_EXTENSIONS,
     IMAGE_EXTENSIONS,
+    OTHER_EXTENSIONS,
     TABLE_EXTENSIONS,
-    TEXT_EXTENSIONS,
     extension_of,
+    full_extension,
     image_kind,
     is_hidden,
     is_image,
+    placeholder_of,
     unread_photo,
 )
 from mae_vit.data.prepare.folder_names import NAME_ENCODING, Parts, place
 from mae_vit.data.shards.dataset_json import Segmentation
 
 _DRIVE = re.compile(r"^[A-Za-z]:")
+# S2A_..._B8A.tif of Sentinel-2, LC08_..._B4.TIF of Landsat.
+_BAND = re.compile(r"(.*[-_.])(?:B|band_?)\d{1,2}A?\.(?:tiff?|jp2|png)$", re.IGNORECASE)
 _NAMED = 3
 _PARENT = re.compile(r"(^|[/\\])\.\.($|[/\\])")
 Reader = Callable[[], bytes]
@@ -98,6 +103,8 @@ class Listing:
         kinds: extensions of images whose names do not tell them.
         ignored: how many other files there are.
         unread: how many photographs there are in formats that are not decoded, by extension.
+        unknown: how many files there are of other formats that may matter, by extension.
+        absent: placeholders of files that a cloud keeps.
         beside: tables and archives among the other files.
         bare: folders of files that are no readable images.
         notes: remarks on skipped files.
@@ -107,6 +114,8 @@ class Listing:
     kinds: dict[str, str] = field(default_factory=dict)
     ignored: int = 0
     unread: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+    absent: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
     bare: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -120,11 +129,14 @@ class Listing:
         """
         if is_image(path):
             return True
+        if placeholder_of(path):
+            self.absent.append(path)
+            return False
         if is_hidden(path):
             self.ignored += 1
             return False
         kind, extension = unread_photo(path), extension_of(path)
-        if kind is None and extension not in TEXT_EXTENSIONS:
+        if kind is None and extension not in OTHER_EXTENSIONS:
             kind = image_kind(head())
         if kind in IMAGE_EXTENSIONS or kind in ARRAY_EXTENSIONS:
             self.kinds[path] = kind
@@ -132,10 +144,15 @@ class Listing:
         self.bare.add(path.rpartition("/")[0])
         if kind:
             self.unread[kind] += 1
-        else:
+        elif (full := full_extension(path)) in CONVERTIBLE_EXTENSIONS:
+            self.unknown[full] += 1
+        elif extension in (*TABLE_EXTENSIONS, *ARCHIVE_EXTENSIONS):
             self.ignored += 1
-            if extension in (*TABLE_EXTENSIONS, *ARCHIVE_EXTENSIONS):
-                self.beside.append(path)
+            self.beside.append(path)
+        elif extension in OTHER_EXTENSIONS:
+            self.ignored += 1
+        else:
+            self.unknown[extension] += 1
         return False
 
     def add(self, other: Listing, *, wrapping: str, place: str) -> None:
@@ -148,6 +165,8 @@ class Listing:
         self.kinds |= {moved(path): kind for path, kind in other.kinds.items()}
         self.ignored += other.ignored
         self.unread += other.unread
+        self.unknown += other.unknown
+        self.absent += map(moved, other.absent)
         self.beside += map(moved, other.beside)
         self.bare |= {moved(f"{path}/").removesuffix("/") for path in other.bare}
         self.notes += other.notes
@@ -166,15 +185,22 @@ class Listing:
         if self.kinds:
             notes.append(
                 f"took {count_of(len(self.kinds), 'image')} by the first bytes, since the names do not tell: "
-                f"{_shown(self.kinds)}"
+                f"{shown(self.kinds)}"
             )
+        if self.absent:
+            notes.append(
+                f"not downloaded: {count_of(len(self.absent), 'file')} that iCloud keeps ({shown(self.absent)}): "
+                "download the folder first"
+            )
+        if self.unknown:
+            notes.append(_not_read(self.unknown))
         if archives := [path for path in self.beside if extension_of(path) in ARCHIVE_EXTENSIONS]:
-            notes.append(f"left out {count_of(len(archives), 'archive')} ({_shown(archives)}): unpack first")
+            notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}): unpack first")
         if (
             tables := [path for path in self.beside if extension_of(path) in TABLE_EXTENSIONS]
         ) and not labeled:
             notes.append(
-                f"{_shown(tables)} may hold labels, but labels are read from class folders (CLASS/*.jpg), .cls files "
+                f"{shown(tables)} may hold labels, but labels are read from class folders (CLASS/*.jpg), .cls files "
                 "in shards and Parquet columns alone"
             )
         if self.unread:
@@ -186,7 +212,21 @@ class Listing:
         return tuple(notes)
 
 
-def _shown(paths: Iterable[str]) -> str:
+def _not_read(unknown: Counter[str]) -> str:
+    counts = ", ".join(f"{count:,} {_dotted(kind)}" for kind, count in sorted(unknown.items()))
+    convert = sorted(unknown.keys() & CONVERTIBLE_EXTENSIONS)
+    remedy = f"; images in {', '.join(map(_dotted, convert))} are to be converted to PNG or TIFF first"
+    if "arrow" in convert:
+        remedy += '; datasets.load_from_disk(FOLDER)["train"].to_parquet("train.parquet") writes what is read'
+    return f"not read: {counts}{remedy if convert else ''}"
+
+
+def _dotted(extension: str) -> str:
+    return f".{plain_text(extension)}" if extension else "without an extension"
+
+
+def shown(paths: Iterable[str]) -> str:
+    """Lists the first few paths, for messages."""
     shown = [plain_text(path) for path in islice(paths, _NAMED + 1)]
     return ", ".join(shown[:_NAMED]) + (", ..." if len(shown) > _NAMED else "")
 
@@ -230,13 +270,18 @@ def entries_from_paths(
             class has no proper name.
     """
     _leave_out_arrays(files)
+    _leave_out_doubled(files, PurePosixPath(name).name.partition(".")[0])
+    _note_bands(files)
     paths = [tuple(path.split("/")) for path, _ in files.images]
-    placed = place(paths, split, where=where, class_folder=class_folder if labels else "first")
+    level = class_folder if labels else "first"
+    placed = place(paths, split, where=where, class_folder=level)
     folders = {parts[0] if len(parts) > 1 else None for _, parts in placed}
     if wrapped and len(folders) == 1 and {own for own, _ in placed} == {split}:
-        if None not in folders:
-            placed = [(own, parts[1:]) for own, parts in placed]
-        labels = False
+        below = [parts[1:] for _, parts in placed]
+        if None in folders or all(len(parts) == 1 for parts in below):
+            placed, labels = [(split, below[n] or parts) for n, (_, parts) in enumerate(placed)], False
+        else:  # the wrapping holds class folders, and a picture beside them
+            placed = place(below, split, where=where, class_folder=level)
     flat = _flat_splits(placed, where) if labels else {own for own, _ in placed}
     keys: dict[str, dict[str, int]] = {}
     entries = []
@@ -263,7 +308,7 @@ def entries_from_paths(
     notes = files.all_notes(labeled=any(entry.class_name is not None for entry in entries))
     if without := _without_images(files.bare, paths, placed, flat):
         count = count_of(len(without), "folder")
-        notes += (f"{count} beside the classes without a readable image, so no class: {_shown(without)}",)
+        notes += (f"{count} beside the classes without a readable image, so no class: {shown(without)}",)
     return ImageSource(name, entries, files.ignored, notes=notes)
 
 
@@ -298,6 +343,44 @@ def _leave_out_arrays(files: Listing) -> None:
     files.images = [(path, read) for path, read in files.images if not is_array(path)]
     files.ignored += arrays
     files.notes.append(f"left out {arrays} .npy, .npz or .dcm files beside images of other formats")
+
+
+def _leave_out_doubled(files: Listing, top: str) -> None:
+    """Leaves out a copy of a folder that lies in it under its own name, as in chest_xray/chest_xray/train/..."""
+    paths = {(top, *path.split("/")) for path, _ in files.images}
+    twins: dict[Parts, list[bool]] = {}
+    copies: dict[str, list[Parts]] = {}
+    for parts in paths:
+        for at in range(len(parts) - 2):
+            if parts[at] == parts[at + 1]:
+                twins.setdefault(parts[: at + 2], []).append(parts[:at] + parts[at + 1 :] in paths)
+                copies.setdefault("/".join(parts[1:]), []).append(parts[: at + 2])
+    left_out = {
+        path: "/".join(folder[1:])
+        for path, folders in copies.items()
+        for folder in folders
+        if all(twins[folder])
+    }
+    if left_out:
+        files.images = [(path, read) for path, read in files.images if path not in left_out]
+        files.notes.append(
+            f"left out {count_of(len(left_out), 'image')} of {shown(sorted(set(left_out.values())))}: the folder "
+            "around it holds images of the same names"
+        )
+
+
+def _note_bands(files: Listing) -> None:
+    """Says if images are by their names the bands of fewer images."""
+    bands: dict[str, list[str]] = {}
+    for path, _ in files.images:
+        if found := _BAND.match(path):
+            bands.setdefault(found[1], []).append(path)
+    several = [paths for paths in bands.values() if len(paths) > 1]
+    if several and 2 * sum(map(len, several)) > len(files.images):
+        files.notes.append(
+            f"warning: {shown(several[0])} are by their names bands of one image, and each was taken for an image of "
+            "its own: stack the bands of each image in one .tif first"
+        )
 
 
 def unique_key(name: str, taken: dict[str, int]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -20,9 +20,12 @@ _WRAPPERS = frozenset(
 _COMPANIONS = frozenset(
     ("masks", "mask", "labels", "label", "annotations", "segmentationclass", "ground_truth", "gt", "depth")
 )
+# Parts of a benchmark, such as of re-identification, that are no class beside its training images.
+_PARTS = frozenset(("query", "gallery", "probe", "eval", "evaluation"))
 _NAMED = 3
 # For messages about names that are no UTF-8.
 NAME_ENCODING = "name the encoding of an archive (--name-encoding gbk, cp932, cp437 ...), or rename it"
+_TRUTH = re.compile(r"gt([A-Z_-]|$)")
 Parts = tuple[str, ...]
 
 
@@ -130,6 +133,13 @@ def _splits_among(names: Iterable[str], direct: set[str], where: str | None) -> 
             return _distinct(inside, where)
         if where:
             _ask(where, f"are {_listed(folders)} splits or classes? As splits, call them train, val or test")
+    pairs = Counter((" ".join(split_and_rest(folder)[1]), split) for folder, split in inside.items())
+    rests = Counter(rest for rest, _ in pairs)
+    if where and (_PARTS & {folder.lower() for folder in folders} or max(rests.values(), default=0) > 1):
+        _ask(
+            where,
+            f"are {_listed(folders)} splits or classes? Of splits, prepare each folder by itself (--split NAME)",
+        )
     elif where and any(folder not in direct or split == "unlabeled" for folder, split in exact.items()):
         _ask(
             where,
@@ -183,12 +193,12 @@ def _ask_of_companions(placed: Iterable[tuple[str, Parts]], where: str) -> None:
     for own, parts in placed:
         folders[own].add(parts[0] if len(parts) > 1 else "")
     for names in folders.values():
-        odd = {name for name in names if name.lower() in _WRAPPERS | _COMPANIONS}
+        odd = {name for name in names if name.lower() in _WRAPPERS | _COMPANIONS or _TRUTH.match(name)}
         if (odd and names - odd) or len(odd) > 1:
             _ask(
                 where,
-                f"are {_listed(names)} classes? Of images and what belongs to them, prepare the folder of the images "
-                "by itself (masks: --masks DIR)",
+                f"are {_listed(name or '.' for name in names)} classes? Of images and what belongs to them, prepare "
+                "the folder of the images by itself (masks: --masks DIR)",
             )
 
 

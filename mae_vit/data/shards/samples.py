@@ -18,6 +18,11 @@ _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
 _MAX_IMAGE_BYTES = 2**31 - 1  # what the index's column holds
 _MAX_LABEL_BYTES = 256
+_NO_LABEL = re.compile(
+    rb"""[\[(]\s*([-+\d.'"].*)?[\])]|\{.*:.*\}|tensor\(.*|[-+]?\d*\.\d*[1-9]\d*(e[-+]?\d+)?|\d+([,; ]+\d+)+""",
+    re.DOTALL,
+)
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
 # Of a mask, beside its image.
 MASK_EXTENSION = "seg.png"
 
@@ -104,7 +109,9 @@ def split_key(name: str) -> tuple[str, str]:
     return (found[1], found[2].lower()) if found else ("", "")
 
 
-def read_groups(tar: Path | Tar, special: list[Special] | None = None) -> list[Group]:
+def read_groups(
+    tar: Path | Tar, special: list[Special] | None = None, asked: str | None = None
+) -> list[Group]:
     """Lists the samples of a shard as webdataset groups them: members of a key that follow each other.
 
     Members of a key that stand elsewhere, without an image there, belong to its image, too.
@@ -112,6 +119,7 @@ def read_groups(tar: Path | Tar, special: list[Special] | None = None) -> list[G
     Args:
         tar: the shard.
         special: see `walk_tar`.
+        asked: the field that the user has named as the image.
 
     Raises:
         DamagedTar: if the tar is damaged or holds an image twice under a key.
@@ -130,7 +138,7 @@ def read_groups(tar: Path | Tar, special: list[Special] | None = None) -> list[G
     loose: dict[str, dict[str, tuple[int, int]]] = {}
     samples = []
     for group in groups:
-        if any(is_image_field(field) or field in ARRAY_EXTENSIONS for field in group.fields):
+        if any(is_image_field(field) or field in (*ARRAY_EXTENSIONS, asked) for field in group.fields):
             samples.append(group)
         else:
             loose.setdefault(group.key, {}).update(group.fields)
@@ -202,5 +210,11 @@ def class_number(path: Path, sample: Sample) -> int:
 
 
 def label_number(label: bytes) -> int | None:
-    """Returns the class number that a label holds; None of words."""
-    return int(label) if re.fullmatch(rb"[+-]?[0-9]{1,9}", label) else None
+    """Returns the class number that a label holds, "2" or "2.0"; None of words."""
+    found = re.fullmatch(rb"([+-]?[0-9]{1,9})(\.0*)?", label)
+    return int(found[1]) if found else None
+
+
+def no_single_label(label: bytes) -> bool:
+    """Whether a label is neither a number nor a name: a list, a fraction, what Python prints or stores of an array."""
+    return bool(_NO_LABEL.fullmatch(label) or _CONTROL.search(label))

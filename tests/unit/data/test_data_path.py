@@ -178,3 +178,22 @@ def test_a_tar_beside_other_files_need_not_be_the_data(photos):
         InputError, match=r"--in-place .* if these are its data, else with `mae-vit prepare .* OUT`"
     ):
         read_dataset(photos)
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+def test_a_table_of_paths_and_labels_is_a_source(photos, capsys, delimiter):
+    rows = ["Path,label", *(f"{path},{path[:3]}" for path in CLASSES), "cat/gone.jpg,cat"]
+    table = photos / "labels.csv"
+    table.write_text("\n".join(row.replace(",", delimiter) for row in rows))
+    folder = resolve_data_path(str(table)).folder
+    assert "1 file of labels.csv not found beside it: cat/gone.jpg" in capsys.readouterr().out
+    assert read_dataset(folder).classes == ["cat", "dog"]
+    assert sum(split.samples for split in read_dataset(folder).splits.values()) == 24
+    (photos / "cat" / "001.jpg").write_bytes(encoded(picture(99)))
+    assert resolve_data_path(str(table)).folder != folder
+
+
+def test_a_table_without_paths_is_a_question(photos):
+    (photos / "labels.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match=r"one column of paths .* its first line has a, b"):
+        resolve_data_path(str(photos / "labels.csv"))

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
-from mae_vit.core.user_files import HEAD_BYTES, is_image
+from mae_vit.core.user_files import HEAD_BYTES, is_image, what_file_is
 from mae_vit.data.images.decode import DecodeError, check_bytes
 from mae_vit.data.prepare.entries import Listing, Reader, safe_member_path
 from mae_vit.data.prepare.folder_names import NAME_ENCODING, decode_name
@@ -169,7 +169,7 @@ def _members(tar: Tar, special: list[Special] | None) -> Iterator[Member]:
         raise InputError(f"archive {error}") from None
     except (DamagedTar, OSError) as error:
         reason = str(error).removeprefix(f"{tar.name}: ")
-        raise InputError(f"archive {tar.name} is damaged: {reason}") from None
+        raise InputError(f"archive {tar.name} is {what_file_is(tar.path) or f'damaged: {reason}'}") from None
 
 
 def _follow(links: dict[str, str | None], files: dict[str, Member]) -> list[tuple[str, Member]]:
@@ -203,7 +203,7 @@ def open_zip(path: Path, encoding: str | None = None) -> Listing:
     except InputError:
         raise
     except _ZIP_ERRORS as error:
-        raise InputError(f"archive {path} is damaged: {error}") from None
+        raise InputError(f"archive {path} is {what_file_is(path) or f'damaged: {error}'}") from None
     regular = [(name, info) for name, info in named if _is_regular(info)]
 
     def head(info: zipfile.ZipInfo) -> bytes:

@@ -17,7 +17,15 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.core.messages import closest, closest_path, count_of, nearest
 from mae_vit.core.urls import is_url, redact_url
-from mae_vit.core.user_files import ARCHIVE_EXTENSIONS, ARRAY_EXTENSIONS, IMAGE_EXTENSIONS, extension_of
+from mae_vit.core.user_files import (
+    ARCHIVE_EXTENSIONS,
+    ARRAY_EXTENSIONS,
+    CONVERTIBLE_EXTENSIONS,
+    IMAGE_EXTENSIONS,
+    extension_of,
+    full_extension,
+    what_file_is,
+)
 from mae_vit.data.prepare.entries import ImageSource, entries_from_paths
 from mae_vit.data.prepare.folder_names import FolderNames
 from mae_vit.data.prepare.sources.archives import holds_images, is_tar, open_zip
@@ -27,9 +35,12 @@ from mae_vit.data.prepare.sources.foreign_shards import find_shards
 from mae_vit.data.prepare.sources.hub_dataset import open_hub_dataset
 from mae_vit.data.prepare.sources.parquet import find_parquet, local_files, open_parquet
 from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
+from mae_vit.data.prepare.sources.tables import is_table, open_table
 from mae_vit.data.prepare.sources.tars import open_tars
 
 _ARCHIVES = (".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
+_PART = re.compile(r"\.(z\d\d|(zip|7z|rar|tar|tgz|gz)[-_.]?(\d{2,3}|part\w*|[a-z]{2}))$", re.IGNORECASE)
+_ARRAYS = re.compile(r"-ubyte(\.gz)?$")  # MNIST's
 # So many pictures may lie beside shards without being the data.
 _FEW_IMAGES = 16
 DOWNLOADS: dict[str, Callable[[Path], ImageSource]] = {"cifar10": cifar10, "cifar100": cifar100}
@@ -90,7 +101,7 @@ def find_images(
 
     Args:
         spec: "digits", "cifar10", "cifar100", a folder of images, of shards or of Parquet files,
-            an archive of images, a Parquet file, or "hf:USER/NAME[@REVISION]" of the Hub.
+            an archive of images, a Parquet file, a table (CSV, TSV), or "hf:USER/NAME[@REVISION]" of the Hub.
         out: the output folder, where temporary files go.
         split: of images outside of split folders.
         root: where torchvision keeps, or puts, its download.
@@ -126,12 +137,10 @@ def find_images(
             wrapped=True,
             class_folder=names.class_folder,
         )
+    elif is_table(path):
+        source = open_table(path, split)
     elif path.exists():
-        unpack = extension_of(path.name) in ARCHIVE_EXTENSIONS
-        raise InputError(
-            f"source {spec}: neither a folder nor an archive ({', '.join(_ARCHIVES)}); "
-            f"{'unpack it first' if unpack else 'of an image, give the folder'}"
-        )
+        raise InputError(f"source {spec}{_no_source(path)}")
     elif is_url(spec):
         raise InputError(
             f"source {redact_url(spec)} lies elsewhere: download it, and give the file or folder here"
@@ -140,6 +149,19 @@ def find_images(
         meant = closest(spec, _NAMES, cutoff=0.6) or closest_path(path) or nearest(spec, _NAMES)
         raise InputError(f"source {spec} does not exist; {meant}")
     return _not_empty(source.without_labels() if not labels else source, spec)
+
+
+def _no_source(path: Path) -> str:
+    """Says why a file is no source, and the way."""
+    extension = extension_of(path.name)
+    if _PART.search(path.name):
+        return ": a part of an archive in several files: join them first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
+    if _ARRAYS.search(path.name) or full_extension(path.name) in {*CONVERTIBLE_EXTENSIONS, "npz"}:
+        return ": one file of arrays or images, which is not read: write each image as PNG or .npy, and give the folder"
+    if extension not in ARCHIVE_EXTENSIONS and (what := what_file_is(path)):
+        return f" is {what}"
+    way = "unpack it first" if extension in ARCHIVE_EXTENSIONS else "of an image, give the folder"
+    return f": neither a folder nor an archive ({', '.join(_ARCHIVES)}); {way}"
 
 
 def _not_empty(source: ImageSource, spec: str) -> ImageSource:

@@ -12,38 +12,51 @@ from typing import BinaryIO
 
 from mae_vit.core.user_files import HEAD_BYTES
 from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
-from mae_vit.data.prepare.entries import Listing, Reader
+from mae_vit.data.prepare.entries import Listing, Reader, shown
 
 
 def open_folder(path: Path) -> Listing:
     """Lists the images below `path`, by path; links are followed, as torchvision's ImageFolder does."""
-    return list_files(sorted(walk(path)), path)
+    again = list[Path]()
+    files = list_files(sorted(walk(path, again)), path)
+    if again:
+        links = shown([link.relative_to(path).as_posix() for link in again])
+        files.notes.append(f"skipped links to folders that are taken already: {links}")
+    return files
 
 
 def list_files(found: Iterable[Path], top: Path) -> Listing:
     """Lists the images among files, by their paths below `top`, in the given order."""
-    files, special = Listing(), 0
+    files, special = Listing(), list[str]()
     for file in found:
         name = file.relative_to(top).as_posix()
-        if not files.takes(name, partial(_head, file)):
-            continue
-        if _is_regular(file):
-            files.images.append((name, _reader(file)))
-        else:
-            special += 1
+        if not is_regular(file):
+            special.append(name)
+        elif files.takes(name, partial(_head, file)):
+            files.images.append((name, reader(file)))
     if special:
-        files.notes.append(f"skipped {special} that are no regular files: pipes, devices or dead links")
+        files.notes.append(
+            f"skipped {len(special)} that are no regular files: pipes, devices or dead links ({shown(special)})"
+        )
     return files
 
 
-def walk(top: Path) -> Iterator[Path]:
-    """Yields the files below `top`, each folder once, however many links lead to it."""
+def walk(top: Path, again: list[Path] | None = None) -> Iterator[Path]:
+    """Yields the files below `top`, each folder once, however many links lead to it.
+
+    Args:
+        top: the folder.
+        again: gets the links to folders that were seen already.
+    """
     seen: set[tuple[int, int]] = set()
     # Links to folders wait until the folders that are really there have been seen.
     waiting = [top]
     while waiting:
         links: list[Path] = []
         for folder in waiting:
+            status = folder.stat()
+            if again is not None and (status.st_dev, status.st_ino) in seen:
+                again.append(folder)
             yield from _walk_real(folder, seen, links)
         waiting = sorted(links)
 
@@ -64,7 +77,8 @@ def _walk_real(folder: Path, seen: set[tuple[int, int]], links: list[Path]) -> I
                 yield path
 
 
-def _is_regular(file: Path) -> bool:
+def is_regular(file: Path) -> bool:
+    """Whether a path leads to a regular file."""
     try:
         return stat.S_ISREG(file.stat().st_mode)
     except OSError:
@@ -82,13 +96,15 @@ def _open(file: Path) -> BinaryIO:
 
 def _head(file: Path) -> bytes:
     with suppress(OSError, DecodeError):
-        if _is_regular(file):
+        if is_regular(file):
             with _open(file) as opened:
                 return opened.read(HEAD_BYTES)
     return b""
 
 
-def _reader(file: Path) -> Reader:
+def reader(file: Path) -> Reader:
+    """Returns what reads a file, should it have become none: with an error, without waiting."""
+
     def read() -> bytes:
         with _open(file) as opened:
             check_bytes(os.fstat(opened.fileno()).st_size)

@@ -9,12 +9,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import is_hidden, split_named
+from mae_vit.core.user_files import (
+    ARRAY_EXTENSIONS,
+    HEAD_BYTES,
+    IMAGE_EXTENSIONS,
+    OTHER_EXTENSIONS,
+    image_kind,
+    is_hidden,
+    split_named,
+)
 from mae_vit.data.images.decode import check_bytes
 from mae_vit.data.prepare.entries import Entry, ImageSource, safe_member_path, unique_key
 from mae_vit.data.prepare.sources.archives import is_tar
@@ -25,6 +34,7 @@ from mae_vit.data.shards.samples import (
     Group,
     is_image_field,
     label_number,
+    no_single_label,
     read_groups,
     read_label,
     split_key,
@@ -57,6 +67,25 @@ def split_of(shard: Path, folder: Path, default: str) -> str:
         words = [word for part in shard.relative_to(folder).parts for word in re.split(r"[-_.]", part)]
     # The last is nearest to the shard's number.
     return next(filter(None, map(split_named, reversed(words))), default)
+
+
+def image_member(tar: Tar) -> str | None:
+    """Returns the field of members that are images by their first bytes and not by name: "image" of KEY.image.
+
+    Only of samples, which have a member beside it; others are files of an archive.
+    """
+    fields: dict[str, set[str]] = {}
+    found = None
+    with suppress(DamagedTar, OSError):
+        for member in islice(walk_tar(tar), _LOOKED_AT):
+            key, field = split_key(member.name)
+            fields.setdefault(key, set()).add(field)
+            if is_image_field(field) or field in ARRAY_EXTENSIONS:
+                return None
+            if key and found is None and field not in OTHER_EXTENSIONS:
+                kind = image_kind(tar.read(member.offset, min(HEAD_BYTES, member.size)))
+                found = (key, field) if kind in IMAGE_EXTENSIONS else None
+    return found[1] if found and len(fields[found[0]]) > 1 else None
 
 
 def is_shard(tar: Tar) -> bool:
@@ -96,7 +125,7 @@ def open_shards(
     known = read_dataset(folder) if (folder / FILE_NAME).exists() else None
     splits = {s.file: name for name, info in known.splits.items() for s in info.shards} if known else {}
     special: list[Special] = []
-    found = [(shard, _read_groups(shard, special)) for shard in shards]
+    found = [(shard, _read_groups(shard, special, columns.image_column)) for shard in shards]
     known_labels = {
         (place, number): label
         for place, (shard, groups) in enumerate(found)
@@ -107,6 +136,14 @@ def open_shards(
         raise InputError(
             f"--label-column {columns.label_column}: no sample has such a member, or key of its json: {_fields(found)}"
         )
+    for (place, number), named in known_labels.items():
+        if no_single_label(named):
+            shard, groups = found[place]
+            raise InputError(
+                f"shard {shard.name}: the label of {plain_text(groups[number].key)} is "
+                f'"{plain_text(_text(named)[:40])}": one class of each image is read, a number or a name; --no-labels '
+                "takes the images alone"
+            )
     numbers = {label: label_number(label) for label in known_labels.values()}
     numbered = None not in numbers.values()
     if known is not None:
@@ -156,9 +193,9 @@ def open_shards(
     return ImageSource(name, entries, classes=tuple(classes) if classes else None, notes=tuple(notes))
 
 
-def _read_groups(shard: Tar, special: list[Special]) -> list[Group]:
+def _read_groups(shard: Tar, special: list[Special], asked: str | None) -> list[Group]:
     try:
-        return read_groups(shard, special)
+        return read_groups(shard, special, asked)
     except (DamagedTar, OSError) as error:
         raise InputError(f"shard {shard.name} cannot be used: {error}") from None
 

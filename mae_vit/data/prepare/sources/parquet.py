@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import replacing, write_atomically
-from mae_vit.core.messages import plain_text
+from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, check_bytes
 from mae_vit.data.prepare.entries import Entry, ImageSource, Reader, unique_key
@@ -195,6 +195,10 @@ def _source(
             read = _reader(place.with_suffix(".bin"), row)
             entries.append(Entry(file.split, class_name, key, origin, row.extension or "jpg", read))
     notes = tuple(dict.fromkeys(columns.note for columns, _ in spooled if columns.note))
+    if without := sum(
+        row.label is None for columns, rows in spooled if columns.label for row in rows if not row.damage
+    ):
+        notes += (f"{count_of(without, 'image')} without a label: the column holds none",)
     return ImageSource(name, entries, classes=classes, notes=notes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -136,9 +137,19 @@ def _label_column(schema: Any, features: dict[str, Any], where: str, asked: str 
                 f"{where}: column {asked} is of {schema.field(asked).type}; labels are integers or strings"
             )
         return asked
+    for field in schema:
+        kind = parquet_library()[0].types
+        if field.name.lower() in LABEL_NAMES and (kind.is_list(field.type) or kind.is_large_list(field.type)):
+            raise InputError(
+                f"{where}: column {field.name} holds lists, and one class of each image is read: choose another by "
+                "--label-column, or --no-labels"
+            )
     marked = [name for name in usable if features.get(name, {}).get("_type") == "ClassLabel"]
     named = [name for name in marked or usable if name.lower() in LABEL_NAMES]
-    candidates = named or marked
+    # fine_label and coarse_label of CIFAR-100, where nothing says which columns are classes.
+    candidates = (
+        named or marked or [name for name in usable if re.split(r"[_\W]", name.lower())[-1] in LABEL_NAMES]
+    )
     if len(candidates) > 1:
         raise InputError(
             f"{where} has several columns of labels, {_listed(candidates)}: choose by --label-column, or --no-labels"
@@ -161,7 +172,12 @@ def _image_kind(kind: Any) -> str:
 def _is_label(kind: Any) -> bool:
     types = parquet_library()[0].types
     inner = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_integer(inner) or types.is_string(inner) or types.is_large_string(inner))
+    return bool(
+        types.is_integer(inner)
+        or types.is_floating(inner)
+        or types.is_string(inner)
+        or types.is_large_string(inner)
+    )
 
 
 def _check_there(schema: Any, asked: str, where: str, option: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
+from mae_vit.core.user_files import what_file_is
 from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, read_header
 from mae_vit.data.prepare.sources.parquet_columns import Columns, parquet_library
 
@@ -49,7 +50,8 @@ def opened_parquet(path: Path, name: str) -> Iterator[Any]:
     try:
         opened = parquet.ParquetFile(path, pre_buffer=False)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{name} is no whole Parquet file: {error_reason(error)[:160]}") from None
+        why = what_file_is(path) or f"no whole Parquet file: {error_reason(error)[:160]}"
+        raise InputError(f"{name} is {why}") from None
     with opened:
         yield opened
 
@@ -76,6 +78,13 @@ def read_rows(opened: Any, columns: Columns) -> Iterator[dict[str, Any]]:
                 )
                 missing = "it holds a path and no bytes" if path else "it holds no image"
                 label = row[columns.label] if columns.label else None
+                if isinstance(label, float):  # integers with gaps, as pandas stores them
+                    if label % 1 and label == label:
+                        raise InputError(
+                            f"column {columns.label} holds {label}, which is no class: choose another by "
+                            "--label-column, or --no-labels"
+                        )
+                    label = int(label) if label == label else None
                 yield {
                     "path": str(path or ""),
                     "label": label,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mae_vit.core.messages import count_of, plain_text
@@ -11,7 +12,7 @@ from mae_vit.core.user_files import split_in
 from mae_vit.data.prepare.entries import ImageSource, Listing, entries_from_paths
 from mae_vit.data.prepare.folder_names import FolderNames, surely_split
 from mae_vit.data.prepare.sources.archives import Spool, inner_tars, open_archive
-from mae_vit.data.prepare.sources.foreign_shards import is_shard, open_shards, split_of
+from mae_vit.data.prepare.sources.foreign_shards import image_member, is_shard, open_shards, split_of
 from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
 from mae_vit.data.shards.dataset_json import FILE_NAME
 from mae_vit.data.shards.samples import split_key
@@ -50,9 +51,13 @@ def open_tars(
     """
     spool = Spool(out)
     tars = [tar for path in paths for tar in _expand(spool.open_tar(path))]
+    unnamed = None if columns.image_column else image_member(tars[0])
+    columns = replace(columns, image_column=unnamed) if unnamed else columns
     asked = columns.image_column or columns.label_column
     if (folder / FILE_NAME).exists() or asked or any(map(is_shard, tars)):
-        return open_shards(folder, tars, split=split, name=name, columns=columns, labels=labels)
+        source = open_shards(folder, tars, split=split, name=name, columns=columns, labels=labels)
+        note = f"took the .{unnamed} members for images, by their first bytes (--image-column)"
+        return replace(source, notes=(*source.notes, note)) if unnamed else source
     return _open_archives(tars, folder, split=split, name=name, labels=labels, names=names)
 
 

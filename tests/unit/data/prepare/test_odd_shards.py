@@ -136,3 +136,39 @@ def test_pairs_without_labels_are_all_taken_and_it_is_said(tmp_path, capsys):
     assert prepare(write_tar(tmp_path / "b.tar", dotted), tmp_path / "b") == 0
     assert "took all" not in capsys.readouterr().out
     assert len(read_back(tmp_path / "b")) == 6
+
+
+def test_whole_numbers_with_a_point_are_numbers(tmp_path):
+    write_tar(tmp_path / "src" / "s-0.tar", members(of=lambda n: b"%d.0" % (n % 3)))
+    assert prepare(tmp_path / "src", tmp_path / "out") == 0
+    assert labels(tmp_path / "out") == NUMBERS
+
+
+@pytest.mark.parametrize(
+    "label", [b"0,3", b"[0]", b"[1, 0, 0]", b"tensor(2)", b"0.5", b"0 3", b"\3\0\0\0", b'{"class": 1}']
+)
+def test_what_is_no_single_label_is_refused_and_its_sample_named(tmp_path, capsys, label):
+    write_tar(tmp_path / "s-0.tar", members(of=lambda n: label if n == 4 else b"1"))
+    assert prepare(tmp_path / "s-0.tar", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert "s-0.tar: the label of 4 is " in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+    assert prepare(tmp_path / "s-0.tar", tmp_path / "out", "--no-labels") == 0
+
+
+def test_names_with_brackets_and_commas_are_labels(tmp_path):
+    write_tar(tmp_path / "s-0.tar", members(of=lambda n: (b"(other)", b"bass, sea", b"2 cats")[n % 3]))
+    assert prepare(tmp_path / "s-0.tar", tmp_path / "out") == 0
+    assert read_dataset(tmp_path / "out").classes == ["(other)", "2 cats", "bass, sea"]
+
+
+def test_images_of_samples_are_known_by_their_first_bytes(tmp_path, capsys):
+    write_tar(tmp_path / "src" / "s-0.tar", members("image"))
+    assert prepare(tmp_path / "src", tmp_path / "out") == 0
+    assert labels(tmp_path / "out") == NUMBERS
+    assert (
+        "took the .image members for images, by their first bytes (--image-column)" in capsys.readouterr().out
+    )
+    assert prepare(tmp_path / "src", tmp_path / "b", "--image-column", "image") == 0
+    assert labels(tmp_path / "b") == NUMBERS

@@ -139,7 +139,7 @@ REFUSED = {
         [], "several columns of labels, fine, coarse: choose by --label-column",
     ),
     "misspelled": (table(JPEGS), ["--image-column", "imgae"], 'no such column: did you mean "image"?'),
-    "of another type": (table(JPEGS, [0.5] * 12), ["--label-column", "label"], "labels are integers or strings"),
+    "of another type": (table(JPEGS, [0.5] * 12), ["--label-column", "label"], "which is no class"),
     "no such class": (
         table(JPEGS[:2], [0, 3], features={"label": NAMED}), [], "row 1: its label says class 3; there are 3",
     ),
@@ -157,6 +157,35 @@ def test_what_is_refused_is_one_line_and_leaves_nothing(tmp_path, capfd, case):
     assert line in said
     assert len(said.splitlines()) == 1
     assert not out.exists()
+
+
+def test_whole_numbers_with_gaps_are_labels_and_the_gaps_are_said(tmp_path, capsys):
+    written(table(JPEGS[:4], [1.0, None, 0.0, float("nan")]), tmp_path / "a.parquet")
+    assert prepare(tmp_path / "a.parquet", tmp_path / "out") == 0
+    assert by_image(tmp_path / "out") == dict(zip(JPEGS[:4], ["1", "", "0", ""], strict=True))
+    assert "2 images without a label: the column holds none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"label": [[0, 2], [1]]}, "column label holds lists, and one class of each image is read"),
+        ({"label": [0.5, 1.0]}, "column label holds 0.5, which is no class"),
+        (
+            {"fine_label": [3, 4], "coarse_label": [0, 1]},
+            "several columns of labels, fine_label, coarse_label: choose",
+        ),
+    ],
+)
+def test_labels_that_are_not_one_class_are_a_question(tmp_path, capsys, columns, expected):
+    found = table(JPEGS[:2])
+    for name, values in columns.items():
+        found = found.append_column(name, pa.array(values))
+    written(found, tmp_path / "a.parquet")
+    assert prepare(tmp_path / "a.parquet", tmp_path / "out") == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert prepare(tmp_path / "a.parquet", tmp_path / "out", "--no-labels") == 0
 
 
 def test_a_file_that_is_no_parquet_is_one_line(tmp_path, capfd):

@@ -1,0 +1,159 @@
+"""Folders as people have them: parts that are no classes, links, formats that are not read, copies in copies."""
+
+import pytest
+from helpers.images import encoded, picture, read_back, write_files, write_tar, write_zip
+
+from mae_vit.cli.main import main
+from mae_vit.data.shards.dataset_json import read_dataset
+
+JPEG, TIFF = encoded(picture(1)), encoded(picture(2, mode="L"), "tiff")
+TREE = {"cat/1.jpg": JPEG, "dog/2.jpg": JPEG}
+
+
+@pytest.fixture
+def prepared(tmp_path, capsys):
+    """Prepares a source: (exit code, what was said)."""
+
+    def run(source, *options):
+        source = write_files(tmp_path / "src", source) if isinstance(source, dict) else source
+        code = main(["prepare", str(source), str(tmp_path / "out"), *options, "--workers", "0"])
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ("bounding_box_train", "bounding_box_test", "query", "gt_bbox"),
+        ("bounding_box_train", "bounding_box_test", "extra"),
+        ("train", "query", "gallery"),
+        ("train", "evaluation"),
+        ("leftImg8bit/train/aachen", "leftImg8bit/val/ulm", "gtFine/train/aachen", "gtFine/val/ulm"),
+    ],
+)
+def test_parts_of_a_benchmark_are_a_question(tmp_path, prepared, folders):
+    code, said = prepared({f"{folder}/1.jpg": JPEG for folder in folders})
+    assert code == 2
+    assert "classes?" in said
+    assert "prepare " in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_class_may_be_called_like_a_part(tmp_path, prepared):
+    assert prepared(dict.fromkeys(("query/1.jpg", "cat/1.jpg"), JPEG), "--class-folder", "first")[0] == 0
+    assert read_dataset(tmp_path / "out").classes == ["cat", "query"]
+
+
+def test_a_link_to_a_folder_that_is_taken_is_named(tmp_path, prepared):
+    source = write_files(tmp_path / "photos", {f"train/{path}": data for path, data in TREE.items()})
+    (source / "val").symlink_to("train")
+    code, said = prepared(source)
+    assert code == 0
+    assert "skipped links to folders that are taken already: val\n" in said
+
+
+def test_a_dead_link_to_a_folder_is_named(tmp_path, prepared):
+    source = write_files(tmp_path / "photos", TREE)
+    (source / "val").symlink_to(tmp_path / "nowhere")
+    assert "no regular files: pipes, devices or dead links (val)" in prepared(source)[1]
+
+
+@pytest.mark.parametrize("pack", [write_files, write_tar, write_zip])
+def test_what_is_not_read_is_counted(tmp_path, prepared, pack):
+    odd = {
+        "cat/1.czi": b"x",
+        "cat/2.CZI": b"x",
+        "a.nii.gz": b"x",
+        "b.xyz": b"x",
+        "README": b"x",
+        "c.txt": b"x",
+    }
+    code, said = prepared(pack(tmp_path / f"a.{pack.__name__[6:]}", TREE | odd))
+    assert code == 0
+    assert (
+        "not read: 1 without an extension, 2 .czi, 1 .nii.gz, 1 .xyz; images in .czi, .nii.gz are to be converted to "
+        "PNG or TIFF first\n"
+    ) in said
+    assert "ignored 1 file (no images)" in said
+    assert "archive" not in said
+
+
+def test_of_formats_that_are_not_read_alone_the_error_names_them(prepared):
+    code, said = prepared(
+        {"data-00000-of-00001.arrow": b"x", "state.json": b"{}", "dataset_info.json": b"{}"}
+    )
+    assert code == 2
+    assert "not read: 1 .arrow; images in .arrow are to be converted" in said
+    assert '["train"].to_parquet("train.parquet")' in said
+    assert len(said.splitlines()) == 1
+
+
+def test_placeholders_of_a_cloud_are_named(prepared):
+    code, said = prepared(TREE | {"cat/.2.jpg.icloud": b"bplist00", "cat/3.jpg": b""})
+    assert code == 0
+    assert "not downloaded: 1 file that iCloud keeps (cat/.2.jpg.icloud): download the folder first" in said
+    assert "cat/3.jpg: an empty file: is it a placeholder of a cloud, not downloaded?" in said
+
+
+def test_pyramids_beside_rasters_are_no_images(tmp_path, prepared):
+    code, said = prepared({"1.tif": TIFF, "1.tif.ovr": TIFF, "1.tif.aux.xml": b"<PAMDataset>"})
+    assert (code, len(read_back(tmp_path / "out"))) == (0, 1)
+    assert "ignored 2 files (no images)" in said
+
+
+def test_bands_in_files_of_their_own_are_named(prepared):
+    bands = {f"{p}/{p}_{band}.tif": TIFF for p in ("S2A_1", "S2A_2") for band in ("B02", "B03", "B8A")}
+    code, said = prepared(bands)
+    assert code == 0
+    assert (
+        "warning: S2A_1/S2A_1_B02.tif, S2A_1/S2A_1_B03.tif, S2A_1/S2A_1_B8A.tif are by their names bands of one "
+    ) in said
+
+
+@pytest.mark.parametrize("pack", [write_files, write_tar, write_zip])
+def test_a_copy_of_a_folder_in_itself_is_left_out(tmp_path, prepared, pack):
+    splits = {f"{split}/{path}": data for split in ("train", "test") for path, data in TREE.items()}
+    files = {f"chest/{again}{path}": data for again in ("", "chest/") for path, data in splits.items()}
+    code, said = prepared(
+        pack(tmp_path / f"chest.{pack.__name__[6:]}", files | {"__MACOSX/chest/._1.jpg": JPEG})
+    )
+    assert code == 0
+    assert set(read_dataset(tmp_path / "out").splits) == {"train", "test"}
+    assert "left out 4 images of chest/chest: the folder around it holds images of the same names" in said
+
+
+@pytest.mark.parametrize("pack", [write_tar, write_zip])
+def test_a_picture_beside_the_classes_of_an_archive_is_no_silent_loss_of_labels(tmp_path, prepared, pack):
+    files = {f"repo/data/{path}": data for path, data in TREE.items()}
+    code, said = prepared(pack(tmp_path / f"a.{pack.__name__[6:]}", files | {"repo/logo.jpg": JPEG}))
+    assert code == 2
+    assert 'are "." and "data" classes? Of images and what belongs to them, prepare the folder' in said
+
+
+PAGE = b"<!DOCTYPE html><html>Sign in"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        *(
+            (f"x.{kind}", PAGE, "x.{} is a web page: the download failed")
+            for kind in ("tar", "zip", "parquet", "jpg")
+        ),
+        *(
+            (name, b"PK", "a part of an archive in several files: join them")
+            for name in ("a.zip.001", "a.z01", "a.tar.aa")
+        ),
+        *(
+            (name, b"\x1f\x8b", "one file of arrays or images, which is not read: write each image as PNG")
+            for name in ("pathmnist.npz", "train-images-idx3-ubyte.gz", "brain.nii.gz", "data.h5")
+        ),
+    ],
+)
+def test_files_that_are_no_source_say_what_they_are(tmp_path, prepared, name, content, expected):
+    (tmp_path / name).write_bytes(content)
+    code, said = prepared(tmp_path / name)
+    assert code == 2
+    assert expected.format(name.rpartition(".")[2]) in said
+    assert len(said.splitlines()) == 1
