@@ -213,7 +213,7 @@ def test_fill_is_the_datas_mean_as_timm_rounds_it():
 
 def configured(schema, digits, *overrides: str):
     return load_config(
-        schema, CONFIGS / "mae_digits.yaml", [f"data.path={digits}", "run.dir=none", *overrides]
+        schema, CONFIGS / "mae_digits.yaml", [f"data.path={digits}", "run.dir=nowhere", *overrides]
     )
 
 

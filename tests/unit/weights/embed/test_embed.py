@@ -163,7 +163,7 @@ def test_what_is_left_out_is_said(start, photos, tmp_path, capsys):
     (folder / "notes.docx").write_bytes(b"notes")
     assert call(start, folder, "--out", tmp_path / "features.npz") == 0
     said = capsys.readouterr().out
-    assert "ignored 1 file (no images)" in said
+    assert "not read: 1 .docx" in said
     assert "left out 1 photograph in a format that cannot be read (1 .heic)" in said
 
 
