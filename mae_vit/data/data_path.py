@@ -23,7 +23,7 @@ from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.prepare.sources.folders import walk
-from mae_vit.data.prepare.sources.tables import is_table, table_rows
+from mae_vit.data.prepare.sources.tables import is_table, read_table
 from mae_vit.data.remote.folder import DataLocation, open_remote
 from mae_vit.data.shards.dataset_json import FILE_NAME
 
@@ -141,7 +141,7 @@ def _state_of(source: Path) -> tuple[str, int]:
     top = len(os.fspath(source))
     files = list(walk(source)) if source.is_dir() else [source]
     if is_table(source):
-        files += [source.parent / path for path, _, _ in table_rows(source)]
+        files += [row.file for row in read_table(source).rows if row.file]
     for file in files:
         # Systems write hidden files when somebody only looks.
         if is_hidden(name := os.fspath(file)[top:].lstrip("/")):

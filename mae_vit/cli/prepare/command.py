@@ -42,7 +42,8 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         metavar="SRC... OUT",
         help="one or more sources, then the output folder; a source is digits, cifar10, cifar100, a folder with or "
         "without class folders, a .tar, .tar.gz or .zip of such a folder, a folder of existing webdataset shards, "
-        "Parquet files or a folder of them, or hf:USER/NAME[@REVISION] on the Hugging Face Hub",
+        "Parquet files or a folder of them, a CSV or TSV of paths and labels, or hf:USER/NAME[@REVISION] on the "
+        "Hugging Face Hub",
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
@@ -80,7 +81,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         help="encoding of names in an archive that are not in UTF-8: gbk, big5, cp932, cp437 ...",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace splits that exist")
-    add_parquet_options(parser.add_argument_group("Parquet files, data sets of the Hub, shards"))
+    add_parquet_options(parser.add_argument_group("Parquet files, tables, data sets of the Hub, shards"))
     add_mask_options(parser.add_argument_group("segmentation"))
     _add_choice(parser.add_argument_group("selecting images (of train; val and test stay whole)"))
     _add_form(parser.add_argument_group("format"))

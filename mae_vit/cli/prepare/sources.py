@@ -24,8 +24,8 @@ def add_parquet_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--image-column",
         metavar="NAME",
-        help="column of the images, as {bytes, path} or bytes (the only such column); of shards with several images a "
-        "sample, the extension of the one to take, such as input.jpg",
+        help="column of the images, as {bytes, path} or bytes, in a table their paths (the only such column); of "
+        "shards with several images a sample, the extension of the one to take, such as input.jpg",
     )
     group.add_argument(
         "--label-column",
@@ -108,7 +108,7 @@ def check_sources(arguments: argparse.Namespace) -> None:
     for name in _COLUMNS:
         if getattr(arguments, name) and sources and own.issuperset(sources):
             raise InputError(
-                f"--{name.replace('_', '-')} changes nothing: no source is of Parquet files or shards"
+                f"--{name.replace('_', '-')} changes nothing: no source is of Parquet files, tables or shards"
             )
     if arguments.label_column and arguments.no_labels:
         raise InputError("--label-column changes nothing with --no-labels")

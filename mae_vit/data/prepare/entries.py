@@ -200,8 +200,8 @@ class Listing:
             tables := [path for path in self.beside if extension_of(path) in TABLE_EXTENSIONS]
         ) and not labeled:
             notes.append(
-                f"{shown(tables)} may hold labels, but labels are read from class folders (CLASS/*.jpg), .cls files "
-                "in shards and Parquet columns alone"
+                f"{shown(tables)} may hold labels, but the labels of a folder are its folders (CLASS/*.jpg); a CSV or "
+                "TSV of paths and labels is a source itself: give it in place of the folder"
             )
         if self.unread:
             counts = ", ".join(f"{count:,} .{extension}" for extension, count in sorted(self.unread.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -41,6 +42,9 @@ _SEED = 0
 DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES = 256, 10_000
 _MIB = 1 << 20
 _NAMED = 5
+# Classes of one image each are more likely captions.
+_CAPTIONS = 5
+_JOINT = re.compile(r"[|;,\s]+")
 
 
 @dataclass(frozen=True)
@@ -256,11 +260,25 @@ def _agree_on_classes(
 
 
 def _class_notes(dataset: Dataset) -> list[str]:
-    """Names classes of one name but for the case, and those that only held-out splits have."""
+    """Names classes that are by their names no classes of their own, and those that only held-out splits have."""
     notes, spelled = [], dict[str, str]()
     for name in dataset.classes:
         if (other := spelled.setdefault(name.casefold(), name)) != name:
             notes.append(f'warning: the classes "{other}" and "{name}" differ only in case: is it one class?')
+    known = set(dataset.classes)
+    for name in dataset.classes:
+        words = [word for word in _JOINT.split(name) if word]
+        if len(words) > 1 and known.issuperset(words):
+            notes.append(
+                f'warning: the class "{name}" is by its name {" and ".join(words)}, which are classes, too: if images '
+                "have several labels, --no-labels takes them alone"
+            )
+            break
+    counts = [sum(info.class_counts[at] for info in dataset.splits.values()) for at in range(len(known))]
+    if len(counts) >= _CAPTIONS and max(counts) == 1:
+        notes.append(
+            "warning: each class has one image: are the labels captions? --no-labels takes the images alone"
+        )
     train = dataset.splits.get("train")
     if train is None or not any(train.class_counts):
         return notes

@@ -138,7 +138,7 @@ def find_images(
             class_folder=names.class_folder,
         )
     elif is_table(path):
-        source = open_table(path, split)
+        source = open_table(path, split, parquet, labels=labels)
     elif path.exists():
         raise InputError(f"source {spec}{_no_source(path)}")
     elif is_url(spec):

@@ -165,7 +165,8 @@ def test_archives_in_an_archive_and_tables_are_named(tmp_path, prepared):
     assert "left out 2 archives (train.zip, test.zip): unpack first" in said
     code, said, _ = prepared({"1.jpg": JPEG, "labels.csv": b"1.jpg,cat\n"})
     assert code == 0
-    assert "labels.csv may hold labels, but labels are read from class folders" in said
+    assert "labels.csv may hold labels" in said
+    assert "is a source itself: give it in place of the folder" in said
 
 
 def test_classes_that_only_the_test_has_are_named(prepared):

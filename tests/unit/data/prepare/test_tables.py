@@ -1,0 +1,91 @@
+"""Tables of images and labels, as people have them: names without folder or extension, columns of any name."""
+
+import pytest
+from helpers.images import encoded, picture, write_files
+
+from mae_vit.cli.main import main
+from mae_vit.data.shards.dataset_json import read_dataset
+
+JPEG = encoded(picture(1))
+
+
+@pytest.fixture
+def prepared(tmp_path, capsys):
+    """Prepares a table that lies beside images: (exit code, what was said)."""
+
+    def run(rows, *options, images=("a/1.jpg", "a/2.jpg", "b/3.jpg", "b/4.jpg")):
+        files = {**dict.fromkeys(images, JPEG), "labels.csv": "\n".join(rows).encode()}
+        table = write_files(tmp_path / "src", files) / "labels.csv"
+        code = main(["prepare", str(table), str(tmp_path / "out"), *options, "--workers", "0"])
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
+def rows(header, *cells):
+    return [header, *(f"{n},{cell}" for n, cell in enumerate(cells, 1))]
+
+
+@pytest.mark.parametrize("column", ["id_code", "image", "Image Index"])
+def test_names_without_folder_and_extension_are_found(tmp_path, prepared, column):
+    code, said = prepared(rows(f"{column},label", "x", "y", "x", "y"))
+    assert code == 0
+    assert read_dataset(tmp_path / "out").splits["train"].class_counts == [2, 2]
+    assert "found 4 files of labels.csv by names without folder or extension\n" in said
+
+
+def test_a_name_of_two_files_is_none(prepared):
+    code, said = prepared(rows("image,label", "x", "y"), images=("a/1.jpg", "b/1.jpg", "b/2.jpg"))
+    assert code == 0
+    assert "1 file of labels.csv not found beside it: 1\n" in said
+
+
+def test_columns_that_are_not_read_are_named_and_may_be_chosen(tmp_path, prepared):
+    table = rows("id,dx,sex", "nv,m", "mel,f", "nv,f")
+    assert "columns of labels.csv that are not read: dx, sex (--label-column NAME" in prepared(table)[1]
+    assert prepared(table, "--label-column", "dx", "--overwrite")[0] == 0
+    assert read_dataset(tmp_path / "out").classes == ["mel", "nv"]
+    assert 'did you mean "sex"?' in prepared(table, "--label-column", "sexx", "--overwrite")[1]
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (rows("id,label", "0.5", "1.57"), 'the label of 1 is "0.5": one class of each image is read'),
+        (["id,label", "1,x", "1,y"], 'the label of 1 is "x" and "y": one class of each image is read'),
+        (["a/1.jpg,x", "a/2.jpg,y"], "its first line names an image: put a line of names above it"),
+        (["path,label,class", "a/1.jpg,x,y"], "mae-vit prepare --image-column NAME --label-column NAME"),
+    ],
+)
+def test_what_is_no_table_of_classes_is_refused(tmp_path, prepared, table, expected):
+    code, said = prepared(table)
+    assert code == 2
+    assert expected in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_that_are_refused_are_not_read_without_labels(prepared):
+    code, said = prepared(["id,label", "1,0.5", "1,1.57", "2,x"], "--no-labels")
+    assert code == 0
+    assert "train: 2 images" in said
+    assert "labels.csv names images again in 1 row: each is taken once\n" in said
+
+
+@pytest.mark.parametrize("joint", ["|", " ", ", "])
+def test_labels_of_several_classes_are_named(prepared, joint):
+    said = prepared(rows("id,label", "Mass", f'"Mass{joint}Edema"', "Edema"))[1]
+    assert (
+        f'warning: the class "Mass{joint}Edema" is by its name Mass and Edema, which are classes, too' in said
+    )
+
+
+def test_captions_as_classes_are_named(prepared):
+    images = [f"{n}.jpg" for n in range(1, 6)]
+    said = prepared(rows("id,label", *(f"a photo of {n}" for n in range(5))), images=images)[1]
+    assert "warning: each class has one image: are the labels captions?" in said
+
+
+def test_addresses_are_to_be_downloaded(prepared):
+    code, said = prepared(["image,label", "https://example.org/1.jpg,x"])
+    assert code == 2
+    assert "not found beside it: https://example.org/1.jpg: download them first" in said
