@@ -27,7 +27,7 @@ from mae_vit.core.user_files import (
     placeholder_of,
     unread_photo,
 )
-from mae_vit.data.prepare.folder_names import NAME_ENCODING, Parts, place
+from mae_vit.data.prepare.folder_names import NAME_ENCODING, Parts, level_note, place
 from mae_vit.data.shards.dataset_json import Segmentation
 
 _DRIVE = re.compile(r"^[A-Za-z]:")
@@ -306,6 +306,7 @@ def entries_from_paths(
         key = unique_key(base, keys.setdefault(own, {}))
         entries.append(Entry(own, class_name, key, path, files.extension(path), read))
     notes = files.all_notes(labeled=any(entry.class_name is not None for entry in entries))
+    notes += tuple(level_note([(own, parts) for own, parts in placed if own not in flat], class_folder))
     if without := _without_images(files.bare, paths, placed, flat):
         count = count_of(len(without), "folder")
         notes += (f"{count} beside the classes without a readable image, so no class: {shown(without)}",)

@@ -22,6 +22,12 @@ _COMPANIONS = frozenset(
 )
 # Parts of a benchmark, such as of re-identification, that are no class beside its training images.
 _PARTS = frozenset(("query", "gallery", "probe", "eval", "evaluation"))
+# How parts of one set are numbered: by a program, a camera (100APPLE), a day; first letters of classes below.
+_NUMBERED = re.compile(
+    r"(.*[\W_])?(part|images?|imgs?|photos|batch|chunk|shard|subset|folder|fold)[\W_]?\d+|[1-9]\d\d[A-Z0-9_]{5}|"
+    r"(19|20)\d\d-\d\d(-\d\d)?",
+    re.IGNORECASE,
+)
 _NAMED = 3
 # For messages about names that are no UTF-8.
 NAME_ENCODING = "name the encoding of an archive (--name-encoding gbk, cp932, cp437 ...), or rename it"
@@ -80,6 +86,7 @@ def place(
     if ask:
         _ask_of_companions(placed, where)
         _ask_which_level(placed, where)
+        _ask_of_parts(placed, where)
     return placed
 
 
@@ -200,6 +207,22 @@ def _ask_of_companions(placed: Iterable[tuple[str, Parts]], where: str) -> None:
                 f"are {_listed(name or '.' for name in names)} classes? Of images and what belongs to them, prepare "
                 "the folder of the images by itself (masks: --masks DIR)",
             )
+    below = {"/".join(parts[:-1]) for _, parts in placed if len(parts) > 2}
+    if odd := {folder for folder in below if folder.rpartition("/")[2].lower() in _COMPANIONS}:
+        _ask(
+            where,
+            f"are {_listed(odd)} images of the classes? Of what belongs to images, move it elsewhere first",
+        )
+
+
+def _ask_of_parts(placed: Iterable[tuple[str, Parts]], where: str) -> None:
+    """Asks if all folders are called as the parts of one set are, or as the first letters of the classes in them."""
+    names = {parts[0] if len(parts) > 1 else "" for _, parts in placed}
+    below = {parts[1] if len(parts) > 2 else "" for _, parts in placed}
+    letters = "" not in below and all(len(name) == 1 and name.isalpha() for name in names)
+    if len(names) > 1 and (letters or all(map(_NUMBERED.fullmatch, names))):
+        last = " Of the lower folders, mae-vit prepare --class-folder last" if len(below) > 1 else ""
+        _ask(where, f"are {_listed(names)} classes, or parts of one set?{last}", "of these")
 
 
 def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:
@@ -209,21 +232,37 @@ def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:
         if len(parts) > 1:
             below[own, parts[0]].add(parts[1] if len(parts) > 2 else "")
     seen: dict[tuple[str, str], str] = {}
-    common: dict[tuple[str, str], list[str]] = defaultdict(list)
+    common: dict[tuple[str, str], set[str]] = defaultdict(set)
     for (own, folder), names in below.items():
         if "" in names:
             continue
         for name in sorted(names):
             if (other := seen.setdefault((own, name), folder)) != folder:
-                common[other, folder].append(name)
+                common[other, folder].add(name)
     for (one, two), shared in common.items():
         if len(shared) > 1:
             _ask(
                 where,
                 f"{_listed([one, two])} hold the same folders, {_listed(shared)}: which are the classes? Of the "
-                "lower folders, mae-vit prepare --class-folder last",
+                "lower folders, mae-vit prepare --class-folder last; of one image in several versions, prepare one folder "
+                "by itself",
                 "of the upper ones",
             )
+
+
+def level_note(placed: Iterable[tuple[str, Parts]], class_folder: str | None) -> list[str]:
+    """Says which folders below classes are none, or, where the last folder is the class, which of them are joined."""
+    below: dict[str, set[str]] = defaultdict(set)
+    for _, parts in placed:
+        if class_folder == "last" or len(parts) > 2:
+            below[parts[0]].add("/".join(parts[1:-1]))
+    if class_folder == "last":
+        joined = sorted(name for name, folders in below.items() if len(folders) > 1)
+        return [f"joined folders of one name to a class: {_listed(joined)}"] if joined else []
+    inner = {f"{name}/{folder}" for name, folders in below.items() for folder in folders}
+    if class_folder or all(folder.rpartition("/")[2].lower() in _WRAPPERS for folder in inner):
+        return []
+    return [f"folders below classes are none: {_listed(inner)} (--class-folder last takes them)"]
 
 
 def _ask(where: str, question: str, classes: str = "as classes") -> NoReturn:

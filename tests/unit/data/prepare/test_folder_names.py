@@ -62,6 +62,12 @@ CLEAR = {
         {"train": ["n01", "n02"], "val": ["-"]},
     ),
     "unlabeled": ("train/cat/1.jpg unlabeled/2.jpg", {"train": ["cat"], "unlabeled": ["-"]}),
+    "MVTec's good in two splits": (
+        "nut/train/good/1.png nut/test/good/2.png cap/train/good/1.png cap/test/good/1.png",
+        {"test": ["cap", "nut"], "train": ["cap", "nut"]},
+    ),
+    "letters of a hand": ("A/1.jpg B/2.jpg", {"train": ["A", "B"]}),
+    "WordNet": ("n01440764/1.jpg n01443537/2.jpg", {"train": ["n01440764", "n01443537"]}),
     "one folder of images": ("images/1.jpg images/2.jpg", {"train": ["-"]}),
     "stations": ("train_station/1.jpg train_track/2.jpg", {"train": ["train_station", "train_track"]}),
     "other folders in each class": ("cat/a/1.jpg cat/b/2.jpg dog/c/3.jpg", {"train": ["cat", "dog"]}),
@@ -98,6 +104,22 @@ ASKED = {
         TWO_LEVELS,
         '"lab1" and "lab2" hold the same folders, "cat" and "dog": which are the classes?',
     ),
+    "numbered parts": (
+        "images_001/a/1.png images_002/a/2.png",
+        'are "images_001" and "images_002" classes, or parts',
+    ),
+    "two parts": ("HAM_part_1/1.jpg HAM_part_2/2.jpg", 'are "HAM_part_1" and "HAM_part_2" classes, or parts'),
+    "a camera": ("100APPLE/1.jpg 101APPLE/2.jpg", 'are "100APPLE" and "101APPLE" classes, or parts'),
+    "days": ("2023-05-01/1.jpg 2023-06-01/2.jpg", "classes, or parts of one set?"),
+    "letters": (
+        "a/abbey/1.jpg b/beach/2.jpg",
+        "parts of one set? Of the lower folders, mae-vit prepare --class-folder last",
+    ),
+    "masks in each class": (
+        "sick/images/1.png sick/masks/1.png well/images/2.png",
+        'are "sick/masks" images of the',
+    ),
+    "versions": (TWO_LEVELS, "of one image in several versions, prepare one folder by itself"),
 }
 
 
@@ -125,3 +147,26 @@ def test_two_folders_of_one_split_are_refused(paths):
 
 def test_spellings_of_unicode_are_one_class():
     assert placed("train/Caf\u00e9/1.jpg test/Cafe\u0301/2.jpg") == {"test": ["Café"], "train": ["Café"]}
+
+
+@pytest.mark.parametrize(
+    ("paths", "class_folder", "said"),
+    [
+        (
+            "run/v1/1.jpg walk/v2/2.jpg",
+            None,
+            ['folders below classes are none: "run/v1" and "walk/v2" (--class-folder'],
+        ),
+        ("run/images/1.jpg walk/images/2.jpg", None, []),
+        (
+            "inn/indoor/1.jpg pub/indoor/2.jpg pub/bar/3.jpg",
+            "last",
+            ['joined folders of one name to a class: "indoor"'],
+        ),
+    ],
+)
+def test_levels_that_are_not_read_are_said(paths, class_folder, said):
+    files = Listing(images=[(path, bytes) for path in paths.split()])
+    source = entries_from_paths(files, "train", where="x", name="x", labels=True, class_folder=class_folder)
+    assert len(source.notes) == len(said)
+    assert all(map(str.startswith, source.notes, said))
