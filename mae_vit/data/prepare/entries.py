@@ -240,6 +240,11 @@ def safe_member_path(name: str, where: str) -> str:
     if name.startswith(("/", "\\")) or _DRIVE.match(name) or (".." in name and _PARENT.search(name)):
         raise InputError(
             f'archive {where} holds the path "{plain_text(name)}", which leaves its folder: refused'
+            + (
+                ": unpack it, and pack it without absolute names (tar without -P)"
+                if name.startswith("/")
+                else ""
+            )
         )
     return str(PurePosixPath(name))
 

@@ -221,8 +221,8 @@ def _ask_of_parts(placed: Iterable[tuple[str, Parts]], where: str) -> None:
     below = {parts[1] if len(parts) > 2 else "" for _, parts in placed}
     letters = "" not in below and all(len(name) == 1 and name.isalpha() for name in names)
     if len(names) > 1 and (letters or all(map(_NUMBERED.fullmatch, names))):
-        last = " Of the lower folders, mae-vit prepare --class-folder last" if len(below) > 1 else ""
-        _ask(where, f"are {_listed(names)} classes, or parts of one set?{last}", "of these")
+        last = "? Of the lower folders, mae-vit prepare --class-folder last" if len(below) > 1 else ""
+        _ask(where, f"are {_listed(names)} classes, or parts of one set{last or '?'}")
 
 
 def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:
@@ -244,8 +244,8 @@ def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:
             _ask(
                 where,
                 f"{_listed([one, two])} hold the same folders, {_listed(shared)}: which are the classes? Of the "
-                "lower folders, mae-vit prepare --class-folder last; of one image in several versions, prepare one folder "
-                "by itself",
+                "lower folders, mae-vit prepare --class-folder last; of versions of the same images, prepare one "
+                "folder by itself",
                 "of the upper ones",
             )
 

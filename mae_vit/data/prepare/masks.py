@@ -69,11 +69,16 @@ def pair_masks(
     entries = [replace(entry, read_mask=by_stem.get(_stem(entry.path))) for entry in source.entries]
     missing = [entry.path for entry in entries if entry.read_mask is None]
     if missing and (not partly or len(missing) == len(entries)):
+        there = ", ".join(plain_text(path) for path, _ in masks.images[:1]) or "no images"
+        way = (
+            f"the folder holds {there}: write masks as PNGs, by the names of their images"
+            if len(missing) == len(entries)
+            else "--masked-only leaves such images out"
+        )
         shown = ", ".join(plain_text(path) for path in missing[:_NAMED])
         raise InputError(
             f"{where} has no mask for {count_of(len(missing), 'image')} of {len(entries):,}: {shown}"
-            f"{', ...' if len(missing) > _NAMED else ''} (a mask is {_stem(missing[0])}.png; --masked-only leaves "
-            "such images out)"
+            f"{', ...' if len(missing) > _NAMED else ''} (a mask is {_stem(missing[0])}.png; {way})"
         )
     notes = [f"left out {count_of(len(missing), 'image')} without a mask"] if missing else []
     return replace(

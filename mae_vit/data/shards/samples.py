@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +92,19 @@ class Group:
 def _several(key: str, images: list[str]) -> str:
     count = "two images" if len(images) == 2 else f"{len(images)} images"
     listed = ", ".join(images[:4]) + (", ..." if len(images) > 4 else "")
-    return f"{count} under the key {plain_text(key)} ({plain_text(listed)}): `--image-column NAME` takes one of each"
+    # cat.0.jpg, cat.1.jpg: names that have dots and belong to no sample.
+    dots = (
+        "a key ends at the first dot, so name the files without further dots, or "
+        if _numbered(images)
+        else ""
+    )
+    found = f"{count} under the key {plain_text(key)} ({plain_text(listed)})"
+    return f"{found}: {dots}`--image-column NAME` takes one of each"
+
+
+def _numbered(fields: list[str]) -> bool:
+    """Whether what follows the first dots are numbers, and no fields."""
+    return all(field.partition(".")[0].isdigit() for field in fields)
 
 
 def is_image_field(field: str) -> bool:
@@ -118,7 +130,7 @@ def read_groups(
 
     Args:
         tar: the shard.
-        special: see `walk_tar`.
+        special: see `walk_tar`; of links to members, which are followed, it gets none. None follows no links.
         asked: the field that the user has named as the image.
 
     Raises:
@@ -126,7 +138,8 @@ def read_groups(
         OSError: if it cannot be read.
     """
     groups: list[Group] = []
-    for member in walk_tar(tar, special):
+    links: list[Special] = []
+    for member in walk_tar(tar, links):
         key, field = split_key(member.name)
         if not key:
             continue
@@ -135,6 +148,8 @@ def read_groups(
         if is_image_field(field) and field in groups[-1].fields:
             raise DamagedTar(f"{tar.name if isinstance(tar, Tar) else tar}: {_several(key, [field, field])}")
         groups[-1].fields[field] = member.offset, member.size
+    if special is not None and links:
+        special += _follow(links, groups)
     loose: dict[str, dict[str, tuple[int, int]]] = {}
     samples = []
     for group in groups:
@@ -145,6 +160,23 @@ def read_groups(
     for group in samples if loose else ():
         group.fields = loose.get(group.key, {}) | group.fields
     return samples
+
+
+def _follow(links: Sequence[Special], groups: list[Group]) -> list[Special]:
+    """Adds links to members, as tar writes of files that are one on disk, and returns the others."""
+    places = {(group.key, field): place for group in groups for field, place in group.fields.items()}
+    by_key = {group.key: group for group in groups}
+    others = []
+    for link in links:
+        key, field = split_key(link.name)
+        place = places.get(split_key(link.target or ""))
+        if not key or place is None:
+            others.append(link)
+            continue
+        if key not in by_key:
+            groups.append(by_key.setdefault(key, Group(key, {})))
+        by_key[key].fields.setdefault(field, place)
+    return others
 
 
 def read_samples(path: Path) -> Iterator[Sample]:

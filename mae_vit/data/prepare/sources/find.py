@@ -22,6 +22,7 @@ from mae_vit.core.user_files import (
     ARRAY_EXTENSIONS,
     CONVERTIBLE_EXTENSIONS,
     IMAGE_EXTENSIONS,
+    TEXT_EXTENSIONS,
     extension_of,
     full_extension,
     what_file_is,
@@ -160,6 +161,8 @@ def _no_source(path: Path) -> str:
         return ": one file of arrays or images, which is not read: write each image as PNG or .npy, and give the folder"
     if extension not in ARCHIVE_EXTENSIONS and (what := what_file_is(path)):
         return f" is {what}"
+    if extension in (*TEXT_EXTENSIONS, "xlsx", "xls"):
+        return ": a list of images is read as a CSV or TSV, whose first line names its columns, as path,label"
     way = "unpack it first" if extension in ARCHIVE_EXTENSIONS else "of an image, give the folder"
     return f": neither a folder nor an archive ({', '.join(_ARCHIVES)}); {way}"
 

@@ -119,7 +119,7 @@ ASKED = {
         "sick/images/1.png sick/masks/1.png well/images/2.png",
         'are "sick/masks" images of the',
     ),
-    "versions": (TWO_LEVELS, "of one image in several versions, prepare one folder by itself"),
+    "versions": (TWO_LEVELS, "of versions of the same images, prepare one folder by itself"),
 }
 
 

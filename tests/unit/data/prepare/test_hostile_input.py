@@ -57,7 +57,7 @@ def test_paths_that_leave_their_folder_are_refused(tmp_path, capsys, monkeypatch
     assert prepare(archive, "out") == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert lines[0].endswith("leaves its folder: refused")
+    assert "leaves its folder: refused" in lines[0]
     assert everything(tmp_path) - before <= {str(tmp_path / "work" / "out")}
     assert not Path("/evil").exists()
 
@@ -73,7 +73,7 @@ def test_paths_that_leave_their_folder_are_refused_in_shards(tmp_path, capsys, n
         assert prepare(tmp_path / source, tmp_path / "out") == 2
         lines = capsys.readouterr().err.strip().splitlines()
         assert len(lines) == 1
-        assert lines[0].endswith("leaves its folder: refused")
+        assert "leaves its folder: refused" in lines[0]
         assert everything(tmp_path) == before
 
 

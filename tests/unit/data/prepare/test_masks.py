@@ -61,6 +61,14 @@ def test_missing_masks_are_named(pairs, tmp_path, capsys):
     assert json.loads((tmp_path / "out" / "dataset.json").read_text())["splits"]["train"]["samples"] == 10
 
 
+@pytest.mark.parametrize("name", ["{}.jpg", "{}_mask.png"])
+def test_masks_of_other_names_are_named(pairs, tmp_path, capsys, name):
+    for mask in list((pairs / "masks").rglob("*.png")):
+        mask.rename(mask.with_name(name.format(mask.stem)))
+    assert call(pairs, tmp_path / "out", "--masked-only") == 2
+    assert f"{name.format(0)}: write masks as PNGs, by the names of their images)" in refusal(capsys)
+
+
 @pytest.mark.parametrize(
     ("mask", "said"),
     [

@@ -128,13 +128,36 @@ def test_links_in_an_archive_lead_to_its_files(tmp_path, capsys, kind):
     assert "skipped 1 members that are links" in capsys.readouterr().out
 
 
-def test_links_in_shards_are_counted(tmp_path, capsys):
-    with tarfile.open(write_tar(tmp_path / "s.tar", PLAIN), "a") as tar:
-        link = tarfile.TarInfo("9.jpg")
-        link.type, link.linkname = tarfile.LNKTYPE, "0.jpg"
-        tar.addfile(link)
+def test_links_in_shards_are_followed_or_counted(tmp_path, capsys):
+    with tarfile.open(write_tar(tmp_path / "s.tar", [*PLAIN, ("9.cls", b"1")]), "a") as tar:
+        for name, target in (("9.jpg", "0.jpg"), ("10.jpg", "gone.jpg")):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.LNKTYPE, target
+            tar.addfile(link)
     assert prepare(tmp_path / "s.tar", tmp_path / "out") == 0
+    found = read_back(tmp_path / "out")
+    assert found["9"]["jpg"] == found["0"]["jpg"]
+    assert labels(tmp_path / "out")["9"] == "1"
     assert "skipped 1 member of shards that are links, devices or pipes" in capsys.readouterr().out
+
+
+def test_names_with_dots_are_no_samples(tmp_path, capsys):
+    pairs = [
+        (f"cat.{n}.{kind}", data) for n in range(2) for kind, data in (("jpg", IMAGES[n]), ("txt", b"x"))
+    ]
+    assert prepare(write_tar(tmp_path / "s.tar", pairs), tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert (
+        "key cat (0.jpg, 1.jpg): a key ends at the first dot, so name the files without further dots, or"
+        in said
+    )
+
+
+def test_absolute_names_are_refused_with_the_remedy(tmp_path, capsys):
+    assert prepare(write_tar(tmp_path / "a.tar", {"/home/me/cat/1.jpg": IMAGES[0]}), tmp_path / "out") == 2
+    assert (
+        "refused: unpack it, and pack it without absolute names (tar without -P)" in capsys.readouterr().err
+    )
 
 
 def joined(folder: Path) -> Path:

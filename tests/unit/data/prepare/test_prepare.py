@@ -156,7 +156,7 @@ BAD = {
     "misspelled source": (["{tmp}/mixd"], '/mixed"?'),
     "misspelled folder": (["{tmp}/mixd/train"], "mixd/train does not exist; known: cifar10"),
     "misspelled name": (["digit"], 'did you mean "digits"?'),
-    "a file": (["{src}/README.txt"], "neither a folder nor an archive"),
+    "a file": (["{src}/README.txt"], "a list of images is read as a CSV or TSV"),
     "no images": (["{tmp}/empty"], "holds no images"),
     "some in no class folder": (["{tmp}/mixed"], 'the image "2.png" lies in no class folder'),
     "one split twice": (["{src}", "{src}"], 'split "test" comes from both'),
