@@ -130,6 +130,11 @@ def split_named(name: str) -> str | None:
     return _SPLIT_OF.get(name.lower())
 
 
+def split_told(name: str) -> str:
+    """Returns the split that a cell of a table names: one of ours, or its own name as a word."""
+    return split_named(name) or re.sub(r"\W", "_", name)
+
+
 def split_in(name: str) -> str | None:
     """Returns the split that a name holds as a word at its head or end: train_images, imagenet-val, test2017.
 

@@ -117,6 +117,9 @@ def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) == 2:
         return 1, shape[0], shape[1]
     if len(shape) != 3:
-        raise DecodeError(f"its array has {len(shape)} axes: an image has (H, W), (C, H, W) or (H, W, C)")
+        raise DecodeError(
+            f"its array has {len(shape)} axes: an image has (H, W), (C, H, W) or (H, W, C); write each "
+            "of a stack as a file"
+        )
     first, second, third = shape
     return (first, second, third) if first <= third else (third, first, second)

@@ -276,8 +276,17 @@ def _parquet(
     folder: Path | None = None,
 ) -> ImageSource:
     """Opens Parquet files: those of a folder, or those that are named."""
+    found = folder is not None
     folder, name = _place(paths, folder)
     files = local_files(paths, folder, split)
+    twins: dict[tuple[str, str], str] = {}
+    for file in files if found else ():
+        place, _, own = file.name.rpartition("/")
+        if (other := twins.setdefault((file.split, own), place)) != place:
+            raise InputError(
+                f"{folder}: {other or '.'} and {place or '.'} hold files of one name, {own}: of a data set in several "
+                "configurations, give the folder of one; of parts of one, give the files as sources"
+            )
     return open_parquet(files, out, name=name, options=options, labels=labels)
 
 

@@ -21,6 +21,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import replacing, write_atomically
 from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.progress import progress
+from mae_vit.core.user_files import split_told
 from mae_vit.data.images.decode import DecodeError, check_bytes
 from mae_vit.data.prepare.entries import Entry, ImageSource, Reader, unique_key
 from mae_vit.data.prepare.sources.foreign_shards import split_of
@@ -161,9 +162,7 @@ def _spooled(
         found = json.loads(record_file.read_text(encoding="utf-8"))
         columns = Columns(**found["columns"])
         names = tuple(columns.names) if columns.names is not None else None
-        return Columns(columns.image, columns.label, names, columns.note), [
-            Row(*row) for row in found["rows"]
-        ]
+        return replace(columns, names=names), [Row(*row) for row in found["rows"]]
     with file.fetch() as path, opened_parquet(path, file.name) as opened:
         columns = choose_columns(opened.schema_arrow, file.name, options, labels=labels)
         with replacing(place.with_suffix(".bin")) as partial_path, partial_path.open("wb") as spool:
@@ -189,11 +188,12 @@ def _source(
             # The folder is another machine's, or hostile.
             image = PurePosixPath(row.path.replace("\\", "/")).name
             stem = image.rpartition(".")[0] or image or f"{PurePosixPath(file.name).stem}-{number:06d}"
-            key = unique_key(stem.replace(".", "_"), keys.setdefault(file.split, {}))
+            split = split_told(row.split) if row.split else file.split
+            key = unique_key(stem.replace(".", "_"), keys.setdefault(split, {}))
             origin = f"{where} ({plain_text(image)})" if image else where
             class_name = _class_name(row.label, columns, where)
             read = _reader(place.with_suffix(".bin"), row)
-            entries.append(Entry(file.split, class_name, key, origin, row.extension or "jpg", read))
+            entries.append(Entry(split, class_name, key, origin, row.extension or "jpg", read))
     notes = tuple(dict.fromkeys(columns.note for columns, _ in spooled if columns.note))
     if without := sum(
         row.label is None for columns, rows in spooled if columns.label for row in rows if not row.damage

@@ -44,12 +44,14 @@ class Columns:
         label: None without labels.
         names: of the classes that integer labels number, where the file tells them.
         note: what was chosen among several; empty if there was no choice.
+        split: of texts that name the split of each row; None without.
     """
 
     image: str
     label: str | None = None
     names: tuple[str, ...] | None = None
     note: str = ""
+    split: str | None = None
 
 
 def parquet_library() -> tuple[ModuleType, ModuleType]:
@@ -84,7 +86,11 @@ def choose_columns(schema: Any, where: str, options: ParquetOptions, *, labels: 
     label = _label_column(schema, features, where, options.label_column) if labels else None
     names = features.get(label, {}).get("names") if label else None
     listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return Columns(image, label, tuple(names) if listed and names else None, note)
+    types = parquet_library()[0].types
+    split = [field.name for field in schema if field.name == "split" and types.is_string(field.type)]
+    return Columns(
+        image, label, tuple(names) if listed and names else None, note, split[0] if split else None
+    )
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
@@ -113,7 +119,8 @@ def _image_column(schema: Any, features: dict[str, Any], where: str, asked: str 
     candidates = marked or structs or binaries
     if not candidates:
         raise InputError(
-            f"{where} has no column of images, which are {{bytes, path}} or binary: it has {_listed(schema.names)}"
+            f"{where} has no column of images, which are {{bytes, path}} or binary: it has {_listed(schema.names)}; "
+            "of paths, write them and the labels as a CSV, and give that; of addresses, download the images first"
         )
     named = [name for name in candidates if name.lower() in _IMAGE_NAMES]
     if len(candidates) == 1 or len(named) == 1:

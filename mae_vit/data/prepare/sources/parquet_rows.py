@@ -29,6 +29,7 @@ class Row:
         offset: in the spooled file, in bytes.
         length: in bytes.
         damage: why there is no image; empty if there is one.
+        split: that the row names; empty if it names none.
     """
 
     label: int | str | None
@@ -37,6 +38,7 @@ class Row:
     offset: int = 0
     length: int = 0
     damage: str = ""
+    split: str = ""
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def opened_parquet(path: Path, name: str) -> Iterator[Any]:
 def read_rows(opened: Any, columns: Columns) -> Iterator[dict[str, Any]]:
     """Yields path, label, and data or damage of each row; of a damaged row group, the rows that are left too."""
     pyarrow, _ = parquet_library()
-    wanted = [columns.image, *([columns.label] if columns.label else [])]
+    wanted = [name for name in (columns.image, columns.label, columns.split) if name]
     for group in range(opened.num_row_groups):
         left = opened.metadata.row_group(group).num_rows
         batches = opened.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False)
@@ -76,7 +78,11 @@ def read_rows(opened: Any, columns: Columns) -> Iterator[dict[str, Any]]:
                 data, path = (
                     (image.get("bytes"), image.get("path")) if isinstance(image, dict) else (image, None)
                 )
-                missing = "it holds a path and no bytes" if path else "it holds no image"
+                missing = (
+                    "it holds a path and no bytes: write paths and labels as a CSV, and give that"
+                    if path
+                    else "it holds no image"
+                )
                 label = row[columns.label] if columns.label else None
                 if isinstance(label, float):  # integers with gaps, as pandas stores them
                     if label % 1 and label == label:
@@ -88,6 +94,7 @@ def read_rows(opened: Any, columns: Columns) -> Iterator[dict[str, Any]]:
                 yield {
                     "path": str(path or ""),
                     "label": label,
+                    "split": (columns.split and row[columns.split]) or "",
                     **({"data": data} if data is not None else {"damage": missing}),
                 }
 
@@ -95,7 +102,7 @@ def read_rows(opened: Any, columns: Columns) -> Iterator[dict[str, Any]]:
 def write_row(row: dict[str, Any], spool: Any) -> Row:
     """Appends an image; what is too large to be one is reported, not written."""
     if "damage" in row:
-        return Row(row["label"], row["path"], damage=row["damage"])
+        return Row(row["label"], row["path"], damage=row["damage"], split=row.get("split", ""))
     data, offset = row["data"], spool.tell()
     if len(data) <= MAX_IMAGE_BYTES:
         spool.write(data)
@@ -103,4 +110,4 @@ def write_row(row: dict[str, Any], spool: Any) -> Row:
         extension = read_header(data).extension
     except DecodeError:
         extension = "jpg"  # it will be left out, for the reason that decoding gives
-    return Row(row["label"], row["path"], extension, offset, len(data))
+    return Row(row["label"], row["path"], extension, offset, len(data), split=row["split"])

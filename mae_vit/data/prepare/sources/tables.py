@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import unicodedata
 from collections import defaultdict
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import NamedTuple, NoReturn
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, count_of, plain_text
-from mae_vit.core.user_files import IMAGE_EXTENSIONS, extension_of, is_image, read_text, split_named
+from mae_vit.core.user_files import IMAGE_EXTENSIONS, extension_of, is_image, read_text, split_told
 from mae_vit.data.prepare.entries import Entry, ImageSource, shown, unique_key
 from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
 from mae_vit.data.prepare.sources.parquet_columns import LABEL_NAMES, ParquetOptions
@@ -166,7 +165,7 @@ def open_table(
         if file is None:
             continue
         name = None if label is None or not labels else plain_text(unicodedata.normalize("NFC", label))
-        own = (split_named(told) or re.sub(r"\W", "_", told)) if told else split
+        own = split_told(told) if told else split
         twice = (own, file) in label_of
         other = label_of.setdefault((own, file), name)
         if other != name or (name and no_single_label(name.encode())):

@@ -138,6 +138,7 @@ REFUSED = {
         table(JPEGS[:2], [0, 1], label="fine", features=TWO_LABELS).append_column("coarse", pa.array([0, 1])),
         [], "several columns of labels, fine, coarse: choose by --label-column",
     ),
+    "paths": (pa.table({"image": ["1.jpg"], "label": [1]}), [], "of paths, write them and the labels as a CSV"),
     "misspelled": (table(JPEGS), ["--image-column", "imgae"], 'no such column: did you mean "image"?'),
     "of another type": (table(JPEGS, [0.5] * 12), ["--label-column", "label"], "which is no class"),
     "no such class": (
@@ -186,6 +187,39 @@ def test_labels_that_are_not_one_class_are_a_question(tmp_path, capsys, columns,
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert prepare(tmp_path / "a.parquet", tmp_path / "out", "--no-labels") == 0
+
+
+def test_a_column_of_splits_is_read(tmp_path):
+    found = table(JPEGS, [0, 1] * 6).append_column(
+        "split", pa.array([*["train"] * 8, *["validation"] * 3, None])
+    )
+    assert prepare(written(found, tmp_path / "a.parquet"), tmp_path / "out") == 0
+    assert {name: len(by_image(tmp_path / "out", name)) for name in ("train", "val")} == {
+        "train": 9,
+        "val": 3,
+    }
+
+
+def test_paths_without_bytes_name_the_remedy(tmp_path, capsys):
+    rows = [{"bytes": JPEGS[0], "path": "0.jpg"}, {"bytes": None, "path": "1.jpg"}]
+    found = pa.table({"image": pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))})
+    assert prepare(written(found, tmp_path / "a.parquet"), tmp_path / "out") == 0
+    assert (
+        "it holds a path and no bytes: write paths and labels as a CSV, and give that"
+        in capsys.readouterr().out
+    )
+
+
+def test_two_configurations_are_a_question(tmp_path, capsys):
+    files = [
+        written(table(JPEGS, [0, 1] * 6), tmp_path / "a" / name / "0.parquet") for name in ("full", "small")
+    ]
+    assert prepare(tmp_path / "a", tmp_path / "out") == 2
+    assert "full and small hold files of one name, 0.parquet: of a data set in" in capsys.readouterr().err
+    assert prepare(*files, tmp_path / "out") == 0
+    for name in ("train", "test"):
+        written(table(JPEGS, [0, 1] * 6), tmp_path / "b" / name / "0.parquet")
+    assert prepare(tmp_path / "b", tmp_path / "two") == 0
 
 
 def test_a_file_that_is_no_parquet_is_one_line(tmp_path, capfd):
