@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from mae_vit.core.errors import InputError
 from mae_vit.core.user_files import image_kind, what_is
 from mae_vit.models.encoder_file import read_metadata
-from mae_vit.weights.start import _STARTS
+from mae_vit.weights.start import STARTS
 
 # Where tar's mark ends, the last of those below.
 _HEAD_BYTES = 512
@@ -70,11 +70,12 @@ def file_in(folder: Path) -> Path | None:
     return next((folder / name for name in _DEEPSPEED if (folder / name).is_file()), None)
 
 
-def read_content(path: Path) -> tuple[dict[str, Any], dict[Any, Any]]:
+def read_content(path: Path, *, wanted: str = STARTS) -> tuple[dict[str, Any], dict[Any, Any]]:
     """Reads a file of weights in whatever container.
 
     Args:
         path: of a file; its name does not matter, but for the index of several files.
+        wanted: what a message says to give instead of what holds no weights.
 
     Returns:
         Our metadata, empty in files of others; and the tensors by name, in any depth of mappings.
@@ -92,7 +93,7 @@ def read_content(path: Path) -> tuple[dict[str, Any], dict[Any, Any]]:
         return read_metadata(path), load_file(path)
     if kind := _kind_of(path, head):
         raise InputError(f"{path} is {kind}")
-    content = _unpickle(path, pickled=head[:1] == b"\x80" or head[:2] == b"PK")
+    content = _unpickle(path, pickled=head[:1] == b"\x80" or head[:2] == b"PK", wanted=wanted)
     if path.name in _DEEPSPEED and not any(value.numel() for value in _tensors(content.get("module"))):
         raise InputError(
             f"{path} holds no weights: ZeRO-3 keeps them in the files of the processes; join them by DeepSpeed's "
@@ -199,7 +200,7 @@ class _InertDict:
         return OrderedDict()
 
 
-def _unpickle(path: Path, *, pickled: bool) -> dict[Any, Any]:
+def _unpickle(path: Path, *, pickled: bool, wanted: str) -> dict[Any, Any]:
     """Reads a pickle by torch's restricted reader, which calls nothing that it does not know.
 
     Other objects beside the weights, such as the options of a Lightning checkpoint, become inert.
@@ -216,7 +217,7 @@ def _unpickle(path: Path, *, pickled: bool) -> dict[Any, Any]:
     except pickle.UnpicklingError as error:
         named = [line.strip() for line in str(error).splitlines() if "GLOBAL" in line]
         if not named:
-            raise InputError(f"{path} is no file of weights: give {_STARTS}") from None
+            raise InputError(f"{path} is no file of weights: give {wanted}") from None
         raise InputError(
             f"{path} is refused: it holds more than weights ({named[0][:120]}); if you trust who made it, write its "
             f"tensors alone: torch.save(torch.load(FILE, weights_only=False)[KEY], NEW)"
@@ -226,7 +227,7 @@ def _unpickle(path: Path, *, pickled: bool) -> dict[Any, Any]:
     except Exception as error:  # text, or what torch began and could not end
         if pickled and re.search("EOF|truncated|corrupted|archive", str(error)):
             raise InputError(f"{path} is {_CUT_SHORT}") from None
-        raise InputError(f"{path} is no file of weights: give {_STARTS}") from None
+        raise InputError(f"{path} is no file of weights: give {wanted}") from None
     if isinstance(content, _Inert):
         raise InputError(f"{path} holds a whole object: save the state_dict() of the network alone")
     return content if isinstance(content, dict) else {}

@@ -29,7 +29,7 @@ ENCODER_PREFIX = "encoder."
 FROZEN_PREFIX = "frozen:"
 # What tables, summaries and reports say of them.
 FOREIGN_ORIGIN = "trained by others on other data"
-_STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
+STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
 
 
 class Normalized(Protocol):
@@ -171,9 +171,9 @@ def check_there(start: str) -> None:
             "encoders"
         )
     if is_url(start):
-        raise InputError(f"{redact_url(start)} is a URL: download it, and give the file, or {_STARTS}")
+        raise InputError(f"{redact_url(start)} is a URL: download it, and give the file, or {STARTS}")
     if not split_network(start)[0].exists():
-        hint = closest_path(Path(start)) or _named_elsewhere(start) or f"give {_STARTS}"
+        hint = closest_path(Path(start)) or _named_elsewhere(start) or f"give {STARTS}"
         raise InputError(f"start {start} does not exist: {hint}")
 
 

@@ -27,6 +27,7 @@ from mae_vit.weights.containers import read_content
 from mae_vit.weights.seen_labels import SeenLabels
 
 FILE = "model.safetensors"
+_WANTED = "the folder of a finished fine-tuning run"
 _LARGEST_SIDE = 8192
 # A distilled classifier that is read is not taught any more.
 _UNTAUGHT = Distillation(torch.zeros_like, "hard", weight=0.0)
@@ -89,13 +90,13 @@ def read_classifier(path: Path, named: str) -> ClassifierFile:
     """
     file = path / FILE if path.is_dir() else path
     try:
-        metadata, tensors = read_content(file)
+        metadata, tensors = read_content(file, wanted=_WANTED)
         if "segments" in metadata and "classes" not in metadata:
             raise InputError(f"{named} gives each pixel a class: it classifies no whole images")
         description = Description.model_validate(metadata)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError as error:
-        hint = "give the folder of a finished fine-tuning run"
+        hint = f"give {_WANTED}"
         if path.is_dir() and (path / "results.json").is_file():
             hint = 'only runs of finetune.mode="finetune" have one'
         elif path.is_dir() and (path / "encoder.safetensors").is_file():

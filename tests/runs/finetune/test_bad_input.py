@@ -33,7 +33,7 @@ CASES = {
     "pretraining's held-out images": (["monitor.evaluate_images=9"], "no effect in fine-tuning"),
     "layer decay": (["optim.layer_decay=1.5"], "optim.layer_decay=1.5"),
     "start as an override": (["finetune.start=runs/mae"], "weights to begin from are given by --ckpt"),
-    "no start": (["--ckpt", ""], "names no start"),
+    "no start": (["--ckpt", ""], "a path is empty: is a variable unset?"),
     "neighbors of another mode": (["finetune.neighbors=3"], 'neighbors has no effect with mode="finetune"'),
     "pretraining's left-out images": (["data.leave_out_per_class=5"], "fine-tuning takes labels_per_class"),
     "missing start": (["--ckpt", "nowhere"], "start nowhere does not exist"),
@@ -55,7 +55,7 @@ CASES = {
     "token beside the mean": (["finetune.teacher=x"], 'teacher needs pool="cls"'),
     "missing teacher": (
         ["finetune.teacher=nowhere", "finetune.pool=cls"],
-        "finetune.teacher=nowhere: cannot read nowhere: No such file",
+        "finetune.teacher=nowhere: cannot read nowhere: no such file",
     ),
     "picture bands": (["monitor.picture_bands=[7]"], "picture band 7 is none of 1 to 1"),
     "ranks": (["train.engine=torch", "train.zero_stage=1"], 'zero_stage=1 needs engine="deepspeed"'),

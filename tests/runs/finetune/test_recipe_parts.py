@@ -205,7 +205,7 @@ def test_teachers_that_do_not_fit_are_refused_in_a_line(call, teacher, tmp_path,
     model = teacher / "model.safetensors"
     good = model.read_bytes()
     cases = {
-        "is not the model.safetensors of a fine-tuning run": b"nonsense",
+        "is no file of weights: give the folder of a finished fine-tuning run": b"nonsense",
         "cannot be rebuilt": good.replace(b"SimpleCNN", b"SimpelCNN"),
         "tells apart 10 classes": good.replace(b'\\"9\\"]', b'\\"x\\"]'),
         "is not the model": good.replace(b'\\"9\\"]', b"123]"),
