@@ -216,7 +216,7 @@ def make_files() -> list[BandFile]:
         refuse("NPY of Python objects", "npy", npy(np.array([[{}]], object), allow_pickle=True),
                why="its array holds Python objects, which are never loaded"),
         refuse("NPY of 4 axes", "npy", npy(wide[None]),
-               why="its array has 4 axes: an image has (H, W), (C, H, W) or (H, W, C); write each of a stack as"),
+               why="its array has 4 axes: an image has (H, W), (C, H, W) or (H, W, C)"),
         refuse("NPY, int64", "npy", npy(wide.astype(np.int64)), why="its values are int64: taken are"),
         refuse("NPY, truncated", "npy", npy(wide)[:-1], why="its array is truncated"),
         refuse("NPZ of two arrays", "npz", npz(a=wide, b=wide), why='2 arrays in one file: name the image "image"'),
