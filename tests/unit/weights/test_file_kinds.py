@@ -217,16 +217,3 @@ def test_what_a_file_does_not_say_is_said_to_be_assumed(tmp_path):
     heads, normalization = model.notes("a.pth")
     assert "num_heads=4: the file does not say" in heads
     assert "ImageNet's normalization: the file does not say" in normalization
-
-
-@pytest.mark.parametrize(
-    ("lost", "line"),
-    [
-        ("blocks.5.norm2.weight", "is not complete: it has no blocks.5.norm2.weight"),
-        ("blocks.3.", "is not complete: it has block 5, and no block 3"),
-    ],
-)
-def test_an_encoder_that_lacks_a_tensor_gives_no_features(tmp_path, lost, line):
-    left = {name: value for name, value in TENSORS.items() if not name.startswith(lost)}
-    with pytest.raises(InputError, match=line):
-        load_vit(saved(tmp_path, left))
