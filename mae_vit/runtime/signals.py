@@ -65,10 +65,20 @@ def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
 
 
 @contextmanager
+def blocked(numbers: Iterable[int]) -> Iterator[None]:
+    """Holds signals back within the context; processes that start in it have them blocked, too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def without_main() -> Iterator[None]:
     """Processes of multiprocessing's that start meanwhile do not run the main program again.
 
-    Theirs is to read images, and a script that calls the library may have no guard.
+    They have work of their own, and a script that calls the library may have no guard.
     """
     main = sys.modules["__main__"].__dict__
     held: dict[str, Any] = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}

@@ -13,7 +13,7 @@ from typing import TypeVar
 from mae_vit.core.errors import InputError
 from mae_vit.data.prepare.convert import Conversion, Converted, convert_chunk
 from mae_vit.runtime.cores import cores_of_rank
-from mae_vit.runtime.signals import exit_with_parent, without_main
+from mae_vit.runtime.signals import blocked, exit_with_parent, without_main
 
 Item = TypeVar("Item")
 Pair = tuple[Item, bytes, str]
@@ -91,12 +91,9 @@ class ConverterPool:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self._workers, context, initializer=exit_with_parent)
             # The processes inherit this: Ctrl-C is for the one that starts them, which gets it afterwards.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-            try:
+            with blocked([signal.SIGINT]):
                 for _ in range(self._workers):  # a task each starts them all
                     self._submit(self._executor, [])
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._executor
 
     def _submit(

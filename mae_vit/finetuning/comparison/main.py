@@ -22,7 +22,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
-from mae_vit.finetuning.comparison.jobs import unfinished
+from mae_vit.finetuning.comparison.jobs import Job, unfinished
 from mae_vit.finetuning.comparison.matrix.cell import Cell
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.plan_text import describe_plan
@@ -178,12 +178,14 @@ def _run_all(matrix: Matrix, precision: Precision) -> dict[str, str]:
     """Runs all that is missing; returns why runs failed, by their names."""
     runner = Runner(slots_of(matrix.config.parallel), precision)
     pretraining, tuning = list(matrix.pretraining.values()), matrix.tuning()
-    bar = Bar([*pretraining, *tuning], more=matrix.count_cells())
+    # Cells that wait for no tuning begin as soon as a slot is free and their weights are there.
+    early = [cell.job for cell in matrix.cells(compute_of=False) if _is_ready(matrix, cell)]
+    bar = Bar([*pretraining, *tuning, *early], more=matrix.count_cells() - len(early))
     with _stopping(runner):
         try:
-            runner.run([*pretraining, *tuning], bar)
+            runner.run([*pretraining, *tuning, *early], bar)
             for compute_of in (False, True):
-                _run_cells(matrix, runner, bar, compute_of=compute_of)
+                _run_cells(matrix, runner, bar, compute_of=compute_of, known=early)
         finally:
             bar.close()
     if runner.stopped:
@@ -192,11 +194,12 @@ def _run_all(matrix: Matrix, precision: Precision) -> dict[str, str]:
     return runner.failed
 
 
-def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) -> None:
+def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool, known: list[Job]) -> None:
+    """Runs the cells that are not among those of before, `known`."""
     if runner.stopped:
         return
     try:
-        cells = matrix.cells(compute_of=compute_of)
+        cells = [cell for cell in matrix.cells(compute_of=compute_of) if cell.job not in known]
     except InputError as error:
         if not runner.failed:
             raise
@@ -205,12 +208,16 @@ def _run_cells(matrix: Matrix, runner: Runner, bar: Bar, *, compute_of: bool) ->
     bar.add(cell.job for cell in cells)
     ready = []
     for cell in cells:
-        # Else it would be another cell once the rest of its tuning is there.
-        if cell.mode not in TUNED_BY or matrix.is_tuned(cell.entry, cell.labels):
+        if _is_ready(matrix, cell):
             ready.append(cell.job)
         else:
             runner.failed[cell.job.name] = "not all settings that it is to choose from were tried"
     runner.run(ready, bar)
+
+
+def _is_ready(matrix: Matrix, cell: Cell) -> bool:
+    """Whether a cell's settings are chosen: it would be another cell once the rest of its tuning is there."""
+    return cell.mode not in TUNED_BY or matrix.is_tuned(cell.entry, cell.labels)
 
 
 def _report(matrix: Matrix, folder: Path, failed: dict[str, str]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
+import atexit
+import multiprocessing
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import torch
 from filelock import FileLock
@@ -19,19 +22,24 @@ from mae_vit.finetuning.comparison.jobs import Job, unfinished
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.exit_codes import EXIT_REQUEUE
+from mae_vit.runtime.signals import STOP_SIGNALS, blocked, exit_with_parent, without_main
 from mae_vit.training.engines.precision import AUTO_PRECISION, Precision
 
 # Seconds between two looks at the running jobs.
 _POLL_S = 0.5
 # Seconds between two looks at jobs that other processes may have started or finished.
 _LOOK_AGAIN_S = 5.0
-_PR_SET_PDEATHSIG = 1
+# What every job imports, which takes longer than a short job. A server imports it once, and forks the jobs.
+_PRELOADED = [
+    *("mae_vit.finetuning.comparison.runner", "mae_vit.cli.main"),
+    *("mae_vit.pretraining.job", "mae_vit.finetuning.job", "torch._dynamo"),
+]
 
 
 @dataclass
 class _Running:
     job: Job
-    process: subprocess.Popen[bytes]
+    process: BaseProcess
     slot: int
     claim: FileLock
 
@@ -75,7 +83,7 @@ class Runner:
                     announced = True
                     for one in running:
                         one.process.terminate()
-                for one in [one for one in running if one.process.poll() is not None]:
+                for one in [one for one in running if one.process.exitcode is not None]:
                     running.remove(one)
                     self._finish_job(one)
                     look_at = 0.0
@@ -118,21 +126,19 @@ class Runner:
         environment = {**os.environ, AUTO_PRECISION: self.precision}
         if gpus := own_gpus():
             environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-        with job.log.open("ab") as log:
-            process = subprocess.Popen(
-                job.command(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                cwd=os.getcwd(),
-                preexec_fn=_settle_in(os.getpid(), slot, self.slots),
-            )
+        ignored = [number for number in STOP_SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
+        process = _context().Process(
+            target=_run_job,
+            args=(job.command()[1:], job.log, environment, _cores_of_slot(slot, self.slots), ignored),
+        )
+        # Ctrl-C and a scheduler's signals are for the jobs, not for the server that forks them.
+        with without_main(), blocked(STOP_SIGNALS):
+            process.start()
         return _Running(job, process, slot, claim)
 
     def _finish_job(self, one: _Running) -> None:
         one.claim.release()
-        code = one.process.returncode
+        code = one.process.exitcode
         # A job that gets the signal before it handles signals ends by it (-SIGTERM).
         if code == 0 or (code in (EXIT_REQUEUE, -signal.SIGTERM) and self.stopped):
             return
@@ -161,24 +167,51 @@ def own_gpus() -> list[str]:
     return names[:count] if names[0] else [str(number) for number in range(count)]
 
 
-def _settle_in(parent: int, slot: int, slots: int) -> Callable[[], None] | None:
-    """Returns a function that a job's process runs first (on Linux); None on other systems.
+def _context() -> multiprocessing.context.BaseContext:
+    """How jobs are started. A process that was forked cannot use a GPU that the server has looked at."""
+    if "forkserver" not in multiprocessing.get_all_start_methods() or own_gpus():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
 
-    The function gives the process its own share of the cores. The process then starts one thread per
-    core of its share; more threads than cores would slow all jobs. It also makes the kernel kill the
-    process when the comparison dies. So a comparison that is killed and started again never meets
-    a run of the earlier one.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
+
+def _cores_of_slot(slot: int, slots: int) -> list[int]:
+    """The share of the cores of one slot; empty where the system does not bind processes to cores."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
     cores = sorted(os.sched_getaffinity(0))
-    slot_cores = cores[slot::slots] or [cores[slot % len(cores)]]
+    return cores[slot::slots] or [cores[slot % len(cores)]]
 
-    def prepare() -> None:
-        os.sched_setaffinity(0, slot_cores)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
-    return prepare
+def _run_job(
+    words: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    cores: Sequence[int],
+    ignored: Sequence[signal.Signals],
+) -> None:
+    """Runs a script in this process, which is the job's own: its output goes to a file.
+
+    The process has its own share of the cores, and then one thread for each: more threads than cores would slow all
+    jobs. It dies with the comparison. So one that is killed and started again never meets a run of the earlier one.
+    """
+    # The server may be that of data workers, which ignore signals.
+    for number in STOP_SIGNALS:
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in ignored else default)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    exit_with_parent()
+    os.environ.clear()
+    os.environ.update(environment)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    sys.argv = list(words)
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # a process of multiprocessing leaves them out

@@ -12,6 +12,7 @@ from mae_vit.config.load import load_config
 from mae_vit.finetuning.comparison import main
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.jobs import Job
+from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.finetuning.comparison.protocol import keep_protocol
 from mae_vit.finetuning.comparison.runner import Runner, own_gpus, slots_of
@@ -85,6 +86,26 @@ def test_a_run_waits_for_its_start_and_for_nothing_else(tmp_path, code):
     else:
         assert "begin tuned" not in order
         assert runner.failed["tuned"] == f"its start {tmp_path / 'pretrain'} was not made"
+
+
+def test_cells_begin_beside_the_pretraining_unless_they_wait_for_tuning(tmp_path, monkeypatch):
+    """Else the second of two cores waits until the longest pretraining is over."""
+    rounds = []
+    monkeypatch.setattr(Runner, "run", lambda self, jobs, bar: rounds.append([job.name for job in jobs]))
+    config = load_config(CompareConfig, ROOT / "configs" / "compare_demo.yaml", [])
+    tuned = config.entries[0].model_copy(
+        update={"name": "tuned", "tune": [{"optim.lr": 1e-3}, {"optim.lr": 2e-3}]}
+    )
+    matrix = Matrix(
+        config.model_copy(update={"entries": [*config.entries, tuned]}), ROOT / "configs", tmp_path
+    )
+    main._run_all(matrix, "fp32")
+    first, *later = rounds
+    assert first[:3] == [f"pretrain {name}" for name in config.pretrain]
+    assert [name for name in first[3:] if not name.startswith("tune ")] == [
+        cell.job.name for cell in matrix.cells(compute_of=False) if cell.entry is not tuned
+    ]
+    assert later == [[], []]
 
 
 def test_several_processes_share_the_runs(tmp_path):
