@@ -52,8 +52,7 @@ keys of the runs, of which fine-tuning and pretraining list all:
 _EXAMPLES = """examples:
   python finetune/compare.py --config configs/compare_demo.yaml
   python finetune/compare.py --config configs/compare_demo.yaml run.name=quick seeds=[0] set.train.epochs=2 \\
-      set.train.warmup_epochs=0 pretrain.MAE.dir=null pretrain.MAE.set.train.epochs=2 \\
-      pretrain.MAE.set.train.warmup_epochs=0             a try that trains a MAE of its own, in its own folder
+      set.train.warmup_epochs=0 pretrain.MAE.set.train.epochs=2 pretrain.MAE.set.train.warmup_epochs=0     a quick try
   python finetune/compare.py --config configs/compare_demo.yaml --dry-run
   python finetune/compare.py --config configs/compare_demo.yaml --report     a report of the finished runs
 After Ctrl-C or a kill the same command resumes, and finished runs are not repeated.
