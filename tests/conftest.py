@@ -23,9 +23,13 @@ from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.publish import write_description
 from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.finetuning.comparison.runner import PRELOADED
+from mae_vit.runtime import device
 
-# Whichever test first starts data workers: else each of them imports torch anew, in all later tests too.
-multiprocessing.set_forkserver_preload(["mae_vit.data.batches.loader"])
+# Whichever test first starts data workers or a comparison: else each process imports torch anew, in all later tests too.
+multiprocessing.set_forkserver_preload(PRELOADED)
+# It only grows in a process that runs hundreds of trainings, to gigabytes.
+device.keep_freed_memory = lambda: False
 
 
 def pytest_configure(config):

@@ -77,29 +77,70 @@ def what_is_left(folder: Path) -> dict:
     }
 
 
+# Pretraining: config, data, and what makes it fit them.
+SMALL = ["model.img_size=8", "model.patch_size=2", "model.in_chans=1", "train.effective_batch_size=128"]
+PRETRAINING = {
+    "mae_digits": ("mae_digits", "digits", []),
+    "masked_patch_digits": ("masked_patch_digits", "digits", []),
+    "joint": ("joint_cifar_tiny", "digits", [*SMALL, "data.augment.flip=false"]),
+    "contrastive": (
+        "contrastive_mae_scratch_cifar_tiny",
+        "digits",
+        [*SMALL, "data.augment.flip=false", "data.augment.policy=null"],
+    ),
+    "bands": ("mae_satellite", "tiles", ["train.effective_batch_size=32"]),
+}
+
+
+def write_tiles(folder: Path) -> None:
+    """Writes 64 smooth tiles of four bands of 16 bits, of uneven sizes, as GeoTIFF has them."""
+    import numpy as np
+    import tifffile
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for number in range(64):
+        size = (72 + number % 5, 70 + number % 3)
+        bands = [
+            np.asarray(
+                Image.fromarray(rng.random((6, 5), dtype=np.float32)).resize(size, Image.Resampling.BICUBIC)
+            )
+            for _ in range(4)
+        ]
+        path = folder / f"tile-{number:02d}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = (np.clip(bands, 0, 1) * 12_000).astype(np.uint16)
+        tifffile.imwrite(path, pixels, photometric="minisblack", planarconfig="separate")
+
+
 def golden_runs(folder: Path) -> dict[str, dict]:
-    """Pretrains under both objectives and fine-tunes, on each engine, on the digits that `prepare` writes.
+    """Pretrains under each objective, on bands too, and fine-tunes, on each engine, on what `prepare` writes.
 
     Files name the fingerprint of their data, so it must be the same command's.
     """
-    data, runs = folder / "data", {}
-    prepare = [sys.executable, "-m", "mae_vit.cli", "prepare", "digits", str(data)]
-    subprocess.run(prepare, cwd=ROOT, check=True, capture_output=True)
+    runs = {}
+    write_tiles(folder / "tif")
+    for what, name in (("digits", "digits"), (str(folder / "tif"), "tiles")):
+        prepare = [sys.executable, "-m", "mae_vit.cli", "prepare", what, str(folder / name)]
+        subprocess.run(prepare, cwd=ROOT, check=True, capture_output=True)
     for engine in ENGINES:
-        for name in ("mae_digits", "masked_patch_digits"):
-            run = folder / f"{name}-{engine.split()[0]}"
-            config = ["--config", f"configs/{name}.yaml", f"data.path={data}", f"run.dir={run}"]
-            start(engine, "pretrain/run.py", [*config, *SHORT])
+        short = engine.split()[0]
+        for name, (config, data, more) in PRETRAINING.items():
+            run = folder / f"{name}-{short}"
+            words = ["--config", f"configs/{config}.yaml", f"data.path={folder / data}", f"run.dir={run}"]
+            start(engine, "pretrain/run.py", [*words, *more, *SHORT])
             runs[f"{name}, {engine}"] = what_is_left(run)
-        run, weights = folder / f"finetune-{engine.split()[0]}", folder / f"mae_digits-{engine.split()[0]}"
-        config = ["--config", "configs/finetune_cifar_tiny.yaml", "model.img_size=8", "finetune.holdout=0"]
+        run = folder / f"finetune-{short}"
+        words = ["--config", "configs/finetune_cifar_tiny.yaml", "model.img_size=8", "finetune.holdout=0"]
         few = [
-            f"data.path={data}",
+            f"data.path={folder / 'digits'}",
             f"run.dir={run}",
             "train.effective_batch_size=64",
             "data.augment.crop=pad",
         ]
-        start(engine, "finetune/run.py", ["--ckpt", str(weights), *config, *few, *SHORT])
+        start(
+            engine, "finetune/run.py", ["--ckpt", str(folder / f"mae_digits-{short}"), *words, *few, *SHORT]
+        )
         runs[f"finetune, {engine}"] = what_is_left(run)
     return runs
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from golden.record import ENGINES, RECORD, golden_runs, machine
+from golden.record import ENGINES, PRETRAINING, RECORD, golden_runs, machine
 
 
 @pytest.mark.slow
@@ -11,7 +11,7 @@ from golden.record import ENGINES, RECORD, golden_runs, machine
 def test_losses_and_files_are_those_recorded(tmp_path):
     recorded = json.loads(RECORD.read_text())
     runs = golden_runs(tmp_path)
-    assert len(runs) == 3 * len(ENGINES)
+    assert len(runs) == (len(PRETRAINING) + 1) * len(ENGINES)
     assert runs.keys() == recorded["runs"].keys()
     for name, run in runs.items():
         assert len(run["losses"]) == 20

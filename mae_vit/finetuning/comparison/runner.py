@@ -30,7 +30,7 @@ _POLL_S = 0.5
 # Seconds between two looks at jobs that other processes may have started or finished.
 _LOOK_AGAIN_S = 5.0
 # What every job imports, which takes longer than a short job. A server imports it once, and forks the jobs.
-_PRELOADED = [
+PRELOADED = [
     *("mae_vit.finetuning.comparison.runner", "mae_vit.cli.main"),
     *("mae_vit.pretraining.job", "mae_vit.finetuning.job", "torch._dynamo"),
 ]
@@ -172,7 +172,7 @@ def _context() -> multiprocessing.context.BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods() or own_gpus():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 

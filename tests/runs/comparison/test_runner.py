@@ -1,5 +1,6 @@
 """Runs side by side: what waits for what, and who does it."""
 
+import importlib.util
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from mae_vit.finetuning.comparison.jobs import Job
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.finetuning.comparison.protocol import keep_protocol
-from mae_vit.finetuning.comparison.runner import Runner, own_gpus, slots_of
+from mae_vit.finetuning.comparison.runner import PRELOADED, Runner, own_gpus, slots_of
 from mae_vit.training.engines.precision import Chosen
 
 # Notes when it begins and ends; ends as its config says.
@@ -106,6 +107,12 @@ def test_cells_begin_beside_the_pretraining_unless_they_wait_for_tuning(tmp_path
         cell.job.name for cell in matrix.cells(compute_of=False) if cell.entry is not tuned
     ]
     assert later == [[], []]
+
+
+@pytest.mark.parametrize("name", PRELOADED)
+def test_what_the_server_is_to_import_is_there(name):
+    """It passes over what it cannot import, and the runs would do it each by itself."""
+    assert importlib.util.find_spec(name)
 
 
 def test_several_processes_share_the_runs(tmp_path):
