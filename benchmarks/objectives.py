@@ -36,9 +36,7 @@ from benchmarks.harness.workloads import ROOT, TINY, Workload, load
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.objectives import ObjectiveSection
-from mae_vit.objectives.contrastive_mae import ContrastiveMAEConfig
-from mae_vit.objectives.mae import MAEConfig
-from mae_vit.objectives.masked_patch import MaskedPatchConfig
+from mae_vit.objectives.config import ContrastiveMAEConfig, MAEConfig, MaskedPatchConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training.engines.precision import choose_precision
 

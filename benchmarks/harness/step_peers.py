@@ -12,7 +12,8 @@ import torch
 
 from benchmarks.harness.workloads import Workload
 from mae_vit.core.errors import InputError
-from mae_vit.objectives.mae import LAYER_NORM_EPS, MAEConfig
+from mae_vit.objectives.config import MAEConfig
+from mae_vit.objectives.mae import LAYER_NORM_EPS
 
 TRANSFORMERS, OFFICIAL = "transformers", "official"
 OFFICIAL_FILE = "models_mae.py"

@@ -13,7 +13,8 @@ from mae_vit.config.load import load_config
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.objectives import Objective, ObjectiveSection
+from mae_vit.objectives import ObjectiveSection
+from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import build_objective, estimate_costs
 from mae_vit.runtime.device import find_device

@@ -10,7 +10,7 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.vit import SIZES
+from mae_vit.models.sizes import SIZES
 
 
 def resolve_encoder(

@@ -16,7 +16,7 @@ from mae_vit.config.data import DATA_CHOICES, DataSection, fitting_lanes
 from mae_vit.config.optim import OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS, OptimSection
 from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, exactly_one, height_width
 from mae_vit.config.typed_yaml import PathText
-from mae_vit.models.vit import PatchInit
+from mae_vit.models.sizes import PatchInit
 
 
 class RunSection(Section):

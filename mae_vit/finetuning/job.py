@@ -45,7 +45,7 @@ from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.segmentation.build import segmentation_notes
 from mae_vit.finetuning.segmentation.results import describe_scores
 from mae_vit.finetuning.setup import choose_parts, estimate_costs, identify
-from mae_vit.objectives.mixup import PAIRS
+from mae_vit.objectives.config import PAIRS
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.failures import run_to_exit_code

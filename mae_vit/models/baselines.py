@@ -20,7 +20,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mae_vit.core.messages import closest, error_reason
-from mae_vit.models.vit import SIZES
+from mae_vit.models.sizes import SIZES
 
 # Prefix of timm's names: architectures and pretrained weights.
 TIMM_PREFIX = "timm:"

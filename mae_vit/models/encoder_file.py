@@ -14,7 +14,8 @@ from safetensors.torch import save as save_tensors
 from mae_vit.core.bands import DTYPES, Bands
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.geometry import Geometry
-from mae_vit.models.vit import Pool, ViTEncoder
+from mae_vit.models.sizes import Pool
+from mae_vit.models.vit import ViTEncoder
 
 # Key of our entry in a safetensors file's metadata; its value is JSON.
 _KEY = "mae_vit"

@@ -8,8 +8,8 @@ from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer
 
-from mae_vit.models.pos_embed import PositionKind
-from mae_vit.models.vit import SIZES, ViTEncoder
+from mae_vit.models.sizes import SIZES, PositionKind
+from mae_vit.models.vit import ViTEncoder
 
 
 @dataclass(frozen=True)

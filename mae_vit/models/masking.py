@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.keyed_rng import RngStream, SampleKeys
+from mae_vit.models.counts import count_units, num_masked_patches
 
 KIND_MASK, KIND_RANDOM, KIND_UNCHANGED = 0, 1, 2
 
@@ -35,11 +36,6 @@ def _ranked(drawn: Tensor) -> Tensor:
     if num_patches > 2**16:
         raise ValueError(f"{num_patches} patches: at most {2**16} can be ranked")
     return (drawn << 16) | torch.arange(num_patches, device=drawn.device)
-
-
-def num_masked_patches(num_patches: int, mask_ratio: float) -> int:
-    """Returns N - int(N * (1 - mask_ratio)), as the official MAE code rounds."""
-    return num_patches - int(num_patches * (1 - mask_ratio))
 
 
 @dataclass(frozen=True)
@@ -74,18 +70,6 @@ def random_masking(noise: Tensor, mask_ratio: float) -> Masking:
     ids_restore.scatter_(1, ids_shuffle, places)
     mask = (ids_restore >= num_keep).float()  # (B, N)
     return Masking(ids_shuffle[:, :num_keep], ids_shuffle[:, num_keep:], ids_restore, mask)
-
-
-def count_units(grid_size: tuple[int, int], mask_unit: int) -> int:
-    """Returns U, the number of squares of `mask_unit` x `mask_unit` patches in an image.
-
-    Raises:
-        ValueError: if they do not fill the grid; the message begins with the key.
-    """
-    rows, columns = grid_size
-    if rows % mask_unit or columns % mask_unit:
-        raise ValueError(f"mask_unit={mask_unit} does not divide the {rows} x {columns} patches of an image")
-    return rows * columns // mask_unit**2
 
 
 def spread_over_units(of_units: Tensor, grid_size: tuple[int, int], mask_unit: int) -> Tensor:

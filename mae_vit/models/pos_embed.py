@@ -5,13 +5,9 @@ Shapes: N patches, k class tokens, D width.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 from torch import Tensor
-
-PositionKind = Literal["learnable", "sincos"]
 
 
 def sincos_position_table(grid_size: tuple[int, int], embed_dim: int, class_tokens: int = 1) -> Tensor:

@@ -6,9 +6,6 @@ patches, k class tokens, D width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import Block, VisionTransformer
@@ -16,36 +13,8 @@ from torch import Tensor, nn
 
 from mae_vit.models.attention import PlainOrFusedAttention
 from mae_vit.models.patches import gather_patches, take_tokens
-from mae_vit.models.pos_embed import PositionKind, sincos_position_table
-
-Pool = Literal["cls", "mean"]
-# How weights of another number of channels are adapted (`mae_vit.weights.patch_projection`).
-PatchInit = Literal["repeat", "average", "fresh"]
-
-
-@dataclass(frozen=True)
-class Size:
-    """Width and depth of an encoder; patch size and image size are separate options."""
-
-    embed_dim: int
-    depth: int
-    num_heads: int
-
-    def with_changes(self, embed_dim: int | None, depth: int | None, num_heads: int | None) -> Size:
-        """Returns a copy with the given values replaced."""
-        return Size(embed_dim or self.embed_dim, depth or self.depth, num_heads or self.num_heads)
-
-
-# ViT Table 1 (B, L, H); DeiT Table 1 (Ti, S); "tiny-cifar" is the 1.2 M parameter
-# network of small-data CIFAR experiments (32 px, patch 4).
-SIZES = {
-    "tiny-cifar": Size(128, 6, 4),
-    "Ti": Size(192, 12, 3),
-    "S": Size(384, 12, 6),
-    "B": Size(768, 12, 12),
-    "L": Size(1024, 24, 16),
-    "H": Size(1280, 32, 16),
-}
+from mae_vit.models.pos_embed import sincos_position_table
+from mae_vit.models.sizes import Pool, PositionKind
 
 
 def init_transformer(module: nn.Module) -> None:

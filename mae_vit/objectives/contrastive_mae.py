@@ -8,60 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.models.attention import without_autocast
 from mae_vit.models.vit import ViTEncoder, init_transformer
-from mae_vit.objectives.mae import MAE, MAEConfig
-from mae_vit.objectives.objective import Grouping, ObjectiveOutput
-
-
-class ContrastiveMAEConfig(MAEConfig):
-    """Options of the `contrastive_mae` objective: those of `mae` and of the contrastive loss.
-
-    The loss is L_rec + contrast_weight * L_con. It needs two views of each image (`data.repeats=2`).
-    `group_size` consecutive images of the global order form a group, and only views of one group are
-    contrasted. So the loss does not depend on how a batch is split.
-    """
-
-    name: Literal["contrastive_mae"]  # type: ignore[assignment]
-    # CAN Sec. 4 masks half: the contrast must recognize an image from its visible patches.
-    mask_ratio: float = Field(default=0.5, gt=0, lt=1)
-    decoder_embed_dim: int = Field(default=96, gt=0)
-    decoder_depth: int = Field(default=2, gt=0)
-    decoder_num_heads: int = Field(default=4, gt=0)
-    decode_ratio: float = Field(default=0.5, gt=0, le=1)
-    contrast_weight: float = Field(default=0.1, ge=0)
-    temperature: float = Field(default=0.2, gt=0)
-    group_size: int = Field(default=64, gt=1)
-    projection_dim: int = Field(default=128, gt=0)
-
-    @property
-    def grouping(self) -> Grouping:
-        """Groups two views of each of `group_size` images."""
-        why = (
-            f"objective.group_size={self.group_size} contrasts two views of each of {self.group_size} images"
-        )
-        return Grouping(unit=2 * self.group_size, views=2, why=why)
-
-    def build(
-        self,
-        encoder: ViTEncoder,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        num_classes: int = 0,
-        bands: Bands | None = None,
-    ) -> ContrastiveMAE:
-        """Builds the objective around an encoder."""
-        return ContrastiveMAE(encoder, self, mean=mean, std=std, bands=bands)
+from mae_vit.objectives.config import ContrastiveMAEConfig
+from mae_vit.objectives.mae import MAE
+from mae_vit.objectives.objective import ObjectiveOutput
 
 
 class Contrast(NamedTuple):

@@ -3,69 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from mae_vit.config.section import Section
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.vit import ViTEncoder
-from mae_vit.objectives.mae import MAEConfig
-from mae_vit.objectives.masked_patch import MaskedPatchConfig
-from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
-
-
-class LossWeights(Section):
-    """The factor of each loss in the sum."""
-
-    mae: float = Field(default=1.0, gt=0)
-    masked_patch: float = Field(default=1.0, gt=0)
-
-
-class JointConfig(ObjectiveSection):
-    """Options of the `joint` objective: those of its two parts, and the weights of their losses."""
-
-    name: Literal["joint"]
-    # There is only one mode, but older runs and configs name it.
-    mode: Literal["sum"] = "sum"
-    weights: LossWeights = LossWeights()
-    mae: MAEConfig = MAEConfig(name="mae")
-    masked_patch: MaskedPatchConfig = MaskedPatchConfig(name="masked_patch")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_parts(cls, raw: Any) -> Any:
-        """Fills in each part's `name` from its key."""
-        if not isinstance(raw, dict):
-            return raw
-        parts = {key: raw[key] for key in ("mae", "masked_patch") if isinstance(raw.get(key), dict)}
-        return {**raw, **{key: {"name": key, **part} for key, part in parts.items()}}
-
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, which names the key, for options that do not fit the model."""
-        for key, part in (("mae", self.mae), ("masked_patch", self.masked_patch)):
-            try:
-                part.check(
-                    grid_size=grid_size, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes
-                )
-            except ValueError as error:
-                raise ValueError(f"{key}.{error}") from None
-
-    def build(
-        self,
-        encoder: ViTEncoder,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        num_classes: int = 0,
-        bands: Bands | None = None,
-    ) -> Joint:
-        """Builds the objective around an encoder."""
-        return Joint(encoder, self, mean=mean, std=std, bands=bands)
+from mae_vit.objectives.config import JointConfig
+from mae_vit.objectives.objective import Objective, ObjectiveOutput
 
 
 class Joint(Objective):

@@ -7,11 +7,9 @@ k class tokens, D encoder width, D_dec decoder width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -20,83 +18,17 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.attention import PlainOrFusedAttention
-from mae_vit.models.masking import Masking, count_units, num_masked_patches, random_masking, unit_masking
+from mae_vit.models.masking import Masking, random_masking, unit_masking
 from mae_vit.models.patches import patchify, take_tokens
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import ViTEncoder, block_for_queries, init_transformer
+from mae_vit.objectives.config import MAEConfig, num_decoded_patches
 from mae_vit.objectives.missing import standardize_patches, weigh
-from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
+from mae_vit.objectives.objective import Objective, ObjectiveOutput
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
 # LayerNorm epsilon of the official code, everywhere (timm's default as well).
 LAYER_NORM_EPS = 1e-6
-
-
-def num_decoded_patches(num_masked: int, decode_ratio: float, mask_unit: int) -> int:
-    """Returns how many of an image's masked patches training predicts: those of whole mask units."""
-    return round(decode_ratio * num_masked / mask_unit**2) * mask_unit**2
-
-
-class MAEConfig(ObjectiveSection):
-    """Options of the `mae` objective. The defaults are those of MAE Sec. 4.1.
-
-    With `decode_ratio` below 1, training predicts that share of the masked patches, and the
-    decoder does not see the others. This follows the decoder masking of VideoMAE V2
-    (arXiv 2303.16727) and the partial reconstruction of CrossMAE (arXiv 2401.14391), but with
-    MAE's self-attention and a random choice of mask units. Held-out images and pictures are decoded whole.
-    `mask_unit` is the side in patches of the squares that are masked as a whole (Pixio, arXiv
-    2512.15715, has 4); 1 masks single patches, as MAE does.
-    """
-
-    name: Literal["mae"]
-    mask_ratio: float = Field(default=0.75, gt=0, lt=1)
-    mask_unit: int = Field(default=1, gt=0)
-    decoder_embed_dim: int = Field(default=512, gt=0, le=65536)
-    decoder_depth: int = Field(default=8, gt=0)
-    decoder_num_heads: int = Field(default=16, gt=0)
-    norm_pix_loss: bool = True
-    decode_ratio: float = Field(default=1.0, gt=0, le=1)
-
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, which names the key, for options that do not fit the model."""
-        units = count_units(grid_size, self.mask_unit)
-        num_masked = num_masked_patches(units, self.mask_ratio)
-        if not 0 < num_masked < units:
-            state = "visible" if num_masked else "masked"
-            what = "patches" if self.mask_unit == 1 else "mask units"
-            raise ValueError(
-                f"mask_ratio={self.mask_ratio} leaves none of {units} {what} {state} "
-                f"(from {1 / units:.3g} to {1 - 1 / units:.3g})"
-            )
-        num_masked *= self.mask_unit**2
-        if not num_decoded_patches(num_masked, self.decode_ratio, self.mask_unit):
-            raise ValueError(
-                f"decode_ratio={self.decode_ratio} predicts none of {num_masked} masked patches "
-                f"(from {self.mask_unit**2 / num_masked:.3g} to 1)"
-            )
-        if self.norm_pix_loss and patch_size**2 * in_chans == 1:
-            raise ValueError("norm_pix_loss=true needs patches of more than one value")
-        if self.decoder_embed_dim % self.decoder_num_heads:
-            raise ValueError(
-                f"decoder_embed_dim={self.decoder_embed_dim} is not divisible by "
-                f"decoder_num_heads={self.decoder_num_heads}"
-            )
-        if self.decoder_embed_dim % 4:
-            raise ValueError(
-                f"decoder_embed_dim={self.decoder_embed_dim} must be divisible by 4 (2-D sin-cos positions)"
-            )
-
-    def build(
-        self,
-        encoder: ViTEncoder,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        num_classes: int = 0,
-        bands: Bands | None = None,
-    ) -> MAE:
-        """Builds the objective around an encoder."""
-        return MAE(encoder, self, mean=mean, std=std, bands=bands)
 
 
 class MAE(Objective):

@@ -6,10 +6,8 @@ Shapes: B images, N patches, M corrupted patches, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from mae_vit.core.bands import Bands
@@ -18,46 +16,9 @@ from mae_vit.core.image_rows import Picture
 from mae_vit.models.masking import KIND_MASK, KIND_RANDOM, Corruption, corrupt
 from mae_vit.models.patches import take_tokens
 from mae_vit.models.vit import ViTEncoder, init_transformer
-from mae_vit.objectives.masked_patch_targets import COLOR_CELLS, make_target
-from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
-
-
-class MaskedPatchConfig(ObjectiveSection):
-    """Options of the `masked_patch` objective. The defaults are those of ViT App. B.1.2."""
-
-    name: Literal["masked_patch"]
-    target: Literal["mean_color", "downsized_4x4", "pixels_l2"] = "mean_color"
-    corrupt_ratio: float = Field(default=0.5, gt=0, lt=1)
-    mask_share: float = Field(default=0.8, ge=0, le=1)
-    random_share: float = Field(default=0.1, ge=0, le=1)
-
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, which names the key, for options that do not fit the model."""
-        num_patches = grid_size[0] * grid_size[1]
-        if not 0 < round(self.corrupt_ratio * num_patches) < num_patches:
-            raise ValueError(
-                f"corrupt_ratio={self.corrupt_ratio} corrupts none or all of {num_patches} patches"
-            )
-        if self.mask_share + self.random_share > 1:
-            raise ValueError(f"mask_share={self.mask_share} + random_share={self.random_share} exceed 1")
-        cells = COLOR_CELLS.get(self.target, 1)
-        if patch_size % cells:
-            raise ValueError(
-                f'target="{self.target}" needs a patch_size divisible by {cells}, not {patch_size} '
-                '(target="mean_color" takes any)'
-            )
-
-    def build(
-        self,
-        encoder: ViTEncoder,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        num_classes: int = 0,
-        bands: Bands | None = None,
-    ) -> MaskedPatch:
-        """Builds the objective around an encoder."""
-        return MaskedPatch(encoder, self, mean=mean, std=std, bands=bands)
+from mae_vit.objectives.config import MaskedPatchConfig
+from mae_vit.objectives.masked_patch_targets import make_target
+from mae_vit.objectives.objective import Objective, ObjectiveOutput
 
 
 class MaskedPatch(Objective):

@@ -26,12 +26,11 @@ from mae_vit.models.patches import (
     take_tokens,
     unpatchify,
 )
+from mae_vit.objectives.config import COLOR_CELLS
 from mae_vit.objectives.missing import weigh
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
-# Areas along a side of a patch. Each area is predicted as one color.
-COLOR_CELLS = {"mean_color": 1, "downsized_4x4": 4}
 # The paper's classes are joint colors of 3 channels: 8**3 = 512. Of more bands they would be too many.
 MOST_JOINT_BANDS = 3
 

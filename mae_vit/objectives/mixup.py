@@ -17,10 +17,7 @@ from torch import Tensor, nn
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import RngStream
-from mae_vit.objectives.objective import Grouping
 
-# Rows 2j and 2j + 1 of the global order; they are different images.
-PAIRS = Grouping(unit=2, views=1, why="mixup and cutmix pair neighbors")
 # Number of tabulated quantiles of each Beta distribution: one for each 16-bit number.
 _QUANTILES = 1 << 16
 

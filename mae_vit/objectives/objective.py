@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mae_vit.config.section import Section
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
@@ -141,59 +140,3 @@ class Objective(Task):
     def hidden_ratio(self) -> float:
         """The share of patches that are masked in training; 0 without masking."""
         return 0.0
-
-
-class Grouping(NamedTuple):
-    """The rows of the global order that a loss needs together: 2j and 2j + 1, or 2jG to 2(j + 1)G - 1.
-
-    Attributes:
-        unit: number of consecutive rows. Each micro-batch has whole units, so the split of a batch does
-            not change the loss.
-        views: number of rows that are views of one image (`data.repeats`).
-        why: start of an error message that explains the unit.
-    """
-
-    unit: int
-    views: int
-    why: str
-
-
-class ObjectiveSection(Section, ABC):
-    """The `objective` section of a config: an objective's options, and a method that builds it.
-
-    Attributes:
-        name: the objective's name, a key of `OBJECTIVES`.
-        uses_labels: training and held-out evaluation use labels.
-    """
-
-    name: str
-    uses_labels: ClassVar[bool] = False
-
-    @property
-    def grouping(self) -> Grouping | None:
-        """The rows that the loss needs together; None if each image has its own loss."""
-        return None
-
-    @abstractmethod
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, which names the key, for options that do not fit model or data."""
-
-    @abstractmethod
-    def build(
-        self,
-        encoder: ViTEncoder,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        num_classes: int = 0,
-        bands: Bands | None = None,
-    ) -> Objective:
-        """Builds the objective around an encoder.
-
-        Args:
-            encoder: is trained together with the objective's own modules.
-            mean: per-channel mean of the pixels in 0..1.
-            std: per-channel standard deviation of these pixels.
-            num_classes: number of classes in the data; 0 without labels.
-            bands: what the images' raw values mean; None for 8 bits.
-        """

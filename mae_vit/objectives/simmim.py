@@ -6,59 +6,21 @@ Shapes: B images, C channels, H W pixels, N patches, P patch size, D width, u ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
-from mae_vit.models.masking import (
-    count_units,
-    num_masked_patches,
-    patch_noise,
-    random_masking,
-    spread_over_units,
-)
+from mae_vit.models.counts import count_units
+from mae_vit.models.masking import patch_noise, random_masking, spread_over_units
 from mae_vit.models.patches import patchify
 from mae_vit.models.vit import ViTEncoder, init_transformer
+from mae_vit.objectives.config import SimMIMConfig
 from mae_vit.objectives.missing import weigh
-from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSection
+from mae_vit.objectives.objective import Objective, ObjectiveOutput
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
-
-
-class SimMIMConfig(ObjectiveSection):
-    """Options of the `simmim` objective. The defaults are those of SimMIM Sec. 4.1 for patches of 16 px.
-
-    `mask_unit` is the side in patches of the squares that are masked as a whole; the
-    paper's 32 px are 2 patches. The authors' code masks ceil(N r) of N units. Ours uses MAE's rule,
-    N - int(N (1 - r)). If N r is an integer, rounding errors may mask one unit more: at r = 0.8,
-    9 of 10 instead of 8.
-    """
-
-    name: Literal["simmim"]
-    mask_ratio: float = Field(default=0.6, gt=0, lt=1)
-    mask_unit: int = Field(default=2, gt=0)
-
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, which names the key, for options that do not fit the model."""
-        units = count_units(grid_size, self.mask_unit)
-        if not 0 < num_masked_patches(units, self.mask_ratio) < units:
-            raise ValueError(f"mask_ratio={self.mask_ratio} masks none or all of {units} mask units")
-
-    def build(
-        self,
-        encoder: ViTEncoder,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        num_classes: int = 0,
-        bands: Bands | None = None,
-    ) -> SimMIM:
-        """Builds the objective around an encoder."""
-        return SimMIM(encoder, self, mean=mean, std=std, bands=bands)
 
 
 class SimMIM(Objective):

@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
 
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
-from mae_vit.models.vit import Pool, ViTEncoder, init_transformer, pooled
+from mae_vit.models.vit import ViTEncoder, init_transformer, pooled
+from mae_vit.objectives.config import SupervisedConfig
 from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.objectives.mixup import PAIRS
-from mae_vit.objectives.objective import Grouping, Objective, ObjectiveOutput, ObjectiveSection
-
-
-class SupervisedConfig(ObjectiveSection):
-    """Options of the `supervised` objective. The defaults give the pretraining head of ViT Sec. 3.1."""
-
-    uses_labels: ClassVar[bool] = True
-    name: Literal["supervised"]
-    head: Literal["mlp", "linear"] = "mlp"
-    pool: Pool = "cls"
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    # Alpha of each; 0 turns it off (`mae_vit.objectives.mixup`).
-    mixup: float = Field(default=0.0, ge=0)
-    cutmix: float = Field(default=0.0, ge=0)
-
-    @property
-    def grouping(self) -> Grouping | None:
-        """Mixup and cutmix need pairs of different images."""
-        return PAIRS if self.mixup or self.cutmix else None
-
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Raises ValueError, which names the key, for options that do not fit the data."""
-        if num_classes < 2:
-            raise ValueError(
-                f'name="supervised" needs labels of two classes at least; the data has {num_classes}'
-            )
-
-    def build(
-        self,
-        encoder: ViTEncoder,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        num_classes: int = 0,
-        bands: Bands | None = None,
-    ) -> Supervised:
-        """Builds the objective around an encoder."""
-        return Supervised(encoder, self, mean=mean, std=std, num_classes=num_classes, bands=bands)
+from mae_vit.objectives.objective import Objective, ObjectiveOutput
 
 
 class Supervised(Objective):

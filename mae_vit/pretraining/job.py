@@ -19,7 +19,7 @@ from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.models.encoder_cost import UNKNOWN
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
-from mae_vit.objectives import Objective
+from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.plan_text import describe_plan

@@ -12,8 +12,8 @@ from mae_vit.core.bands import dtype_of_raw
 from mae_vit.core.errors import InputError
 from mae_vit.data.channels import describe_data, with_channels
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.vit import Pool
-from mae_vit.objectives import Objective
+from mae_vit.models.sizes import Pool
+from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data, open_data
 from mae_vit.runtime.ranks import Ranks

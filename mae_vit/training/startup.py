@@ -16,7 +16,7 @@ from mae_vit.config.command_line import Arguments, ResumeMode
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
-from mae_vit.models.vit import SIZES
+from mae_vit.models.sizes import SIZES
 from mae_vit.runtime.collectives import broadcast_from_rank_zero, gather_objects, run_on_rank_zero
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks

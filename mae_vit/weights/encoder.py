@@ -21,7 +21,8 @@ from mae_vit.models.encoder_cost import UNKNOWN, Cost, cost_of_info, cost_of_wei
 from mae_vit.models.encoder_file import EncoderInfo, read_info
 from mae_vit.models.geometry import Geometry, nearest_size
 from mae_vit.models.pos_embed import sincos_position_table
-from mae_vit.models.vit import SIZES, Pool, ViTEncoder, pooled
+from mae_vit.models.sizes import SIZES, Pool
+from mae_vit.models.vit import ViTEncoder, pooled
 from mae_vit.training.checkpoints.format import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import read_foreign

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.models.pos_embed import sincos_position_table
-from mae_vit.models.vit import PatchInit, ViTEncoder
+from mae_vit.models.sizes import PatchInit
+from mae_vit.models.vit import ViTEncoder
 from mae_vit.weights import other_bands
 from mae_vit.weights.load_report import LoadReport, shorten
 from mae_vit.weights.start import ENCODER_PREFIX, Normalized, Weights

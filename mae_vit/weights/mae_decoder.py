@@ -11,7 +11,8 @@ from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.vit import ViTEncoder
-from mae_vit.objectives.mae import MAE, MAEConfig
+from mae_vit.objectives.config import MAEConfig
+from mae_vit.objectives.mae import MAE
 from mae_vit.training.checkpoints.format import STATE, read_description
 from mae_vit.weights.start import Weights
 
@@ -106,7 +107,7 @@ def _build(
         config.check(
             grid_size=encoder.grid_size, patch_size=info.patch_size, in_chans=info.in_chans, num_classes=0
         )
-        mae = config.build(encoder, mean=info.mean, std=info.std, bands=info.bands)
+        mae = MAE(encoder, config, mean=info.mean, std=info.std, bands=info.bands)
         mae.load_state_dict({**state, **tensors}, strict=True)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()

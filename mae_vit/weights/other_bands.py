@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
-from mae_vit.models.vit import PatchInit
+from mae_vit.models.sizes import PatchInit
 from mae_vit.weights.start import Normalized
 
 NAME = "patch_embed.proj.weight"

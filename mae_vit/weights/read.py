@@ -24,7 +24,7 @@ from mae_vit.data.normalization import IMAGENET_MEAN
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.encoder_file import bands_from, read_metadata
 from mae_vit.models.geometry import Geometry, geometry_from, geometry_of
-from mae_vit.models.vit import SIZES, Pool
+from mae_vit.models.sizes import SIZES, Pool
 from mae_vit.training.checkpoints.format import (
     LABELS_SEEN,
     BrokenCheckpoint,

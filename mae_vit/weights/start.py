@@ -21,7 +21,7 @@ from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import expand_path
 from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.geometry import Geometry
-from mae_vit.models.vit import Pool
+from mae_vit.models.sizes import Pool
 from mae_vit.weights.seen_labels import SeenLabels
 
 ENCODER_PREFIX = "encoder."

@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 from mae_vit.cli.main import main
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
-from mae_vit.objectives.mae import MAE, MAEConfig
+from mae_vit.objectives.config import MAEConfig
+from mae_vit.objectives.mae import MAE
 from mae_vit.training.checkpoints.checkpoint import save_checkpoint
 from mae_vit.training.engines.state import TrainState
 

@@ -6,8 +6,9 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.vit import ViTEncoder
-from mae_vit.objectives import OBJECTIVES, Objective
+from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.contrastive_mae import ContrastiveMAE
+from mae_vit.objectives.objective import Objective
 
 OPTIONS = {
     "mae": {"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2},

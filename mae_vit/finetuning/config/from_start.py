@@ -11,7 +11,7 @@ from mae_vit.config.overrides import drop_alternatives
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.finetuning.config.schema import SEGMENTATION, TRAINS_ENCODER
-from mae_vit.models.vit import SIZES
+from mae_vit.models.sizes import SIZES
 from mae_vit.weights.foreign import ForeignWeights, read_foreign
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import FOREIGN_ORIGIN, Weights, is_frozen, name_of

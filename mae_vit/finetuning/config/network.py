@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, height_width
 from mae_vit.models.baselines import BASELINES, TIMM_PREFIX, WITHOUT_DROP_PATH, check_network
-from mae_vit.models.vit import SIZES
+from mae_vit.models.sizes import SIZES
 
 
 class NetworkSection(Section):

@@ -15,7 +15,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.label_overlap import start_label_overlap, warn_of_seen_labels
 from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier, make_head
-from mae_vit.models.vit import PatchInit
+from mae_vit.models.sizes import PatchInit
 from mae_vit.weights.encoder import ViTFeatures
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import ForeignWeights

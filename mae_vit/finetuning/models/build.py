@@ -18,7 +18,7 @@ from mae_vit.finetuning.models.distillation import Distillation, DistilledViTCla
 from mae_vit.finetuning.models.teacher import Teacher, read_teacher
 from mae_vit.models.baselines import build_network
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.vit import PatchInit
+from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim.optimizers import OptimizerOptions
 from mae_vit.training.optim.param_groups import EMBEDDINGS

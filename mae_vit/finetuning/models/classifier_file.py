@@ -21,7 +21,7 @@ from mae_vit.finetuning.models.distillation import Distillation, DistilledViTCla
 from mae_vit.models.baselines import build_network
 from mae_vit.models.encoder_file import bands_from
 from mae_vit.models.geometry import geometry_from
-from mae_vit.models.vit import Pool
+from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.weights.containers import read_content
 from mae_vit.weights.seen_labels import SeenLabels

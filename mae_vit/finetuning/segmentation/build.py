@@ -19,7 +19,7 @@ from mae_vit.finetuning.segmentation.segmenter import (
     ViTSegmenter,
 )
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.vit import PatchInit
+from mae_vit.models.sizes import PatchInit
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.foreign_encoder import open_foreign
 from mae_vit.weights.load import load_weights

@@ -14,7 +14,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
 from mae_vit.core.messages import closest_path, error_reason
 from mae_vit.core.urls import redact_url
-from mae_vit.models.vit import SIZES
+from mae_vit.models.sizes import SIZES
 from mae_vit.training.outputs.run_folder import RunFolder
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mae_vit.core.errors import InputError
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.models.encoder_file import read_metadata, to_metadata
-from mae_vit.models.vit import Pool
+from mae_vit.models.sizes import Pool
 from mae_vit.weights.encoder import PretrainedEncoder, encoder_from_weights
 from mae_vit.weights.mae_decoder import Decoder, read_decoder
 from mae_vit.weights.read import read_weights

@@ -12,8 +12,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
-from mae_vit.objectives.contrastive_mae import ContrastiveMAEConfig
-from mae_vit.objectives.mixup import PAIRS
+from mae_vit.objectives.config import PAIRS, ContrastiveMAEConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "mae_digits.yaml"

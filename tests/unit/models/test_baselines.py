@@ -6,7 +6,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.models.baselines import build_network, check_network
-from mae_vit.models.vit import SIZES, ViTEncoder
+from mae_vit.models.sizes import SIZES
+from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives.label_loss import LabelLoss
 
 

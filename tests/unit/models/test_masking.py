@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.models.counts import num_masked_patches
 from mae_vit.models.masking import (
     KIND_MASK,
     KIND_RANDOM,
     KIND_UNCHANGED,
     corrupt,
     nearest_visible,
-    num_masked_patches,
     patch_noise,
     random_masking,
 )

@@ -8,7 +8,8 @@ from helpers.objectives import ENCODERS, VARIANTS, batch_of, build, unit_of
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.objectives import OBJECTIVES, Objective
+from mae_vit.objectives import OBJECTIVES
+from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.supervised import Supervised
 
 

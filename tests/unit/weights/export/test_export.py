@@ -322,7 +322,7 @@ def test_the_official_layout_comes_back_to_the_bit(tmp_path, monkeypatch):
 
 def test_an_official_file_of_the_official_decoder_goes_to_transformers(tmp_path, capsys):
     """Of another's file nothing tells the decoder's heads: those of the official width are known."""
-    from mae_vit.objectives.mae import MAEConfig
+    from mae_vit.objectives.config import MAEConfig
 
     info = info_of(embed_dim=128, depth=6)
     mae = MAEConfig(name="mae", decoder_depth=1).build(info.build(), mean=info.mean, std=info.std)

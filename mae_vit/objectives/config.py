@@ -1,0 +1,284 @@
+"""Options of the pretraining objectives. A config is checked by them alone, without importing torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from mae_vit.config.section import Section
+from mae_vit.models.counts import count_units, num_masked_patches
+from mae_vit.models.sizes import Pool
+
+if TYPE_CHECKING:
+    from mae_vit.core.bands import Bands
+    from mae_vit.models.vit import ViTEncoder
+    from mae_vit.objectives.objective import Objective
+
+
+class Grouping(NamedTuple):
+    """The rows of the global order that a loss needs together: 2j and 2j + 1, or 2jG to 2(j + 1)G - 1.
+
+    Attributes:
+        unit: number of consecutive rows. Each micro-batch has whole units, so the split of a batch does
+            not change the loss.
+        views: number of rows that are views of one image (`data.repeats`).
+        why: start of an error message that explains the unit.
+    """
+
+    unit: int
+    views: int
+    why: str
+
+
+# Rows 2j and 2j + 1 of the global order; they are different images.
+PAIRS = Grouping(unit=2, views=1, why="mixup and cutmix pair neighbors")
+# Areas along a side of a patch of masked patch prediction. Each area is predicted as one color.
+COLOR_CELLS = {"mean_color": 1, "downsized_4x4": 4}
+
+
+class ObjectiveSection(Section, ABC):
+    """The `objective` section of a config: an objective's options, and a method that builds it.
+
+    Attributes:
+        name: the objective's name, a key of `OBJECTIVES`.
+        built_by: its module and class, "package.module:Class", imported when it is built.
+        uses_labels: training and held-out evaluation use labels.
+    """
+
+    name: str
+    built_by: ClassVar[str]
+    uses_labels: ClassVar[bool] = False
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """The rows that the loss needs together; None if each image has its own loss."""
+        return None
+
+    @abstractmethod
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+        """Raises ValueError, which names the key, for options that do not fit model or data."""
+
+    def build(
+        self,
+        encoder: ViTEncoder,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        num_classes: int = 0,
+        bands: Bands | None = None,
+    ) -> Objective:
+        """Builds the objective around an encoder.
+
+        Args:
+            encoder: is trained together with the objective's own modules.
+            mean: per-channel mean of the pixels in 0..1.
+            std: per-channel standard deviation of these pixels.
+            num_classes: number of classes in the data; 0 without labels.
+            bands: what the images' raw values mean; None for 8 bits.
+        """
+        module, _, name = self.built_by.partition(":")
+        classes = {"num_classes": num_classes} if self.uses_labels else {}
+        objective: Objective = getattr(import_module(module), name)(
+            encoder, self, mean=mean, std=std, bands=bands, **classes
+        )
+        return objective
+
+
+def num_decoded_patches(num_masked: int, decode_ratio: float, mask_unit: int) -> int:
+    """Returns how many of an image's masked patches training predicts: those of whole mask units."""
+    return round(decode_ratio * num_masked / mask_unit**2) * mask_unit**2
+
+
+class MAEConfig(ObjectiveSection):
+    """Options of the `mae` objective. The defaults are those of MAE Sec. 4.1.
+
+    With `decode_ratio` below 1, training predicts that share of the masked patches, and the
+    decoder does not see the others. This follows the decoder masking of VideoMAE V2
+    (arXiv 2303.16727) and the partial reconstruction of CrossMAE (arXiv 2401.14391), but with
+    MAE's self-attention and a random choice of mask units. Held-out images and pictures are decoded whole.
+    `mask_unit` is the side in patches of the squares that are masked as a whole (Pixio, arXiv
+    2512.15715, has 4); 1 masks single patches, as MAE does.
+    """
+
+    built_by: ClassVar[str] = "mae_vit.objectives.mae:MAE"
+    name: Literal["mae"]
+    mask_ratio: float = Field(default=0.75, gt=0, lt=1)
+    mask_unit: int = Field(default=1, gt=0)
+    decoder_embed_dim: int = Field(default=512, gt=0, le=65536)
+    decoder_depth: int = Field(default=8, gt=0)
+    decoder_num_heads: int = Field(default=16, gt=0)
+    norm_pix_loss: bool = True
+    decode_ratio: float = Field(default=1.0, gt=0, le=1)
+
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+        """Raises ValueError, which names the key, for options that do not fit the model."""
+        units = count_units(grid_size, self.mask_unit)
+        num_masked = num_masked_patches(units, self.mask_ratio)
+        if not 0 < num_masked < units:
+            state = "visible" if num_masked else "masked"
+            what = "patches" if self.mask_unit == 1 else "mask units"
+            raise ValueError(
+                f"mask_ratio={self.mask_ratio} leaves none of {units} {what} {state} "
+                f"(from {1 / units:.3g} to {1 - 1 / units:.3g})"
+            )
+        num_masked *= self.mask_unit**2
+        if not num_decoded_patches(num_masked, self.decode_ratio, self.mask_unit):
+            raise ValueError(
+                f"decode_ratio={self.decode_ratio} predicts none of {num_masked} masked patches "
+                f"(from {self.mask_unit**2 / num_masked:.3g} to 1)"
+            )
+        if self.norm_pix_loss and patch_size**2 * in_chans == 1:
+            raise ValueError("norm_pix_loss=true needs patches of more than one value")
+        if self.decoder_embed_dim % self.decoder_num_heads:
+            raise ValueError(
+                f"decoder_embed_dim={self.decoder_embed_dim} is not divisible by "
+                f"decoder_num_heads={self.decoder_num_heads}"
+            )
+        if self.decoder_embed_dim % 4:
+            raise ValueError(
+                f"decoder_embed_dim={self.decoder_embed_dim} must be divisible by 4 (2-D sin-cos positions)"
+            )
+
+
+class ContrastiveMAEConfig(MAEConfig):
+    """Options of the `contrastive_mae` objective: those of `mae` and of the contrastive loss.
+
+    The loss is L_rec + contrast_weight * L_con. It needs two views of each image (`data.repeats=2`).
+    `group_size` consecutive images of the global order form a group, and only views of one group are
+    contrasted. So the loss does not depend on how a batch is split.
+    """
+
+    built_by: ClassVar[str] = "mae_vit.objectives.contrastive_mae:ContrastiveMAE"
+    name: Literal["contrastive_mae"]  # type: ignore[assignment]
+    # CAN Sec. 4 masks half: the contrast must recognize an image from its visible patches.
+    mask_ratio: float = Field(default=0.5, gt=0, lt=1)
+    decoder_embed_dim: int = Field(default=96, gt=0)
+    decoder_depth: int = Field(default=2, gt=0)
+    decoder_num_heads: int = Field(default=4, gt=0)
+    decode_ratio: float = Field(default=0.5, gt=0, le=1)
+    contrast_weight: float = Field(default=0.1, ge=0)
+    temperature: float = Field(default=0.2, gt=0)
+    group_size: int = Field(default=64, gt=1)
+    projection_dim: int = Field(default=128, gt=0)
+
+    @property
+    def grouping(self) -> Grouping:
+        """Groups two views of each of `group_size` images."""
+        why = (
+            f"objective.group_size={self.group_size} contrasts two views of each of {self.group_size} images"
+        )
+        return Grouping(unit=2 * self.group_size, views=2, why=why)
+
+
+class MaskedPatchConfig(ObjectiveSection):
+    """Options of the `masked_patch` objective. The defaults are those of ViT App. B.1.2."""
+
+    built_by: ClassVar[str] = "mae_vit.objectives.masked_patch:MaskedPatch"
+    name: Literal["masked_patch"]
+    target: Literal["mean_color", "downsized_4x4", "pixels_l2"] = "mean_color"
+    corrupt_ratio: float = Field(default=0.5, gt=0, lt=1)
+    mask_share: float = Field(default=0.8, ge=0, le=1)
+    random_share: float = Field(default=0.1, ge=0, le=1)
+
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+        """Raises ValueError, which names the key, for options that do not fit the model."""
+        num_patches = grid_size[0] * grid_size[1]
+        if not 0 < round(self.corrupt_ratio * num_patches) < num_patches:
+            raise ValueError(
+                f"corrupt_ratio={self.corrupt_ratio} corrupts none or all of {num_patches} patches"
+            )
+        if self.mask_share + self.random_share > 1:
+            raise ValueError(f"mask_share={self.mask_share} + random_share={self.random_share} exceed 1")
+        cells = COLOR_CELLS.get(self.target, 1)
+        if patch_size % cells:
+            raise ValueError(
+                f'target="{self.target}" needs a patch_size divisible by {cells}, not {patch_size} '
+                '(target="mean_color" takes any)'
+            )
+
+
+class LossWeights(Section):
+    """The factor of each loss in the sum."""
+
+    mae: float = Field(default=1.0, gt=0)
+    masked_patch: float = Field(default=1.0, gt=0)
+
+
+class JointConfig(ObjectiveSection):
+    """Options of the `joint` objective: those of its two parts, and the weights of their losses."""
+
+    built_by: ClassVar[str] = "mae_vit.objectives.joint:Joint"
+    name: Literal["joint"]
+    weights: LossWeights = LossWeights()
+    mae: MAEConfig = MAEConfig(name="mae")
+    masked_patch: MaskedPatchConfig = MaskedPatchConfig(name="masked_patch")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_parts(cls, raw: Any) -> Any:
+        """Fills in each part's `name` from its key."""
+        if not isinstance(raw, dict):
+            return raw
+        parts = {key: raw[key] for key in ("mae", "masked_patch") if isinstance(raw.get(key), dict)}
+        return {**raw, **{key: {"name": key, **part} for key, part in parts.items()}}
+
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+        """Raises ValueError, which names the key, for options that do not fit the model."""
+        for key, part in (("mae", self.mae), ("masked_patch", self.masked_patch)):
+            try:
+                part.check(
+                    grid_size=grid_size, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes
+                )
+            except ValueError as error:
+                raise ValueError(f"{key}.{error}") from None
+
+
+class SimMIMConfig(ObjectiveSection):
+    """Options of the `simmim` objective. The defaults are those of SimMIM Sec. 4.1 for patches of 16 px.
+
+    `mask_unit` is the side in patches of the squares that are masked as a whole; the
+    paper's 32 px are 2 patches. The authors' code masks ceil(N r) of N units. Ours uses MAE's rule,
+    N - int(N (1 - r)). If N r is an integer, rounding errors may mask one unit more: at r = 0.8,
+    9 of 10 instead of 8.
+    """
+
+    built_by: ClassVar[str] = "mae_vit.objectives.simmim:SimMIM"
+    name: Literal["simmim"]
+    mask_ratio: float = Field(default=0.6, gt=0, lt=1)
+    mask_unit: int = Field(default=2, gt=0)
+
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+        """Raises ValueError, which names the key, for options that do not fit the model."""
+        units = count_units(grid_size, self.mask_unit)
+        if not 0 < num_masked_patches(units, self.mask_ratio) < units:
+            raise ValueError(f"mask_ratio={self.mask_ratio} masks none or all of {units} mask units")
+
+
+class SupervisedConfig(ObjectiveSection):
+    """Options of the `supervised` objective. The defaults give the pretraining head of ViT Sec. 3.1."""
+
+    uses_labels: ClassVar[bool] = True
+    built_by: ClassVar[str] = "mae_vit.objectives.supervised:Supervised"
+    name: Literal["supervised"]
+    head: Literal["mlp", "linear"] = "mlp"
+    pool: Pool = "cls"
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    # Alpha of each; 0 turns it off (`mae_vit.objectives.mixup`).
+    mixup: float = Field(default=0.0, ge=0)
+    cutmix: float = Field(default=0.0, ge=0)
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """Mixup and cutmix need pairs of different images."""
+        return PAIRS if self.mixup or self.cutmix else None
+
+    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+        """Raises ValueError, which names the key, for options that do not fit the data."""
+        if num_classes < 2:
+            raise ValueError(
+                f'name="supervised" needs labels of two classes at least; the data has {num_classes}'
+            )
