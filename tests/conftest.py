@@ -26,7 +26,7 @@ from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.finetuning.comparison.runner import PRELOADED
 from mae_vit.runtime import device
 
-# Whichever test first starts data workers or a comparison: else each process imports torch anew, in all later tests too.
+# Whichever test first starts data workers or a comparison: else each process imports torch anew in all later tests.
 multiprocessing.set_forkserver_preload(PRELOADED)
 # It only grows in a process that runs hundreds of trainings, to gigabytes.
 device.keep_freed_memory = lambda: False

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -167,7 +168,7 @@ def own_gpus() -> list[str]:
     return names[:count] if names[0] else [str(number) for number in range(count)]
 
 
-def _context() -> multiprocessing.context.BaseContext:
+def _context() -> SpawnContext | ForkServerContext:
     """How jobs are started. A process that was forked cannot use a GPU that the server has looked at."""
     if "forkserver" not in multiprocessing.get_all_start_methods() or own_gpus():
         return multiprocessing.get_context("spawn")
