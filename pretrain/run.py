@@ -14,6 +14,6 @@ if __name__ == "__main__":
 
     # Before torch is imported, which takes seconds: SIGUSR1 meanwhile would end the process.
     install_early_handlers()
-    from mae_vit.pretraining.job import main
+    from mae_vit.pretraining.command import main
 
     sys.exit(main())

@@ -16,13 +16,13 @@ from mae_vit.runtime.signals import install_early_handlers
 
 # Each with its module and a line for --help.
 _JOBS = {
-    "pretrain": ("mae_vit.pretraining.job", "pretrain an encoder"),
+    "pretrain": ("mae_vit.pretraining.command", "pretrain an encoder"),
     "finetune": (
-        "mae_vit.finetuning.job",
+        "mae_vit.finetuning.command",
         "fine-tune an encoder, or train a network from scratch, on labels",
     ),
     "compare": (
-        "mae_vit.finetuning.comparison.main",
+        "mae_vit.finetuning.comparison.command",
         "compare pretrained and other networks on the same labels",
     ),
 }

@@ -7,23 +7,21 @@ leave it early, for `frozen/score.py`; segment_probe, which trains its layer by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mae_vit.config.batch import check_same_batch
-from mae_vit.config.command_line import Arguments, parse_arguments
-from mae_vit.config.keys import describe_keys
+from mae_vit.config.command_line import Arguments
 from mae_vit.config.plan import Plan, check_grouping, make_plan
-from mae_vit.config.presets import as_installed
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.finetuning.config.read import Starts, read_config
-from mae_vit.finetuning.config.schema import FROZEN, HIDDEN_KEYS, SEGMENTATION, FinetuneConfig
+from mae_vit.finetuning.config.schema import FROZEN, SEGMENTATION, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
 from mae_vit.finetuning.frozen.score import score_frozen
 from mae_vit.finetuning.label_overlap import labels_after_training, start_label_overlap, warn_of_seen_labels
@@ -48,7 +46,6 @@ from mae_vit.finetuning.setup import choose_parts, estimate_costs, identify
 from mae_vit.objectives.config import PAIRS
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.collectives import run_on_rank_zero
-from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
@@ -71,35 +68,6 @@ from mae_vit.training.startup import (
     settle_precision,
 )
 from mae_vit.weights.load import warn_normalization_differs
-
-EXAMPLES = """examples:
-  python finetune/run.py --ckpt runs/mae_cifar_tiny                      its data, the recipe for its size
-  python finetune/run.py --config configs/finetune_cifar_tiny.yaml       the same network from scratch
-  python finetune/run.py --ckpt mae_pretrain_vit_base.pth --config configs/finetune_base.yaml data.path=data/mine
-  python finetune/run.py --ckpt runs/mae_cifar_tiny data.labels_per_class=500 finetune.mode=few_shot
-  python finetune/run.py --ckpt runs/mae_cifar_tiny finetune.mode=linear_probe
-  python finetune/run.py --config configs/simple_cnn_cifar.yaml model.name=timm:resnet18
-Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.
-"""
-
-
-def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Runs the command line, of the command `prog` or a script; returns the exit code."""
-
-    def job() -> int:
-        arguments = parse_arguments(
-            argv,
-            prog=prog,
-            description="Fine-tune an encoder or train a network from scratch, on labeled images.\n"
-            "Or score a frozen encoder (finetune.mode=linear_probe, few_shot or knn).",
-            keys=describe_keys(FinetuneConfig, without=HIDDEN_KEYS),
-            examples=as_installed(EXAMPLES) if prog else EXAMPLES,
-            takes_ckpt=True,
-        )
-        finetune(arguments)
-        return 0
-
-    return run_to_exit_code(job)
 
 
 def finetune(arguments: Arguments) -> Path:

@@ -20,10 +20,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mae_vit.core.messages import closest, error_reason
-from mae_vit.models.sizes import SIZES
-
-# Prefix of timm's names: architectures and pretrained weights.
-TIMM_PREFIX = "timm:"
+from mae_vit.models.sizes import SIZES, TIMM_PREFIX
 
 
 def _conv_norm_relu(in_chans: int, out_chans: int) -> list[nn.Module]:
@@ -155,7 +152,6 @@ BASELINES: dict[str, Callable[[int, int, tuple[int, int], float], nn.Module]] = 
     "SmallBiT": lambda classes, chans, size, rate: SmallBiT(classes, chans, drop_path_rate=rate),
     "SmallHybrid": small_hybrid,
 }
-WITHOUT_DROP_PATH = ("SimpleCNN", "SmallResNet")
 
 
 def check_network(name: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any
-
-from timm.models.vision_transformer import VisionTransformer
+from typing import TYPE_CHECKING, Any
 
 from mae_vit.models.sizes import SIZES, PositionKind
-from mae_vit.models.vit import ViTEncoder
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
+
+    from mae_vit.models.vit import ViTEncoder
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ class Geometry:
 
     def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> ViTEncoder:
         """Builds an encoder of this geometry, with fresh weights."""
+        # Imports torch and timm, which a config is checked without.
+        from mae_vit.models.vit import ViTEncoder
+
         options = {one.name: getattr(self, one.name) for one in fields(Geometry)}
         del options["size"]
         return ViTEncoder(**options, drop_rate=drop_rate, drop_path_rate=drop_path_rate)

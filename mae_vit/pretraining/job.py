@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mae_vit.config.command_line import Arguments, parse_arguments
-from mae_vit.config.keys import describe_keys
+from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import Plan
-from mae_vit.config.presets import as_installed
 from mae_vit.core.batch import Batch
 from mae_vit.core.files import write_atomically
 from mae_vit.data.batches.prefetch import fetch_split
@@ -24,7 +22,6 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.plan_text import describe_plan
 from mae_vit.pretraining.setup import Setup, initialize, seen_labels, set_up
-from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.checkpoints.format import COST_BEFORE, LABELS_SEEN
 from mae_vit.training.checkpoints.resume import run_identity
@@ -46,42 +43,9 @@ from mae_vit.training.startup import (
 )
 from mae_vit.weights.encoder import cost_of_start
 
-EXAMPLES = """examples:
-  python pretrain/run.py --config configs/mae_digits.yaml
-  deepspeed --num_accelerators 2 pretrain/run.py --config configs/mae_cifar_tiny.yaml \\
-      data.path=data/mine data.augment.crop=random_resized
-  python pretrain/run.py --config configs/mae_cifar_tiny.yaml --dry-run
-Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.
-"""
-
-
 _NOTHING_HELD_OUT = (
     "{why}: no held-out metrics and no pictures (mae-vit prepare ... --holdout 0.05 sets some images aside)"
 )
-
-
-def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Runs the command line; returns the exit code.
-
-    Args:
-        argv: the words; None for this process's.
-        prog: the command that they belong to; None for a script of a checkout.
-    """
-
-    def job() -> int:
-        arguments = parse_arguments(
-            argv,
-            prog=prog,
-            description="Pretrain a Vision Transformer: by MAE, masked patch prediction or another objective.",
-            keys=describe_keys(PretrainConfig),
-            examples=as_installed(EXAMPLES) if prog else EXAMPLES,
-        )
-        if arguments.dry_run:
-            return check(arguments)
-        pretrain(arguments)
-        return 0
-
-    return run_to_exit_code(job)
 
 
 def check(arguments: Arguments) -> int:

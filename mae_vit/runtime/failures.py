@@ -15,16 +15,15 @@ from mae_vit.runtime.terminal import ignore_closed_terminal
 
 def run_to_exit_code(job: Callable[[], int]) -> int:
     """Runs a job; turns input errors and failures of a run into one line and an exit code."""
-    # Imports torch, which commands that say how they fail by the same codes can do without.
-    from mae_vit.runtime.process_group import leave
-
     ignore_closed_terminal()
     try:
         try:
             code = job()
         except RunInterrupted:
             code = EXIT_REQUEUE
-        leave()
+        # Of a job that has got so far that it was imported, which imports torch.
+        if process_group := sys.modules.get("mae_vit.runtime.process_group"):
+            process_group.leave()
         return code
     except tuple(EXIT_CODES) as error:
         if isinstance(error, FetchUnavailable | DamagedSample) and int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -28,8 +28,9 @@ from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import read_foreign
 from mae_vit.weights.foreign_encoder import open_foreign
 from mae_vit.weights.load import check_kind, load_weights, with_class_position
+from mae_vit.weights.names import is_frozen
 from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import Weights, is_frozen
+from mae_vit.weights.start import Weights
 
 
 class ViTFeatures(FeatureEncoder):

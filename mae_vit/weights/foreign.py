@@ -23,9 +23,10 @@ from mae_vit.core.hub import HubName, download
 from mae_vit.core.messages import closest, closest_path, error_reason
 from mae_vit.data.images.augment import Interpolation
 from mae_vit.data.shards.dataset_json import file_digest
-from mae_vit.models.baselines import TIMM_PREFIX
+from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.weights.feature_encoder import ImageInput
-from mae_vit.weights.start import FROZEN_PREFIX, split_frozen
+from mae_vit.weights.names import FROZEN_PREFIX
+from mae_vit.weights.start import split_frozen
 
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 _FORMS = f'"{FROZEN_PREFIX}{TIMM_PREFIX}NAME" or "{FROZEN_PREFIX}{TIMM_PREFIX}NAME@FILE.safetensors"'

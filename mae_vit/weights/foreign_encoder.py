@@ -16,7 +16,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.weights.containers import read_content
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import ForeignWeights, short_reason
-from mae_vit.weights.start import FOREIGN_ORIGIN
+from mae_vit.weights.names import FOREIGN_ORIGIN
 from mae_vit.weights.unwrap import check_values, named_tensors
 
 # Arguments of timm's `create_model` that are given here.

@@ -21,10 +21,9 @@ from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_n
 from mae_vit.core.messages import closest, error_reason, nearest
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.normalization import IMAGENET_MEAN
-from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.encoder_file import bands_from, read_metadata
 from mae_vit.models.geometry import Geometry, geometry_from, geometry_of
-from mae_vit.models.sizes import SIZES, Pool
+from mae_vit.models.sizes import SIZES, TIMM_PREFIX, Pool
 from mae_vit.training.checkpoints.format import (
     LABELS_SEEN,
     BrokenCheckpoint,
@@ -36,16 +35,9 @@ from mae_vit.training.checkpoints.format import (
 )
 from mae_vit.weights.containers import check_whole, file_in, read_content
 from mae_vit.weights.facts_beside import CONFIGS, check_function, facts_beside
+from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import (
-    ENCODER_PREFIX,
-    FOREIGN_ORIGIN,
-    Weights,
-    check_there,
-    describe_unfinished,
-    is_frozen,
-    split_network,
-)
+from mae_vit.weights.start import ENCODER_PREFIX, Weights, check_there, describe_unfinished, split_network
 from mae_vit.weights.unwrap import find_network, named_tensors
 
 # What a repository of the Hub may hold: what `mae-vit export` writes. Others' files by timm's names fit too.

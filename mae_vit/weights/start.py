@@ -19,16 +19,12 @@ from mae_vit.core.messages import closest_path
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import expand_path
-from mae_vit.models.baselines import TIMM_PREFIX
 from mae_vit.models.geometry import Geometry
-from mae_vit.models.sizes import Pool
+from mae_vit.models.sizes import TIMM_PREFIX, Pool
+from mae_vit.weights.names import FOREIGN_ORIGIN, FROZEN_PREFIX, is_frozen
 from mae_vit.weights.seen_labels import SeenLabels
 
 ENCODER_PREFIX = "encoder."
-# Of encoders that are measured as they are (`mae_vit.weights.foreign`).
-FROZEN_PREFIX = "frozen:"
-# What tables, summaries and reports say of them.
-FOREIGN_ORIGIN = "trained by others on other data"
 STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
 
 
@@ -125,11 +121,6 @@ class Weights:
             found.update(name.encode())
             found.update(self.tensors[name].detach().cpu().float().contiguous().numpy().data)
         return found.hexdigest()
-
-
-def is_frozen(start: str | None) -> bool:
-    """Whether a start names an encoder of others that is measured and never trained."""
-    return start is not None and start.startswith(FROZEN_PREFIX)
 
 
 def origin_of(start: str | None) -> str | None:

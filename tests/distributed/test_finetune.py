@@ -11,7 +11,7 @@ from helpers.commands import ROOT
 from helpers.finetune import SMALL, TINY
 from safetensors.torch import load_file
 
-from mae_vit.finetuning.job import main
+from mae_vit.finetuning.command import main
 
 OPTIONS = [*SMALL, *TINY, "optim.layer_decay=0.6", "finetune.pool=mean", "run.name=same"]
 FEW = ["data.labels_per_class=40", "train.effective_batch_size=64", "train.epochs=4", "train.warmup_epochs=1"]

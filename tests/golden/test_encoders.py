@@ -12,7 +12,7 @@ import pytest
 from helpers.commands import ROOT
 
 from mae_vit.data.index import open_index
-from mae_vit.finetuning.job import main as finetune
+from mae_vit.finetuning.command import main as finetune
 
 DATA = os.environ.get("MAE_VIT_CIFAR10")
 with (ROOT / "docs" / "results" / "compare_cifar10_5k" / "results.csv").open() as file:

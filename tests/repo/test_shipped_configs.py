@@ -7,10 +7,10 @@ import torch
 from helpers.commands import ROOT
 from helpers.images import prepare_pairs, write_pairs
 
-from mae_vit.finetuning.job import main as finetune
+from mae_vit.finetuning.command import main as finetune
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.models.sizes import SIZES
-from mae_vit.pretraining.job import main as pretrain
+from mae_vit.pretraining.command import main as pretrain
 
 # A comparison checks its configs in tests/unit/config/test_shipped.py.
 # A batch larger than all of the images here.

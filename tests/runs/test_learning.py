@@ -4,7 +4,7 @@ import pytest
 from helpers.commands import ROOT, lines_of
 
 from mae_vit.cli.main import main as command
-from mae_vit.pretraining.job import main
+from mae_vit.pretraining.command import main
 
 SMALL = [
     *("model.img_size=8", "model.patch_size=2", "model.in_chans=1"),

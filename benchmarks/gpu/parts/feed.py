@@ -23,7 +23,7 @@ from mae_vit.core.files import read_json_lines
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.pretraining.job import main as pretrain
+from mae_vit.pretraining.command import main as pretrain
 from mae_vit.pretraining.setup import set_up
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.ranks import Ranks

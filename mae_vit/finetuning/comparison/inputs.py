@@ -24,7 +24,8 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoints.format import list_checkpoints, step_of
 from mae_vit.training.checkpoints.resume import describe_differences, run_identity
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.weights.start import is_frozen, split_frozen, split_network
+from mae_vit.weights.names import is_frozen
+from mae_vit.weights.start import split_frozen, split_network
 
 # Options that name weights. The content of the file counts, not only its path.
 WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")

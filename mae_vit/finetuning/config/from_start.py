@@ -13,8 +13,9 @@ from mae_vit.core.hub import is_hub_name
 from mae_vit.finetuning.config.schema import SEGMENTATION, TRAINS_ENCODER
 from mae_vit.models.sizes import SIZES
 from mae_vit.weights.foreign import ForeignWeights, read_foreign
+from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import FOREIGN_ORIGIN, Weights, is_frozen, name_of
+from mae_vit.weights.start import Weights, name_of
 
 # Sections of a config file that override the others with pretrained weights.
 WITH_START = "with_start"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator, model_validator
 
 from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, height_width
-from mae_vit.models.baselines import BASELINES, TIMM_PREFIX, WITHOUT_DROP_PATH, check_network
-from mae_vit.models.sizes import SIZES
+from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH
 
 
 class NetworkSection(Section):
@@ -24,11 +23,14 @@ class NetworkSection(Section):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if name in BASELINES:
+        if name in BASELINE_NAMES:
             return name
         if not name.startswith(TIMM_PREFIX):
-            known = ", ".join((*SIZES, *BASELINES))
+            known = ", ".join((*SIZES, *BASELINE_NAMES))
             raise ValueError(f'"{name}" is none of {known} and "{TIMM_PREFIX}NAME"')
+        # Imports timm: only for its networks.
+        from mae_vit.models.baselines import check_network
+
         check_network(name)
         return name
 

@@ -13,8 +13,9 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
-from mae_vit.weights.read import TIMM_PREFIX, read_weights
-from mae_vit.weights.start import is_frozen
+from mae_vit.models.sizes import TIMM_PREFIX
+from mae_vit.weights.names import is_frozen
+from mae_vit.weights.read import read_weights
 
 # Keys of a run's data that its fine-tuning needs too.
 _KEPT = {f"data.{name}": name for name in ("path", "split", "cache_dir", "cache_gib")}

@@ -14,7 +14,7 @@ from mae_vit.config.typed_yaml import PathText
 from mae_vit.finetuning.config.mode_options import MODE_OPTIONS, unused_options
 from mae_vit.finetuning.config.network import NetworkSection
 from mae_vit.models.sizes import SIZES, Pool
-from mae_vit.weights.start import is_frozen
+from mae_vit.weights.names import is_frozen
 
 HeadInit = Literal["zero", "small"]
 DistillationKind = Literal["hard", "soft"]

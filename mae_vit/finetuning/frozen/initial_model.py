@@ -22,8 +22,9 @@ from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.foreign_encoder import open_foreign, open_untrained
 from mae_vit.weights.load import load_weights, warn_normalization_differs
 from mae_vit.weights.load_report import LoadReport
+from mae_vit.weights.names import FOREIGN_ORIGIN
 from mae_vit.weights.seen_labels import Overlap
-from mae_vit.weights.start import FOREIGN_ORIGIN, Weights
+from mae_vit.weights.start import Weights
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.foreign_encoder import open_foreign
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.load_report import LoadReport
-from mae_vit.weights.start import FOREIGN_ORIGIN, Weights
+from mae_vit.weights.names import FOREIGN_ORIGIN
+from mae_vit.weights.start import Weights
 
 # Options of the encoder's training, and of a classifier.
 _UNUSED_BY_PROBE = (

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from mae_vit.core.messages import error_reason
 from mae_vit.finetuning.config.network import NetworkSection
-from mae_vit.models.baselines import TIMM_PREFIX, build_network
+from mae_vit.models.baselines import build_network
+from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.models.vit import ViTEncoder
 
 # Width of the light head, as a share of the map's, and its smallest.

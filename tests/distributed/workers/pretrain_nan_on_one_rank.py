@@ -9,7 +9,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
     from mae_vit.data.order.order import GlobalOrder
-    from mae_vit.pretraining.job import main
+    from mae_vit.pretraining.command import main
     from mae_vit.training.engines.deepspeed_engine import DeepSpeedEngine
 
     rank, first, stop = (int(word) for word in sys.argv[1:4])

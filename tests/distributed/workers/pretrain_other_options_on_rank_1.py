@@ -6,7 +6,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-    from mae_vit.pretraining.job import main
+    from mae_vit.pretraining.command import main
 
     words = [word for word in sys.argv[1:] if not word.startswith("rank1=")]
     own = [word.removeprefix("rank1=") for word in sys.argv[1:] if word.startswith("rank1=")]

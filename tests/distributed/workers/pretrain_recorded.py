@@ -12,7 +12,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
     from mae_vit.objectives import mae
-    from mae_vit.pretraining.job import main
+    from mae_vit.pretraining.command import main
     from mae_vit.training.engines.deepspeed_engine import DeepSpeedEngine
     from mae_vit.training.engines.torch_engine import TorchEngine
 

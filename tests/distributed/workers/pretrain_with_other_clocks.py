@@ -11,7 +11,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-    from mae_vit.pretraining.job import main
+    from mae_vit.pretraining.command import main
     from mae_vit.training.checkpoints.saver import Saver
 
     rank = int(os.environ["RANK"])

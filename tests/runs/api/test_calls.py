@@ -17,7 +17,7 @@ from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of
 from safetensors.torch import load_file
 
 import mae_vit
-from mae_vit.pretraining.job import main
+from mae_vit.pretraining.command import main
 
 CHANGES = dict(word.split("=") for word in SMALL_PRETRAIN)
 CHANGES = {key: json.loads(value) if value != "torch" else value for key, value in CHANGES.items()}

@@ -24,15 +24,15 @@ from mae_vit.cli.main import main
 from mae_vit.config.load import read_run_config
 from mae_vit.core.bands import DTYPES, Bands
 from mae_vit.finetuning import setup as finetune_setup
-from mae_vit.finetuning.job import main as finetune
+from mae_vit.finetuning.command import main as finetune
 from mae_vit.inspection.band_views import band_views
 from mae_vit.inspection.drawing import _GAP_PX as GAP_PX
 from mae_vit.inspection.drawing import image_tile
 from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.subject import open_subject
 from mae_vit.pretraining import setup
+from mae_vit.pretraining.command import main as pretrain
 from mae_vit.pretraining.doctor.find_batch import noise
-from mae_vit.pretraining.job import main as pretrain
 
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import mix_bands

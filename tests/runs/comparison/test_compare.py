@@ -9,8 +9,8 @@ from helpers.commands import run
 from helpers.comparison import compare_command, read_rows, write_config
 
 from mae_vit.config.load import load_config
+from mae_vit.finetuning.comparison.command import main
 from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.main import main
 from mae_vit.finetuning.comparison.protocol import describe_changes, keep_protocol
 from mae_vit.finetuning.comparison.report.predictions import read_scores
 from mae_vit.finetuning.comparison.report.significance import gap_between

@@ -11,14 +11,14 @@ from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
 from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
+from mae_vit.finetuning.comparison.command import main
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
-from mae_vit.finetuning.comparison.main import main
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.matrix.settings import settings_with_start
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
-from mae_vit.pretraining.job import main as pretrain
+from mae_vit.pretraining.command import main as pretrain
 
 WRONG = {
     "unknown reference": (

@@ -16,7 +16,7 @@ from PIL import Image
 from scipy import stats
 
 from mae_vit.evaluation.segmentation import Overlaps, count_overlaps
-from mae_vit.finetuning.comparison.main import main
+from mae_vit.finetuning.comparison.command import main
 from mae_vit.finetuning.comparison.report.predictions import pack_predictions, read_scores
 from mae_vit.finetuning.comparison.report.significance import gap_between
 

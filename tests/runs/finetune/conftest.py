@@ -7,8 +7,8 @@ from helpers.commands import ROOT
 from helpers.finetune import SMALL, TINY
 from helpers.images import prepare_pairs, write_pairs
 
-from mae_vit.finetuning.job import main
-from mae_vit.pretraining.job import main as pretrain_main
+from mae_vit.finetuning.command import main
+from mae_vit.pretraining.command import main as pretrain_main
 
 
 @pytest.fixture

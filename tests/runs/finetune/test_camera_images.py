@@ -14,7 +14,7 @@ from mae_vit.cli.main import main
 from mae_vit.data.index import open_index
 from mae_vit.inspection.images import draw_samples
 from mae_vit.models.encoder_file import read_info
-from mae_vit.pretraining.job import main as pretrain_main
+from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.weights.encoder import load_vit
 
 DONE = {"exif_orientation": "apply", "quality": 90, "resize": 20}

@@ -9,8 +9,8 @@ from helpers.commands import ROOT, lines_of, summary_of
 
 import mae_vit
 from mae_vit.cli.main import main as cli
-from mae_vit.finetuning.job import main as finetune
-from mae_vit.pretraining.job import main as pretrain
+from mae_vit.finetuning.command import main as finetune
+from mae_vit.pretraining.command import main as pretrain
 
 SHORT = [
     *("train.epochs=null", "train.steps=20", "train.warmup_epochs=null", "train.warmup_steps=4"),

@@ -18,7 +18,7 @@ import mae_vit
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
 from mae_vit.data.index import open_index
-from mae_vit.finetuning.job import main as finetune
+from mae_vit.finetuning.command import main as finetune
 
 
 def rows_of(path) -> list[dict]:

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import resolve_data_path
+from mae_vit.finetuning.command import main
 from mae_vit.finetuning.config.recipes import find_recipe
-from mae_vit.finetuning.job import main
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint
 
 # What the official file of the tests holds, for the config: it does not say so itself.

@@ -10,7 +10,7 @@ from helpers.finetune import SMALL
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
-from mae_vit.finetuning.job import main
+from mae_vit.finetuning.command import main
 from mae_vit.models.encoder_file import read_metadata
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 

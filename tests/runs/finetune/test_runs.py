@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from mae_vit.data import training_data
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.finetuning import data as finetune_data
-from mae_vit.pretraining.job import main as pretrain
+from mae_vit.pretraining.command import main as pretrain
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
 # What a resumed run may differ in: times.

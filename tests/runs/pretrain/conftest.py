@@ -3,7 +3,7 @@
 import pytest
 from helpers.commands import ROOT, SMALL_PRETRAIN
 
-from mae_vit.pretraining.job import main
+from mae_vit.pretraining.command import main
 
 
 @pytest.fixture

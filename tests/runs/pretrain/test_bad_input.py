@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import DOWNLOADS, find_images
 from mae_vit.data.shards.dataset_json import BUILT_IN
-from mae_vit.pretraining.job import main
+from mae_vit.pretraining.command import main
 from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT
 
 # A config that is accepted by mistake would train on.

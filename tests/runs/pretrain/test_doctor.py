@@ -13,11 +13,11 @@ from helpers.commands import ROOT, SMALL_MAE
 from helpers.damage import copy_of, damage
 
 from mae_vit.cli import main as cli
+from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.pretraining.doctor import doctor as examining
 from mae_vit.pretraining.doctor import find_batch as finding
 from mae_vit.pretraining.doctor import machine_checks as health
 from mae_vit.pretraining.doctor.find_batch import Trial, best_of, candidates
-from mae_vit.pretraining.job import main as pretrain_main
 
 CONFIG = ["doctor", "--config", "configs/mae_digits.yaml"]
 

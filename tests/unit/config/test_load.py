@@ -8,7 +8,7 @@ from helpers.commands import ROOT
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.pretraining.job import main
+from mae_vit.pretraining.command import main
 
 CONFIG = ROOT / "configs" / "mae_digits.yaml"
 

@@ -16,7 +16,7 @@ from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.inspection.images import draw_samples
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.pretraining.job import main as pretrain
+from mae_vit.pretraining.command import main as pretrain
 
 CLASSES = {f"{'cat' if n % 2 else 'dog'}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)}
 

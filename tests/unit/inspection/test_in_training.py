@@ -6,7 +6,7 @@ import pytest
 from helpers.commands import ROOT, SMALL_MAE
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mae_vit.pretraining.job import main
+from mae_vit.pretraining.command import main
 
 LENGTH = [
     "train.steps=6",

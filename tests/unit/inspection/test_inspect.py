@@ -17,7 +17,7 @@ from mae_vit.inspection.subject import open_subject
 from mae_vit.inspection.views import reconstruction_views
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.mae import MAE
-from mae_vit.pretraining.job import main as pretrain_main
+from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.weights.encoder import load_encoder
 
 GRAY = info_of(in_chans=1, img_size=(8, 8), mean=(0.5,), std=(0.5,))

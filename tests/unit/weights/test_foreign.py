@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import mae_vit
 from mae_vit.core.errors import FetchUnavailable, InputError
-from mae_vit.pretraining.job import main as pretrain
+from mae_vit.pretraining.command import main as pretrain
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import name_of
 

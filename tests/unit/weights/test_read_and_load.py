@@ -16,7 +16,7 @@ from mae_vit.models.encoder_cost import cost_of_weights
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.objectives.config import MAEConfig
-from mae_vit.pretraining.job import main
+from mae_vit.pretraining.command import main
 from mae_vit.weights import read
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.read import read_weights

@@ -7,7 +7,7 @@ from helpers.commands import ROOT
 from pydantic import ValidationError
 
 from mae_vit.models.encoder_cost import cost_of_weights
-from mae_vit.pretraining.job import main
+from mae_vit.pretraining.command import main
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.seen_labels import SeenLabels, SplitLabels
 

@@ -12,7 +12,7 @@ from mae_vit.core.user_files import read_text
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Mode, Overrides
 from mae_vit.finetuning.config.from_start import WITH_START
 from mae_vit.finetuning.config.schema import CLOSED_FORM, TRAINS_ENCODER
-from mae_vit.weights.start import is_frozen
+from mae_vit.weights.names import is_frozen
 
 # An encoder of others brings these. What the comparison sets for all rows is for ours.
 _OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")

@@ -8,9 +8,9 @@ import torch
 from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, summary_of
 from helpers.finetune import TINY
 
-from mae_vit.finetuning.job import main as finetune_main
+from mae_vit.finetuning.command import main as finetune_main
 from mae_vit.inspection.images import draw_samples
-from mae_vit.pretraining.job import main as pretrain_main
+from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.training import evals
 from mae_vit.weights.encoder import load_vit
 

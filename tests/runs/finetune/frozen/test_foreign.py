@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from mae_vit.data.index import open_index
 from mae_vit.evaluation.knn import knn_scores
-from mae_vit.finetuning.job import main
+from mae_vit.finetuning.command import main
 from mae_vit.weights.encoder import load_encoder
 
 SHORT = ["train.epochs=2", "train.warmup_epochs=0.5", "train.effective_batch_size=64"]

@@ -11,7 +11,7 @@ from helpers.weights.foreign import KINDS, build, write_backbone
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from mae_vit.finetuning.job import main
+from mae_vit.finetuning.command import main
 from mae_vit.finetuning.segmentation.segmenter import ForeignSegmenter
 from mae_vit.weights.encoder import load_encoder
 

@@ -15,9 +15,9 @@ from helpers.finetune import SMALL, TINY
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from mae_vit.finetuning.command import main
 from mae_vit.finetuning.frozen import score as frozen
 from mae_vit.finetuning.frozen.initial_model import load_frozen
-from mae_vit.finetuning.job import main
 from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.models.vit import ViTEncoder, pooled
 from mae_vit.objectives.label_loss import LabelLoss
@@ -194,7 +194,7 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrai
     ]
     waits = (
         "import sys, time; import mae_vit.finetuning.frozen.closed_form as scoring;"
-        "from mae_vit.finetuning.job import main;"
+        "from mae_vit.finetuning.command import main;"
         "scoring.read_features = lambda *a: (print('reading', flush=True), time.sleep(600));"
         "sys.exit(main(sys.argv[1:]))"
     )

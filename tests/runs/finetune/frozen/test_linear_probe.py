@@ -15,10 +15,10 @@ from torch import nn
 from mae_vit.config.load import load_config
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
+from mae_vit.finetuning.command import main
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen import linear_probe
-from mae_vit.finetuning.job import main
 
 pytestmark = pytest.mark.timeout(60)
 SHORT = [

@@ -13,7 +13,7 @@ from helpers.images import FIRST, STEP
 from safetensors.torch import load_file
 
 from mae_vit.cli.main import main as command_line
-from mae_vit.finetuning.job import main
+from mae_vit.finetuning.command import main
 from mae_vit.weights.encoder import load_encoder
 
 

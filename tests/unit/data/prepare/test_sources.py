@@ -24,7 +24,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from mae_vit.cli.main import main
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.pretraining.job import main as pretrain
+from mae_vit.pretraining.command import main as pretrain
 
 PHOTOS = {f"{n:03d}.jpg": encoded(picture(n)) for n in range(12)}
 CLASSES = {f"c{n % 3}/{n:03d}.jpg": encoded(picture(n)) for n in range(12)}

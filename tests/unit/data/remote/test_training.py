@@ -59,7 +59,7 @@ def test_a_vanished_server_leaves_a_run_to_be_started_again(server, tmp_path):
     script = (
         "import sys; from mae_vit.data.remote import cache; "
         "cache.Cache.__init__.__kwdefaults__['patience_s'] = 0.5; "
-        "from mae_vit.pretraining.job import main; sys.exit(main())"
+        "from mae_vit.pretraining.command import main; sys.exit(main())"
     )
     arguments = [
         *("--config", "configs/mae_digits.yaml", f"data.path={server.url}", f"run.dir={folder}"),

@@ -4,7 +4,7 @@ import json
 
 from helpers.commands import ROOT, SMALL_PRETRAIN
 
-from mae_vit.pretraining.job import main as pretrain
+from mae_vit.pretraining.command import main as pretrain
 from mae_vit.pretraining.report.page import write_page
 from mae_vit.pretraining.report.run_record import read_run
 

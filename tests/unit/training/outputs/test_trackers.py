@@ -208,7 +208,7 @@ def test_wandb_resumes_in_its_run(run):
 
 
 def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys, tmp_path, digits):
-    from mae_vit.pretraining.job import main
+    from mae_vit.pretraining.command import main
 
     find = importlib.util.find_spec
     monkeypatch.setattr(

@@ -1,0 +1,91 @@
+"""The command line of comparisons, which is checked without importing torch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mae_vit.config.command_line import OneLineParser, add_config, add_local_rank, take_config
+from mae_vit.config.keys import describe_keys
+from mae_vit.config.load import ConfigSource, load_config
+from mae_vit.config.presets import as_installed
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.runtime.failures import run_to_exit_code
+
+_KEYS_OF_RUNS = """
+keys of the runs, of which fine-tuning and pretraining list all:
+  set.KEY                every fine-tuning run (set.train.epochs=10)
+  pretrain.NAME.set.KEY  a pretraining run (pretrain.MAE.set.train.epochs=10)
+  pretrain.NAME.dir      its folder, which comparisons may share; null: one in this comparison's folder
+"""
+_EXAMPLES = """examples:
+  python finetune/compare.py --config configs/compare_demo.yaml
+  python finetune/compare.py --config configs/compare_demo.yaml run.name=quick seeds=[0] set.train.epochs=2 \\
+      set.train.warmup_epochs=0 pretrain.MAE.set.train.epochs=2 pretrain.MAE.set.train.warmup_epochs=0     a quick try
+  python finetune/compare.py --config configs/compare_demo.yaml --dry-run
+  python finetune/compare.py --config configs/compare_demo.yaml --report     a report of the finished runs
+After Ctrl-C or a kill the same command resumes, and finished runs are not repeated.
+Several machines that see the same folder can run the same command at once: they share the runs.
+"""
+
+
+@dataclass(frozen=True)
+class CompareArguments:
+    """What a comparison is to do: a parsed command line, or a call from Python.
+
+    Attributes:
+        config: the YAML file, or values, whose files are named from the current folder.
+        overrides: `key.path=value`.
+        dry_run: check all of it, list the runs, run nothing.
+        report: write the report of what is finished, run nothing.
+        overrides_from: who gave the overrides, for messages.
+    """
+
+    config: ConfigSource
+    overrides: list[str]
+    dry_run: bool = False
+    report: bool = False
+    overrides_from: str = "command line"
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
+    """Runs the command line, of the command `prog` or a script; returns the exit code."""
+
+    def job() -> int:
+        arguments = _parse(argv, prog)
+        # A mistake in it is known at once; what follows takes seconds to import.
+        load_config(
+            CompareConfig, arguments.config, arguments.overrides, overrides_from=arguments.overrides_from
+        )
+        from mae_vit.finetuning.comparison.main import compare
+
+        compare(arguments)
+        return 0
+
+    return run_to_exit_code(job)
+
+
+def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
+    examples = as_installed(_EXAMPLES) if prog else _EXAMPLES
+    parser = OneLineParser(
+        prog=prog,
+        description="Compare networks, pretrained or from scratch, on the same labels. The command pretrains what is\n"
+        "missing, chooses each row's settings on held-out images, fine-tunes every row with every seed and\n"
+        "number of labels, and writes a report.",
+        epilog=f"sections and their keys:\n{describe_keys(CompareConfig)}\n{_KEYS_OF_RUNS}\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_config(parser, example="set.train.epochs=10 run.name=try", default="seeds")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything and list the runs; run nothing"
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="write the report of the finished runs; run nothing"
+    )
+    add_local_rank(parser)
+    parsed = parser.parse_intermixed_args(argv)
+    config = take_config(parser, parsed, required=True)
+    assert config is not None
+    return CompareArguments(config, parsed.overrides, parsed.dry_run, parsed.report)

@@ -1,0 +1,54 @@
+"""The command line of pretraining, which is checked without importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mae_vit.config.command_line import parse_arguments
+from mae_vit.config.keys import describe_keys
+from mae_vit.config.load import load_config
+from mae_vit.config.presets import as_installed
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.runtime.failures import run_to_exit_code
+
+EXAMPLES = """examples:
+  python pretrain/run.py --config configs/mae_digits.yaml
+  deepspeed --num_accelerators 2 pretrain/run.py --config configs/mae_cifar_tiny.yaml \\
+      data.path=data/mine data.augment.crop=random_resized
+  python pretrain/run.py --config configs/mae_cifar_tiny.yaml --dry-run
+Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.
+"""
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
+    """Runs the command line; returns the exit code.
+
+    Args:
+        argv: the words; None for this process's.
+        prog: the command that they belong to; None for a script of a checkout.
+    """
+
+    def job() -> int:
+        arguments = parse_arguments(
+            argv,
+            prog=prog,
+            description="Pretrain a Vision Transformer: by MAE, masked patch prediction or another objective.",
+            keys=describe_keys(PretrainConfig),
+            examples=as_installed(EXAMPLES) if prog else EXAMPLES,
+        )
+        assert arguments.config is not None
+        # A mistake in it is known at once; what follows takes seconds to import.
+        load_config(
+            PretrainConfig,
+            arguments.config,
+            arguments.overrides,
+            overrides_from=arguments.overrides_from,
+        )
+        from mae_vit.pretraining.job import check, pretrain
+
+        if arguments.dry_run:
+            return check(arguments)
+        pretrain(arguments)
+        return 0
+
+    return run_to_exit_code(job)
