@@ -38,7 +38,7 @@ ORDERS = {
     ),
     "mae_vit/weights": (
         *(
-            "seen_labels",
+            "names seen_labels",
             "start",
             "other_bands",
             "load_report",
@@ -50,10 +50,12 @@ ORDERS = {
         ),
         "embed export",
     ),
-    "mae_vit/pretraining": (*("probe_split", "data", "setup", "plan_text replay report", "doctor", "job"),),
+    "mae_vit/pretraining": (
+        *("probe_split", "data", "setup", "plan_text replay report", "doctor", "job", "command"),
+    ),
     "mae_vit/finetuning": (
         *("config", "comparison data", "models", "label_overlap plan_text results", "frozen segmentation"),
-        *("setup", "job"),
+        *("setup", "job", "command"),
     ),
     "mae_vit/finetuning/comparison/matrix": ("cell settings", "matrix_jobs", "matrix"),
     "mae_vit/finetuning/comparison": (
@@ -64,6 +66,7 @@ ORDERS = {
             "report runner",
             "plan_text",
             "main",
+            "command",
         ),
     ),
 }

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mae_vit.config.command_line import OneLineParser, add_config, add_local_rank, take_config
 from mae_vit.config.keys import describe_keys
-from mae_vit.config.load import ConfigSource, load_config
+from mae_vit.config.load import load_config
 from mae_vit.config.presets import as_installed
-from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.config import CompareArguments, CompareConfig
 from mae_vit.runtime.failures import run_to_exit_code
 
 _KEYS_OF_RUNS = """
@@ -28,25 +27,6 @@ _EXAMPLES = """examples:
 After Ctrl-C or a kill the same command resumes, and finished runs are not repeated.
 Several machines that see the same folder can run the same command at once: they share the runs.
 """
-
-
-@dataclass(frozen=True)
-class CompareArguments:
-    """What a comparison is to do: a parsed command line, or a call from Python.
-
-    Attributes:
-        config: the YAML file, or values, whose files are named from the current folder.
-        overrides: `key.path=value`.
-        dry_run: check all of it, list the runs, run nothing.
-        report: write the report of what is finished, run nothing.
-        overrides_from: who gave the overrides, for messages.
-    """
-
-    config: ConfigSource
-    overrides: list[str]
-    dry_run: bool = False
-    report: bool = False
-    overrides_from: str = "command line"
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:

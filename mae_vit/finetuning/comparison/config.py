@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from mae_vit.config.keys import key_paths, meant
+from mae_vit.config.load import ConfigSource
 from mae_vit.config.section import Section
 from mae_vit.config.typed_yaml import KeysOf, PathText
 from mae_vit.core.messages import nearest
@@ -253,3 +255,22 @@ def slug(name: str) -> str:
     """Turns a name into a part of a path."""
     words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
     return "-".join(words)
+
+
+@dataclass(frozen=True)
+class CompareArguments:
+    """What a comparison is to do: a parsed command line, or a call from Python.
+
+    Attributes:
+        config: the YAML file, or values, whose files are named from the current folder.
+        overrides: `key.path=value`.
+        dry_run: check all of it, list the runs, run nothing.
+        report: write the report of what is finished, run nothing.
+        overrides_from: who gave the overrides, for messages.
+    """
+
+    config: ConfigSource
+    overrides: list[str]
+    dry_run: bool = False
+    report: bool = False
+    overrides_from: str = "command line"

@@ -16,8 +16,7 @@ from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
-from mae_vit.finetuning.comparison.command import CompareArguments
-from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
+from mae_vit.finetuning.comparison.config import TUNED_BY, CompareArguments, CompareConfig
 from mae_vit.finetuning.comparison.jobs import Job, unfinished
 from mae_vit.finetuning.comparison.matrix.cell import Cell
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix
