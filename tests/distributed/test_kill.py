@@ -175,4 +175,4 @@ def test_a_killed_trainer_leaves_no_data_workers(digits, tmp_path):
         assert len(family) >= 3
     finally:
         run.kill()
-    assert psutil.wait_procs(family, timeout=100)[1] == []
+    assert psutil.wait_procs(family, timeout=500)[1] == []

@@ -65,7 +65,7 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
             run.process.send_signal(number)
         exit_code = run.wait()
         run.wait_until_gone()
-        assert psutil.wait_procs(family, timeout=100)[1] == []
+        assert psutil.wait_procs(family, timeout=500)[1] == []
         if code is not None:
             assert exit_code == code
         else:
@@ -137,7 +137,7 @@ def test_a_second_ctrl_c_ends_at_once(digits, tmp_path):
             run.process.send_signal(signal.SIGINT)
             time.sleep(0.002)
         assert run.wait(100) in (75, 130)
-        assert psutil.wait_procs(workers, timeout=100)[1] == []
+        assert psutil.wait_procs(workers, timeout=500)[1] == []
         output = run.output()
     finally:
         run.kill()

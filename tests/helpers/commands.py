@@ -29,7 +29,7 @@ SMALL_PRETRAIN = [
 ]
 
 
-def run(*arguments: str, timeout: float = 120, **options) -> subprocess.CompletedProcess:
+def run(*arguments: str, timeout: float = 500, **options) -> subprocess.CompletedProcess:
     """Runs a command of ours with this interpreter."""
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, cwd=ROOT, **options

@@ -76,7 +76,7 @@ def stop_by(
             time.sleep(0.002)
         time.sleep(after_s)
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=100)
+        stdout, stderr = process.communicate(timeout=500)
     finally:
         process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)

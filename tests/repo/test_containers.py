@@ -49,7 +49,7 @@ def test_hadolint_finds_nothing():
     hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if hadolint is None:
         pytest.skip("hadolint is not installed (extra: dev)")
-    found = subprocess.run([hadolint, str(DOCKERFILE)], capture_output=True, text=True, timeout=100)
+    found = subprocess.run([hadolint, str(DOCKERFILE)], capture_output=True, text=True, timeout=500)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
@@ -154,6 +154,6 @@ def test_a_wheel_is_built_of_what_the_definition_copies(tmp_path):
         str(tmp_path),
         str(tmp_path / "source"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("mae_vit-*.whl"))) == 1

@@ -63,6 +63,6 @@ def test_what_it_adds_works(title, digits, trained, tmp_path):
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -28,7 +28,7 @@ def test_shellcheck_finds_nothing(script):
     )
     if shellcheck is None:
         pytest.skip("shellcheck is not installed (extra: dev)")
-    ended = subprocess.run([shellcheck, str(script)], capture_output=True, text=True, timeout=100)
+    ended = subprocess.run([shellcheck, str(script)], capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
@@ -79,7 +79,7 @@ def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):
         text=True,
         cwd=tmp_path,
         env=environment,
-        timeout=120,
+        timeout=500,
     )
     assert ended.returncode == 0, ended.stderr
     # An option without a help text is a line of its own that another option, or nothing, follows.
@@ -93,7 +93,7 @@ def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):
 
 def test_help_of_the_job_lists_sections_keys_and_shipped_files():
     ended = subprocess.run(
-        [sys.executable, ROOT / "pretrain/run.py", "--help"], capture_output=True, text=True, timeout=120
+        [sys.executable, ROOT / "pretrain/run.py", "--help"], capture_output=True, text=True, timeout=500
     )
     for text in ("train        steps epochs samples ", "name=masked_patch: target ", "null restores"):
         assert text in ended.stdout

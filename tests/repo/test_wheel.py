@@ -21,7 +21,7 @@ def call(*words, cwd, **more) -> str:
     """Runs a command as a new user has it: of this shell's environment nothing that names the checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [*map(str, words)], cwd=cwd, env={**environment, **more}, capture_output=True, text=True, timeout=300
+        [*map(str, words)], cwd=cwd, env={**environment, **more}, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr

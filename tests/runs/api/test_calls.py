@@ -261,7 +261,7 @@ def test_a_script_without_a_guard_prepares_on_several_processes(tmp_path):
     script.write_text('print("begun")\nimport mae_vit\nmae_vit.prepare("digits", "data/digits", workers=2)\n')
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("begun") == 1
@@ -284,7 +284,7 @@ def test_a_script_without_a_guard_has_data_workers(changes, commanded, tmp_path)
     script.write_text(SCRIPT.format(changes={**words, "data.workers": 2, "data.source": "tar"}))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "steps 6"

@@ -244,9 +244,9 @@ def test_two_thousand_tiles_on_two_ranks_resume_to_the_bit(objective, tmp_path_f
         time.sleep(0.2)
     ranks = psutil.Process(killed.pid).children(recursive=True)
     killed.send_signal(signal.SIGKILL)
-    killed.wait(timeout=100)
+    killed.wait(timeout=500)
     # They notice, and let go of the run folder.
-    assert psutil.wait_procs(ranks, timeout=100)[1] == []
+    assert psutil.wait_procs(ranks, timeout=500)[1] == []
     assert launch("killed", 29615).wait(timeout=1500) == 0
     first, second = (load_file(folder / name / "encoder.safetensors") for name in ("whole", "killed"))
     assert all(torch.equal(value, second[name]) for name, value in first.items())

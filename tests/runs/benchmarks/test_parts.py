@@ -117,7 +117,7 @@ def test_save(measured):
 def test_the_command_runs_the_tests_of_gpus(tmp_path):
     words = ["tests", "--tiny", "--out", str(tmp_path), "--only", "*test_cuda_agrees", "--commit", "c0ffee"]
     command = [sys.executable, "-m", "benchmarks.gpu", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     described, line = [json.loads(line) for line in (tmp_path / "tests.jsonl").read_text().splitlines()]
     assert described["key"] == "environment"

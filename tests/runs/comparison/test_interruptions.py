@@ -48,7 +48,7 @@ def test_stopped_it_saves_and_leaves_nothing_running(digits, tmp_path):
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(240) == 75, process.stderr.read()
-        assert psutil.wait_procs(children, timeout=100)[1] == []
+        assert psutil.wait_procs(children, timeout=500)[1] == []
     finally:
         process.kill()
     assert json.loads((folder / "pretrain/mae/summary.json").read_text())["status"] == "interrupted"
@@ -70,7 +70,7 @@ def test_killed_three_times_it_ends_with_the_same_table(digits, tmp_path):
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             # Nothing goes on that a second comparison could meet.
-            assert psutil.wait_procs(family, timeout=100)[1] == []
+            assert psutil.wait_procs(family, timeout=500)[1] == []
         finally:
             process.kill()
     assert run(*compare_command(config, folder), timeout=900).returncode == 0

@@ -16,7 +16,7 @@ PLACES = {"cpu": {"CUDA_VISIBLE_DEVICES": ""}, "gpu": {}}
 
 
 def done(*arguments: str | Path, place: str = "gpu") -> None:
-    ran = run(*map(str, arguments), timeout=200, env={**os.environ, **PLACES[place]})
+    ran = run(*map(str, arguments), timeout=500, env={**os.environ, **PLACES[place]})
     assert ran.returncode == 0, ran.stderr
 
 

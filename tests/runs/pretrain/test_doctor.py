@@ -237,7 +237,7 @@ def torchrun(ranks, words, **options):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=180,
+        timeout=500,
         **options,
     )
 
@@ -283,7 +283,7 @@ def test_a_rank_that_does_not_come(digits, tmp_path):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=500,
         env=os.environ | environment,
     )
     status, text = read(ended.stdout)["ranks"][0]

@@ -123,7 +123,7 @@ def test_a_disk_that_is_full_for_a_while_stops_nothing(digits, disk):
             assert line, error
             error += line
         (place / "filler").unlink()
-        error += process.communicate(timeout=120)[1]
+        error += process.communicate(timeout=500)[1]
     finally:
         process.kill()
     assert process.returncode == 0, error

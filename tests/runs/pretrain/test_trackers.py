@@ -107,9 +107,9 @@ def test_three_kills_leave_one_tracked_run_each_and_no_step_twice(digits, tmp_pa
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         _wait_for_step(process, folder, reached)
         process.send_signal(number)
-        process.communicate(timeout=120)
+        process.communicate(timeout=500)
         assert process.returncode == (75 if number == signal.SIGTERM else -number)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     logged = {line["step"]: line for line in lines_of(folder)}
     every = list(range(1, steps + 1))

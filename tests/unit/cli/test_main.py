@@ -155,7 +155,7 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
         time.sleep(0.01)
     time.sleep(after_s)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 130
     assert errors.strip().splitlines()[-1].startswith("mae-vit: interrupted")
     assert "Traceback" not in errors

@@ -112,7 +112,7 @@ def test_the_command_line_loads_nothing_heavy():
     """Neither for --help nor in data workers, which import what started them."""
     script = "import sys, mae_vit.cli.main; print(*{'torch', 'numpy', 'pydantic', 'ruamel.yaml'} & set(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=500
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
@@ -123,7 +123,7 @@ def test_the_program_of_a_comparison_runs_from_anywhere(tmp_path):
     (tmp_path / "mae_vit" / "__init__.py").write_text("raise SystemExit('the wrong one')")
     done = subprocess.run(
         [sys.executable, ROOT / "mae_vit" / "cli" / "__main__.py", "presets", "mae_digits"],
-        capture_output=True, text=True, cwd=tmp_path, timeout=100,
+        capture_output=True, text=True, cwd=tmp_path, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("mae_digits\n")

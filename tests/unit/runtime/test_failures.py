@@ -44,7 +44,7 @@ def damaged(digits, tmp_path):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_that_cannot_be_decoded_ends_the_run_in_a_line(damaged, tmp_path, workers):
     options = [f"data.path={damaged}", "data.source=tar", f"data.workers={workers}", "train.engine=torch"]
-    ended = run(*CONFIG, *options, f"run.dir={tmp_path / 'run'}", timeout=100)
+    ended = run(*CONFIG, *options, f"run.dir={tmp_path / 'run'}", timeout=500)
     assert ended.returncode == 1
     errors = [line for line in ended.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
@@ -58,7 +58,7 @@ def test_workers_do_not_outlive_an_unforeseen_error(digits, tmp_path):
     """They are deaf to SIGTERM, by which Python would end them and then wait for ever."""
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
-    ended = run(str(script), str(digits), timeout=100)
+    ended = run(str(script), str(digits), timeout=500)
     assert ended.returncode == 1
     assert "no space left on device" in ended.stderr
 

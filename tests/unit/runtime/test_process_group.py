@@ -221,7 +221,7 @@ def test_a_rank_that_stands_still_is_named_before_a_collective_gives_up():
         for rank in range(2)
     ]
     try:
-        waiting, still = (rank.communicate(timeout=100)[1] for rank in ranks)
+        waiting, still = (rank.communicate(timeout=500)[1] for rank in ranks)
     finally:
         for rank in ranks:
             rank.kill()

@@ -23,7 +23,7 @@ PINNED = {
 @pytest.fixture(scope="module")
 def deepspeed():
     arguments = [sys.executable, WORKER, json.dumps(STAGES)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
     return dict(zip(STAGES, json.loads(line.removeprefix("RESULT")), strict=True))

@@ -203,7 +203,7 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrai
     try:
         while "reading" not in (line := first.stdout.readline()):
             assert line, first.stderr.read()
-        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
         assert second.returncode == 2
         assert "is in use by process" in second.stderr
         os.kill(first.pid, signal.SIGUSR1)

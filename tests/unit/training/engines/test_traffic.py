@@ -36,7 +36,7 @@ def test_bytes_of_each_stage():
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     traffic = json.loads(ended.stdout.partition("RESULT ")[2].splitlines()[0])
