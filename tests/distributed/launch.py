@@ -152,17 +152,17 @@ class Run:
         except (OSError, IndexError, ValueError):
             return 0
 
-    def wait_for_step(self, step: int, timeout: float = 90) -> None:
+    def wait_for_step(self, step: int, timeout: float = 500) -> None:
         deadline = time.monotonic() + timeout
         while self.step() < step:
             assert self.process.poll() is None, self.output()
             assert time.monotonic() < deadline, self.output()
             time.sleep(0.05)
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = 500) -> int:
         return self.process.wait(timeout)
 
-    def wait_until_gone(self, timeout: float = 60) -> None:
+    def wait_until_gone(self, timeout: float = 300) -> None:
         """No process of the run is left, orphans included."""
         deadline = time.monotonic() + timeout
         while left := self.processes():
@@ -176,7 +176,7 @@ class Run:
                 process.send_signal(signal.SIGKILL)
             except psutil.Error:
                 continue
-        self.process.wait(100)
+        self.process.wait(500)
         self.wait_until_gone()
 
     def output(self) -> str:

@@ -29,7 +29,7 @@ def test_a_second_ctrl_c_ends_the_process_within_a_long_operation():
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(0.2)
-        _, errors = process.communicate(timeout=500)
+        _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
