@@ -1,0 +1,38 @@
+"""What is wrong with a command line is said before torch, which takes seconds, is imported."""
+
+import subprocess
+import sys
+
+import pytest
+from helpers.commands import ROOT
+
+_SCRIPT = """
+import sys
+from mae_vit.cli.main import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as ended:
+    code = ended.code
+print(code, [name for name in ("torch", "torchvision", "timm", "scipy") if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("pretrain", "mae_digits", "train.epoch=3"), 2),
+        (("pretrain", "joint_cifar_tiny", "objective.mae.mask_ratio=2"), 2),
+        (("finetune", "finetune_cifar_tiny", "train.epoch=3"), 2),
+        (("finetune", "small_resnet_cifar", "model.name=SmallResNe"), 2),
+        (("compare", "compare_demo", "sed=1"), 2),
+        (("--help",), 0),
+        (("pretrain", "--help"), 0),
+        (("presets",), 0),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_typo_is_answered_without_torch(words, code):
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, *words], capture_output=True, text=True, cwd=ROOT, timeout=500
+    )
+    assert done.stdout.splitlines()[-1] == f"{code} []", done.stdout + done.stderr
