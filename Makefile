@@ -1,6 +1,7 @@
 # Everything works from a machine that has only python3, make and g++.
 #   make demo       install, pretrain on handwritten digits, and compare (minutes)
 #   make test       install, then the tests (minutes)
+#   make test-runs  tests that start whole runs, on several ranks too (half an hour on two cores)
 #   make test-all   all tests, the slow ones too (over an hour on two cores)
 #   make test-wheel build the wheel, and try it in an environment and a folder without the checkout
 #   make test-slurm start a small Slurm cluster on this machine and test jobs on it (Linux, root; installs Slurm by apt)
@@ -15,10 +16,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUNS ?= runs
 STAMP := $(VENV)/.installed
+FAST := "not slow and not slurm and not docs"
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-all test-wheel test-slurm docs lint bench bench-gpu clean
+.PHONY: setup demo test test-runs test-all test-wheel test-slurm docs lint bench bench-gpu clean
 
 setup: $(STAMP)
 
@@ -34,8 +36,12 @@ data/digits/dataset.json: | setup
 demo: setup data/digits/dataset.json
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash demo.sh $(RUNS)
 
+# Of whole runs one: the losses of 20 steps are those recorded.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not slurm and not docs"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m $(FAST) tests/unit tests/repo tests/golden
+
+test-runs: setup
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m $(FAST) tests/runs tests/distributed
 
 test-all: test-slurm
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slurm"

@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +91,7 @@ PRETRAINING = {
     ),
     "bands": ("mae_satellite", "tiles", ["train.effective_batch_size=32"]),
 }
+FINETUNE = "finetune"  # from the first
 
 
 def write_tiles(folder: Path) -> None:
@@ -113,7 +115,9 @@ def write_tiles(folder: Path) -> None:
         tifffile.imwrite(path, pixels, photometric="minisblack", planarconfig="separate")
 
 
-def golden_runs(folder: Path) -> dict[str, dict]:
+def golden_runs(
+    folder: Path, *, names: Sequence[str] = (*PRETRAINING, FINETUNE), engines: Sequence[str] = tuple(ENGINES)
+) -> dict[str, dict]:
     """Pretrains under each objective, on bands too, and fine-tunes, on each engine, on what `prepare` writes.
 
     Files name the fingerprint of their data, so it must be the same command's.
@@ -123,25 +127,27 @@ def golden_runs(folder: Path) -> dict[str, dict]:
     for what, name in (("digits", "digits"), (str(folder / "tif"), "tiles")):
         prepare = [sys.executable, "-m", "mae_vit.cli", "prepare", what, str(folder / name)]
         subprocess.run(prepare, cwd=ROOT, check=True, capture_output=True)
-    for engine in ENGINES:
+    for engine in engines:
         short = engine.split()[0]
-        for name, (config, data, more) in PRETRAINING.items():
+        for name in names:
             run = folder / f"{name}-{short}"
-            words = ["--config", f"configs/{config}.yaml", f"data.path={folder / data}", f"run.dir={run}"]
-            start(engine, "pretrain/run.py", [*words, *more, *SHORT])
+            if name == FINETUNE:
+                words = [
+                    *(
+                        "--ckpt",
+                        str(folder / f"mae_digits-{short}"),
+                        "--config",
+                        "configs/finetune_cifar_tiny.yaml",
+                    ),
+                    *("model.img_size=8", "finetune.holdout=0", "train.effective_batch_size=64"),
+                    *("data.augment.crop=pad", f"data.path={folder / 'digits'}"),
+                ]
+                start(engine, "finetune/run.py", [*words, f"run.dir={run}", *SHORT])
+            else:
+                config, data, more = PRETRAINING[name]
+                words = ["--config", f"configs/{config}.yaml", f"data.path={folder / data}", f"run.dir={run}"]
+                start(engine, "pretrain/run.py", [*words, *more, *SHORT])
             runs[f"{name}, {engine}"] = what_is_left(run)
-        run = folder / f"finetune-{short}"
-        words = ["--config", "configs/finetune_cifar_tiny.yaml", "model.img_size=8", "finetune.holdout=0"]
-        few = [
-            f"data.path={folder / 'digits'}",
-            f"run.dir={run}",
-            "train.effective_batch_size=64",
-            "data.augment.crop=pad",
-        ]
-        start(
-            engine, "finetune/run.py", ["--ckpt", str(folder / f"mae_digits-{short}"), *words, *few, *SHORT]
-        )
-        runs[f"finetune, {engine}"] = what_is_left(run)
     return runs
 
 
