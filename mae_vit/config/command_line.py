@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest
-from mae_vit.core.urls import NO_COMMANDS
 from mae_vit.core.user_files import expand_text
 
 if TYPE_CHECKING:  # slow to import: not for --help
@@ -74,8 +73,6 @@ class OneLineParser(argparse.ArgumentParser):
                 for name in action.option_strings
             ]
             long = [name for name in known if name.startswith("--")]
-            if option[1] == "--allow-pipe":  # an option of earlier versions
-                return NO_COMMANDS
             meant = _SAME_WISH.get(option[1])
             if meant in long:
                 return f'did you mean "{meant}"?'

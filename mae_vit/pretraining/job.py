@@ -15,7 +15,6 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.files import write_atomically
 from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.skipped_steps import Skipped
-from mae_vit.models.encoder_cost import UNKNOWN
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -124,8 +123,7 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         info = replace(setup.info, labels=labels.model_dump() if labels else None, before=before)
     else:
         known = checkpoint.identity
-        # Checkpoints of earlier versions do not say what they began from.
-        before = known.get(COST_BEFORE, asdict(UNKNOWN) if config.model.init else None)
+        before = known.get(COST_BEFORE)
         info = replace(setup.info, labels=known.get(LABELS_SEEN, setup.info.labels), before=before)
     history = {LABELS_SEEN: info.labels} | ({COST_BEFORE: info.before} if info.before else {})
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)

@@ -12,8 +12,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from mae_vit.core.files import write_json
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.training.engines.precision import Precision
@@ -38,7 +36,7 @@ def keep_protocol(folder: Path, config: CompareConfig, *, precision: str, tested
         json.loads(path.read_text()) if path.exists() else {"settings": now, "changes": []}
     )
     changes: list[dict[str, Any]] = before["changes"]
-    changed = sorted(_differences(_with_defaults(before["settings"]), now))
+    changed = sorted(_differences(before["settings"], now))
     if changed and tested:
         when = datetime.now(timezone.utc).isoformat(timespec="seconds")
         changes.append({"time": when, "tested_cells": tested, "settings": changed})
@@ -50,15 +48,6 @@ def begun_precision(folder: Path) -> Precision | None:
     path = folder / PROTOCOL
     begun: Precision | None = json.loads(path.read_text()).get("precision") if path.exists() else None
     return begun
-
-
-def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """Fills in the defaults of keys that an earlier version did not have: they are no change of the user's."""
-    try:
-        config = CompareConfig.model_validate({"run": {"name": "earlier"}, **settings})
-    except ValidationError:
-        return settings
-    return {key: value for key, value in config.model_dump(mode="json").items() if key not in _FREE}
 
 
 def describe_changes(folder: Path) -> list[str]:

@@ -20,9 +20,7 @@ from mae_vit.pretraining.report.verdict import verdict
 _MOST_ROWS = 50
 # Columns of the plan's text: a name, then what is said of it.
 _PLAN_COLUMN = 12
-_NO_PLAN = (
-    """This run has no plan.txt: an earlier version began it. Its config with --dry-run prints the plan."""
-)
+_NO_PLAN = "This run has no plan.txt. Its config with --dry-run prints the plan."
 _PICTURES = """Held-out images: the first pictures of the run, those of its middle and the last."""
 _INCIDENTS = """Each line is a step whose loss or gradient was bad. The run went back to a checkpoint from before it
 and left out the data of the steps around it. `mae-vit replay RUN --data-step N` draws these data."""

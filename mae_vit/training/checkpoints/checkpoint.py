@@ -50,8 +50,6 @@ from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 from mae_vit.training.optim.loss_scale import LossScale
 from mae_vit.training.outputs.trackers.open import valid_ids
 
-# The optimizer's slots in a checkpoint whose state.json does not list them (older versions).
-_SLOTS_BEFORE = ("exp_avg", "exp_avg_sq")
 # Seconds; the longest time after which a node must see another node's files.
 LATE_S = 60
 _SLOT = re.compile(r"[a-z_]+")
@@ -173,7 +171,7 @@ def verify_checkpoint(path: Path) -> CheckpointInfo:
 def _read(path: Path, part_of: Callable[[Path, str, dict[str, Any]], dict[str, Tensor]]) -> Checkpoint:
     with as_broken(path):
         described = read_description(path)
-        optimizer_states = described.get("slots", _SLOTS_BEFORE)
+        optimizer_states = described["slots"]
         if not all(_SLOT.fullmatch(slot) for slot in optimizer_states):
             raise BrokenCheckpoint(f"{path}: state.json names odd slots {optimizer_states}")
         best, scale = described.get("best"), described.get("loss_scale")
