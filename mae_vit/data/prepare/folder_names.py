@@ -16,23 +16,13 @@ from mae_vit.core.user_files import split_and_rest, split_named
 _WRAPPERS = frozenset(
     ("images", "image", "imgs", "img", "data", "dataset", "photos", "pictures", "jpegimages")
 )
-# What belongs to images, and is no class of them.
-_COMPANIONS = frozenset(
-    (
-        *(
-            "masks",
-            "mask",
-            "labels",
-            "label",
-            "annotations",
-            "annotation",
-            "ground_truth",
-            "groundtruth",
-            "gt",
-        ),
-        *("segmentationclass", "segmentationobject", "segmentation", "segmentations", "depth"),
-    )
+# What belongs to images, of all or of a split, and is no class of them: masks, train_masks, valannot, gtFine.
+_SPLIT = "(train(ing)?|val(id(ation)?)?|dev|test(ing)?)?"
+_COMPANION = re.compile(
+    rf"{_SPLIT}[\W_]*(masks?|labels?|annot(ation)?s?|ground[\W_]?truths?|gt|segmentation\w*|depths?)[\W_]*{_SPLIT}",
+    re.IGNORECASE,
 )
+_TRUTH = re.compile(r"gt([A-Z_-]|$)")
 # Parts of a benchmark, such as of re-identification, that are no class beside its training images.
 _PARTS = frozenset(("query", "gallery", "probe", "eval", "evaluation"))
 # How parts of one set are numbered: by a program, a camera (100APPLE), a day; first letters of classes below.
@@ -45,7 +35,6 @@ _NAMED = 3
 _BY_ITSELF = "prepare each folder by itself (--split NAME)"
 # For messages about names that are no UTF-8.
 NAME_ENCODING = "name the encoding of an archive (--name-encoding gbk, cp932, cp437 ...), or rename it"
-_TRUTH = re.compile(r"gt([A-Z_-]|$)")
 Parts = tuple[str, ...]
 
 
@@ -146,9 +135,8 @@ def companions_among(names: set[str]) -> set[str]:
 
 
 def _is_companion(folder: str) -> bool:
-    """Whether a folder is called as what belongs to images is, of a split or of all: masks, train_masks, gtFine."""
-    name = _rest(folder) if split_and_rest(folder)[0] else folder.lower()
-    return name in _COMPANIONS or bool(_TRUTH.match(folder))
+    """Whether a folder is called as what belongs to images is."""
+    return bool(_COMPANION.fullmatch(folder) or _TRUTH.match(folder))
 
 
 def _splits_among(names: Iterable[str], direct: set[str], where: str | None) -> dict[str, str]:

@@ -82,9 +82,12 @@ def labels_beside(
                 f"took the labels of {count} from {plain_text(text)}, which names classes of the others"
             )
         elif len(columns) > 1 and (classes or extension_of(own) == "txt"):
+            why = (
+                "no column has a class of the others for each" if classes else "labels are read from folders"
+            )
             notes.append(
-                f"{plain_text(text)} lists {count} without a label, and no class of the others for each: a CSV or TSV "
-                "whose first line is path,label is a source itself (mae-vit prepare LIST.csv OUT --split NAME)"
+                f"{plain_text(text)} lists {count} without a label, but {why}: make it a CSV whose first line is "
+                "path,label, and give that as a source (mae-vit prepare LIST.csv OUT --split NAME)"
             )
     return told, notes
 

@@ -195,8 +195,8 @@ def _one_hot(
     if odd is None:
         return bits, [f"took columns with a single 1 in each row for the labels: {listed}"]
     return [], [
-        f"columns {listed} are no labels: one class of each image is read (no multi-label), and "
-        f"{plain_text(odd[path])} has {len(_ones(odd, bits)) or 'no'} 1 in them"
+        f"columns {listed} of 0 and 1 are not one label: {plain_text(odd[path])} has {len(_ones(odd, bits)) or 'no'} "
+        "ones, and one class of each image is read (multi-label tables are not supported)"
     ]
 
 

@@ -198,6 +198,11 @@ MASKS = {
         "train_masks",
         {"test": ["-"], "train": ["-"]},
     ),
+    "of a split, glued": (
+        "train/1.jpg trainannot/1.png val/2.jpg valannot/2.png",
+        "trainannot, valannot",
+        {"train": ["-"], "val": ["-"]},
+    ),
     "in each split": (
         "train/images/1.jpg train/labels/1.png val/images/2.jpg val/labels/2.png",
         "train/labels, val/labels",

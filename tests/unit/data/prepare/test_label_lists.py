@@ -56,7 +56,7 @@ def test_a_column_of_known_classes_is_read_and_another_list_is_said(text, name, 
     (note,) = notes
     said = f"took the labels of 2 images from {name}, which names classes of the others"
     assert note.startswith(
-        said if told else f"{name} lists 2 images without a label, and no class of the others"
+        said if told else f"{name} lists 2 images without a label, but no column has a class"
     )
 
 

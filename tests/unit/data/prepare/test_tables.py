@@ -145,7 +145,7 @@ def test_columns_of_several_labels_are_said(tmp_path, prepared, last, has):
     code, said = prepared(rows("image,cat,dog", "1,0", last))
     assert code == 0
     assert (
-        f"columns cat, dog are no labels: one class of each image is read (no multi-label), and 2 has {has} 1"
+        f"columns cat, dog of 0 and 1 are not one label: 2 has {has} ones, and one class of each image is read"
         in said
     )
     assert "OUT --label-column NAME)" in said
