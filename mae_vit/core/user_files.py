@@ -44,6 +44,8 @@ CONVERTIBLE_EXTENSIONS = frozenset((
     *("arrow", "tfrecord", "h5", "hdf5", "mat", "lmdb", "mdb", "rec", "pt", "pth", "pkl", "beton", "mp4", "avi"),
 ))  # fmt: skip
 TABLE_EXTENSIONS = ("csv", "tsv", "jsonl", "xlsx")
+# Lists of images and labels may be such texts.
+LIST_EXTENSIONS = ("csv", "tsv", "txt")
 ARCHIVE_EXTENSIONS = (
     *("zip", "tar", "tgz", "tbz", "tbz2", "txz", "tzst"),
     *("gz", "bz2", "xz", "zst", "rar", "7z"),
@@ -195,18 +197,26 @@ def what_file_is(path: Path) -> str | None:
 
 
 def read_text(path: Path, *, errors: str = "strict") -> str:
-    """Reads a text file as editors save it: UTF-8 with or without a byte order mark, or UTF-16 with one.
+    """Reads a text file as `decode_text` does.
 
     Raises:
         OSError: if it cannot be read.
         InputError: if it is no such text and `errors` is "strict".
     """
-    content = path.read_bytes()
+    return decode_text(path.read_bytes(), str(path), errors=errors)
+
+
+def decode_text(content: bytes, where: str, *, errors: str = "strict") -> str:
+    """Decodes a text as editors save it: UTF-8 with or without a byte order mark, or UTF-16 with one.
+
+    Raises:
+        InputError: naming `where`, if it is no such text and `errors` is "strict".
+    """
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         return content.decode(encoding, errors)
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not in UTF-8: save it so (iconv -t UTF-8, or your editor)") from None
+        raise InputError(f"{where} is not in UTF-8: save it so (iconv -t UTF-8, or your editor)") from None
 
 
 def expand_text(text: str) -> str:
