@@ -18,7 +18,7 @@ from tqdm import tqdm
 from mae_vit.finetuning.comparison.jobs import Job, unfinished
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.runtime.cores import cores_of_rank
-from mae_vit.runtime.exit_codes import EXIT_REQUEUE
+from mae_vit.runtime.exit_codes import EXIT_INTERRUPTED, EXIT_REQUEUE
 from mae_vit.training.engines.precision import AUTO_PRECISION, Precision
 
 # Seconds between two looks at the running jobs.
@@ -26,6 +26,8 @@ _POLL_S = 0.5
 # Seconds between two looks at jobs that other processes may have started or finished.
 _LOOK_AGAIN_S = 5.0
 _PR_SET_PDEATHSIG = 1
+# How jobs end that a signal stops.
+_STOPPED = (EXIT_REQUEUE, EXIT_INTERRUPTED, -signal.SIGTERM, -signal.SIGINT)
 
 
 @dataclass
@@ -133,8 +135,8 @@ class Runner:
     def _finish_job(self, one: _Running) -> None:
         one.claim.release()
         code = one.process.returncode
-        # A job that gets the signal before it handles signals ends by it (-SIGTERM).
-        if code == 0 or (code in (EXIT_REQUEUE, -signal.SIGTERM) and self.stopped):
+        # A job that gets the signal before it handles signals ends by it, and Ctrl-C reaches jobs by themselves.
+        if code == 0 or (code in _STOPPED and self.stopped):
             return
         lines = [line for line in one.job.log.read_text(errors="replace").splitlines() if line.strip()]
         said = lines[-1] if lines else "no output"
