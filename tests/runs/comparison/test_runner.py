@@ -244,7 +244,9 @@ pathlib.Path({str(ready)!r}).touch()
 time.sleep(500)
 """
     )
-    job, runner = Job("long", tmp_path / "long", (str(script),), script, (), str(tmp_path)), Runner(1)
+    config = tmp_path / "config.yaml"
+    config.touch()
+    job, runner = Job("long", tmp_path / "long", (str(script),), config, (), str(tmp_path)), Runner(1)
 
     def stop():
         while not ready.exists():
