@@ -68,7 +68,11 @@ def read_encoders(words: Sequence[str]) -> dict[str, PretrainedEncoder]:
         first = next(iter(encoders.values()))
         torch.manual_seed(0)
         encoders[name] = PretrainedEncoder(
-            first.info.build(), pool="mean", info=first.info, start=replace(first.start, tensors={})
+            first.info.build(),
+            fc_norm=torch.nn.Identity(),
+            pool="mean",
+            info=first.info,
+            start=replace(first.start, tensors={}),
         )
     return encoders
 

@@ -18,6 +18,7 @@ from mae_vit.runtime.exit_codes import EXIT_REQUEUE
 if TYPE_CHECKING:
     from mae_vit.weights.embed.embed import Outcome
     from mae_vit.weights.embed.features import Settings
+    from mae_vit.weights.embed.images import Images
 
 _NAMED = 5
 _BATCH_SIZE, _BATCH_SIZE_GPU = 64, 256
@@ -94,6 +95,16 @@ def add_images(parser: OneLineParser) -> None:
         help="only this split; may be given several times (all)",
     )
     group.add_argument("--no-labels", action="store_true", help="do not take folders as classes")
+
+
+def open_named(arguments: argparse.Namespace, *, out: Path) -> Images:
+    """Opens the images that `add_images` asks for, and says what is not among them; `out` is for temporary files."""
+    from mae_vit.weights.embed.images import open_images  # slow to import
+
+    images = open_images(arguments.data, out=out, splits=arguments.split, labels=not arguments.no_labels)
+    for note in images.notes:
+        print(note)
+    return images
 
 
 def _add_features(group: argparse._ArgumentGroup) -> None:
@@ -209,19 +220,12 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     from mae_vit.runtime.signals import StopRequest
     from mae_vit.training.engines.precision import why_slow
     from mae_vit.weights.embed.embed import SAVE_EVERY_S, embed
-    from mae_vit.weights.embed.images import open_images
     from mae_vit.weights.embed.output import check_out
-    from mae_vit.weights.encoder import PretrainedEncoder, load_encoder
+    from mae_vit.weights.encoder import load_encoder
 
     check_out(arguments.out)
     encoder = load_encoder(arguments.start, img_size=arguments.img_size, pool=arguments.pool)
-    if isinstance(encoder, PretrainedEncoder):
-        for note in encoder.notes(arguments.start):
-            print(note)
-    images = open_images(
-        arguments.data, out=arguments.out.parent, splits=arguments.split, labels=not arguments.no_labels
-    )
-    print(*images.notes, sep="\n", end="\n" if images.notes else "")
+    images = open_named(arguments, out=arguments.out.parent)
     settings = settings_of(arguments, dtype=arguments.dtype)
     if slow := why_slow(settings.precision, settings.device):
         print(f"warning: {slow}")

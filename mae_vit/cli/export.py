@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -125,7 +126,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         hub = check_push(arguments.push, public=arguments.public) if hub else None
     handed = load_for_export(arguments.start, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
     for note in handed.encoder.notes(arguments.start):
-        print(note)
+        print(note, file=sys.stderr)
     if arguments.dry_run:
         with TemporaryDirectory(prefix=".mae-vit-", dir=nearest_existing(out.absolute().parent)) as folder:
             _list_files(

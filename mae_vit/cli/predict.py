@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TextIO
 
-from mae_vit.cli.embed import add_images, add_speed, check_numbers, report_broken, settings_of
+from mae_vit.cli.embed import add_images, add_speed, check_numbers, open_named, report_broken, settings_of
 from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
@@ -91,13 +91,9 @@ def _predict(arguments: argparse.Namespace, out: Path) -> None:
 
 def _classify(arguments: argparse.Namespace, out: Path, temporary: Path, classifier: ImageClassifier) -> None:
     from mae_vit.core.files import replacing
-    from mae_vit.weights.embed.images import open_images
     from mae_vit.weights.embed.output import broken_path, write_broken
 
-    images = open_images(
-        arguments.data, out=temporary, splits=arguments.split, labels=not arguments.no_labels
-    )
-    print(*images.notes, sep="\n", end="\n" if images.notes else "")
+    images = open_named(arguments, out=temporary)
     if images.dataset is not None:
         classifier.fit_bands(images.dataset.bands, images.name)
     settings = settings_of(arguments)

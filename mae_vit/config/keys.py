@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from mae_vit.config.section import Section
 
 # Lowest difflib ratio at which a known key is suggested: in the same section, and in another section.
-_CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.5, 0.7
+_CLOSE_BESIDE, _CLOSE_ELSEWHERE, _CONTAINED = 0.5, 0.7, 0.95
 _MAX_MEANT = 4
 _WIDTH = 100
 
@@ -115,7 +115,10 @@ def meant(schema: type[BaseModel], raw: Any, key: str) -> list[str]:
     paths = list(dict.fromkeys(key_paths(schema, raw)))
 
     def score(path: str) -> float:
-        ratio = difflib.SequenceMatcher(None, leaf, path.rpartition(".")[2]).ratio()
+        name = path.rpartition(".")[2]
+        ratio = difflib.SequenceMatcher(None, leaf, name).ratio()
+        if f"_{leaf}_" in f"_{name}_":  # batch_size in effective_batch_size
+            ratio = max(ratio, _CONTAINED)
         near = path.rpartition(".")[0] == section
         # A key of the same section gets a bonus, but less than an exact match elsewhere.
         return ratio + 0.15 * near if ratio >= (_CLOSE_BESIDE if near else _CLOSE_ELSEWHERE) else 0.0

@@ -80,6 +80,19 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+@contextmanager
+def leaving_no_empty_folders(folder: Path) -> Iterator[None]:
+    """Where the body fails, removes the empty folders among `folder` and those around it that were not there before."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for path in new:
+                path.rmdir()
+        raise
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file through a temporary name; it and its name are on disk when this returns."""
     with replacing(path) as partial:

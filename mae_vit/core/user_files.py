@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from collections import Counter
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
@@ -44,6 +45,8 @@ CONVERTIBLE_EXTENSIONS = frozenset((
     *("arrow", "tfrecord", "h5", "hdf5", "mat", "lmdb", "mdb", "rec", "pt", "pth", "pkl", "beton", "mp4", "avi"),
 ))  # fmt: skip
 TABLE_EXTENSIONS = ("csv", "tsv", "jsonl", "xlsx")
+# Lists of images and labels may be such texts.
+LIST_EXTENSIONS = ("csv", "tsv", "txt")
 ARCHIVE_EXTENSIONS = (
     *("zip", "tar", "tgz", "tbz", "tbz2", "txz", "tzst"),
     *("gz", "bz2", "xz", "zst", "rar", "7z"),
@@ -195,65 +198,77 @@ def what_file_is(path: Path) -> str | None:
 
 
 def read_text(path: Path, *, errors: str = "strict") -> str:
-    """Reads a text file as editors save it: UTF-8 with or without a byte order mark, or UTF-16 with one.
+    """Reads a text file as `decode_text` does.
 
     Raises:
         OSError: if it cannot be read.
         InputError: if it is no such text and `errors` is "strict".
     """
-    content = path.read_bytes()
+    return decode_text(path.read_bytes(), str(path), errors=errors)
+
+
+def decode_text(content: bytes, where: str, *, errors: str = "strict") -> str:
+    """Decodes a text as editors save it: UTF-8 with or without a byte order mark, or UTF-16 with one.
+
+    Raises:
+        InputError: naming `where`, if it is no such text and `errors` is "strict".
+    """
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         return content.decode(encoding, errors)
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not in UTF-8: save it so (iconv -t UTF-8, or your editor)") from None
+        raise InputError(f"{where} is not in UTF-8: save it so (iconv -t UTF-8, or your editor)") from None
 
 
 def expand_text(text: str) -> str:
     """Expands ~ and $NAME at any place, which a shell leaves in `key=~/x`; a URL or a path that exists stays as it is.
 
     Raises:
-        InputError: if it names a variable that is not set, is a path of Windows, or has characters at an end that come
-            with text from elsewhere: of a Windows file's end of line, of a web page.
+        InputError: if it names a variable that is not set, is a path of Windows, or has characters in names that are
+            not there yet which come with text from elsewhere: of a Windows file's end of line, of a web page.
     """
-    if not os.path.lexists(text):
-        _check_written(text)
-    if not ("$" in text or text.startswith("~")) or is_url(text) or os.path.lexists(text):
+    if os.path.lexists(text):
         return text
-    expanded = os.path.expanduser(os.path.expandvars(text))
-    if unset := re.search(r"\$(\w+|\{\w+\})", expanded):
-        raise InputError(f'path "{text}": the variable {unset[0]} is not set')
-    return expanded
+    if not is_url(text) and ("$" in text or text.startswith("~")):
+        expanded = os.path.expanduser(os.path.expandvars(text))
+        if unset := re.search(r"\$(\w+|\{\w+\})", expanded):
+            raise InputError(f'path "{text}": the variable {unset[0]} is not set')
+        text = expanded
+    _check_written(text)
+    return text
 
 
 def _check_written(text: str) -> None:
     if not text:
         raise InputError("a path is empty: is a variable unset?")
-    ends = [at for at, char in enumerate(text) if not _is_alien(char)] or [len(text)]
-    clean = text[ends[0] : ends[-1] + 1]
-    if alien := [char for char in text[: ends[0]] + text[ends[-1] + 1 :] if char != " "]:
+    parts, clean, alien = text.split("/"), list[str](), Counter[str]()
+    for at, part in enumerate(parts):
+        # What is there has its name, whatever that is.
+        exists = os.path.lexists("/".join(parts[: at + 1]))
+        clean.append(part if exists else _clean_name(part))
+        alien += Counter(part) - Counter(clean[-1])
+    if alien:
         named = ", ".join(
-            dict.fromkeys(
-                f"U+{ord(char):04X} ({unicodedata.name(char, 'a control character')})" for char in alien
-            )
+            f"U+{ord(char):04X} ({unicodedata.name(char, 'a control character')})" for char in alien
         )
         raise InputError(
-            f'path "{plain_text(text)}" begins or ends with {named}, pasted with it: write "{clean}"'
+            f'path "{plain_text(text)}" has {named} where no name has it: write "{"/".join(clean)}"'
         )
-    if drive := re.match(r"([A-Za-z]):[\\/]", text):
+    if (drive := re.match(r"([A-Za-z]):[\\/]", text)) and not os.path.lexists(parts[0]):
         there = f"/mnt/{drive[1].lower()}/{text[3:]}".replace("\\", "/")
         raise InputError(f'path "{text}" is one of Windows: in WSL it is {there}')
 
 
+def _clean_name(name: str) -> str:
+    """A name without what comes with text from elsewhere: control characters; at its ends blanks and quotes too."""
+    name = "".join(char for char in name if unicodedata.category(char) != "Cc")
+    ends = [at for at, char in enumerate(name) if not _is_alien(char)] or [len(name)]
+    return name[ends[0] : ends[-1] + 1]
+
+
 def _is_alien(char: str) -> bool:
-    """Whether a character at the end of a path is none of its name: invisible, or a quote of text editors."""
-    return char in "\u201c\u201d\u201e\u2018\u2019 " or unicodedata.category(char) in (
-        "Cc",
-        "Cf",
-        "Zs",
-        "Zl",
-        "Zp",
-    )
+    """Whether a character at the end of a name is none of it: invisible, or a quote of text editors."""
+    return char in "\u201c\u201d\u201e\u2018\u2019" or unicodedata.category(char) in ("Cf", "Zs", "Zl", "Zp")
 
 
 def expand_path(path: str | os.PathLike[str]) -> Path:

@@ -136,7 +136,10 @@ def _prepare(source: Path, out: Path, total: int) -> None:
 
 
 def _state_of(source: Path) -> tuple[str, int]:
-    """Returns what changes when a file of a source does, and the bytes of all of them."""
+    """Returns what changes when a file of a source does, and the bytes of all of them.
+
+    Every rank looks for itself: they are not joined yet, and each node has a cache of its own.
+    """
     lines, total = [__version__], 0
     top = len(os.fspath(source))
     files = list(walk(source)) if source.is_dir() else [source]

@@ -35,6 +35,8 @@ from mae_vit.weights.start import Weights
 
 # A constant, not the run's seed: runs of all seeds are measured on the same images.
 _MEASURING_SEED = 0
+# What a dry run fetches without asking: some seconds on a fast line.
+_PLANNED_GIB = 1.0
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,11 @@ def open_data(
     device: torch.device,
     *,
     interpolation: Interpolation = "bicubic",
+    dry_run: bool = False,
 ) -> FinetuneData:
     """Opens the splits and chooses samples, source and workers; `interpolation` resizes images.
+
+    A `dry_run` does not fetch many shards.
 
     Raises:
         InputError: if data or a split is missing, damaged or without labels, or if options do not fit the images.
@@ -185,6 +190,8 @@ def open_data(
         find_bands(config.monitor.picture_bands, index.dataset.bands, config.model.channels)
     # Fetch remote shards first: the choice of samples reads keys of all shards.
     check_pad(config.data.augment.crop, index, config.model.image_hw)
+    if dry_run and (config.data.labels_per_class is not None or config.finetune.holdout):
+        _check_names_near(index)
     train, held_out = _choose(config, index, ranks)
     check_held_out(index, held_out)
     training = open_training_data(config, index, train, ranks, device, interpolation)
@@ -234,6 +241,17 @@ def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
         return open_whole_index(path, section.split, remote=remote)
     return open_training_index(
         path, section.split, damage_budget=section.damage_budget, say=say, remote=remote
+    )
+
+
+def _check_names_near(index: ShardIndex) -> None:
+    """Refuses to fetch much for a plan alone: images are drawn by their names, which stand in all shards."""
+    gib = sum(shard.bytes for shard in index.split_info.shards) / 2**30
+    if index.remote is None or gib <= _PLANNED_GIB or index.cache_path("keys.json").exists():
+        return
+    raise InputError(
+        f"--dry-run would fetch {gib:.3g} GiB of {redact_url(index.remote.url)}, where the names stand by which images "
+        "are drawn: leave it out, or plan with finetune.holdout=0 and all labels"
     )
 
 

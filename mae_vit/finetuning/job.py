@@ -93,7 +93,7 @@ def _finetune(
 ) -> None:
     device, start = choose_device(config, ranks), starts.weights
     config = fit_to_data(config, start, say=ranks.rank == 0)
-    data = open_data(config, ranks, device, interpolation=starts.interpolation)
+    data = open_data(config, ranks, device, interpolation=starts.interpolation, dry_run=arguments.dry_run)
     info = describe_encoder(config, data)
     teacher = teacher_from_config(config, data, device)
     if config.finetune.mode in FROZEN:

@@ -12,7 +12,7 @@ import re
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,11 @@ _JAX = (
     "an archive of NumPy arrays, as JAX writes weights: timm has those of Google in PyTorch, such as "
     "timm:vit_base_patch16_224.augreg_in21k"
 )
+# Stands at the head of what torch.save writes, where that is no archive.
+_TORCHS_NUMBER = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
+# What optimizers keep of each parameter.
+_OPTIMIZER = re.compile(r"(^|\.)(state\.\d+\.\w+|exp_avg(_sq)?|momentum_buffer)$")
+_ADAPTER = re.compile(r"^base_model\.model\.|\.(lora_\w+|base_layer)\.")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.(safetensors|bin)$")
 # What DeepSpeed calls the weights of the first process, without and with ZeRO-3.
@@ -142,11 +147,22 @@ def _kind_of(path: Path, head: bytes) -> str | None:
     """Says what a file is that is no pickle of torch's."""
     if known := next((kind for mark, kind in _KINDS if head.lstrip().startswith(mark)), None):
         return known
+    if head[:1] == b"\x80" and _TORCHS_NUMBER not in head:
+        how = _as_tensors("pickle.load(open(FILE, 'rb'))")
+        return f"a pickle that torch did not write: {how}"
     if head[257:262] == b"ustar":
         return f"an archive (tar): {_UNPACK}"
     if head[:4] == b"PK\x03\x04":
         return _kind_of_zip(path)
     return "an image" if image_kind(head) else what_is(head)
+
+
+def _as_tensors(read: str) -> str:
+    """How arrays of NumPy become weights, as the end of a line; `read` is how Python reads the file."""
+    return (
+        "if you trust who made it, write its arrays as tensors: torch.save({name: torch.as_tensor(value) for name, "
+        f"value in {read}.items()}}, NEW)"
+    )
 
 
 def _kind_of_zip(path: Path) -> str | None:
@@ -164,8 +180,8 @@ def _kind_of_zip(path: Path) -> str | None:
     return _JAX if names and all(name.endswith(".npy") for name in names) else f"a zip archive: {_UNPACK}"
 
 
-def check_whole(path: Path, names: Iterable[str]) -> None:
-    """Refuses a file that has a part of a network only, or all of it in one piece.
+def check_whole(path: Path, names: Collection[str]) -> None:
+    """Refuses a file that has a part of a network only, or all of it in one piece, or something beside it.
 
     Args:
         path: of the file.
@@ -179,7 +195,17 @@ def check_whole(path: Path, names: Iterable[str]) -> None:
             f"{path} holds FSDP's flat parameters, without the shapes: save it under "
             "FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT)"
         )
-    if part := _PART.search(path.name):
+    if any(map(_ADAPTER.search, names)):
+        raise InputError(
+            f"{path} holds adapters of PEFT (LoRA), which are no network alone: merge them into theirs, by "
+            "PeftModel.from_pretrained(NETWORK, ADAPTERS).merge_and_unload().save_pretrained(NEW), and give NEW"
+        )
+    if names and all(map(_OPTIMIZER.search, names)):
+        raise InputError(
+            f"{path} holds the state of an optimizer, not the weights: give the file of the network, which lies "
+            "beside it as a rule"
+        )
+    if (part := _PART.search(path.name)) and int(part[1]) > 1:
         raise InputError(f"{path} is one of {int(part[1])} files of weights: give their folder {path.parent}")
 
 
@@ -193,11 +219,28 @@ class _Inert:
         pass
 
 
+class _InertArray(_Inert):
+    """Stands for an array or a number of NumPy."""
+
+
 class _InertDict:
     """Stands for a kind of dict, as Lightning's options are: torch's reader puts items into its own kinds alone."""
 
     def __new__(cls, *_args: Any) -> OrderedDict[Any, Any]:  # type: ignore[misc]
         return OrderedDict()
+
+
+def _stand_in(name: str) -> type:
+    if name.lower().endswith("dict"):
+        return _InertDict
+    return _InertArray if name.startswith("numpy.") else _Inert
+
+
+def _holds(content: Any, kind: type) -> bool:
+    """Whether a value of a kind is in nested mappings."""
+    if isinstance(content, dict):
+        return any(_holds(value, kind) for value in content.values())
+    return isinstance(content, kind)
 
 
 def _unpickle(path: Path, *, pickled: bool, wanted: str) -> dict[Any, Any]:
@@ -208,7 +251,7 @@ def _unpickle(path: Path, *, pickled: bool, wanted: str) -> dict[Any, Any]:
     others = {"argparse.Namespace"}
     with suppress(Exception), path.open("rb") as file:  # of an old format, or no pickle: the reader says so
         others |= {*torch.serialization.get_unsafe_globals_in_checkpoint(file)}
-    inert: list[Any] = [(_InertDict if name.lower().endswith("dict") else _Inert, name) for name in others]
+    inert: list[Any] = [(_stand_in(name), name) for name in others]
     try:
         # As a file, because torch goes by some names.
         with torch.serialization.safe_globals(inert), warnings.catch_warnings(), path.open("rb") as file:
@@ -230,4 +273,10 @@ def _unpickle(path: Path, *, pickled: bool, wanted: str) -> dict[Any, Any]:
         raise InputError(f"{path} is no file of weights: give {wanted}") from None
     if isinstance(content, _Inert):
         raise InputError(f"{path} holds a whole object: save the state_dict() of the network alone")
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        kind = "one tensor" if isinstance(content, torch.Tensor) else f"a {type(content).__name__}"
+        raise InputError(f"{path} holds {kind}, not tensors by name: save the state_dict() of the network")
+    if _holds(content, _InertArray) and not _holds(content, torch.Tensor):
+        how = _as_tensors("torch.load(FILE, weights_only=False)")
+        raise InputError(f"{path} holds arrays of NumPy, no tensors: {how}")
+    return content

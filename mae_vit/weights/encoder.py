@@ -5,6 +5,7 @@ Shapes: B batch, C channels, H W pixels, D width.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,16 +22,17 @@ from mae_vit.models.encoder_cost import UNKNOWN, Cost, cost_of_info, cost_of_wei
 from mae_vit.models.encoder_file import EncoderInfo, read_info
 from mae_vit.models.geometry import Geometry, nearest_size
 from mae_vit.models.pos_embed import sincos_position_table
-from mae_vit.models.sizes import SIZES, Pool
+from mae_vit.models.sizes import SIZES, PatchInit, Pool
 from mae_vit.models.vit import ViTEncoder, pooled
 from mae_vit.training.checkpoints.format import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import read_foreign
 from mae_vit.weights.foreign_encoder import open_foreign
-from mae_vit.weights.load import check_kind, load_weights, with_class_position
+from mae_vit.weights.load import check_complete, check_kind, load_weights, with_class_position
+from mae_vit.weights.load_report import LoadReport
 from mae_vit.weights.names import is_frozen
 from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import Weights
+from mae_vit.weights.start import Weights, another_kind
 
 
 class ViTFeatures(FeatureEncoder):
@@ -82,7 +84,9 @@ class PretrainedEncoder(ViTFeatures):
         start: all tensors of the file, including a decoder if it has one.
     """
 
-    def __init__(self, encoder: ViTEncoder, *, pool: Pool, info: EncoderInfo, start: Weights) -> None:
+    def __init__(
+        self, encoder: ViTEncoder, *, fc_norm: nn.Module, pool: Pool, info: EncoderInfo, start: Weights
+    ) -> None:
         """Wraps an encoder whose weights are already loaded. Use `load_encoder` to load them."""
         images = ImageInput(
             info.img_size,
@@ -92,15 +96,8 @@ class PretrainedEncoder(ViTFeatures):
             bands=info.bands,
             preprocessing=info.preprocessing,
         )
-        super().__init__(encoder, images, pool=pool, fc_norm=nn.Identity())
+        super().__init__(encoder, images, pool=pool, fc_norm=fc_norm)
         self.info, self.start = info, start
-        # A classifier that pools the mean has its norm after the mean, and none before it (official MAE code).
-        if "fc_norm.weight" in start.tensors:
-            encoder.norm = nn.Identity()
-            self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)
-            self.fc_norm.load_state_dict(
-                {name: start.tensors[f"fc_norm.{name}"] for name in ("weight", "bias")}
-            )
         self.eval()
 
     @property
@@ -136,7 +133,7 @@ class PretrainedEncoder(ViTFeatures):
 def load_encoder(
     start: str | Path, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> FeatureEncoder:
-    """Loads an encoder, ours or one of others.
+    """Loads an encoder, ours or one of others; what is assumed of it goes to stderr.
 
     Args:
         start: what `load_vit` takes; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
@@ -149,7 +146,10 @@ def load_encoder(
         FetchUnavailable: if the Hub cannot be reached.
     """
     if not is_frozen(str(start)):
-        return load_vit(start, img_size=img_size, pool=pool)
+        encoder = load_vit(start, img_size=img_size, pool=pool)
+        for note in encoder.notes(str(start)):
+            print(note, file=sys.stderr)
+        return encoder
     if pool is not None:
         raise InputError(f'pool="{pool}" has no effect on {start}: it pools as timm says that it was trained')
     foreign = read_foreign(str(start))
@@ -192,8 +192,34 @@ def encoder_from_weights(
     if img_size is not None:
         info = replace(info, img_size=_size(img_size, info.patch_size))
     encoder = info.build()
-    load_weights(start, encoder)
-    return PretrainedEncoder(encoder, pool=pool or start.pool, info=info, start=start)
+    fc_norm = load_features(start, encoder)[1]
+    return PretrainedEncoder(encoder, fc_norm=fc_norm, pool=pool or start.pool, info=info, start=start)
+
+
+def load_features(
+    start: Weights, encoder: ViTEncoder, patch_init: PatchInit | None = None
+) -> tuple[LoadReport, nn.Module]:
+    """Loads an encoder whose features are read, with the norm that it was trained with.
+
+    Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were
+    fine-tuned on the mean of the patch tokens have `fc_norm` after the mean instead (official MAE code).
+
+    Returns:
+        How each tensor was loaded, and the norm after the pooling: the identity where there is none.
+
+    Raises:
+        InputError: if the weights do not fit, or lack a tensor.
+    """
+    behind = any(name.startswith("fc_norm.") for name in start.tensors)
+    norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)
+    encoder.norm, fc_norm = (nn.Identity(), norm) if behind else (norm, nn.Identity())
+    report = load_weights(start, encoder, patch_init=patch_init)
+    names = [f"fc_norm.{name}" for name in fc_norm.state_dict()]
+    check_complete(start, [*report.random, *(name for name in names if name not in start.tensors)])
+    fc_norm.load_state_dict({name.removeprefix("fc_norm."): start.tensors[name] for name in names})
+    report.skipped = [name for name in report.skipped if name not in names]
+    report.loaded += names
+    return report, fc_norm
 
 
 def info_from_weights(start: Weights) -> EncoderInfo:
@@ -241,8 +267,11 @@ def _geometry_of_shapes(start: Weights) -> Geometry:
         positions = with_class_position(tensors["pos_embed"])[0]
         num_patches = positions.shape[1] - 1
         hidden = tensors["blocks.0.mlp.fc1.weight"].shape[0]
-    except (KeyError, ValueError):
-        raise InputError(f"{start.source} holds no Vision Transformer by timm's names") from None
+    except KeyError as error:
+        or_lost = ", or it is not complete" if "patch_embed.proj.weight" in tensors else ""
+        raise another_kind(start.source, f"it has no {error.args[0]}{or_lost}") from None
+    except ValueError:
+        raise another_kind(start.source, "its patches are no images") from None
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     side = round(num_patches**0.5)
     if side * side != num_patches:

@@ -10,8 +10,8 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from mae_vit.core.errors import InputError
 from mae_vit.models.vit import ViTEncoder
+from mae_vit.weights.start import another_kind
 
 # Of timm and of transformers; the second has the normalization of the latter.
 CONFIGS = ("config.json", "preprocessor_config.json")
@@ -39,7 +39,7 @@ def facts_beside(path: Path) -> dict[str, Any]:
     if isinstance(model, VisionTransformer):
         check_function(model, str(path))
         if changed := sorted({"act_layer", "norm_layer"} & given.keys()):
-            raise _another(str(path), f"its {changed[0]} is {given[changed[0]]}")
+            raise another_kind(str(path), f"its {changed[0]} is {given[changed[0]]}")
         facts["num_heads"] = given.get("num_heads") or model.blocks[0].attn.num_heads
     return facts | {"pool": "mean" if config.get("global_pool") == "avg" else "cls"}
 
@@ -60,21 +60,17 @@ def check_function(model: VisionTransformer, source: str) -> None:
         ]
     for what, found, ours in facts:
         if found != ours:
-            raise _another(source, f"its {what} {found}, ours {ours}")
+            raise another_kind(source, f"its {what} {found}, ours {ours}")
 
 
 def _check_transformers(config: dict[str, Any], source: str) -> None:
     activation, eps = config.get("hidden_act", "gelu"), config.get("layer_norm_eps", 1e-12)
     if activation != "gelu":
-        raise _another(source, f"its activation is {activation}, ours gelu")
+        raise another_kind(source, f"its activation is {activation}, ours gelu")
     if eps > _LARGEST_EPS:
-        raise _another(
+        raise another_kind(
             source, f"its norm is LayerNorm of eps {eps:g}, ours LayerNorm of eps {_LARGEST_EPS:g}"
         )
-
-
-def _another(source: str, difference: str) -> InputError:
-    return InputError(f"{source} is an encoder of another kind: {difference}")
 
 
 def _norm_name(norm: torch.nn.Module) -> str:

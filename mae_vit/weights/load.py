@@ -17,15 +17,18 @@ from torch import Tensor, nn
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
+from mae_vit.core.messages import count_of
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.sizes import PatchInit
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.weights import other_bands
 from mae_vit.weights.load_report import LoadReport, shorten
-from mae_vit.weights.start import ENCODER_PREFIX, Normalized, Weights
+from mae_vit.weights.start import ENCODER_PREFIX, Normalized, Weights, another_kind
 
 # A file with a smaller share of the encoder's parameters belongs to another model.
 MIN_COVERAGE = 0.9
+# How many missing tensors a message names.
+_NAMED = 3
 # Parts that only other encoders have (layer scale, registers, a norm before the blocks, rotary positions).
 # Without them the remaining weights compute something else.
 _OWN = re.compile(r"blocks\.\d+\.(norm1|attn\.qkv|attn\.proj|norm2|mlp\.fc1|mlp\.fc2)\.(weight|bias)")
@@ -72,6 +75,7 @@ def load_weights(
         InputError: if the geometry does not fit (names the difference), or if the weights have less
             than `MIN_COVERAGE` of the encoder's parameters.
     """
+    check_kind(start)
     _check_blocks(start, encoder)
     _check_finite(start)
     coverage = LoadReport(
@@ -81,7 +85,6 @@ def load_weights(
         assumed=start.assumes(encoder.blocks[0].attn.num_heads),
     )
     state = encoder.state_dict()
-    check_kind(start)
     taken: dict[str, Tensor] = {}
     for name, expected in state.items():
         loaded = start.tensors.get(name)
@@ -89,7 +92,9 @@ def load_weights(
             loaded = _adapt_channels(loaded, expected, patch_init, coverage, start.source)
         if name in coverage.by_design:
             continue
-        if loaded is None:
+        if loaded is None and name == "pos_embed" and not encoder.pos_embed.requires_grad:
+            coverage.kept[name] = "fixed sin-cos table, which the file lacks"
+        elif loaded is None:
             coverage.random.append(name)
         elif name == "pos_embed":
             _load_positions(loaded, expected, encoder, taken, coverage, start)
@@ -156,10 +161,10 @@ def warn_normalization_differs(
 
 
 def check_kind(start: Weights) -> None:
-    """Checks that the weights have no parts that our encoder lacks.
+    """Checks that the weights have no parts that our encoder lacks, and every block.
 
     Raises:
-        InputError: if they have; without these parts the rest computes something else.
+        InputError: if they have; without these parts the rest computes something else. Or if a block is missing.
     """
     own = {"reg_token"} if start.geometry and start.geometry.class_tokens > 1 else set()
     foreign = [
@@ -168,16 +173,32 @@ def check_kind(start: Weights) -> None:
         if name.startswith(_FOREIGN) and not _OWN.fullmatch(name) and name not in own
     ]
     if "dist_token" in foreign:
-        raise InputError(
-            f"{start.source} was distilled: its blocks expect a second token; without it they compute "
-            "something else"
-        )
+        raise another_kind(start.source, "it was distilled, and its blocks expect a second token")
     if foreign:
-        raise InputError(
-            f"{start.source} is an encoder of another kind: ours has no {foreign[0]} ({len(foreign)} such tensors)"
+        raise another_kind(
+            start.source, f"ours has no {foreign[0]} ({count_of(len(foreign), 'such tensor')})"
         )
     if "patch_embed.proj.weight" in start.tensors and "cls_token" not in start.tensors:
-        raise InputError(f"{start.source} is an encoder of another kind: it has no class token, ours has one")
+        raise another_kind(start.source, "it has no class token, ours has one")
+    blocks = {int(name.split(".")[1]) for name in start.tensors if name.startswith("blocks.")}
+    depth = start.geometry.depth if start.geometry else max(blocks, default=-1) + 1
+    if blocks and (lost := sorted({*range(depth)} - blocks)):
+        raise InputError(f"{start.source} is not complete: it has no block {lost[0]} of {depth}")
+
+
+def check_complete(start: Weights, absent: Sequence[str]) -> None:
+    """Refuses to measure features of a network of which tensors are random.
+
+    Args:
+        start: the weights.
+        absent: names of the tensors that the network needs and the weights lack.
+
+    Raises:
+        InputError: if there are any; names the first ones.
+    """
+    if absent:
+        more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+        raise InputError(f"{start.source} is not complete: it has no {', '.join(absent[:_NAMED])}{more}")
 
 
 def _check_blocks(start: Weights, encoder: ViTEncoder) -> None:
@@ -230,9 +251,10 @@ def _load_positions(
     count = encoder.num_prefix_tokens
     num_loaded, known = loaded.shape[1] - count, start.grid_size
     if known is not None and known[0] * known[1] != num_loaded:
-        raise InputError(
-            f"{source} is an encoder of another kind: its pos_embed has {loaded.shape[1]} rows for "
-            f"{known[0]} x {known[1]} patches, ours one for each and {count} for class tokens"
+        raise another_kind(
+            source,
+            f"its pos_embed has {loaded.shape[1]} rows for {known[0]} x {known[1]} patches, ours one for each and "
+            f"{count} for class tokens",
         )
     side = round(num_loaded**0.5)
     if not encoder.pos_embed.requires_grad:

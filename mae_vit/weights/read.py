@@ -37,7 +37,16 @@ from mae_vit.weights.containers import check_whole, file_in, read_content
 from mae_vit.weights.facts_beside import CONFIGS, check_function, facts_beside
 from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import ENCODER_PREFIX, Weights, check_there, describe_unfinished, split_network
+from mae_vit.weights.start import (
+    ENCODER_PREFIX,
+    MEASURED_BY,
+    STARTS,
+    Weights,
+    as_it_is,
+    check_there,
+    describe_unfinished,
+    split_network,
+)
 from mae_vit.weights.unwrap import find_network, named_tensors
 
 # What a repository of the Hub may hold: what `mae-vit export` writes. Others' files by timm's names fit too.
@@ -57,10 +66,7 @@ def read_weights(start: str) -> Weights:
         FetchUnavailable: if the Hub cannot be reached.
     """
     if is_frozen(start):
-        raise InputError(
-            f"{start} is {FOREIGN_ORIGIN}, and only measured here: give it to `mae-vit embed`, or to fine-tuning "
-            "with finetune.mode=knn, few_shot, linear_probe or segment_probe"
-        )
+        raise InputError(f"{start} is {FOREIGN_ORIGIN}, and only measured here: give it to {MEASURED_BY}")
     if start.startswith(TIMM_PREFIX):
         return _read_timm(start)
     check_there(start)
@@ -175,13 +181,16 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
     metadata, content = read_content(path)
     if metadata.get("network"):
         raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")
+    names = [*named_tensors(content)]
+    if not metadata:
+        check_whole(path, names)
     found = find_network(content, str(path), network)
     if found is None and not metadata:
-        names = [*named_tensors(content)]
-        check_whole(path, names)
+        if not names:
+            raise InputError(f"{path} holds no tensors by name: give {STARTS}")
         raise InputError(
-            f"{path} holds no weights of a Vision Transformer by names that are known here: "
-            + (f"it has {', '.join(names[:3])} and others" if names else "expected tensors by name")
+            f"{path} holds no weights of a Vision Transformer by names that are known here: it has "
+            f"{', '.join(names[:3])} and others; {as_it_is(str(path))}"
         )
     # Without an encoder, a head of ours.
     tensors = found.tensors if found else content

@@ -25,6 +25,10 @@ from mae_vit.weights.names import FOREIGN_ORIGIN, FROZEN_PREFIX, is_frozen
 from mae_vit.weights.seen_labels import SeenLabels
 
 ENCODER_PREFIX = "encoder."
+# What takes weights that are measured as they are.
+MEASURED_BY = (
+    "`mae-vit embed`, or to fine-tuning with finetune.mode=knn, few_shot, linear_probe or segment_probe"
+)
 STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
 
 
@@ -93,11 +97,12 @@ class Weights:
         return self.downloaded or Path(self.source)
 
     def notes(self, asked: str) -> list[str]:
-        """Lines for who asked for these weights: what was passed over, and that their run is not finished."""
-        passed_over = [f"passed over: {problem}" for problem in self.passed_over]
-        return passed_over + (
-            [f"note: {asked} is not finished: {self.unfinished}"] if self.unfinished else []
-        )
+        """Lines for who asked for these weights: what was passed over, which network is taken, and of which step."""
+        return [
+            *(f"passed over: {problem}" for problem in self.passed_over),
+            *([f"note: {asked}: the encoder was found {self.found}"] if self.found else []),
+            *([f"note: {asked} is not finished: {self.unfinished}"] if self.unfinished else []),
+        ]
 
     def assumes(self, num_heads: int) -> str:
         """Says that the number of heads is assumed; empty if the weights state it, or are of no Vision Transformer."""
@@ -126,6 +131,26 @@ class Weights:
 def origin_of(start: str | None) -> str | None:
     """Says who trained a start, if its name shows that others did."""
     return FOREIGN_ORIGIN if is_frozen(start) else None
+
+
+def as_it_is(source: str) -> str:
+    """Says how weights that are none of a network of ours are measured nevertheless: the end of a line."""
+    asked = f"{FROZEN_PREFIX}{TIMM_PREFIX}NAME"
+    if source.startswith(TIMM_PREFIX):
+        named = f'"{FROZEN_PREFIX}{source}"'
+    elif source.endswith(".safetensors"):
+        named = f'"{asked}" (timm\'s own weights) or "{asked}@{source}" (these, if their names are timm\'s)'
+    else:
+        named = (
+            f'"{asked}" (timm\'s own weights) or "{asked}@FILE.safetensors" (these, if their names are timm\'s, '
+            "written by safetensors.torch.save_file)"
+        )
+    return f"to measure it as it is, give {named} to {MEASURED_BY}"
+
+
+def another_kind(source: str, difference: str) -> InputError:
+    """The error for a network that computes something else than ours, with what takes it."""
+    return InputError(f"{source} is an encoder of another kind: {difference}; {as_it_is(source)}")
 
 
 def split_frozen(start: str) -> tuple[str | None, Path | None]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.weights.load_report import shorten
+from mae_vit.weights.start import another_kind
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def find_network(content: Mapping[Any, Any], source: str, chosen: str | None = N
             prefix = name.removesuffix(family.anchor)
             if prefix == name or (prefix and not prefix.endswith(".")):
                 continue
-            if any(name.startswith("blocks.0.") for name in _renamed(named, prefix, family)):
+            if any(name.startswith("blocks.") for name in _renamed(named, prefix, family)):
                 networks[prefix] = family
     if not networks:
         if chosen is not None:
@@ -154,10 +155,7 @@ def find_network(content: Mapping[Any, Any], source: str, chosen: str | None = N
     prefix = _choose(list(networks), source, chosen)
     family = networks[prefix]
     if family.refused:
-        raise InputError(
-            f"{source} is an encoder of another kind, of {family.name}: {family.refused}; "
-            '"frozen:timm:NAME" measures such networks as they are'
-        )
+        raise another_kind(source, f"it is of {family.name}: {family.refused}")
     tensors = _with_whole_qkv(_renamed(named, prefix, family))
     check_values(tensors, source)
     return Network(tensors, family.name, _describe(prefix, family, named, [*networks]))

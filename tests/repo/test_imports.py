@@ -23,8 +23,8 @@ ORDERS = {
         ),
     ),
     "mae_vit/data/prepare": (
-        *("bands folder_names", "convert entries shard_writer", "convert_pool masks selection statistics"),
-        *("near_duplicates publish sources", "prepare", "in_place"),
+        *("bands folder_names label_lists", "convert listing shard_writer", "convert_pool entries"),
+        *("masks selection statistics", "near_duplicates publish sources", "prepare", "in_place"),
     ),
     "mae_vit/training": (
         *(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.ample_machine import ample_machine  # noqa: F401 (a fixture)
 from helpers.commands import ROOT
 from helpers.images import prepare_pairs, write_pairs
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mae_vit.config.command_line import as_path
 from mae_vit.core.errors import InputError
+from mae_vit.core.files import leaving_no_empty_folders
 from mae_vit.core.hub import is_hub_name
 
 if TYPE_CHECKING:
@@ -132,23 +133,24 @@ def opened_sources(arguments: argparse.Namespace) -> Iterator[list[ImageSource]]
     from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
 
     *specs, out = arguments.paths
-    sources = find_sources(
-        specs,
-        out=Path(out),
-        split=arguments.split,
-        root=arguments.root,
-        labels=not arguments.no_labels,
-        parquet=ParquetOptions(
-            arguments.image_column, arguments.label_column, arguments.config_name, arguments.overwrite
-        ),
-        names=FolderNames(arguments.class_folder, arguments.name_encoding),
-    )
-    try:
-        yield [_with_masks(source, arguments) for source in sources] if arguments.masks else sources
-    except InputError:
-        for source in sources:
-            source.discard()
-        raise
+    with leaving_no_empty_folders(Path(out)):
+        sources = find_sources(
+            specs,
+            out=Path(out),
+            split=arguments.split,
+            root=arguments.root,
+            labels=not arguments.no_labels,
+            parquet=ParquetOptions(
+                arguments.image_column, arguments.label_column, arguments.config_name, arguments.overwrite
+            ),
+            names=FolderNames(arguments.class_folder, arguments.name_encoding),
+        )
+        try:
+            yield [_with_masks(source, arguments) for source in sources] if arguments.masks else sources
+        except InputError:
+            for source in sources:
+                source.discard()
+            raise
 
 
 def add_band_options(group: argparse._ArgumentGroup) -> None:

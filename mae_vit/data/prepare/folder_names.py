@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -16,10 +16,13 @@ from mae_vit.core.user_files import split_and_rest, split_named
 _WRAPPERS = frozenset(
     ("images", "image", "imgs", "img", "data", "dataset", "photos", "pictures", "jpegimages")
 )
-# What belongs to images, and is no class of them.
-_COMPANIONS = frozenset(
-    ("masks", "mask", "labels", "label", "annotations", "segmentationclass", "ground_truth", "gt", "depth")
+# What belongs to images, of all or of a split, and is no class of them: masks, train_masks, valannot, gtFine.
+_SPLIT = "(train(ing)?|val(id(ation)?)?|dev|test(ing)?)?"
+_COMPANION = re.compile(
+    rf"{_SPLIT}[\W_]*(masks?|labels?|annot(ation)?s?|ground[\W_]?truths?|gt|segmentation\w*|depths?)[\W_]*{_SPLIT}",
+    re.IGNORECASE,
 )
+_TRUTH = re.compile(r"gt([A-Z_-]|$)")
 # Parts of a benchmark, such as of re-identification, that are no class beside its training images.
 _PARTS = frozenset(("query", "gallery", "probe", "eval", "evaluation"))
 # How parts of one set are numbered: by a program, a camera (100APPLE), a day; first letters of classes below.
@@ -29,9 +32,9 @@ _NUMBERED = re.compile(
     re.IGNORECASE,
 )
 _NAMED = 3
+_BY_ITSELF = "prepare each folder by itself (--split NAME)"
 # For messages about names that are no UTF-8.
 NAME_ENCODING = "name the encoding of an archive (--name-encoding gbk, cp932, cp437 ...), or rename it"
-_TRUTH = re.compile(r"gt([A-Z_-]|$)")
 Parts = tuple[str, ...]
 
 
@@ -118,6 +121,24 @@ def surely_split(folder: str) -> str | None:
     return None if _rest(folder) else split_and_rest(folder)[0]
 
 
+def companions_among(names: set[str]) -> set[str]:
+    """Returns those of sibling folders that belong to the others: masks beside images, ground_truth beside train.
+
+    Args:
+        names: of all that hold images; "" for images that lie beside them. Where others may be classes, none belongs.
+    """
+    found = set(filter(_is_companion, names))
+    others = names - found
+    splits = {split for name in others if (split := split_named(name))}
+    wrapped = all(not name or name.lower() in _WRAPPERS or surely_split(name) for name in others)
+    return found if len(splits) > 1 or (others and wrapped) else set()
+
+
+def _is_companion(folder: str) -> bool:
+    """Whether a folder is called as what belongs to images is."""
+    return bool(_COMPANION.fullmatch(folder) or _TRUTH.match(folder))
+
+
 def _splits_among(names: Iterable[str], direct: set[str], where: str | None) -> dict[str, str]:
     """The split of each of some sibling folders; none if they are classes.
 
@@ -139,19 +160,21 @@ def _splits_among(names: Iterable[str], direct: set[str], where: str | None) -> 
         if len(set(map(_rest, folders))) == 1:
             return _distinct(inside, where)
         if where:
-            _ask(where, f"are {_listed(folders)} splits or classes? As splits, call them train, val or test")
-    pairs = Counter((" ".join(split_and_rest(folder)[1]), split) for folder, split in inside.items())
-    rests = Counter(rest for rest, _ in pairs)
-    if where and (_PARTS & {folder.lower() for folder in folders} or max(rests.values(), default=0) > 1):
+            _ask(
+                where, f"are {_listed(folders)} splits or classes?", "if splits, call them train, val or test"
+            )
+    pairs = {(" ".join(split_and_rest(folder)[1]), split) for folder, split in inside.items()}
+    if where and (
+        _PARTS & {folder.lower() for folder in folders} or len(pairs) > len({rest for rest, _ in pairs})
+    ):
+        _ask(where, f"are {_listed(folders)} splits or classes?", f"if splits, {_BY_ITSELF}")
+    if where and any(folder not in direct or split == "unlabeled" for folder, split in exact.items()):
+        others = _listed(set(folders) - set(exact))
         _ask(
             where,
-            f"are {_listed(folders)} splits or classes? Of splits, prepare each folder by itself (--split NAME)",
-        )
-    elif where and any(folder not in direct or split == "unlabeled" for folder, split in exact.items()):
-        _ask(
-            where,
-            f"is {_listed(exact)} beside {_listed(set(folders) - set(exact))} a split or a class? Of splits, "
-            "prepare each folder by itself (--split NAME)",
+            f"is {_listed(exact)} beside {others} a split or a class?",
+            f"if a split, {_BY_ITSELF}",
+            first="a class",
         )
     return {}
 
@@ -200,18 +223,22 @@ def _ask_of_companions(placed: Iterable[tuple[str, Parts]], where: str) -> None:
     for own, parts in placed:
         folders[own].add(parts[0] if len(parts) > 1 else "")
     for names in folders.values():
-        odd = {name for name in names if name.lower() in _WRAPPERS | _COMPANIONS or _TRUTH.match(name)}
+        odd = {name for name in names if name.lower() in _WRAPPERS or _is_companion(name)}
         if (odd and names - odd) or len(odd) > 1:
             _ask(
                 where,
-                f"are {_listed(name or '.' for name in names)} classes? Of images and what belongs to them, prepare "
-                "the folder of the images by itself (masks: --masks DIR)",
+                f"are {_listed(name or '.' for name in names)} classes?",
+                "if not, prepare the folder of the images by itself (--masks DIR reads masks)",
+                alone=False,
             )
     below = {"/".join(parts[:-1]) for _, parts in placed if len(parts) > 2}
-    if odd := {folder for folder in below if folder.rpartition("/")[2].lower() in _COMPANIONS}:
+    if odd := {folder for folder in below if _is_companion(folder.rpartition("/")[2])}:
         _ask(
             where,
-            f"are {_listed(odd)} images of the classes? Of what belongs to images, move it elsewhere first",
+            f"are {_listed(odd)} images of the classes?",
+            "if masks or labels of other images, move them elsewhere first",
+            first="images of the classes",
+            alone=False,
         )
 
 
@@ -221,8 +248,9 @@ def _ask_of_parts(placed: Iterable[tuple[str, Parts]], where: str) -> None:
     below = {parts[1] if len(parts) > 2 else "" for _, parts in placed}
     letters = "" not in below and all(len(name) == 1 and name.isalpha() for name in names)
     if len(names) > 1 and (letters or all(map(_NUMBERED.fullmatch, names))):
-        last = "? Of the lower folders, mae-vit prepare --class-folder last" if len(below) > 1 else ""
-        _ask(where, f"are {_listed(names)} classes, or parts of one set{last or '?'}")
+        lower = "--class-folder last (classes are the folders in them)" if len(below) > 1 else "--no-labels"
+        question = f"are {_listed(names)} classes, or parts of one set?"
+        _ask(where, question, f"if parts, {lower}", alone=len(below) > 1)
 
 
 def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:
@@ -243,10 +271,10 @@ def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:
         if len(shared) > 1:
             _ask(
                 where,
-                f"{_listed([one, two])} hold the same folders, {_listed(shared)}: which are the classes? Of the "
-                "lower folders, mae-vit prepare --class-folder last; of versions of the same images, prepare one "
-                "folder by itself",
-                "of the upper ones",
+                f"{_listed([one, two])} hold the same folders, {_listed(shared)}: which are the classes?",
+                "if the lower, --class-folder last",
+                "if both hold versions of the same images, prepare one of them by itself",
+                first="the upper",
             )
 
 
@@ -265,10 +293,19 @@ def level_note(placed: Iterable[tuple[str, Parts]], class_folder: str | None) ->
     return [f"folders below classes are none: {_listed(inner)} (--class-folder last takes them)"]
 
 
-def _ask(where: str, question: str, classes: str = "as classes") -> NoReturn:
-    raise InputError(
-        f"{where}: {question}; {classes}, mae-vit prepare --class-folder first; without labels, --no-labels"
-    )
+def _ask(where: str, question: str, *answers: str, first: str = "classes", alone: bool = True) -> NoReturn:
+    """Refuses what has two meanings, with what to do for each.
+
+    Args:
+        where: names the source.
+        question: about its folders.
+        answers: for other meanings than the one of --class-folder first.
+        first: that meaning.
+        alone: whether --no-labels takes images to train on, and nothing else.
+    """
+    images = ("for images alone, --no-labels",) if alone else ()
+    given = "; ".join(("mae-vit prepare --class-folder first", *answers, *images))
+    raise InputError(f"{where}: {question} If {first}, {given}")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -16,7 +16,8 @@ from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import read_text
 from mae_vit.data.images.decode import DecodeError, decode_mask, read_header
 from mae_vit.data.images.masks import id_table, numbered
-from mae_vit.data.prepare.entries import Entry, ImageSource, Listing
+from mae_vit.data.prepare.entries import Entry, ImageSource
+from mae_vit.data.prepare.listing import Listing
 from mae_vit.data.shards.dataset_json import Segmentation
 
 DEFAULT_IGNORE = 255
@@ -81,6 +82,8 @@ def pair_masks(
             f"{', ...' if len(missing) > _NAMED else ''} (a mask is {_stem(missing[0])}.png; {way})"
         )
     notes = [f"left out {count_of(len(missing), 'image')} without a mask"] if missing else []
+    if unused := len(by_stem.keys() - {_stem(entry.path) for entry in source.entries}):
+        notes.append(f"{count_of(unused, 'mask')} of {where} without an image")
     return replace(
         source,
         entries=[entry for entry in entries if entry.read_mask is not None],

@@ -22,6 +22,7 @@ from mae_vit.data.prepare.bands.options import BandOptions, layout_of
 from mae_vit.data.prepare.convert import Conversion, Converted
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.entries import Entry, ImageSource
+from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation, two_values_note
 from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE, Exclusion, open_exclusion
 from mae_vit.data.prepare.publish import check_no_foreign_shards, excluded_file, partial_folder, publish
@@ -89,7 +90,7 @@ class Report:
             if missing:
                 count = count_of(len(missing), "class", "classes")
                 lines.append(
-                    f"  {count} of {len(info.class_counts)} without an image in it: {_shown(missing)}"
+                    f"  {count} of {len(info.class_counts)} without an image in it: {shown(missing)}"
                 )
             for excluded in info.processing.excluded or ():
                 listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
@@ -288,7 +289,7 @@ def _class_notes(dataset: Dataset) -> list[str]:
         if unknown:
             notes.append(
                 f"warning: {split} has images of {count_of(len(unknown), 'class', 'classes')} that train lacks "
-                f"({_shown(unknown)}): no model trained on it can get them right"
+                f"({shown(unknown)}): no model trained on it can get them right"
             )
     return notes
 
@@ -305,10 +306,6 @@ def _processing_notes(dataset: Dataset) -> list[str]:
         ]:
             notes.append(f"warning: {split} was prepared otherwise than train: {', '.join(differing)}")
     return notes
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
 def _remaining_segmentation(existing: Dataset | None, by_split: Collection[str]) -> Segmentation | None:

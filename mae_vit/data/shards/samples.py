@@ -122,7 +122,10 @@ def split_key(name: str) -> tuple[str, str]:
 
 
 def read_groups(
-    tar: Path | Tar, special: list[Special] | None = None, asked: str | None = None
+    tar: Path | Tar,
+    special: list[Special] | None = None,
+    asked: str | None = None,
+    lost: list[str] | None = None,
 ) -> list[Group]:
     """Lists the samples of a shard as webdataset groups them: members of a key that follow each other.
 
@@ -132,6 +135,7 @@ def read_groups(
         tar: the shard.
         special: see `walk_tar`; of links to members, which are followed, it gets none. None follows no links.
         asked: the field that the user has named as the image.
+        lost: gets the keys of members that belong to no image.
 
     Raises:
         DamagedTar: if the tar is damaged or holds an image twice under a key.
@@ -157,6 +161,8 @@ def read_groups(
             samples.append(group)
         else:
             loose.setdefault(group.key, {}).update(group.fields)
+    if lost is not None:
+        lost += loose.keys() - {group.key for group in samples}
     for group in samples if loose else ():
         group.fields = loose.get(group.key, {}) | group.fields
     return samples

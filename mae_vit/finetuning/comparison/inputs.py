@@ -20,6 +20,7 @@ from mae_vit.data.channels import set_channels
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 from mae_vit.data.shards.index_files import fingerprint_of
+from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training.checkpoints.format import list_checkpoints, step_of
 from mae_vit.training.checkpoints.resume import describe_differences, run_identity
@@ -171,6 +172,16 @@ def _cache_among(arguments: Sequence[str]) -> str | None:
     given = [text.partition("=")[2] for text in arguments if text.startswith("data.cache_dir=")]
     value = json.loads(given[-1]) if given else None
     return None if value is None else expand_text(value)
+
+
+def data_folder(config: CompareConfig, settings: Mapping[str, Any]) -> Path:
+    """Returns the folder of shards that runs with these settings read, in their own cache where it is prepared.
+
+    Raises:
+        InputError: if it cannot be had.
+    """
+    path = settings.get("data.path", config.data.path)
+    return resolve_data_path(path, cache_dir=settings.get("data.cache_dir")).folder
 
 
 def _fingerprints(data: str, cache_dir: str | None) -> dict[str, str] | None:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from mae_vit.finetuning.comparison.jobs import Job, unfinished
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.runtime.cores import cores_of_rank
-from mae_vit.runtime.exit_codes import EXIT_REQUEUE
+from mae_vit.runtime.exit_codes import EXIT_INTERRUPTED, EXIT_REQUEUE
 from mae_vit.runtime.signals import STOP_SIGNALS, blocked, exit_with_parent, without_main
 from mae_vit.training.engines.precision import AUTO_PRECISION, Precision
 
@@ -35,6 +35,8 @@ PRELOADED = [
     *("mae_vit.finetuning.comparison.runner", "mae_vit.cli.main"),
     *("mae_vit.pretraining.job", "mae_vit.finetuning.job", "torch._dynamo"),
 ]
+# How jobs end that a signal stops.
+_STOPPED = (EXIT_REQUEUE, EXIT_INTERRUPTED, -signal.SIGTERM, -signal.SIGINT)
 
 
 @dataclass
@@ -140,8 +142,8 @@ class Runner:
     def _finish_job(self, one: _Running) -> None:
         one.claim.release()
         code = one.process.exitcode
-        # A job that gets the signal before it handles signals ends by it (-SIGTERM).
-        if code == 0 or (code in (EXIT_REQUEUE, -signal.SIGTERM) and self.stopped):
+        # A job that gets the signal before it handles signals ends by it, and Ctrl-C reaches jobs by themselves.
+        if code == 0 or (code in _STOPPED and self.stopped):
             return
         lines = [line for line in one.job.log.read_text(errors="replace").splitlines() if line.strip()]
         said = lines[-1] if lines else "no output"
@@ -199,8 +201,7 @@ def _run_job(
     """
     # The server may be that of data workers, which ignore signals.
     for number in STOP_SIGNALS:
-        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        signal.signal(number, signal.SIG_IGN if number in ignored else default)
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     exit_with_parent()
     os.environ.clear()

@@ -9,18 +9,17 @@ import torch
 from torch import nn
 
 from mae_vit.config.schema import ModelSection
-from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.read import Starts
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.label_overlap import start_label_overlap, warn_of_seen_labels
 from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier, make_head
 from mae_vit.models.sizes import PatchInit
-from mae_vit.weights.encoder import ViTFeatures
+from mae_vit.weights.encoder import ViTFeatures, load_features
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.foreign_encoder import open_foreign, open_untrained
-from mae_vit.weights.load import load_weights, warn_normalization_differs
+from mae_vit.weights.load import warn_normalization_differs
 from mae_vit.weights.load_report import LoadReport
 from mae_vit.weights.names import FOREIGN_ORIGIN
 from mae_vit.weights.seen_labels import Overlap
@@ -139,27 +138,15 @@ def load_frozen(
 ) -> LoadReport | None:
     """Loads pretrained weights into the encoder, and applies the norm that they were trained with.
 
-    Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were
-    fine-tuned on the mean of the patch tokens have `fc_norm` after the mean instead (official MAE code).
-
     Returns:
         How each tensor was loaded; None without pretrained weights.
 
     Raises:
-        InputError: if the weights do not fit; names the difference.
+        InputError: if the weights do not fit, or lack a tensor.
     """
-    norm = torch.nn.LayerNorm(model.encoder.embed_dim, eps=1e-6)
-    model.encoder.norm, model.fc_norm = norm, torch.nn.Identity()
     if start is None:
+        model.encoder.norm = nn.LayerNorm(model.encoder.embed_dim, eps=1e-6)
+        model.fc_norm = nn.Identity()
         return None
-    norm_names = [name for name in ("fc_norm.weight", "fc_norm.bias") if name in start.tensors]
-    if norm_names:
-        model.encoder.norm, model.fc_norm = model.fc_norm, norm
-    report = load_weights(start, model.encoder, patch_init=patch_init)
-    if norm_names:
-        if len(norm_names) == 1:
-            raise InputError(f"{start.source} has only {norm_names[0]} of the norm after the mean")
-        norm.load_state_dict({name.removeprefix("fc_norm."): start.tensors[name] for name in norm_names})
-        report.skipped = [name for name in report.skipped if name not in norm_names]
-        report.loaded += norm_names
+    report, model.fc_norm = load_features(start, model.encoder, patch_init)
     return report

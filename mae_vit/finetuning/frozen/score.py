@@ -40,7 +40,7 @@ from mae_vit.finetuning.models.classifiers import Classifier
 from mae_vit.finetuning.plan_text import describe_outcome
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.results.write import Outputs, sizes_of
-from mae_vit.runtime.collectives import barrier, run_on_rank_zero
+from mae_vit.runtime.collectives import barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
@@ -197,14 +197,15 @@ def _score_and_write(
         # After the run's own, whose memory is free by then.
         measured.encoder.to("cpu")
         try:
-            if (twin := open_twin()) is not None:
+            if (twin := _open_on_all(open_twin, ranks)) is not None:
                 summary["random_weights_top1"] = _top1(config, _score(config, data, twin, plan, outputs)[0])
         except Exception as error:  # the scores above are whole
-            if ranks.world_size > 1:  # the others wait for this rank
+            # Bad input is that on all ranks; of anything else the others do not know, and wait for this rank.
+            if ranks.world_size > 1 and not isinstance(error, InputError):
                 raise
             note = f"random weights could not be measured to compare with: {error_reason(error)}"
             summary["notes"] = [*summary.get("notes", []), note]
-            print_notes([note])
+            print_notes([note] if ranks.rank == 0 else [])
 
     def write() -> None:
         try:
@@ -221,6 +222,22 @@ def _score_and_write(
 
     run_on_rank_zero(write, ranks)
     return _results(config, data, summary, outputs)
+
+
+def _open_on_all(open_twin: Callable[[], Measured | None], ranks: Ranks) -> Measured | None:
+    """Opens the network of random weights; collective.
+
+    Raises:
+        InputError: on all ranks, if any cannot.
+    """
+    twin, why = None, None
+    try:
+        twin = open_twin()
+    except Exception as error:  # of a network of others, whatever it is
+        why = error_reason(error)
+    if whys := [*filter(None, gather_objects(why, ranks))]:
+        raise InputError(whys[0])
+    return twin
 
 
 def _score(

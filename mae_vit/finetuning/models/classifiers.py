@@ -100,7 +100,9 @@ class ViTClassifier(Classifier):
         if pool == "mean":
             encoder.norm = nn.Identity()
         # LayerNorm epsilon of timm and MAE.
-        self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6) if pool == "mean" else nn.Identity()
+        self.fc_norm: nn.Module = (
+            nn.LayerNorm(encoder.embed_dim, eps=1e-6) if pool == "mean" else nn.Identity()
+        )
         self.head = make_head(encoder.embed_dim, labels.num_classes, head_init)
 
     def logits(self, images: Tensor) -> Tensor:

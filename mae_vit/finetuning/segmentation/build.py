@@ -22,7 +22,7 @@ from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.sizes import PatchInit
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.foreign_encoder import open_foreign
-from mae_vit.weights.load import load_weights
+from mae_vit.weights.load import check_complete, load_weights
 from mae_vit.weights.load_report import LoadReport
 from mae_vit.weights.names import FOREIGN_ORIGIN
 from mae_vit.weights.start import Weights
@@ -93,6 +93,8 @@ def load_weights_into_segmenter(
         tensors = {name.removeprefix("fc_"): each for name, each in start.tensors.items()}
         start = replace(start, tensors=tensors)
     coverage = load_weights(start, model.encoder, patch_init=patch_init)
+    if model.probe:
+        check_complete(start, coverage.random)
     model.freeze(model.probe)
     coverage.by_design["decode_head"] = "fresh: the classes of these masks"
     return coverage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -63,7 +64,8 @@ def open_images(
     """Opens what is to be embedded.
 
     Args:
-        spec: prepared shards (a folder with `dataset.json`), what `mae-vit prepare` takes, or files of images.
+        spec: prepared shards (a folder with `dataset.json`), what `mae-vit prepare` takes, or files of images, also
+            by a pattern that no shell has expanded ("photos/*.jpg").
         out: a folder for temporary files.
         splits: all by default.
         labels: take labels from shards and class folders.
@@ -71,10 +73,10 @@ def open_images(
     Raises:
         InputError: if there are no such images, no such split, or the folder is not as described.
     """
-    if not isinstance(spec, str):
-        if len(spec) > 1:
-            return _images_of_files(spec, splits)
-        (spec,) = spec
+    specs = [path for one in ([spec] if isinstance(spec, str) else spec) for path in _matching(one)]
+    if len(specs) > 1:
+        return _images_of_files(specs, splits)
+    (spec,) = specs
     if is_url(spec):
         raise InputError(f"{redact_url(spec)}: images are read from here; give a folder or an archive")
     wanted = tuple(dict.fromkeys(splits))
@@ -85,6 +87,15 @@ def open_images(
     return _images_of_source(
         find_images(spec, out=out, split=_NO_SPLIT, labels=labels, names=NOT_ASKING), Path(spec), wanted
     )
+
+
+def _matching(spec: str) -> list[str]:
+    """Lists what a pattern in quotes matches, as a shell does; anything else is itself."""
+    if not glob.has_magic(spec) or is_url(spec) or os.path.lexists(spec):
+        return [spec]
+    if found := sorted(glob.glob(spec, recursive=True)):
+        return found
+    raise InputError(f"no file matches {spec}: give files of images, or one folder or archive")
 
 
 def _images_of_files(specs: Sequence[str], splits: Sequence[str]) -> Images:

@@ -3,10 +3,12 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.comparison import config_of, gap_of, row, rows_of
+from helpers.images import encoded, picture, write_files
 
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import CompareConfig
@@ -14,6 +16,7 @@ from mae_vit.finetuning.comparison.jobs import Job
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.finetuning.comparison.report.answer import describe_crossings
+from mae_vit.finetuning.comparison.report.encoder_views import data_of
 from mae_vit.finetuning.comparison.report.page import _reading, write_page, write_text
 from mae_vit.finetuning.comparison.report.summary import Line, lines_of, notes_of, terminal_table
 
@@ -199,3 +202,15 @@ def test_the_reading_says_whether_held_out_images_chose_the_epoch(held_out, text
     rows = [replace(one, values=one.values | {"val_size": held_out}) for one in rows]
     config = config_of(rows)
     assert f"Each run reads them once, {text}" in _reading(config, lines_of(config, rows))[0]
+
+
+def test_images_are_drawn_from_where_the_cells_prepared_them(tmp_path, digits, monkeypatch):
+    """Not from a second copy in the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_files(tmp_path / "photos", {f"{n % 2}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)})
+    config, own = matrix_on(tmp_path / "photos", tmp_path).config, tmp_path / "own"
+    shards = data_of(config.model_copy(update={"set": {"data.cache_dir": str(own)}}))
+    assert own in Path(shards).parents
+    assert read_dataset(Path(shards)).classes == ["0", "1"]
+    assert not (tmp_path / "cache").exists()
+    assert data_of(matrix_on(digits, tmp_path).config) == str(digits)

@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -229,3 +231,30 @@ def test_runs_side_by_side_see_one_slice_each(monkeypatch, tmp_path):
     jobs = [Job(name, tmp_path / name, (str(script),), config, (), str(tmp_path), None) for name in "xy"]
     assert run_all(jobs, slots=slots_of("auto")).failed == {}
     assert [(job.folder / "saw").read_text() for job in jobs] == ["MIG-a1", "MIG-b2"]
+
+
+@pytest.mark.parametrize(("code", "failed"), [(130, False), (75, False), (1, True)])
+def test_a_run_that_ctrl_c_ends_beside_its_comparison_has_not_failed(tmp_path, code, failed):
+    script, ready = tmp_path / "script.py", tmp_path / "ready"
+    script.write_text(
+        f"""
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))
+pathlib.Path({str(ready)!r}).touch()
+time.sleep(500)
+"""
+    )
+    config = tmp_path / "config.yaml"
+    config.touch()
+    job, runner = Job("long", tmp_path / "long", (str(script),), config, (), str(tmp_path)), Runner(1)
+
+    def stop():
+        while not ready.exists():
+            time.sleep(0.05)
+        runner.stop("SIGINT")
+
+    bar = Bar([job])
+    Thread(target=stop).start()
+    runner.run([job], bar)
+    bar.close()
+    assert bool(runner.failed) == failed

@@ -22,6 +22,7 @@ BAD = {
     "epochs=3": 'command line: unknown key "epochs": did you mean "train.epochs"?',
     "epoch=3": 'unknown key "epoch": did you mean "train.epochs"?',
     "lr=1e-3": 'unknown key "lr": did you mean "optim.lr"?',
+    "batch_size=32": 'did you mean "train.effective_batch_size" or "train.batch_size_per_device"?',
     "augment.crop=none": 'unknown key "augment": did you mean "data.augment"?',
     "train.lr=1e-3": 'unknown key "train.lr": did you mean "optim.lr"?',
     "name=x": 'did you mean "run.name" or "model.name" or "optim.name" or "objective.name"?',

@@ -25,7 +25,8 @@ def test_home_and_variables_are_expanded(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("photos\r", r'path "photos\\r" begins or ends with U\+000D .*: write "photos"'),
+        ("photos\r", r'path "photos\\r" has U\+000D .*: write "photos"'),
+        ("runs\r/mae\n1 /x", r"has U\+000D .*, U\+000A .*, U\+0020 \(SPACE\) where .*: write .runs/mae1/x"),
         ("photos\xa0", r"U\+00A0 \(NO-BREAK SPACE\)"),
         ("\u200bphotos", r"U\+200B \(ZERO WIDTH SPACE\)"),
         ("\u201cphotos\u201d", r"U\+201C .*, U\+201D .*: write \"photos\""),
@@ -43,4 +44,5 @@ def test_a_path_that_is_there_may_have_any_name(tmp_path, monkeypatch):
     for name in ("photos\r", "\u201cphotos\u201d", "C:\\photos"):
         (tmp_path / name).mkdir()
         assert expand_text(name) == name
+        assert expand_text(f"{name}/new") == f"{name}/new"
     assert expand_text("new \u2764\ufe0f") == "new \u2764\ufe0f"

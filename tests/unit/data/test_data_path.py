@@ -195,5 +195,7 @@ def test_a_table_of_paths_and_labels_is_a_source(photos, capsys, delimiter):
 
 def test_a_table_without_paths_is_a_question(photos):
     (photos / "labels.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match=r"one column of paths .* its first line has a, b"):
+    with pytest.raises(
+        InputError, match=r"no column names images .* its first line has a, b; mae-vit prepare .* OUT --image"
+    ):
         resolve_data_path(str(photos / "labels.csv"))

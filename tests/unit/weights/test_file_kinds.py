@@ -2,15 +2,17 @@
 
 import gzip
 import json
+import pickle
 import tarfile
 import zipfile
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, to_metadata
 from mae_vit.models.vit import ViTEncoder
 from mae_vit.weights.encoder import load_vit
 from mae_vit.weights.load import load_weights
@@ -61,6 +63,11 @@ def in_chunks(folder):
         return f"blocks.{int(rest.split('.')[0]) // 3}.{rest}" if first == "blocks" else name
 
     return saved(folder, {chunk(name): value for name, value in TENSORS.items()})
+
+
+def old_format(folder):
+    torch.save(TENSORS, folder / "old.pth", _use_new_zipfile_serialization=False)
+    return folder / "old.pth"
 
 
 def renamed(file, name):
@@ -131,6 +138,15 @@ def cast(folder, dtype, name="file.pth"):
     return saved(folder, {one: value.to(dtype) for one, value in TENSORS.items()}, name)
 
 
+def adam():
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+ADAPTER = {"base_model.model.encoder.layer.0.attention.query.lora_A.weight": torch.zeros(8, 128)}
 FSDP = {"_fsdp_wrapped_module._flat_param": torch.zeros(9)}
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
 EMPTY = {name: torch.empty(0) for name in NAMES}
@@ -165,6 +181,29 @@ REFUSED = {
     "int8 in safetensors": (lambda d: cast(d, torch.int8, "a.safetensors"), "is int8"),
     "float8": (lambda d: cast(d, torch.float8_e4m3fn), "is float8_e4m3fn; give the weights as they were"),
     "complex": (lambda d: cast(d, torch.complex64), "is complex64"),
+    "an adapter": (lambda d: saved(d, ADAPTER, "adapter_model.safetensors"), r"PEFT .*merge_and_unload\(\)"),
+    "an adapter in its network": (
+        lambda d: saved(d, {**TENSORS, "blocks.0.attn.qkv.lora_A.default.weight": torch.zeros(8, 128)}),
+        "PEFT .*give NEW",
+    ),
+    "NumPy by torch": (
+        lambda d: saved(d, {"model": {name: value.numpy() for name, value in TENSORS.items()}}),
+        r"arrays of NumPy, no tensors: .*torch.load\(FILE, weights_only=False\)",
+    ),
+    "NumPy by pickle": (
+        lambda d: written(d, pickle.dumps({name: value.numpy() for name, value in TENSORS.items()})),
+        r"a pickle that torch did not write: .*pickle.load\(open\(FILE",
+    ),
+    "a list": (
+        lambda d: saved(d, [*TENSORS.values()]),
+        r"holds a list, not tensors by name: save the state_dict\(\)",
+    ),
+    "one tensor": (lambda d: saved(d, TENSORS["pos_embed"]), "holds one tensor, not tensors by name"),
+    "an optimizer": (
+        lambda d: saved(d, {"epoch": 3, "optimizer": adam()}),
+        "holds the state of an optimizer",
+    ),
+    "no tensors": (lambda d: saved(d, {"epoch": 3}), "holds no tensors by name: give a run folder"),
     "sparse": (
         lambda d: saved(d, {**TENSORS, "norm.weight": TENSORS["norm.weight"].to_sparse()}),
         "norm.weight is sparse_coo",
@@ -217,3 +256,43 @@ def test_what_a_file_does_not_say_is_said_to_be_assumed(tmp_path):
     heads, normalization = model.notes("a.pth")
     assert "num_heads=4: the file does not say" in heads
     assert "ImageNet's normalization: the file does not say" in normalization
+
+
+@pytest.mark.parametrize(
+    ("lost", "line"),
+    [
+        ("blocks.5.norm2.weight", "is not complete: it has no blocks.5.norm2.weight$"),
+        ("norm.", "is not complete: it has no norm.weight, norm.bias$"),
+        ("fc_norm.bias", "is not complete: it has no fc_norm.bias$"),
+        ("blocks.0.", "is not complete: it has no block 0 of 6"),
+        ("blocks.3.", "is not complete: it has no block 3 of 6"),
+        ("pos_embed", "has no pos_embed, or it is not complete"),
+    ],
+)
+def test_an_encoder_that_lacks_a_tensor_gives_no_features(tmp_path, lost, line):
+    behind = {f"fc_{name}": TENSORS[name] for name in ("norm.weight", "norm.bias") if lost.startswith("fc_")}
+    left = {name: value for name, value in (TENSORS | behind).items() if not name.startswith(lost)}
+    with pytest.raises(InputError, match=line):
+        load_vit(saved(tmp_path, left))
+
+
+def test_what_others_keep_elsewhere_or_compute_is_not_missing(tmp_path):
+    """A norm behind the mean, in place of that before it; a table of positions that follows from its size."""
+    behind = {
+        name.replace("norm.", "fc_norm.") if name.startswith("norm.") else name: value
+        for name, value in TENSORS.items()
+    }
+    images = torch.randn(2, 3, 16, 16)
+    expected = load_vit(saved(tmp_path, TENSORS, "whole.pth"), pool="cls")(images)
+    torch.testing.assert_close(load_vit(saved(tmp_path, behind), pool="cls")(images), expected)
+    torch.manual_seed(0)
+    info = EncoderInfo("S", (16, 16), 4, 3, 64, 2, 4, 4.0, "sincos", [0.5] * 3, [0.25] * 3, "mae", 9)
+    (tmp_path / "whole.safetensors").write_bytes(encoder_bytes(info.build(), info))
+    left = {
+        name: value
+        for name, value in load_file(tmp_path / "whole.safetensors").items()
+        if name != "pos_embed"
+    }
+    save_file(left, tmp_path / "left.safetensors", metadata=to_metadata(info.to_dict()))
+    whole, short = (load_vit(tmp_path / f"{name}.safetensors") for name in ("whole", "left"))
+    assert torch.equal(short(images), whole(images))

@@ -1,6 +1,7 @@
 """Encoders of others: their features are timm's own, and what does not fit is one line."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -192,3 +193,13 @@ def test_nothing_trains_it(smallest, digits, tmp_path, capsys):
     assert pretrain(["--config", "mae_digits", *options]) == 2
     assert "only measured here" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["test_vit2", "test_resnet", "test_convnext"])
+def test_the_line_for_another_kind_names_what_measures_it(tmp_path, name):
+    path = tmp_path / "some.safetensors"
+    save_file(timm.create_model(name).state_dict(), path)
+    with pytest.raises(InputError, match="to measure it as it is, give") as caught:
+        mae_vit.load_encoder(path)
+    (start,) = re.findall(r'"(frozen:timm:NAME@[^"]+)"', str(caught.value))
+    assert mae_vit.load_encoder(start.replace("NAME", name)).num_features > 0

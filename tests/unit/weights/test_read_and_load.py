@@ -154,7 +154,7 @@ def test_half_a_file_is_another_models(tmp_path):
             "text.pth is no file of weights: give a run folder, an encoder.safetensors, a file of",
         ),
         ("hello.pth", "hello.pth is no file of weights: give a run folder"),
-        ("list.pth", "expected tensors by name"),
+        ("list.pth", "holds a list, not tensors by name"),
         ("text.safetensors", "no file of weights"),
     ],
 )

@@ -252,6 +252,10 @@ def test_what_computes_something_else_is_refused_by_name(tmp_path, kind):
     with pytest.raises(InputError, match=said) as error:
         mae_vit.load_encoder(tmp_path / "some.pth")
     assert "\n" not in str(error.value)
+    if kind != "two":
+        assert 'give "frozen:timm:NAME" (timm\'s own weights) or "frozen:timm:NAME@FILE.safetensors"' in str(
+            error.value
+        )
 
 
 @pytest.mark.parametrize(
@@ -273,7 +277,7 @@ def test_the_config_beside_tells_what_shapes_do_not(tmp_path, config, said):
         mae_vit.load_encoder(tmp_path)
 
 
-def test_one_of_several_networks_is_taken_by_its_name(tmp_path):
+def test_one_of_several_networks_is_taken_by_its_name(tmp_path, capsys):
     student, teacher = network(0), network(1)
     path = tmp_path / "dino.pth"
     torch.save({"student": below("module.", student.state_dict()), "teacher": teacher.state_dict()}, path)
@@ -282,6 +286,8 @@ def test_one_of_several_networks_is_taken_by_its_name(tmp_path):
             encoder = mae_vit.load_encoder(f"{path}{name}")
             torch.testing.assert_close(encoder(IMAGES), model(IMAGES), atol=1e-5, rtol=0)
             assert encoder.start.source == f"{path}{name}"
+            other = "teacher" if name == "@student" else "student.module"
+            assert f"chosen over {other} (FILE@NAME takes another)" in capsys.readouterr().err
     with pytest.raises(
         InputError, match=r"no network called 'nobody'; it holds student.module, teacher: give"
     ):

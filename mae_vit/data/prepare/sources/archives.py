@@ -21,8 +21,9 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
 from mae_vit.core.user_files import HEAD_BYTES, is_image, what_file_is
 from mae_vit.data.images.decode import DecodeError, check_bytes
-from mae_vit.data.prepare.entries import Listing, Reader, safe_member_path
+from mae_vit.data.prepare.entries import safe_member_path
 from mae_vit.data.prepare.folder_names import NAME_ENCODING, decode_name
+from mae_vit.data.prepare.listing import Listing, Reader
 from mae_vit.data.shards.tar_headers import (
     DamagedTar,
     IncompleteTar,
@@ -156,8 +157,7 @@ def open_archive(tar: Tar, encoding: str | None = None) -> Listing:
     named = [(safe_member_path(plain(member.name), where), member) for member in members]
     links = {safe_member_path(plain(s.name), where): s.target and plain(s.target) for s in special}
     linked = _follow(links, dict(named))
-    files, kept = _list([*named, *linked], head)
-    files.images = [(name, reader(member)) for name, member in kept]
+    files = _list([*named, *linked], head, reader)
     _note_special(files, len(special) - len(linked))
     return files
 
@@ -206,16 +206,6 @@ def open_zip(path: Path, encoding: str | None = None) -> Listing:
         raise InputError(f"archive {path} is {what_file_is(path) or f'damaged: {error}'}") from None
     regular = [(name, info) for name, info in named if _is_regular(info)]
 
-    def head(info: zipfile.ZipInfo) -> bytes:
-        with suppress(*_ZIP_ERRORS), archive.open(info) as member:
-            return member.read(HEAD_BYTES)
-        return b""
-
-    files, kept = _list(((name, info) for name, info in regular if not info.is_dir()), head)
-    bound = _bound(path.stat().st_size)
-    if (total := sum(info.file_size for _, info in kept)) > bound:
-        raise InputError(f"archive {path} says that it holds {total} bytes of images: a bomb, refused")
-
     def reader(info: zipfile.ZipInfo) -> Reader:
         def read() -> bytes:
             if info.flag_bits & _ENCRYPTED:
@@ -229,7 +219,15 @@ def open_zip(path: Path, encoding: str | None = None) -> Listing:
 
         return read
 
-    files.images = [(name, reader(info)) for name, info in kept]
+    def head(info: zipfile.ZipInfo) -> bytes:
+        with suppress(*_ZIP_ERRORS), archive.open(info) as member:
+            return member.read(HEAD_BYTES)
+        return b""
+
+    files = _list(((name, info) for name, info in regular if not info.is_dir()), head, reader)
+    sizes, bound = {name: info.file_size for name, info in regular}, _bound(path.stat().st_size)
+    if (total := sum(sizes[name] for name, _ in files.images)) > bound:
+        raise InputError(f"archive {path} says that it holds {total} bytes of images: a bomb, refused")
     _note_special(files, len(named) - len(regular))
     return files
 
@@ -248,12 +246,13 @@ def _zip_name(info: zipfile.ZipInfo, encoding: str | None) -> str:
 
 
 def _list(
-    named: Iterable[tuple[str, _Any]], head: Callable[[_Any], bytes]
-) -> tuple[Listing, list[tuple[str, _Any]]]:
+    named: Iterable[tuple[str, _Any]], head: Callable[[_Any], bytes], reader: Callable[[_Any], Reader]
+) -> Listing:
     """Takes images and sorts them; of one path's members the last, as unpacking would."""
     files, last, copies, garbled = Listing(), dict[str, _Any](), 0, ""
     for name, member in named:
         if not files.takes(name, partial(head, member)):
+            files.may_list(name, reader(member))
             continue
         copies += name in last
         last[name] = member
@@ -263,7 +262,8 @@ def _list(
         files.notes.append(f"names such as {plain_text(garbled)} are not in UTF-8: {NAME_ENCODING}")
     if copies:
         files.notes.append(f"skipped {copies} earlier copies of members of the same path")
-    return files, sorted(last.items(), key=lambda item: item[0])
+    files.images = [(name, reader(member)) for name, member in sorted(last.items(), key=lambda item: item[0])]
+    return files
 
 
 def _note_special(files: Listing, special: int) -> None:

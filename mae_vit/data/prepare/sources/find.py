@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -292,12 +291,9 @@ def _parquet(
 
 def _downloaded(spec: str, out: Path) -> ImageSource:
     """Downloads into a hidden folder of `out`, kept for the next call; a failure leaves nothing."""
-    folder, was_there = out / ".download", out.exists()
+    folder = out / ".download"
     try:
         return DOWNLOADS[spec](folder)
     except InputError:
         shutil.rmtree(folder, ignore_errors=True)
-        if not was_there:
-            with suppress(OSError):
-                out.rmdir()
         raise

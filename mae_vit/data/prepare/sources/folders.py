@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from mae_vit.core.user_files import HEAD_BYTES
 from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
-from mae_vit.data.prepare.entries import Listing, Reader, shown
+from mae_vit.data.prepare.listing import Listing, Reader, shown
 
 
 def open_folder(path: Path) -> Listing:
@@ -34,6 +34,8 @@ def list_files(found: Iterable[Path], top: Path) -> Listing:
             special.append(name)
         elif files.takes(name, partial(_head, file)):
             files.images.append((name, reader(file)))
+        else:
+            files.may_list(name, reader(file))
     if special:
         files.notes.append(
             f"skipped {len(special)} that are no regular files: pipes, devices or dead links ({shown(special)})"
@@ -81,7 +83,7 @@ def is_regular(file: Path) -> bool:
     """Whether a path leads to a regular file."""
     try:
         return stat.S_ISREG(file.stat().st_mode)
-    except OSError:
+    except (OSError, ValueError):  # a name that a table gives may hold any character
         return False
 
 

@@ -26,6 +26,7 @@ from mae_vit.core.user_files import (
 )
 from mae_vit.data.images.decode import check_bytes
 from mae_vit.data.prepare.entries import Entry, ImageSource, safe_member_path, unique_key
+from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.archives import is_tar
 from mae_vit.data.prepare.sources.folders import walk
 from mae_vit.data.prepare.sources.parquet_columns import LABEL_NAMES, ParquetOptions
@@ -124,8 +125,8 @@ def open_shards(
     """
     known = read_dataset(folder) if (folder / FILE_NAME).exists() else None
     splits = {s.file: name for name, info in known.splits.items() for s in info.shards} if known else {}
-    special: list[Special] = []
-    found = [(shard, _read_groups(shard, special, columns.image_column)) for shard in shards]
+    special, lost = list[Special](), list[str]()
+    found = [(shard, _read_groups(shard, special, columns.image_column, lost)) for shard in shards]
     known_labels = {
         (place, number): label
         for place, (shard, groups) in enumerate(found)
@@ -160,6 +161,7 @@ def open_shards(
         for number, group in enumerate(groups):
             field = _image(shard, group, columns.image_column)
             if field is None:
+                lost.append(group.key)
                 continue
             others.update(other for other in group.fields if other != field and is_image_field(other))
             # Keys become names in our shards.
@@ -188,14 +190,16 @@ def open_shards(
         notes.append(without_label(negative))
     if special:
         notes.append(f"skipped {count_of(len(special), 'member')} of shards that are links, devices or pipes")
+    if lost:
+        notes.append(f"skipped {count_of(len(lost), 'sample')} without an image: {shown(sorted(lost))}")
     if labels and not known_labels and (hint := label_hint(found)):
         notes.append(hint)
     return ImageSource(name, entries, classes=tuple(classes) if classes else None, notes=tuple(notes))
 
 
-def _read_groups(shard: Tar, special: list[Special], asked: str | None) -> list[Group]:
+def _read_groups(shard: Tar, special: list[Special], asked: str | None, lost: list[str]) -> list[Group]:
     try:
-        return read_groups(shard, special, asked)
+        return read_groups(shard, special, asked, lost)
     except (DamagedTar, OSError) as error:
         raise InputError(f"shard {shard.name} cannot be used: {error}") from None
 

@@ -18,7 +18,7 @@ from mae_vit.core.messages import closest
 from mae_vit.core.user_files import split_named
 from mae_vit.data.prepare.entries import ImageSource
 from mae_vit.data.prepare.sources.foreign_shards import split_of
-from mae_vit.data.prepare.sources.parquet import SPOOL, ParquetFile, find_parquet, open_parquet
+from mae_vit.data.prepare.sources.parquet import SPOOL, ParquetFile, check_ready, find_parquet, open_parquet
 from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
 from mae_vit.data.shards.dataset_json import file_digest
 
@@ -50,12 +50,6 @@ def open_hub_dataset(
     name, digests = _list_files(replace(asked, revision=begun) if begun else asked)
     files, note = _of_config(sorted(digests), name, options.config_name)
     notes = [note] if note else []
-    was_there = out.exists()
-    if begun:
-        notes.append(f"resumed at {name}, with which an earlier call began")
-    else:
-        state.parent.mkdir(parents=True, exist_ok=True)
-        write_json(state, {"asked": str(asked), "commit": name.revision})
     wanted = [
         ParquetFile(
             file,
@@ -65,19 +59,20 @@ def open_hub_dataset(
         )
         for file in files
     ]
+    check_ready(wanted, out, options)
+    if begun:
+        notes.append(f"resumed at {name}, with which an earlier call began")
+    else:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        write_json(state, {"asked": str(asked), "commit": name.revision})
     config = f", {options.config_name}" if options.config_name else ""
 
     def discard() -> None:
         state.unlink(missing_ok=True)
 
-    try:
-        source = open_parquet(
-            wanted, out, name=f"{name}{config}", options=options, labels=labels, discard=discard
-        )
-    finally:
-        if not was_there and not state.exists():
-            with suppress(OSError):
-                out.rmdir()
+    source = open_parquet(
+        wanted, out, name=f"{name}{config}", options=options, labels=labels, discard=discard
+    )
     return replace(source, notes=(*notes, *source.notes))
 
 

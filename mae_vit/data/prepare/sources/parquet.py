@@ -23,7 +23,8 @@ from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.progress import progress
 from mae_vit.core.user_files import split_told
 from mae_vit.data.images.decode import DecodeError, check_bytes
-from mae_vit.data.prepare.entries import Entry, ImageSource, Reader, unique_key
+from mae_vit.data.prepare.entries import Entry, ImageSource, unique_key
+from mae_vit.data.prepare.listing import Reader
 from mae_vit.data.prepare.sources.foreign_shards import split_of
 from mae_vit.data.prepare.sources.parquet_columns import (
     Columns,
@@ -31,7 +32,13 @@ from mae_vit.data.prepare.sources.parquet_columns import (
     choose_columns,
     parquet_library,
 )
-from mae_vit.data.prepare.sources.parquet_rows import Row, opened_parquet, read_rows, write_row
+from mae_vit.data.prepare.sources.parquet_rows import (
+    Row,
+    holds_base64,
+    opened_parquet,
+    read_rows,
+    write_row,
+)
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 
 SPOOL = ".parquet"
@@ -103,10 +110,8 @@ def open_parquet(
         InputError: if a file is none, has no column of images, or its labels make no sense.
         FetchUnavailable: if one cannot be fetched now.
     """
-    parquet_library()
-    if options.overwrite is False:
-        _check_new({file.split for file in files}, out)
-    folder, was_there = out / SPOOL, out.exists()
+    check_ready(files, out, options)
+    folder = out / SPOOL
     places = [folder / _digest(file, options, labels) for file in files]
 
     def remove() -> None:
@@ -116,7 +121,8 @@ def open_parquet(
         for left in folder.glob(".*.tmp"):  # of a call that was killed
             left.unlink(missing_ok=True)
         discard()
-        _remove_empty(folder, out, was_there=was_there)
+        with suppress(OSError):
+            folder.rmdir()
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,28 +135,27 @@ def open_parquet(
         raise
     except BaseException:
         # What was read whole stays: the next call goes on behind it.
-        _remove_empty(folder, out, was_there=was_there)
+        with suppress(OSError):
+            folder.rmdir()
         raise
     return replace(source, discard=remove)
 
 
-def _check_new(splits: set[str], out: Path) -> None:
-    """Refuses what `prepare` would refuse when all is read."""
-    existing = read_dataset(out).splits if (out / FILE_NAME).exists() else {}
-    if taken := sorted(splits & existing.keys()):
+def check_ready(files: Sequence[ParquetFile], out: Path, options: ParquetOptions) -> None:
+    """Refuses what could only be refused when all is read otherwise.
+
+    Raises:
+        InputError: if pyarrow is not installed, or a split exists that is not to be replaced.
+    """
+    parquet_library()
+    existing = read_dataset(out).splits if options.overwrite is False and (out / FILE_NAME).exists() else {}
+    if taken := sorted({file.split for file in files} & existing.keys()):
         raise InputError(f'{out} already has split "{taken[0]}": --overwrite replaces it')
 
 
 def _digest(file: ParquetFile, options: ParquetOptions, labels: bool) -> str:
     inputs = [file.identity, options.image_column, options.label_column, labels]
     return hashlib.blake2b(json.dumps(inputs).encode(), digest_size=12).hexdigest()
-
-
-def _remove_empty(folder: Path, out: Path, *, was_there: bool) -> None:
-    with suppress(OSError):
-        folder.rmdir()
-        if not was_there:
-            out.rmdir()
 
 
 def _spooled(
@@ -164,7 +169,13 @@ def _spooled(
         names = tuple(columns.names) if columns.names is not None else None
         return replace(columns, names=names), [Row(*row) for row in found["rows"]]
     with file.fetch() as path, opened_parquet(path, file.name) as opened:
-        columns = choose_columns(opened.schema_arrow, file.name, options, labels=labels)
+        columns = choose_columns(
+            opened.schema_arrow,
+            file.name,
+            options,
+            labels=labels,
+            holds_base64=partial(holds_base64, opened),
+        )
         with replacing(place.with_suffix(".bin")) as partial_path, partial_path.open("wb") as spool:
             rows = [write_row(row, spool) for row in read_rows(opened, columns)]
         # Last: it says that the images are there.
@@ -180,7 +191,7 @@ def _source(
     name: str,
 ) -> ImageSource:
     classes = _classes(files, spooled)
-    entries = []
+    entries, without = [], 0
     keys: dict[str, dict[str, int]] = {}
     for file, place, (columns, rows) in zip(files, places, spooled, strict=True):
         for number, row in enumerate(rows):
@@ -192,13 +203,13 @@ def _source(
             key = unique_key(stem.replace(".", "_"), keys.setdefault(split, {}))
             origin = f"{where} ({plain_text(image)})" if image else where
             class_name = _class_name(row.label, columns, where)
+            without += columns.label is not None and class_name is None and not row.damage
             read = _reader(place.with_suffix(".bin"), row)
             entries.append(Entry(split, class_name, key, origin, row.extension or "jpg", read))
     notes = tuple(dict.fromkeys(columns.note for columns, _ in spooled if columns.note))
-    if without := sum(
-        row.label is None for columns, rows in spooled if columns.label for row in rows if not row.damage
-    ):
-        notes += (f"{count_of(without, 'image')} without a label: the column holds none",)
+    if without:
+        reason = "the column holds none, or a negative number"
+        notes += (f"{count_of(without, 'image')} without a label: {reason}",)
     return ImageSource(name, entries, classes=classes, notes=notes)
 
 

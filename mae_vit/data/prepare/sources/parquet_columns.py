@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -12,6 +12,7 @@ from typing import Any
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest
+from mae_vit.data.prepare.listing import shown
 
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
 LABEL_NAMES = ("label", "labels", "class", "class_name", "cls", "target", "category")
@@ -69,7 +70,14 @@ def parquet_library() -> tuple[ModuleType, ModuleType]:
     return pyarrow, pyarrow.parquet
 
 
-def choose_columns(schema: Any, where: str, options: ParquetOptions, *, labels: bool) -> Columns:
+def choose_columns(
+    schema: Any,
+    where: str,
+    options: ParquetOptions,
+    *,
+    labels: bool,
+    holds_base64: Callable[[str], bool] = lambda name: False,
+) -> Columns:
     """Chooses the columns of images and labels.
 
     Args:
@@ -77,20 +85,24 @@ def choose_columns(schema: Any, where: str, options: ParquetOptions, *, labels: 
         where: names the file in errors.
         options: the user's choice.
         labels: whether labels are wanted.
+        holds_base64: whether a column of texts holds images.
 
     Raises:
         InputError: if there is no such column, or several could be meant.
     """
     features = _features(schema)
-    image, note = _image_column(schema, features, where, options.image_column)
+    image, note = _image_column(schema, features, where, options.image_column, holds_base64)
     label = _label_column(schema, features, where, options.label_column) if labels else None
     names = features.get(label, {}).get("names") if label else None
     listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    types = parquet_library()[0].types
-    split = [field.name for field in schema if field.name == "split" and types.is_string(field.type)]
-    return Columns(
-        image, label, tuple(names) if listed and names else None, note, split[0] if split else None
+    split = next(
+        (field.name for field in schema if field.name.lower() == "split" and _is_text(field.type)), None
     )
+    wanted = (image, label, split)
+    others = [field.name for field in schema if field.name not in wanted and _is_label(field.type)]
+    if others and labels and label is None:
+        note += f"{note and '; '}no labels; columns that are not read: {shown(others)} (--label-column NAME takes one)"
+    return Columns(image, label, tuple(names) if listed and names else None, note, split)
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
@@ -101,13 +113,20 @@ def _features(schema: Any) -> dict[str, dict[str, Any]]:
     return {}
 
 
-def _image_column(schema: Any, features: dict[str, Any], where: str, asked: str | None) -> tuple[str, str]:
+def _image_column(
+    schema: Any, features: dict[str, Any], where: str, asked: str | None, holds_base64: Callable[[str], bool]
+) -> tuple[str, str]:
     usable = {field.name: _image_kind(field.type) for field in schema}
+
+    def is_base64(name: str) -> bool:
+        return _is_text(schema.field(name).type) and holds_base64(name)
+
     if asked is not None:
         _check_there(schema, asked, where, "--image-column")
-        if not usable[asked]:
+        if not usable[asked] and not is_base64(asked):
             raise InputError(
-                f"{where}: column {asked} is of {schema.field(asked).type}; images are {{bytes, path}} or binary"
+                f"{where}: column {asked} is of {schema.field(asked).type}; "
+                "images are {bytes, path}, binary or base64"
             )
         return asked, ""
     marked = [
@@ -116,11 +135,12 @@ def _image_column(schema: Any, features: dict[str, Any], where: str, asked: str 
     structs, binaries = (
         [name for name, kind in usable.items() if kind == form] for form in ("struct", "binary")
     )
-    candidates = marked or structs or binaries
+    candidates = marked or structs or binaries or [name for name in schema.names if is_base64(name)]
     if not candidates:
         raise InputError(
-            f"{where} has no column of images, which are {{bytes, path}} or binary: it has {_listed(schema.names)}; "
-            "of paths, write them and the labels as a CSV, and give that; of addresses, download the images first"
+            f"{where} has no column of images, which are {{bytes, path}}, binary or base64: it has "
+            f"{_listed(schema.names)}; of paths, write them and the labels as a CSV, and give that; "
+            "of addresses, download the images first"
         )
     named = [name for name in candidates if name.lower() in _IMAGE_NAMES]
     if len(candidates) == 1 or len(named) == 1:
@@ -145,11 +165,10 @@ def _label_column(schema: Any, features: dict[str, Any], where: str, asked: str 
             )
         return asked
     for field in schema:
-        kind = parquet_library()[0].types
-        if field.name.lower() in LABEL_NAMES and (kind.is_list(field.type) or kind.is_large_list(field.type)):
+        if field.name.lower() in LABEL_NAMES and parquet_library()[0].types.is_nested(field.type):
             raise InputError(
-                f"{where}: column {field.name} holds lists, and one class of each image is read: choose another by "
-                "--label-column, or --no-labels"
+                f"{where}: column {field.name} holds {field.type}, and one class of each image is read: choose "
+                "another by --label-column, or --no-labels"
             )
     marked = [name for name in usable if features.get(name, {}).get("_type") == "ClassLabel"]
     named = [name for name in marked or usable if name.lower() in LABEL_NAMES]
@@ -179,12 +198,14 @@ def _image_kind(kind: Any) -> str:
 def _is_label(kind: Any) -> bool:
     types = parquet_library()[0].types
     inner = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(
-        types.is_integer(inner)
-        or types.is_floating(inner)
-        or types.is_string(inner)
-        or types.is_large_string(inner)
-    )
+    numbers = types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner)
+    return bool(numbers or _is_text(inner))
+
+
+def _is_text(kind: Any) -> bool:
+    types = parquet_library()[0].types
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(inner) or types.is_large_string(inner))
 
 
 def _check_there(schema: Any, asked: str, where: str, option: str) -> None:

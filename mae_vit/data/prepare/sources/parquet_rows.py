@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
-from mae_vit.core.user_files import what_file_is
+from mae_vit.core.user_files import HEAD_BYTES, image_kind, what_file_is
 from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, read_header
 from mae_vit.data.prepare.sources.parquet_columns import Columns, parquet_library
 
@@ -78,12 +79,16 @@ def read_rows(opened: Any, columns: Columns) -> Iterator[dict[str, Any]]:
                 data, path = (
                     (image.get("bytes"), image.get("path")) if isinstance(image, dict) else (image, None)
                 )
+                if isinstance(data, str):
+                    data = base64_image(data)
                 missing = (
                     "it holds a path and no bytes: write paths and labels as a CSV, and give that"
                     if path
                     else "it holds no image"
                 )
                 label = row[columns.label] if columns.label else None
+                if isinstance(label, bool):
+                    label = str(label)
                 if isinstance(label, float):  # integers with gaps, as pandas stores them
                     if label % 1 and label == label:
                         raise InputError(
@@ -97,6 +102,23 @@ def read_rows(opened: Any, columns: Columns) -> Iterator[dict[str, Any]]:
                     "split": (columns.split and row[columns.split]) or "",
                     **({"data": data} if data is not None else {"damage": missing}),
                 }
+
+
+def holds_base64(opened: Any, column: str) -> bool:
+    """Whether the first text of a column is an image in base64."""
+    pyarrow, _ = parquet_library()
+    with suppress(pyarrow.ArrowException, OSError, ValueError, StopIteration, IndexError):
+        first = next(opened.iter_batches(1, columns=[column], use_threads=False)).to_pylist()[0][column]
+        return base64_image(str(first)) is not None
+    return False
+
+
+def base64_image(text: str) -> bytes | None:
+    """The image that a text holds as base64, also as `data:image/png;base64,...`; None of other texts."""
+    with suppress(ValueError):
+        data = base64.b64decode(text.rpartition(",")[2])
+        return data if image_kind(data[:HEAD_BYTES]) else None
+    return None
 
 
 def write_row(row: dict[str, Any], spool: Any) -> Row:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 import unicodedata
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, count_of, plain_text
-from mae_vit.core.user_files import IMAGE_EXTENSIONS, extension_of, is_image, read_text, split_told
-from mae_vit.data.prepare.entries import Entry, ImageSource, shown, unique_key
+from mae_vit.core.user_files import extension_of, is_image, read_text, split_told
+from mae_vit.data.prepare.entries import Entry, ImageSource, unique_key
+from mae_vit.data.prepare.label_lists import Names, stem_of
+from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
 from mae_vit.data.prepare.sources.parquet_columns import LABEL_NAMES, ParquetOptions
-from mae_vit.data.shards.samples import no_single_label
+from mae_vit.data.shards.samples import label_number, no_single_label
 
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
 # So many rows tell a column of files by the files that are there.
 _LOOKED_AT = 8
+_BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 
 
 class Row(NamedTuple):
@@ -33,11 +37,10 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The rows of a table, and the names of the columns that are not read."""
+    """The rows of a table that name a file, and remarks on the others and on its columns."""
 
     rows: list[Row]
-    label: str | None
-    others: list[str]
+    notes: list[str]
 
 
 class _Files:
@@ -47,31 +50,17 @@ class _Files:
         self._folder = folder
 
     @cached_property
-    def _below(self) -> dict[str, list[Path]]:
-        found = defaultdict(list)
-        for file in walk(self._folder):
-            if is_image(file.relative_to(self._folder).as_posix()):
-                found[_stem(file.name)].append(file)
-        return found
+    def _below(self) -> Names:
+        paths = (file.relative_to(self._folder).as_posix() for file in walk(self._folder))
+        return Names(path for path in paths if is_image(path))
 
     def find(self, path: str) -> Path | None:
         """Returns the one file that is meant; None of none or several."""
         path = path.replace("\\", "/")
         if is_regular(self._folder / path):
             return self._folder / path
-        wanted = f"/{path.removeprefix('./')}"
-        found = [
-            file
-            for file in self._below.get(_stem(path.rpartition("/")[2]), ())
-            if wanted in (name := f"/{file.relative_to(self._folder).as_posix()}", _stem(name))
-            or ("/" not in path and wanted[1:] in (file.name, _stem(file.name)))
-        ]
-        return found[0] if len(found) == 1 else None
-
-
-def _stem(name: str) -> str:
-    """A name without the extension of an image; what else follows a dot is of the name."""
-    return name.rpartition(".")[0] if extension_of(name) in IMAGE_EXTENSIONS else name
+        found = self._below.find(path)
+        return None if found is None else self._folder / found
 
 
 def is_table(path: Path) -> bool:
@@ -79,25 +68,81 @@ def is_table(path: Path) -> bool:
     return extension_of(path.name) in ("csv", "tsv") and path.is_file()
 
 
-def read_table(table: Path, options: ParquetOptions | None = None) -> Table:
+def read_table(table: Path, options: ParquetOptions | None = None, *, labels: bool = True) -> Table:
     """Reads the rows of a table.
 
     Args:
         table: the file.
         options: the columns that the user names.
+        labels: whether labels are read.
 
     Raises:
         InputError: if it has no column of files, several that may be meant, or is no text.
     """
-    options = options or ParquetOptions()
+    columns, rows = _read(table)
+    files = _Files(table.parent)
+    path, label = _chosen_columns(table, columns, rows, files, options or ParquetOptions(), labels)
+    split = "split" if "split" in columns else None
+    notes = []
+    if without := sum(not row[path] for row in rows):
+        notes.append(f"left out {count_of(without, 'row')} of {table.name} that name no file")
+    rows = [row for row in rows if row[path]]
+    others = [name for name in columns if name not in (path, label, split)]
+    hot, remarks = _one_hot(others, path, columns, rows) if labels and not label else ([], [])
+    notes += remarks
+    if others := [name for name in others if name not in hot]:
+        way = f" (for labels, mae-vit prepare {shlex.quote(str(table))} OUT --label-column NAME)"
+        unread = shown(columns[name] for name in others)
+        notes.append(
+            f"columns of {table.name} that are not read: {unread}{way if labels and not (label or hot) else ''}"
+        )
+
+    def label_of(row: Mapping[str, str]) -> str | None:
+        return columns[_ones(row, hot)[0]] if hot else (row[label] or None) if label else None
+
+    return Table(
+        [
+            Row(row[path], files.find(row[path]), label_of(row), row[split] or None if split else None)
+            for row in rows
+        ],
+        notes,
+    )
+
+
+def _read(table: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """The columns, by their names in lower case, as they are written; and the cells of each row, by the same names."""
     text = read_text(table)
     delimiter = max("\t", ";", ",", key=text.partition("\n")[0].count)
-    reading = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-    columns = {(name or "").strip().lower(): name for name in reading.fieldnames or ()}
-    rows, files = list(reading), _Files(table.parent)
+    reading = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        written = [name.strip() for name in next(reading, [])]
+        rows = [[cell.strip() for cell in row] for row in reading]
+    except csv.Error as error:
+        raise InputError(f"table {table}: line {reading.line_num} cannot be read: {error}") from None
+    places = {name.lower(): place for place, name in enumerate(written) if name}
+    if len(places) < sum(map(bool, written)):
+        raise InputError(f"table {table}: two columns have one name ({shown(written)}): rename one")
+    found = [
+        {name: row[place] if place < len(row) else "" for name, place in places.items()}
+        for row in rows
+        if any(row)
+    ]
+    return {name: written[place] for name, place in places.items()}, found
 
-    def cell(row: dict[str, str], name: str | None) -> str | None:
-        return (row.get(columns[name]) or "").strip() or None if name else None
+
+def _chosen_columns(
+    table: Path,
+    columns: Mapping[str, str],
+    rows: Sequence[Mapping[str, str]],
+    files: _Files,
+    options: ParquetOptions,
+    labels: bool,
+) -> tuple[str, str | None]:
+    """The columns of paths and of labels.
+
+    Raises:
+        InputError: if they are not clear, with the command that chooses.
+    """
 
     def chosen(asked: str | None, option: str, found: list[str]) -> str | None:
         if asked is None:
@@ -105,41 +150,58 @@ def read_table(table: Path, options: ParquetOptions | None = None) -> Table:
         if (name := asked.strip().lower()) not in columns:
             raise InputError(
                 f"{option} {asked}: table {table} has no such column: "
-                f"{closest(asked, [*columns]) or 'it has ' + shown(filter(None, columns))}"
+                f"{closest(asked, columns.values()) or 'it has ' + shown(columns.values())}"
             )
         return name
 
     def holds_files(name: str) -> bool:
-        cells = [cell(row, name) for row in rows[:_LOOKED_AT]]
+        cells = [row[name] for row in rows[:_LOOKED_AT]]
         return bool(cells) and all(path and files.find(path) for path in cells)
 
-    if any(is_image(name) and files.find(name) for name in map(str, columns.values())):
+    if any(is_image(name) and files.find(name) for name in columns.values()):
         raise InputError(
             f"table {table}: its first line names an image: put a line of names above it, as path,label"
         )
-    paths, labels = ([name for name in columns if name in known] for known in (_PATHS, LABEL_NAMES))
+    paths, named = ([name for name in columns if name in known] for known in (_PATHS, LABEL_NAMES))
     if len(paths) != 1 and not options.image_column:
-        paths = [name for name in paths or columns if name not in labels and holds_files(name)]
+        paths = [name for name in paths or columns if name not in named and holds_files(name)]
     path = chosen(options.image_column, "--image-column", paths)
-    label = chosen(options.label_column, "--label-column", labels)
-    if path is None or (label is None and len(labels) > 1):
-        _ask(table, list(columns))
-    wanted = (path, label, "split" if "split" in columns else None)
-    others = [name for name in columns if name and name not in wanted]
-    found = [
-        Row(where, files.find(where), cell(row, label), cell(row, wanted[2]))
-        for row in rows
-        if (where := cell(row, path))
+    label = chosen(options.label_column, "--label-column", named) if labels else None
+    why, option = [], ""
+    if path is None:
+        why.append(f"{'several columns name' if paths else 'no column names'} images beside it or below")
+        option += f" --image-column {shlex.quote(columns[paths[0]]) if paths else 'NAME'}"
+    if labels and label is None and len(named) > 1:
+        why.append("several columns may be labels")
+        option += f" --label-column {shlex.quote(columns[named[0]])}"
+    if path is None or why:
+        listed = plain_text(", ".join(columns.values())[:80])
+        raise InputError(
+            f"table {table}: {' and '.join(why)}: its first line has {listed}; "
+            f"mae-vit prepare {shlex.quote(str(table))} OUT{option} chooses"
+        )
+    return path, label
+
+
+def _one_hot(
+    names: Sequence[str], path: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, str]]
+) -> tuple[list[str], list[str]]:
+    """The columns that are one label, since each row has a single 1 in them; and a remark on columns of 0 and 1."""
+    bits = [name for name in names if all(row[name].lower() in _BITS for row in rows)]
+    if len(bits) < 2 or not rows:
+        return [], []
+    listed = shown(columns[name] for name in bits)
+    odd = next((row for row in rows if len(_ones(row, bits)) != 1), None)
+    if odd is None:
+        return bits, [f"took columns with a single 1 in each row for the labels: {listed}"]
+    return [], [
+        f"columns {listed} of 0 and 1 are not one label: {plain_text(odd[path])} has {len(_ones(odd, bits)) or 'no'} "
+        "ones, and one class of each image is read (multi-label tables are not supported)"
     ]
-    return Table(found, label, others)
 
 
-def _ask(table: Path, columns: list[str]) -> NoReturn:
-    raise InputError(
-        f"table {table}: one column of paths ({', '.join(_PATHS[:4])} ...) and at most one of labels "
-        f"({', '.join(LABEL_NAMES[:3])} ...) is read; its first line has {plain_text(', '.join(columns)[:80])}: "
-        "rename them, or mae-vit prepare --image-column NAME --label-column NAME"
-    )
+def _ones(row: Mapping[str, str], columns: Sequence[str]) -> list[str]:
+    return [name for name in columns if _BITS[row[name].lower()]]
 
 
 def open_table(
@@ -156,7 +218,7 @@ def open_table(
     Raises:
         InputError: as of `read_table`, or if an image has several labels.
     """
-    found = read_table(table, options)
+    found = read_table(table, options, labels=labels)
     entries, missing = [], [row.path for row in found.rows if row.file is None]
     label_of: dict[tuple[str, Path], str | None] = {}
     keys: dict[str, dict[str, int]] = {}
@@ -164,8 +226,7 @@ def open_table(
     for path, file, label, told in found.rows:
         if file is None:
             continue
-        name = None if label is None or not labels else plain_text(unicodedata.normalize("NFC", label))
-        own = split_told(told) if told else split
+        name, own = _class_name(label), split_told(told) if told else split
         twice = (own, file) in label_of
         other = label_of.setdefault((own, file), name)
         if other != name or (name and no_single_label(name.encode())):
@@ -180,7 +241,7 @@ def open_table(
         where = file.relative_to(table.parent).as_posix() if file.is_relative_to(table.parent) else path
         below += where != path.replace("\\", "/").removeprefix("./")
         key = unique_key(
-            _stem(where).replace(".", "_").strip("/") or where,
+            stem_of(where).replace(".", "_").strip("/") or where,
             keys.setdefault(own, {}),
         )
         entries.append(Entry(own, name, key, where, extension_of(where) or "jpg", reader(file)))
@@ -194,10 +255,23 @@ def open_table(
         notes.append(f"found {count_of(below, 'file')} of {table.name} by names without folder or extension")
     if repeated:
         notes.append(f"{table.name} names images again in {count_of(repeated, 'row')}: each is taken once")
+    if shared := len(label_of) - len({file for _, file in label_of}):
+        notes.append(f"warning: {table.name} has {count_of(shared, 'image')} in several splits")
     unlabeled = sum(entry.class_name is None for entry in entries)
     if 0 < unlabeled < len(entries):
-        notes.append(f"{count_of(unlabeled, 'image')} without a label: its cell is empty")
-    if found.others:
-        way = "" if found.label or not labels else " (--label-column NAME takes one for the labels)"
-        notes.append(f"columns of {table.name} that are not read: {shown(found.others)}{way}")
-    return ImageSource(table.name, entries, notes=tuple(notes))
+        notes.append(f"{count_of(unlabeled, 'image')} without a label: its cell is empty or negative")
+    names = {entry.class_name for entry in entries if entry.class_name is not None}
+    numbers = {name: label_number(name.encode()) for name in names}
+    # Numbers in their order, as of other sources; words by the alphabet.
+    classes = (
+        sorted(names, key=lambda name: (numbers[name] or 0, name)) if None not in numbers.values() else []
+    )
+    return ImageSource(table.name, entries, classes=tuple(classes) or None, notes=(*notes, *found.notes))
+
+
+def _class_name(label: str | None) -> str | None:
+    """The class that a cell names: whole numbers without decimals, as pandas writes those with gaps; not negative."""
+    name = plain_text(unicodedata.normalize("NFC", label or ""))
+    if (number := label_number(name.encode())) is not None:
+        return name.partition(".")[0] if number >= 0 else None
+    return name or None

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import split_in
-from mae_vit.data.prepare.entries import ImageSource, Listing, entries_from_paths
+from mae_vit.data.prepare.entries import ImageSource, entries_from_paths
 from mae_vit.data.prepare.folder_names import FolderNames, surely_split
+from mae_vit.data.prepare.listing import Listing
 from mae_vit.data.prepare.sources.archives import Spool, inner_tars, open_archive
 from mae_vit.data.prepare.sources.foreign_shards import image_member, is_shard, open_shards, split_of
 from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions

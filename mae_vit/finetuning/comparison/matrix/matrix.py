@@ -11,7 +11,6 @@ import numpy as np
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url
-from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import (
@@ -23,6 +22,7 @@ from mae_vit.finetuning.comparison.config import (
     Overrides,
 )
 from mae_vit.finetuning.comparison.costs import cost_of_run
+from mae_vit.finetuning.comparison.inputs import data_folder
 from mae_vit.finetuning.comparison.jobs import Job
 from mae_vit.finetuning.comparison.matrix.cell import Cell
 from mae_vit.finetuning.comparison.matrix.matrix_jobs import MatrixJobs
@@ -77,15 +77,12 @@ class Matrix:
         """
         path = self.config.data.path
         for settings in (self.config.set, *(section.set for section in self.config.pretrain.values())):
-            data = settings.get("data.path", path)
-            if not is_url(data):
-                read_dataset(resolve_data_path(data, cache_dir=settings.get("data.cache_dir")).folder)
+            if not is_url(settings.get("data.path", path)):
+                read_dataset(data_folder(self.config, settings))
         if is_url(path):
             return
-        index = open_index(
-            resolve_data_path(path, cache_dir=self.config.set.get("data.cache_dir")).folder,
-            self.config.set.get("data.split", "train"),
-        )
+        shards, split = data_folder(self.config, self.config.set), self.config.set.get("data.split", "train")
+        index = open_index(shards, split)
         # Of masks, images without a label are one class.
         labels = np.maximum(index.labels, 0) if self.config.segments else np.asarray(index.labels)
         most = int(np.bincount(labels[labels >= 0], minlength=1).max())

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from mae_vit.core.urls import is_url
 from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.inputs import data_folder
 from mae_vit.finetuning.comparison.report.rows import Row, describe_labels
 from mae_vit.inspection.attention import attention_weights
 from mae_vit.inspection.drawing import to_png
@@ -24,12 +26,12 @@ _IMAGES = 6
 _INSPECTED = 200
 
 
-def best_attention(rows: Sequence[Row], data: str) -> tuple[str, bytes] | None:
+def best_attention(config: CompareConfig, rows: Sequence[Row]) -> tuple[str, bytes] | None:
     """Draws where the last block of the best Vision Transformer looks.
 
     Args:
+        config: of the comparison.
         rows: finished cells.
-        data: the shards that they were tested on.
 
     Returns:
         What it is, and a PNG: a line for each of some test images, the image and a map for
@@ -42,7 +44,9 @@ def best_attention(rows: Sequence[Row], data: str) -> tuple[str, bytes] | None:
     if best is None:
         return None
     model = load_vit(best.cell.job.folder)
-    samples = draw_samples(data, count=_IMAGES, encoder=model.info, split=best.values["test_split"])
+    samples = draw_samples(
+        data_of(config), count=_IMAGES, encoder=model.info, split=best.values["test_split"]
+    )
     (weights,) = attention_weights(model.encoder, model.normalize(samples.images), blocks=[-1])
     view = block_view(model, samples.shown(), weights, len(model.encoder.blocks) - 1)
     return f"{_name(best)}. {view.title}. {view.reading}", to_png(view.drawn)
@@ -63,12 +67,19 @@ def write_inspection(config: CompareConfig, rows: Sequence[Row], folder: Path) -
         return None
     return inspect(
         [str(row.cell.job.folder) for row in (before, after)],
-        config.data.path,
+        data_of(config),
         folder / INSPECTION,
         images=_INSPECTED,
         split=after.values["test_split"],
         names=[_name(row) for row in (before, after)],
     )
+
+
+def data_of(config: CompareConfig) -> str:
+    """Returns the images of the cells: where they were prepared, if the comparison has a cache folder of its own."""
+    path = config.data.path
+    own = "data.cache_dir" in config.set and not is_url(path)
+    return str(data_folder(config, config.set)) if own else path
 
 
 def _best_vit(rows: Sequence[Row]) -> Row | None:

@@ -7,9 +7,9 @@ from html import escape
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import format_decimal
-from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
+from mae_vit.finetuning.comparison.inputs import data_folder
 from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.protocol import describe_changes
 from mae_vit.finetuning.comparison.report import charts
@@ -275,12 +275,7 @@ def _left_out(matrix: Matrix) -> str:
     notes = []
     for name, section in matrix.config.pretrain.items():
         try:
-            splits = read_dataset(
-                resolve_data_path(
-                    section.set.get("data.path", matrix.config.data.path),
-                    cache_dir=section.set.get("data.cache_dir"),
-                ).folder
-            ).splits
+            splits = read_dataset(data_folder(matrix.config, section.set)).splits
         except InputError:  # as below
             continue
         notes += [
@@ -295,7 +290,7 @@ def _left_out(matrix: Matrix) -> str:
 def _attention(matrix: Matrix, rows: Sequence[Row]) -> list[str]:
     """A report is written without the data too: on another machine, say."""
     try:
-        found = best_attention(rows, matrix.config.data.path)
+        found = best_attention(matrix.config, rows)
     except InputError:
         return []
     if found is None:

@@ -13,12 +13,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from mae_vit.config.load import load_config
+from mae_vit.core.errors import InputError
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
 from mae_vit.finetuning.command import main
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.frozen import linear_probe
+from mae_vit.finetuning.frozen import linear_probe, score
+from mae_vit.runtime.ranks import ALONE
 
 pytestmark = pytest.mark.timeout(60)
 SHORT = [
@@ -210,6 +212,12 @@ def test_scores_are_kept_where_random_weights_cannot_be_measured(probe, tmp_path
     expected = "random weights could not be measured to compare with: out of memory"
     assert expected in summary["notes"]
     assert expected in "".join(capsys.readouterr())
+
+
+def test_where_one_rank_cannot_open_random_weights_none_measures_them(monkeypatch):
+    monkeypatch.setattr(score, "gather_objects", lambda why, ranks: [why, "out of memory"])
+    with pytest.raises(InputError, match=r"^out of memory$"):
+        score._open_on_all(lambda: None, ALONE)
 
 
 def test_the_test_split_is_read_once_or_not_at_all(

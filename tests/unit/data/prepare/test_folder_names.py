@@ -3,7 +3,8 @@
 import pytest
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.prepare.entries import Listing, entries_from_paths
+from mae_vit.data.prepare.entries import entries_from_paths
+from mae_vit.data.prepare.listing import Listing
 
 
 def placed(paths: str, *, labels: bool = True, class_folder: str | None = None) -> dict[str, list[str]]:
@@ -53,9 +54,9 @@ CLEAR = {
         "cat/train/1.jpg cat/test/2.jpg dog/train/3.jpg",
         {"test": ["cat"], "train": ["cat", "dog"]},
     ),
-    "MVTec": (
-        "nut/train/good/1.png nut/test/bent/2.png nut/ground_truth/bent/2.png cap/train/good/1.png",
-        {"ground_truth": ["nut"], "test": ["nut"], "train": ["cap", "nut"]},
+    "MVTec's classes": (
+        "nut/train/good/1.png nut/test/bent/2.png cap/train/good/1.png",
+        {"test": ["nut"], "train": ["cap", "nut"]},
     ),
     "tiny-imagenet": (
         "train/n01/images/1.jpg train/n02/images/1.jpg val/images/2.jpg",
@@ -98,8 +99,7 @@ ASKED = {
         "trainA/1.jpg trainB/2.jpg testA/3.jpg testB/4.jpg",
         'are "testA", "testB", "trainA", ... splits',
     ),
-    "VOC": ("JPEGImages/1.jpg SegmentationClass/1.png", 'are "JPEGImages" and "SegmentationClass" classes?'),
-    "masks beside a split": ("train/1.jpg masks/1.png", 'are "masks" and "train" classes?'),
+    "masks among classes": ("cat/1.jpg masks/1.png", 'are "cat" and "masks" classes? If'),
     "which level": (
         TWO_LEVELS,
         '"lab1" and "lab2" hold the same folders, "cat" and "dog": which are the classes?',
@@ -108,18 +108,21 @@ ASKED = {
         "images_001/a/1.png images_002/a/2.png",
         'are "images_001" and "images_002" classes, or parts',
     ),
-    "two parts": ("HAM_part_1/1.jpg HAM_part_2/2.jpg", 'are "HAM_part_1" and "HAM_part_2" classes, or parts'),
+    "two parts": (
+        "HAM_part_1/1.jpg HAM_part_2/2.jpg",
+        "classes, or parts of one set? If classes, mae-vit prepare --class-folder first; if parts, --no-labels",
+    ),
     "a camera": ("100APPLE/1.jpg 101APPLE/2.jpg", 'are "100APPLE" and "101APPLE" classes, or parts'),
     "days": ("2023-05-01/1.jpg 2023-06-01/2.jpg", "classes, or parts of one set?"),
     "letters": (
         "a/abbey/1.jpg b/beach/2.jpg",
-        "parts of one set? Of the lower folders, mae-vit prepare --class-folder last",
+        "parts of one set? If classes, mae-vit prepare --class-folder first; if parts, --class-folder last (classes",
     ),
     "masks in each class": (
-        "sick/images/1.png sick/masks/1.png well/images/2.png",
-        'are "sick/masks" images of the',
+        "sick/scan/1.png sick/masks/1.png well/scan/2.png",
+        'are "sick/masks" images of the classes? If images of the classes, mae-vit',
     ),
-    "versions": (TWO_LEVELS, "of versions of the same images, prepare one folder by itself"),
+    "versions": (TWO_LEVELS, "if both hold versions of the same images, prepare one of them by itself"),
 }
 
 
@@ -130,6 +133,7 @@ def test_two_meanings_are_asked_in_a_line_that_names_the_answer(name):
         placed(paths)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("--no-labels") or "masks" in name
     top = sorted({path.split("/")[0] for path in paths.split()})
     assert placed(paths, class_folder="first") == {"train": top}
     assert placed(paths, labels=False) == {"train": ["-"]}
@@ -170,3 +174,59 @@ def test_levels_that_are_not_read_are_said(paths, class_folder, said):
     source = entries_from_paths(files, "train", where="x", name="x", labels=True, class_folder=class_folder)
     assert len(source.notes) == len(said)
     assert all(map(str.startswith, source.notes, said))
+
+
+MASKS = {
+    "MVTec": (
+        "train/good/1.png test/good/2.png test/bent/3.png ground_truth/bent/3_mask.png",
+        "ground_truth",
+        {"test": ["bent", "good"], "train": ["good"]},
+    ),
+    "MVTec's classes": (
+        "nut/train/good/1.png nut/test/bent/2.png nut/ground_truth/bent/2.png cap/train/good/1.png",
+        "nut/ground_truth",
+        {"test": ["nut"], "train": ["cap", "nut"]},
+    ),
+    "VOC": (
+        "JPEGImages/1.jpg SegmentationClass/1.png SegmentationObject/1.png",
+        "SegmentationClass, SegmentationObject",
+        {"train": ["-"]},
+    ),
+    "beside a split": ("train/1.jpg masks/1.png", "masks", {"train": ["-"]}),
+    "of a split": (
+        "train/1.jpg train_masks/1.png test/2.jpg",
+        "train_masks",
+        {"test": ["-"], "train": ["-"]},
+    ),
+    "of a split, glued": (
+        "train/1.jpg trainannot/1.png val/2.jpg valannot/2.png",
+        "trainannot, valannot",
+        {"train": ["-"], "val": ["-"]},
+    ),
+    "in each split": (
+        "train/images/1.jpg train/labels/1.png val/images/2.jpg val/labels/2.png",
+        "train/labels, val/labels",
+        {"train": ["-"], "val": ["-"]},
+    ),
+    "in each class": (
+        "sick/1.png sick/masks/1.png well/images/2.png well/masks/2.png",
+        "sick/masks, well/masks",
+        {"train": ["sick", "well"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_beside_images_are_left_out_and_said(name, labels):
+    paths, folders, expected = MASKS[name]
+    files = Listing(images=[(path, bytes) for path in paths.split()])
+    source = entries_from_paths(files, "train", where="x", name="x", labels=labels)
+    assert f" of {folders}: by the folder's name, masks or labels of the others" in "".join(source.notes)
+    assert placed(paths, labels=labels) == (expected if labels else {split: ["-"] for split in expected})
+    # An answer that says what the folders are is taken.
+    source = entries_from_paths(
+        Listing(images=[(path, bytes) for path in paths.split()]),
+        "train", where="x", name="x", labels=False, class_folder="first",
+    )  # fmt: skip
+    assert len(source.entries) == len(paths.split())

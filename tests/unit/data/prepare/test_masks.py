@@ -131,3 +131,9 @@ def test_other_classes_do_not_join(pairs, tmp_path, capsys):
 def test_options_that_do_not_fit(pairs, tmp_path, capsys, options, said):
     assert main(["prepare", str(pairs / "images"), str(tmp_path / "out"), *options]) == 2
     assert said in refusal(capsys)
+
+
+def test_masks_without_an_image_are_counted(pairs, tmp_path, capsys):
+    (pairs / "images" / "train" / "3.png").unlink()
+    assert call(pairs, tmp_path / "out") == 0
+    assert f"1 mask of {pairs / 'masks'} without an image\n" in capsys.readouterr().out

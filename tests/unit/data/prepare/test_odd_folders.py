@@ -128,7 +128,10 @@ def test_a_picture_beside_the_classes_of_an_archive_is_no_silent_loss_of_labels(
     files = {f"repo/data/{path}": data for path, data in TREE.items()}
     code, said = prepared(pack(tmp_path / f"a.{pack.__name__[6:]}", files | {"repo/logo.jpg": JPEG}))
     assert code == 2
-    assert 'are "." and "data" classes? Of images and what belongs to them, prepare the folder' in said
+    assert (
+        'are "." and "data" classes? If classes, mae-vit prepare --class-folder first; if not, prepare'
+        in said
+    )
 
 
 PAGE = b"<!DOCTYPE html><html>Sign in"

@@ -172,3 +172,10 @@ def test_images_of_samples_are_known_by_their_first_bytes(tmp_path, capsys):
     )
     assert prepare(tmp_path / "src", tmp_path / "b", "--image-column", "image") == 0
     assert labels(tmp_path / "b") == NUMBERS
+
+
+def test_samples_without_an_image_are_counted(tmp_path, capsys):
+    write_tar(tmp_path / "s-0.tar", [*PLAIN, ("a.heic", b"x"), ("a.cls", b"1"), ("b.mp4", b"x")])
+    assert prepare(tmp_path / "s-0.tar", tmp_path / "out") == 0
+    assert "skipped 2 samples without an image: a, b\n" in capsys.readouterr().out
+    assert prepare(tmp_path / "s-0.tar", tmp_path / "b", "--image-column", "heic") == 2

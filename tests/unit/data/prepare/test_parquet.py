@@ -1,5 +1,6 @@
 """Parquet files and data sets of the Hub: each image byte for byte, read once; one line for what goes wrong."""
 
+import base64
 import json
 import signal
 import subprocess
@@ -129,7 +130,7 @@ def test_the_image_is_preferred_to_other_pictures_with_a_note(tmp_path, capsys):
 TWO_LABELS = {"fine": NAMED, "coarse": NAMED}
 REFUSED = {
     "no images": (
-        pa.table({"label": [1, 2]}), [], "no column of images, which are {bytes, path} or binary: it has label",
+        pa.table({"label": [1, 2]}), [], "no column of images, which are {bytes, path}, binary or base64: it has label",
     ),
     "two of images": (
         pa.table({"left": JPEGS, "right": JPEGS}), [], "columns of images, left, right: choose by --image-column",
@@ -161,16 +162,17 @@ def test_what_is_refused_is_one_line_and_leaves_nothing(tmp_path, capfd, case):
 
 
 def test_whole_numbers_with_gaps_are_labels_and_the_gaps_are_said(tmp_path, capsys):
-    written(table(JPEGS[:4], [1.0, None, 0.0, float("nan")]), tmp_path / "a.parquet")
+    written(table(JPEGS[:5], [1.0, None, 0.0, float("nan"), -1.0]), tmp_path / "a.parquet")
     assert prepare(tmp_path / "a.parquet", tmp_path / "out") == 0
-    assert by_image(tmp_path / "out") == dict(zip(JPEGS[:4], ["1", "", "0", ""], strict=True))
-    assert "2 images without a label: the column holds none" in capsys.readouterr().out
+    assert by_image(tmp_path / "out") == dict(zip(JPEGS[:5], ["1", "", "0", "", ""], strict=True))
+    assert "3 images without a label: the column holds none, or a negative number" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"label": [[0, 2], [1]]}, "column label holds lists, and one class of each image is read"),
+        ({"label": [[0, 2], [1]]}, "column label holds list<"),
+        ({"label": [{"a": 0}, {"a": 1}]}, "column label holds struct<"),
         ({"label": [0.5, 1.0]}, "column label holds 0.5, which is no class"),
         (
             {"fine_label": [3, 4], "coarse_label": [0, 1]},
@@ -198,6 +200,49 @@ def test_a_column_of_splits_is_read(tmp_path):
         "train": 9,
         "val": 3,
     }
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_a_column_of_splits_may_be_of_any_kind_of_text(tmp_path, kind):
+    splits = pa.array([*["train"] * 8, *["test"] * 4]).cast(kind)
+    assert (
+        prepare(
+            written(table(JPEGS).append_column("Split", splits), tmp_path / "a.parquet"), tmp_path / "out"
+        )
+        == 0
+    )
+    assert {name: len(by_image(tmp_path / "out", name)) for name in ("train", "test")} == {
+        "train": 8,
+        "test": 4,
+    }
+
+
+def test_truth_values_are_labels(tmp_path):
+    path = written(table(JPEGS, [n % 3 == 0 for n in range(12)]), tmp_path / "a.parquet")
+    assert prepare(path, tmp_path / "out") == 0
+    assert by_image(tmp_path / "out") == {image: str(n % 3 == 0) for n, image in enumerate(JPEGS)}
+
+
+def test_columns_that_are_not_read_are_named(tmp_path, capsys):
+    found = table(JPEGS).append_column("species", pa.array(["x", "y"] * 6))
+    path = written(found.append_column("id", pa.array(range(12))), tmp_path / "a.parquet")
+    said = "no labels; columns that are not read: species, id (--label-column NAME takes one)"
+    assert prepare(path, tmp_path / "out") == 0
+    assert said in capsys.readouterr().out
+    assert prepare(path, tmp_path / "out", "--overwrite", "--label-column", "species") == 0
+    assert prepare(path, tmp_path / "out", "--overwrite", "--no-labels") == 0
+    assert said not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("before", ["", "data:image/jpeg;base64,"])
+@pytest.mark.parametrize("options", [[], ["--image-column", "picture"]])
+def test_images_in_base64_are_read(tmp_path, capsys, before, options):
+    texts = [before + base64.b64encode(data).decode() for data in JPEGS]
+    texts[3] = "nothing"
+    path = written(pa.table({"caption": ["a cat"] * 12, "picture": texts}), tmp_path / "a.parquet")
+    assert prepare(path, tmp_path / "out", *options) == 0
+    assert set(by_image(tmp_path / "out")) == {*JPEGS} - {JPEGS[3]}
+    assert "a.parquet, row 3: it holds no image" in capsys.readouterr().out
 
 
 def test_paths_without_bytes_name_the_remedy(tmp_path, capsys):
@@ -378,6 +423,8 @@ def test_a_dropped_connection_leaves_no_split_and_the_next_call_resumes_at_the_c
     assert read_dataset(out).splits["train"].source == f"hf:anna/cats@{first}"
     assert not hidden(out)
     # What is asked for anew is of the newer commit.
+    assert prepare("hf:anna/cats", out) == 2
+    assert not hidden(out)
     assert prepare("hf:anna/cats", out, "--overwrite") == 0
     assert read_dataset(out).splits["train"].source == f"hf:anna/cats@{repo.refs['main']}"
 

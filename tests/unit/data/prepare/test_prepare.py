@@ -159,6 +159,7 @@ BAD = {
     "a file": (["{src}/README.txt"], "a list of images is read as a CSV or TSV"),
     "no images": (["{tmp}/empty"], "holds no images"),
     "some in no class folder": (["{tmp}/mixed"], 'the image "2.png" lies in no class folder'),
+    "no readable image": (["{tmp}/unread"], 'no image of split "train" can be read: 1.jpg: not an image'),
     "one split twice": (["{src}", "{src}"], 'split "test" comes from both'),
     "damaged archive": (["{tmp}/broken.tar"], "is damaged"),
     "damaged gzip": (["{tmp}/broken.tar.gz"], "broken.tar.gz is damaged: bad header"),
@@ -203,6 +204,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tree, tmp_path, capsys, name, 
     (tmp_path / "mixed" / "cat").mkdir(parents=True)
     (tmp_path / "mixed" / "cat" / "1.png").write_bytes(png_bytes())
     (tmp_path / "mixed" / "2.png").write_bytes(png_bytes())
+    write_files(tmp_path / "unread", {"1.jpg": b"text"})
     (tmp_path / "broken.tar").write_bytes(b"x" * 2000)
     (tmp_path / "broken.tar.gz").write_bytes(b"x" * 2000)
     # A gzip header, and then no valid block: zlib's error, not gzip's.
@@ -214,11 +216,11 @@ def test_bad_input_is_one_line_and_writes_nothing(tree, tmp_path, capsys, name, 
         file.write(png_bytes())
     arguments, expected = BAD[name]
     arguments = [part.format(src=tmp_path / "src", tmp=tmp_path) for part in arguments]
-    assert main(["prepare", *arguments, str(tmp_path / "out")]) == 2
+    assert main(["prepare", *arguments, str(tmp_path / "out" / "deep")]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert expected in lines[-1]
     assert lines[-1].startswith("mae-vit: error: ")
-    assert not (os.listdir(tmp_path / "out") if (tmp_path / "out").exists() else [])
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])

@@ -42,7 +42,9 @@ def test_a_name_of_two_files_is_none(prepared):
 
 def test_columns_that_are_not_read_are_named_and_may_be_chosen(tmp_path, prepared):
     table = rows("id,dx,sex", "nv,m", "mel,f", "nv,f")
-    assert "columns of labels.csv that are not read: dx, sex (--label-column NAME" in prepared(table)[1]
+    assert (
+        "columns of labels.csv that are not read: dx, sex (for labels, mae-vit prepare " in prepared(table)[1]
+    )
     assert prepared(table, "--label-column", "dx", "--overwrite")[0] == 0
     assert read_dataset(tmp_path / "out").classes == ["mel", "nv"]
     assert 'did you mean "sex"?' in prepared(table, "--label-column", "sexx", "--overwrite")[1]
@@ -54,7 +56,12 @@ def test_columns_that_are_not_read_are_named_and_may_be_chosen(tmp_path, prepare
         (rows("id,label", "0.5", "1.57"), 'the label of 1 is "0.5": one class of each image is read'),
         (["id,label", "1,x", "1,y"], 'the label of 1 is "x" and "y": one class of each image is read'),
         (["a/1.jpg,x", "a/2.jpg,y"], "its first line names an image: put a line of names above it"),
-        (["path,label,class", "a/1.jpg,x,y"], "mae-vit prepare --image-column NAME --label-column NAME"),
+        (
+            ["path,label,class", "a/1.jpg,x,y"],
+            "several columns may be labels: its first line has path, label, class",
+        ),
+        (["id,Label,label", "1,x,y"], "two columns have one name (id, Label, label): rename one"),
+        (["id,label", "1," + "x" * 200_000], "line 2 cannot be read: field larger than field limit"),
     ],
 )
 def test_what_is_no_table_of_classes_is_refused(tmp_path, prepared, table, expected):
@@ -89,3 +96,82 @@ def test_addresses_are_to_be_downloaded(prepared):
     code, said = prepared(["image,label", "https://example.org/1.jpg,x"])
     assert code == 2
     assert "not found beside it: https://example.org/1.jpg: download them first" in said
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "classes"),
+    [
+        (
+            ["image,path,Label,dx", "a/1.jpg,a/1.jpg,x,x", "a/2.jpg,a/2.jpg,y,y"],
+            "--image-column image",
+            ["x", "y"],
+        ),
+        (["path,label,class", "a/1.jpg,x,0", "a/2.jpg,y,1"], "--label-column label", ["x", "y"]),
+        (
+            ["image,path,label,class", "1,1,x,0", "2,2,y,1"],
+            "--image-column image --label-column label",
+            ["x", "y"],
+        ),
+    ],
+)
+def test_the_line_on_several_columns_names_the_command(tmp_path, prepared, table, options, classes):
+    code, said = prepared(table)
+    assert code == 2
+    assert f"; mae-vit prepare {tmp_path / 'src' / 'labels.csv'} OUT {options} chooses\n" in said
+    assert prepared(table, *options.split())[0] == 0
+    assert read_dataset(tmp_path / "out").classes == classes
+
+
+def test_labels_that_are_not_wanted_need_no_choice(prepared):
+    assert prepared(["path,label,class", "a/1.jpg,x,y"], "--no-labels")[0] == 0
+
+
+@pytest.mark.parametrize("one", ["1", "1.0", "True"])
+def test_columns_with_one_1_in_each_row_are_one_label(tmp_path, prepared, one):
+    bits = {"0": {"1": "0", "1.0": "0.0", "True": "False"}[one], "1": one}
+    table = rows(
+        "filename,age, MEL,NV,UNK", *(",".join(("9", *map(bits.get, row))) for row in ("100", "010", "010"))
+    )
+    code, said = prepared(table)
+    assert code == 0
+    assert "took columns with a single 1 in each row for the labels: MEL, NV, UNK\n" in said
+    assert "columns of labels.csv that are not read: age\n" in said
+    dataset = read_dataset(tmp_path / "out")
+    assert (dataset.classes, dataset.splits["train"].class_counts) == (["MEL", "NV"], [1, 2])
+
+
+@pytest.mark.parametrize(("last", "has"), [("1,1", "2"), ("0,0", "no")])
+def test_columns_of_several_labels_are_said(tmp_path, prepared, last, has):
+    code, said = prepared(rows("image,cat,dog", "1,0", last))
+    assert code == 0
+    assert (
+        f"columns cat, dog of 0 and 1 are not one label: 2 has {has} ones, and one class of each image is read"
+        in said
+    )
+    assert "OUT --label-column NAME)" in said
+    assert read_dataset(tmp_path / "out").classes == []
+
+
+def test_numbers_are_classes_in_their_order_and_negative_ones_are_none(tmp_path, prepared):
+    code, said = prepared(rows("image,label", "10.0", "2.0", "-1", ""))
+    assert code == 0
+    assert read_dataset(tmp_path / "out").classes == ["2", "10"]
+    assert "2 images without a label: its cell is empty or negative\n" in said
+
+
+def test_rows_that_name_no_file_and_images_in_two_splits_are_said(prepared):
+    code, said = prepared(
+        ["image,label,split", "1,x,train", "1,x,test", ",y,train", ",,", "2,y,train", "\0,y,train"]
+    )
+    assert code == 0
+    assert "left out 1 row of labels.csv that name no file\n" in said
+    assert "warning: labels.csv has 1 image in several splits\n" in said
+    assert "1 file of labels.csv not found beside it: \\x00\n" in said
+
+
+def test_paths_below_another_folder_are_found(tmp_path, prepared):
+    assert (
+        prepared(["path,label", "b/3.jpg,x", "c/4,y"], images=("data/b/3.jpg", "data/c/4.jpg", "d/4.jpg"))[0]
+        == 0
+    )
+    assert read_dataset(tmp_path / "out").splits["train"].class_counts == [1, 1]

@@ -2,12 +2,14 @@
 
 import pytest
 from helpers.batch_digests import digest_of_global_batches
-from helpers.commands import SMALL_MAE, lines_of, run
+from helpers.commands import ROOT, SMALL_MAE, lines_of, run
+from helpers.finetune import SMALL, TINY
 from helpers.servers.remote_shards import STEPS
 
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
+from mae_vit.finetuning.command import main as finetune
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -78,3 +80,19 @@ def test_a_vanished_server_leaves_a_run_to_be_started_again(server, tmp_path):
     assert "Traceback" not in done.stderr
     server.faults.clear()
     assert run("pretrain/run.py", *arguments).returncode == 0
+
+
+def test_a_plan_of_fine_tuning_does_not_fetch_all(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("mae_vit.finetuning.data._PLANNED_GIB", 0.0)
+    words = ["--config", str(ROOT / "configs/finetune_cifar_tiny.yaml"), "--dry-run", *SMALL, *TINY]
+    words += [
+        f"data.path={server.url}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+        f"run.dir={tmp_path / 'run'}",
+    ]
+    assert finetune(words) == 2
+    assert "--dry-run would fetch 0.003" in capsys.readouterr().err
+    assert not [name for name, _ in server.requests if name.endswith(".tar")]
+    assert finetune([*words, "finetune.holdout=0", "data.source=tar"]) == 0
+    assert 0 < len({name for name, _ in server.requests if name.endswith(".tar")}) < 64
+    assert not (tmp_path / "run").exists()

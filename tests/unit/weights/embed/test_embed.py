@@ -299,3 +299,17 @@ def test_help_ends_with_how_to_load(capsys):
     text = capsys.readouterr().out
     assert 'np.load("photos.npz")' in text.split("examples:")[1]
     assert text.startswith("usage: mae-vit embed [options] WEIGHTS DATA --out")
+
+
+def test_a_pattern_in_quotes_is_expanded(start, tmp_path, capsys):
+    folder, out = tmp_path / "folder", tmp_path / "f.npz"
+    folder.mkdir()
+    for number, kind in enumerate(("png", "jpeg", "png")):
+        (folder / f"{number}.{kind}").write_bytes(encoded(number, kind))
+    assert call(start, f"{folder}/*.png", "--out", out) == 0
+    assert read_npz(out)["paths"].tolist() == ["0.png", "2.png"]
+    (folder / "[a].png").write_bytes(encoded(4, "png"))
+    assert call(start, f"{folder}/[a].png", "--out", out, "--restart") == 0
+    assert read_npz(out)["paths"].tolist() == ["[a].png"]
+    assert call(start, f"{folder}/*.gif", "--out", out) == 2
+    assert f"no file matches {folder}/*.gif" in capsys.readouterr().err
