@@ -60,7 +60,8 @@ ORDERS = {
     "mae_vit/finetuning/comparison/matrix": ("cell settings", "matrix_jobs", "matrix"),
     "mae_vit/finetuning/comparison": (
         *(
-            "config costs inputs",
+            "config costs",
+            "inputs",
             "jobs",
             "matrix progress_bar protocol",
             "report runner",
