@@ -27,8 +27,13 @@ class ContrastiveMAEConfig(MAEConfig):
     """Options of the `contrastive_mae` objective: those of `mae` and of the contrastive loss.
 
     The loss is L_rec + contrast_weight * L_con. It needs two views of each image (`data.repeats=2`).
-    `group_size` consecutive images of the global order form a group, and only views of one group are
-    contrasted. So the loss does not depend on how a batch is split.
+
+    Attributes:
+        contrast_weight: weight of the contrastive loss.
+        temperature: temperature of the contrastive loss.
+        group_size: consecutive images of the global order that are contrasted with each other, and with no others. So
+            the loss does not depend on how a batch is split.
+        projection_dim: width of the contrastive projection.
     """
 
     name: Literal["contrastive_mae"]  # type: ignore[assignment]

@@ -20,14 +20,23 @@ from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSe
 
 
 class LossWeights(Section):
-    """The factor of each loss in the sum."""
+    """The factor of each loss in the sum.
+
+    Attributes:
+        mae: weight of the loss of `mae`.
+        masked_patch: weight of the loss of `masked_patch`.
+    """
 
     mae: float = Field(default=1.0, gt=0)
     masked_patch: float = Field(default=1.0, gt=0)
 
 
 class JointConfig(ObjectiveSection):
-    """Options of the `joint` objective: those of its two parts, and the weights of their losses."""
+    """Options of the `joint` objective: those of its two parts, and the weights of their losses.
+
+    Attributes:
+        mode: the losses are added.
+    """
 
     name: Literal["joint"]
     # There is only one mode, but older runs and configs name it.

@@ -40,12 +40,19 @@ def num_decoded_patches(num_masked: int, decode_ratio: float, mask_unit: int) ->
 class MAEConfig(ObjectiveSection):
     """Options of the `mae` objective. The defaults are those of MAE Sec. 4.1.
 
-    With `decode_ratio` below 1, training predicts that share of the masked patches, and the
-    decoder does not see the others. This follows the decoder masking of VideoMAE V2
-    (arXiv 2303.16727) and the partial reconstruction of CrossMAE (arXiv 2401.14391), but with
-    MAE's self-attention and a random choice of mask units. Held-out images and pictures are decoded whole.
-    `mask_unit` is the side in patches of the squares that are masked as a whole (Pixio, arXiv
-    2512.15715, has 4); 1 masks single patches, as MAE does.
+    `decode_ratio` follows the decoder masking of VideoMAE V2 (arXiv 2303.16727) and the partial reconstruction of
+    CrossMAE (arXiv 2401.14391), but with MAE's self-attention and a random choice of mask units.
+
+    Attributes:
+        mask_ratio: share of patches that are masked.
+        mask_unit: side in patches of the squares that are masked as a whole (Pixio, arXiv 2512.15715, has 4); 1 masks
+            single patches, as MAE does.
+        decoder_embed_dim: width of the decoder.
+        decoder_depth: blocks of the decoder.
+        decoder_num_heads: attention heads of the decoder.
+        norm_pix_loss: predict pixels normalized by each patch's mean and standard deviation.
+        decode_ratio: share of the masked patches that training predicts; the decoder does not see the others. Held-out
+            images and pictures are decoded whole.
     """
 
     name: Literal["mae"]

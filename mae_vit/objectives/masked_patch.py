@@ -23,7 +23,14 @@ from mae_vit.objectives.objective import Objective, ObjectiveOutput, ObjectiveSe
 
 
 class MaskedPatchConfig(ObjectiveSection):
-    """Options of the `masked_patch` objective. The defaults are those of ViT App. B.1.2."""
+    """Options of the `masked_patch` objective. The defaults are those of ViT App. B.1.2.
+
+    Attributes:
+        target: what is predicted: mean color in 512 classes, 4 x 4 colors, or pixels.
+        corrupt_ratio: share of patches that are corrupted and predicted.
+        mask_share: share of these patches that become [mask].
+        random_share: share of these patches that become another patch.
+    """
 
     name: Literal["masked_patch"]
     target: Literal["mean_color", "downsized_4x4", "pixels_l2"] = "mean_color"

@@ -32,10 +32,12 @@ from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_me
 class SimMIMConfig(ObjectiveSection):
     """Options of the `simmim` objective. The defaults are those of SimMIM Sec. 4.1 for patches of 16 px.
 
-    `mask_unit` is the side in patches of the squares that are masked as a whole; the
-    paper's 32 px are 2 patches. The authors' code masks ceil(N r) of N units. Ours uses MAE's rule,
-    N - int(N (1 - r)). If N r is an integer, rounding errors may mask one unit more: at r = 0.8,
-    9 of 10 instead of 8.
+    The authors' code masks ceil(N r) of N units. Ours uses MAE's rule, N - int(N (1 - r)). If N r is an integer,
+    rounding errors may mask one unit more: at r = 0.8, 9 of 10 instead of 8.
+
+    Attributes:
+        mask_ratio: share of patches that are masked.
+        mask_unit: side in patches of the squares that are masked as a whole; the paper's 32 px are 2 patches.
     """
 
     name: Literal["simmim"]

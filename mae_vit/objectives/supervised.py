@@ -19,14 +19,21 @@ from mae_vit.objectives.objective import Grouping, Objective, ObjectiveOutput, O
 
 
 class SupervisedConfig(ObjectiveSection):
-    """Options of the `supervised` objective. The defaults give the pretraining head of ViT Sec. 3.1."""
+    """Options of the `supervised` objective. The defaults give the pretraining head of ViT Sec. 3.1.
+
+    Attributes:
+        head: hidden layer with tanh, or one linear layer.
+        pool: feature: [CLS] or the mean of the patches.
+        label_smoothing: label smoothing.
+        mixup: alpha of mixup; 0 for none.
+        cutmix: alpha of cutmix; 0 for none.
+    """
 
     uses_labels: ClassVar[bool] = True
     name: Literal["supervised"]
     head: Literal["mlp", "linear"] = "mlp"
     pool: Pool = "cls"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    # Alpha of each; 0 turns it off (`mae_vit.objectives.mixup`).
     mixup: float = Field(default=0.0, ge=0)
     cutmix: float = Field(default=0.0, ge=0)
 
