@@ -77,9 +77,9 @@ def parts(source: str, line: str, head: str) -> str:
     file, *path = source.split()
     found = reduce(getitem, path, load(file))
     rows = []
-    for part in (
-        found if isinstance(found, list) else ({**part, "name": name} for name, part in found.items())
-    ):
+    if isinstance(found, dict):
+        found = [part | {"name": name} for name, part in found.items()]
+    for part in found:
         with suppress(KeyError):
             rows.append(line.format(**part).split(" | "))
     return table(head, rows)
@@ -128,16 +128,12 @@ def _gap(line: dict[str, str]) -> str:
 
 def tried_settings() -> str:
     """The accuracy on held-out training images of every setting that was tried, earlier and now."""
-    rows = [
-        (entry, _settings(one["setting"]), one.get("earlier", ""), one.get("now", ""))
-        for entry, tries in load("tuning_cifar10_5k.json")["entries"].items()
-        for one in tries
-    ]
+    rows = []
+    for entry, tries in load("tuning_cifar10_5k.json")["entries"].items():
+        for one in tries:
+            setting = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in one["setting"].items())
+            rows.append((entry, setting, one.get("earlier", ""), one.get("now", "")))
     return table("row | setting | held-out %, earlier (500 images) | held-out %, now (2,000 images)", rows)
-
-
-def _settings(setting: dict[str, Any]) -> str:
-    return ", ".join(f"{key.partition('.')[2]}={value}" for key, value in setting.items())
 
 
 def plain_script() -> str:
@@ -154,11 +150,7 @@ def pretraining_runs() -> str:
     rows = []
     for name, run in load("pretraining.json").items():
         # The others are parts of comparisons, with masks or images of their own.
-        if name not in (
-            "contrastive_mae_cifar_tiny_40",
-            "mae_cifar_tiny_crops_40",
-            "supervised_other_labels",
-        ):
+        if not name.startswith(("contrastive_mae", "mae_cifar_tiny_crops", "supervised_other")):
             measured = run["heldout"].items()
             psnr = (decimal(value, 2) for key, value in measured if key.endswith("psnr_db"))
             accuracy = (percent(value) for key, value in measured if key.endswith(("accuracy", "on_mask")))
