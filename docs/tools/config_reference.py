@@ -10,17 +10,16 @@ import re
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
+from pydantic.fields import FieldInfo
 
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from key_meanings import MEANINGS
-
 from mae_vit.config.keys import branches
+from mae_vit.config.typed_yaml import PathText
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -38,6 +37,10 @@ _FINETUNING = f"""Fine-tuning has the keys of pretraining, except for `objective
 {", ".join(_REFUSED[:-1])} and {_REFUSED[-1]}.
 The tables list the keys that are new or have other values.
 """
+_NAMES: dict[Any, str] = {
+    **{int: "integer", float: "number", str: "text", bool: "`true` or `false`", PathText: "path"},
+    **{list: "list", tuple: "list", dict: "keys and values"},
+}
 _TOP = "| key | value | default | meaning |\n| --- | --- | --- | --- |"
 
 
@@ -61,21 +64,15 @@ def _sections(
     """A table for each section, of the keys that the section of another schema that it extends does not have alike."""
     others = {name: model for name, _, model in _models_of(besides)} if besides else {}
     for name, tag, model in _models_of(schema):
-        extends = name in others and issubclass(model, others[name])
-        known = _rows(others[name]) if extends else {}
-        rows = [
-            row
-            for key, row in _rows(model).items()
-            if known.get(key) != row and f"{name}.{key}" not in without
-        ]
-        title = f"`{name}`" + (f", `name: {tag}`" if tag else "")
+        known = dict(_rows(others[name])) if name in others and issubclass(model, others[name]) else {}
+        rows = [row for key, row in _rows(model) if known.get(key) != row and f"{name}.{key}" not in without]
         if rows:
-            yield f"### {title}\n\n{_about(model)}\n\n" + _table(rows, _meanings(name, model))
-    alone = [
-        _row(name, field) for name, field in schema.model_fields.items() if not _models(field.annotation)
-    ]
+            title = f"`{name}`" + (f", `name: {tag}`" if tag else "")
+            about = (inspect.getdoc(model) or "").partition("Attributes:")[0].strip()
+            yield "\n".join((f"### {title}\n\n{about}\n\n{_TOP}", *rows)) + "\n"
+    alone = [row for name, row in _rows(schema, whole=False)]
     if alone:
-        yield "### At the top\n\n" + _table(alone, _meanings("", schema))
+        yield "\n".join((f"### At the top\n\n{_TOP}", *alone)) + "\n"
 
 
 def _models_of(schema: type[BaseModel]) -> Iterator[tuple[str, str | None, type[BaseModel]]]:
@@ -86,27 +83,30 @@ def _models_of(schema: type[BaseModel]) -> Iterator[tuple[str, str | None, type[
             yield name, tags.get(model), model
 
 
-def _rows(model: type[BaseModel]) -> dict[str, str]:
-    rows = {}
+def _rows(model: type[BaseModel], prefix: str = "", *, whole: bool = True) -> Iterator[tuple[str, str]]:
+    """The keys of a section and their rows; if it is `whole`, with those of the sections inside."""
+    meanings: dict[str, str] = {}
+    for part in reversed(model.__mro__):
+        listed = inspect.cleandoc(part.__dict__.get("__doc__") or "").partition("Attributes:")[2]
+        entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", listed, re.MULTILINE)
+        meanings |= {name: " ".join(text.split()).rstrip(".") for name, text in entries}
     for name, field in model.model_fields.items():
         inner = _models(field.annotation)
-        if len(inner) == 1 and not branches(field):
-            rows |= {
-                f"{name}.{key}": _row(f"{name}.{key}", part) for key, part in inner[0].model_fields.items()
-            }
+        if inner:
+            if whole:
+                yield from _rows(inner[0], f"{prefix}{name}.")
+        elif name in meanings:
+            key = f"{prefix}{name}"
+            yield key, f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meanings[name]} |"
         else:
-            rows[name] = _row(name, field)
-    return rows
+            sys.exit(f"{prefix}{name} has no meaning: add it to the Attributes of {model.__name__}")
 
 
-def _row(name: str, field: Any) -> str:
+def _default(field: FieldInfo) -> str:
     if field.is_required():
-        default = "required"
-    elif field.default is PydanticUndefined:
-        default = f"`{field.default_factory()}`" if field.default_factory else ""
-    else:
-        default = "none" if field.default is None else f"`{_text(field.default)}`"
-    return f"| `{name}` | {_type(field.annotation)} | {default} |"
+        return "required"
+    default = field.get_default(call_default_factory=True)
+    return "none" if default is None else f"`{_text(default)}`"
 
 
 def _text(value: Any) -> str:
@@ -114,54 +114,19 @@ def _text(value: Any) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """A type for people: choices, a number, a list."""
+    """A type in words: choices, a number, a list."""
     arguments, origin = get_args(annotation), get_origin(annotation)
-    if annotation is type(None):
-        return ""
-    if origin is not None and getattr(origin, "__name__", "") == "Literal":
+    if origin is Literal:
         return " or ".join(f"`{_text(one)}`" for one in arguments)
-    if arguments and getattr(annotation, "__metadata__", None):
+    if hasattr(annotation, "__metadata__"):
         return _type(arguments[0])
-    if origin is list and getattr(get_origin(arguments[0]), "__name__", "") == "Literal":
+    if origin is list and get_origin(arguments[0]) is Literal:
         return f"list of {_type(arguments[0])}"
-    if origin in (list, tuple, dict):
-        return {list: "list", tuple: "list", dict: "keys and values"}[origin]
-    if arguments:
-        return " or ".join(dict.fromkeys(filter(None, map(_type, arguments))))
-    names = {
-        "int": "integer",
-        "float": "number",
-        "str": "text",
-        "PathText": "path",
-        "bool": "`true` or `false`",
-    }
-    return names.get(getattr(annotation, "__name__", ""), "section")
-
-
-def _table(rows: list[str], meanings: dict[str, str]) -> str:
-    """The rows of keys, each with its meaning. Keys of parts (`mae.mask_ratio`) mean what they mean alone."""
-    full = []
-    for row in rows:
-        key = row.split("`")[1]
-        meaning = meanings.get(key) or meanings.get(key.rpartition(".")[2])
-        if meaning is None:
-            sys.exit(
-                f"{key} has no meaning: add it to docs/tools/key_meanings.py, or to its section's Attributes"
-            )
-        full.append(f"{row} {meaning} |")
-    return "\n".join([_TOP, *full]) + "\n"
-
-
-def _about(model: type[BaseModel]) -> str:
-    """The docstring, without its list of attributes."""
-    return (inspect.getdoc(model) or "").partition("Attributes:")[0].strip()
-
-
-def _meanings(section: str, model: type[BaseModel]) -> dict[str, str]:
-    """What the keys of a section mean: by the docstring's list of attributes, else by `key_meanings`."""
-    listed = (inspect.getdoc(model) or "").partition("Attributes:")[2]
-    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", listed, re.MULTILINE)
-    return MEANINGS.get(section, {}) | {name: " ".join(text.split()).rstrip(".") for name, text in entries}
+    if origin in _NAMES:
+        return _NAMES[origin]
+    # A union: its parts, without null.
+    parts = (_type(one) for one in arguments if one is not type(None))
+    return _NAMES.get(annotation) or " or ".join(dict.fromkeys(parts))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

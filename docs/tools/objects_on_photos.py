@@ -1,6 +1,6 @@
 """Builds a small segmentation task without a network: pieces of CIFAR-10 images pasted on photographs, with true masks.
 
-    python docs/tools/objects_on_photos.py OBJECTS PHOTOS OUT [--train 512] [--test 400] [--size 32]
+    python docs/tools/objects_on_photos.py OBJECTS PHOTOS OUT
 
 It is no benchmark of others: it stands in for one where none can be downloaded. OBJECTS holds a folder for each class
 of CIFAR-10 (the test images, which no encoder of ours was pretrained on); PHOTOS holds folders `train` and `val` (or
@@ -26,6 +26,7 @@ VEHICLES = ("airplane", "automobile", "ship", "truck")
 # Every fifth object is for test images.
 TEST_EVERY = 5
 AXES, EDGE, IGNORE = (0.5, 0.9), 0.25, 255
+TRAIN_IMAGES, TEST_IMAGES, SIZE = 512, 400, 32
 
 
 def images_below(folder: Path) -> list[Path]:
@@ -36,38 +37,38 @@ def images_below(folder: Path) -> list[Path]:
     return found
 
 
-def square(path: Path, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Cuts a random square of half to all of the short side: float (size, size, 3), 0 to 255."""
+def square(path: Path, rng: np.random.Generator) -> np.ndarray:
+    """Cuts a random square of half to all of the short side: float (SIZE, SIZE, 3), 0 to 255."""
     image = Image.open(path).convert("RGB")
     side = int(min(image.size) * rng.uniform(0.5, 1.0))
     left, top = (int(rng.integers(0, length - side + 1)) for length in image.size)
-    cut = image.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BICUBIC)
+    cut = image.crop((left, top, left + side, top + side)).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
     return np.asarray(cut, np.float64)
 
 
-def cover_of(size: int, rng: np.random.Generator) -> tuple[np.ndarray, int, int, int]:
-    """Draws an ellipse: the covered share of each pixel (size, size), and the square around it: top, left, side."""
-    axes = size * rng.uniform(*AXES, 2) / 2
+def cover_of(rng: np.random.Generator) -> tuple[np.ndarray, int, int, int]:
+    """Draws an ellipse: the covered share of each pixel (SIZE, SIZE), and the square around it: top, left, side."""
+    axes = SIZE * rng.uniform(*AXES, 2) / 2
     angle, side = rng.uniform(0, np.pi), int(np.ceil(2 * axes.max()))
-    top, left = (int(rng.integers(0, size - side + 1)) for _ in range(2))
+    top, left = (int(rng.integers(0, SIZE - side + 1)) for _ in range(2))
     # Four by four places in each pixel.
-    places = (np.arange(4 * size) + 0.5) / 4
+    places = (np.arange(4 * SIZE) + 0.5) / 4
     down, right = places[:, None] - top - side / 2, places[None] - left - side / 2
     first, second = right * np.cos(angle) + down * np.sin(angle), down * np.cos(angle) - right * np.sin(angle)
     inside = (first / axes[0]) ** 2 + (second / axes[1]) ** 2 <= 1
-    return inside.reshape(size, 4, size, 4).mean(axis=(1, 3)), top, left, side
+    return inside.reshape(SIZE, 4, SIZE, 4).mean(axis=(1, 3)), top, left, side
 
 
-def build(objects: list[Path], photos: list[Path], out: Path, *, count: int, size: int, seed: int) -> None:
+def build(objects: list[Path], photos: list[Path], out: Path, *, count: int, seed: int) -> None:
     """Writes `count` images and masks of a split; its seed is its own, or both splits have the same ellipses."""
     rng = np.random.default_rng(seed)
     folders = [out.parent / part / out.name for part in ("images", "masks")]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        pixels = square(photos[rng.integers(len(photos))], size, rng)
+        pixels = square(photos[rng.integers(len(photos))], rng)
         path = objects[rng.integers(len(objects))]
-        cover, top, left, side = cover_of(size, rng)
+        cover, top, left, side = cover_of(rng)
         shown = np.zeros_like(pixels)
         whole = Image.open(path).convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
         shown[top : top + side, left : left + side] = np.asarray(whole, np.float64)
@@ -85,8 +86,6 @@ def main() -> None:
     )
     for name in ("objects", "photos", "out"):
         parser.add_argument(name, type=Path)
-    for name, default in (("train", 512), ("test", 400), ("size", 32)):
-        parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     test = next((given.photos / name for name in ("test", "val") if (given.photos / name).is_dir()), None)
     if test is None or not (given.photos / "train").is_dir():
@@ -95,8 +94,8 @@ def main() -> None:
     held = objects[::TEST_EVERY]
     rest = [path for place, path in enumerate(objects) if place % TEST_EVERY]
     train = images_below(given.photos / "train")
-    build(rest, train, given.out / "train", count=given.train, size=given.size, seed=0)
-    build(held, images_below(test), given.out / "test", count=given.test, size=given.size, seed=1)
+    build(rest, train, given.out / "train", count=TRAIN_IMAGES, seed=0)
+    build(held, images_below(test), given.out / "test", count=TEST_IMAGES, seed=1)
     (given.out / "classes.txt").write_text("\n".join(CLASSES) + "\n")
 
 

@@ -1,189 +1,330 @@
-"""The tables and figures of README and docs, made from the files under docs/results.
+"""The tables of README and docs, made from the files under docs/results.
 
-    python docs/tools/tables.py --write      # puts them into all pages
-    python docs/tools/tables.py --check      # exits 1 and names what differs from its files
-    python docs/tools/tables.py step engine  # prints tables
+    python docs/tools/tables.py --write    # puts them into all pages
+    python docs/tools/tables.py --check    # exits 1 and names each table that differs from its files
 
-In a page a table stands between `<!-- table NAME -->` and `<!-- end -->`. Figures outside such tables are found by the
-words around them (page_tables/sentences.py). Words are written by hand.
+In a page a table stands between `<!-- table NAME -->` and `<!-- end -->`. All else on a page is written by hand.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from decimal import ROUND_HALF_UP, Decimal
+from functools import partial, reduce
+from itertools import zip_longest
+from operator import getitem
 from pathlib import Path
-from typing import NamedTuple
+from statistics import mean, stdev
+from typing import Any
 
-# So that a checkout runs without being installed, also if this file is imported.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from page_tables import (
-    bands,
-    comparisons,
-    engine_and_loader,
-    gpu,
-    pretraining,
-    segmentation,
-    small_machine,
-    steps,
-)
-from page_tables.files import ROOT
-from page_tables.sentences import SENTENCES
-
-
-class Table(NamedTuple):
-    """A table, and the files under docs/results that it is made of."""
-
-    make: Callable[[], str]
-    files: tuple[str, ...] = ()
-
-
-def _planned(name: str) -> Callable[[], str]:
-    def make() -> str:
-        # Late: it imports torch, which the other tables do without.
-        import scaling_plan
-
-        return scaling_plan.TABLES[name](scaling_plan.Inputs())
-
-    return make
-
-
-def _length(comparison: str) -> Table:
-    files = tuple(f"{comparison}/{name}" for name in ("results.csv", "report.md"))
-    return Table(lambda: comparisons.length(comparison), files)
-
-
-_COMPARED = tuple(f"{comparisons.FIVE_K}/{name}" for name in ("results.csv", "report.md"))
-_TRANSFER = (f"{comparisons.TRANSFER}/results.csv", f"{comparisons.TRANSFER}/report.md")
-_SCALE = (small_machine.FILE,)
-_SEGMENTATION = tuple(f"{segmentation.COMPARISON}/{name}" for name in ("results.csv", "report.md"))
-TABLES = {
-    "few-labels": Table(comparisons.few_labels, _COMPARED),
-    "transfer": Table(comparisons.transfer, _TRANSFER),
-    "segmentation": Table(segmentation.compared, _SEGMENTATION),
-    "rankme": Table(pretraining.rankme, (pretraining.RANKME,)),
-    "contrast": Table(pretraining.contrast, (pretraining.CONTRAST,)),
-    "pretraining": Table(pretraining.pretraining_runs, ("pretraining.json",)),
-    "length": _length(comparisons.LENGTH),
-    "length-photos": _length(comparisons.LENGTH_PHOTOS),
-    "chosen-settings": Table(comparisons.chosen_settings, _COMPARED[:1]),
-    "tried-settings": Table(comparisons.tried_settings, (comparisons.TRIED,)),
-    "plain-script": Table(comparisons.plain_script, ("plain_small_data.json",)),
-    "step": Table(steps.step, ("step.json", "step_base.json")),
-    "profile-cifar-tiny": Table(lambda: steps.profile("mae_cifar_tiny"), ("profile_step.json",)),
-    "profile-base": Table(lambda: steps.profile("mae_base"), ("profile_step.json",)),
-    "bands": Table(bands.arms, (bands.ARMS,)),
-    "bands-loader": Table(bands.loader, (bands.LOADER,)),
-    "engine": Table(engine_and_loader.engine, ("engine.json",)),
-    "loader": Table(engine_and_loader.loader, ("loader.json",)),
-    "gpu-rates": Table(gpu.rates, (gpu.RATES,)),
-    "gpu-parity": Table(gpu.parity, (gpu.PARITY,)),
-    "start": Table(small_machine.start, _SCALE),
-    "ranks": Table(small_machine.ranks, _SCALE),
-    "measured-saves": Table(small_machine.saves, _SCALE),
-    "cores": Table(_planned("cores"), ("loader.json",)),
-    # Computed from configs, or assumed: no file.
-    **{name: Table(_planned(name)) for name in ("rates", "runs", "storage", "steps", "states", "saves")},
-}
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
 MARKED = re.compile(r"(<!-- table ([a-z-]+) -->)\n(.*?)\n?(<!-- end -->)", flags=re.DOTALL)
-_FIGURE = r"([-+]?[0-9][0-9.,]*(?:\s+±\s+[0-9.]+)?)"
 
 
-def pages() -> list[str]:
-    """The pages that have tables or figures of files, relative to the repository."""
-    marked = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if _tables(path)]
-    return sorted({*(str(path.relative_to(ROOT)) for path in marked), *SENTENCES})
+def load(name: str) -> Any:
+    """The content of a JSON file under docs/results; of a JSON lines file, the lines by their `key`."""
+    text = (RESULTS / name).read_text()
+    if name.endswith(".jsonl"):
+        return {line["key"]: line for line in map(json.loads, text.splitlines())}
+    return json.loads(text)
 
 
-def _tables(path: Path) -> list[str]:
-    return [match[2] for match in MARKED.finditer(path.read_text())]
+def decimal(value: float, digits: int = 1) -> str:
+    """A number with so many decimals, a half rounded up: 64.35, which no float is, becomes 64.4."""
+    exact = Decimal(str(round(value, 9)))
+    return str(exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
-def pattern(words: str) -> re.Pattern[str]:
-    """Finds a sentence over line breaks, which in a config begin with `#`."""
-    parts = [r"[\s#]+".join(map(re.escape, part.split(" "))) for part in words.split("{}")]
-    return re.compile(_FIGURE.join(f"({part})" for part in parts))
+def percent(share: float) -> str:
+    """A share in percent."""
+    return decimal(100 * share)
+
+
+def spread(shares: list[float]) -> str:
+    """Mean and standard deviation of shares, in percent."""
+    return f"{percent(mean(shares))} ± {percent(stdev(shares))}"
+
+
+def ratio(measured: dict[str, Any]) -> str:
+    """A median with the range of its rounds."""
+    median, low, high = (decimal(each, 2) for each in (measured["median"], *measured["range"]))
+    return f"{median} ({low} to {high})"
+
+
+def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
+    """A Markdown table. The columns of `head` stand between ` | `."""
+    columns = head.split(" | ")
+    return "\n".join(
+        "| " + " | ".join(map(str, line)) + " |" for line in (columns, ["---"] * len(columns), *rows)
+    )
+
+
+def parts(source: str, line: str, head: str) -> str:
+    """A table with a line for each part of a JSON file.
+
+    Args:
+        source: the file, and the keys that lead to the parts.
+        line: a format string of a part's values and its `name`. Parts without these values have no line.
+        head: the columns.
+    """
+    file, *path = source.split()
+    found = reduce(getitem, path, load(file))
+    rows = []
+    if isinstance(found, dict):
+        found = [part | {"name": name} for name, part in found.items()]
+    for part in found:
+        with suppress(KeyError):
+            rows.append(line.format(**part).split(" | "))
+    return table(head, rows)
+
+
+def report(comparison: str) -> dict[tuple[str, str], dict[str, str]]:
+    """The first table of report.md: cells by column, by entry and mode. A test computes its intervals again."""
+    found = re.search(r"(?:^\| .*\n)+", (RESULTS / comparison / "report.md").read_text(), re.MULTILINE)
+    assert found is not None, comparison
+    head, _, *rows = (line[2:-2].split(" | ") for line in found[0].splitlines())
+    lines = [dict(zip(head, row, strict=True)) for row in rows]
+    # A note in parentheses may follow the name.
+    return {
+        (line["entry"].split(" (")[0], line.get("mode", "finetune").split(",")[0]): line for line in lines
+    }
+
+
+def runs(comparison: str) -> dict[str, dict[str, str]]:
+    """The first run of each entry in results.csv. All seeds of an entry have its compute and settings."""
+    with (RESULTS / comparison / "results.csv").open() as file:
+        return {row["entry"]: row for row in reversed(list(csv.DictReader(file)))}
+
+
+def compared(
+    comparison: str, score: str = "test %", modes: tuple[str, str] = ("finetune", "few_shot")
+) -> str:
+    """Each entry of a comparison, fine-tuned and frozen: the reference, then the others by their score."""
+    lines, of_run = report(comparison), runs(comparison)
+    rows = []
+    for entry in of_run:
+        tuned, frozen = lines[entry, modes[0]], lines.get((entry, modes[1]), {}).get(score, "")
+        pflop = (f"{float(of_run[entry][f'{part}_flops']) / 1e15:.3g}" for part in ("pretrain", "finetune"))
+        rows.append([entry, tuned[score], _gap(tuned), frozen, tuned["train %"], " + ".join(pflop)])
+    rows.sort(key=lambda row: (row[2] != "", float(row[1].split()[0])))
+    head = f"row | fine-tuned, {score} | points above the first row (95 % interval) | frozen, {score}"
+    return table(f"{head} | fine-tuned, on training images | pretraining + fine-tuning, PFLOP", rows)
+
+
+def _gap(line: dict[str, str]) -> str:
+    found = re.search(r"(-?[\d.]+) \[(.+), (.+)\](\*?)", line["gap, points"])
+    if found is None:
+        return ""
+    points, low, high, one_seed = found.groups()
+    return f"{points} (one seed)" if one_seed else f"{points} ({low} to {high})"
+
+
+def tried_settings() -> str:
+    """The accuracy on held-out training images of every setting that was tried, earlier and now."""
+    rows = []
+    for entry, tries in load("tuning_cifar10_5k.json")["entries"].items():
+        for one in tries:
+            setting = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in one["setting"].items())
+            rows.append((entry, setting, one.get("earlier", ""), one.get("now", "")))
+    return table("row | setting | held-out %, earlier (500 images) | held-out %, now (2,000 images)", rows)
+
+
+def plain_script() -> str:
+    """The independent script beside our code: test accuracies, each of 10,000 images."""
+    file, rows = load("plain_small_data.json"), []
+    for name, model in {"ViT-Tiny": "vit", "SimpleCNN": "cnn", "SmallResNet": "resnet"}.items():
+        both = ([run for run in file[part] if run["model"] == model] for part in ("runs", "runner"))
+        rows.append((name, *(spread([round(run["test"], 4) for run in runs_of]) for runs_of in both)))
+    return table("network | plain script | our code", rows)
+
+
+def pretraining_runs() -> str:
+    """Runs and their metrics on held-out images. `joint` has those of both of its parts."""
+    rows = []
+    for name, run in load("pretraining.json").items():
+        # The others are parts of comparisons, with masks or images of their own.
+        if not name.startswith(("contrastive_mae", "mae_cifar_tiny_crops", "supervised_other")):
+            measured = run["heldout"].items()
+            psnr = (decimal(value, 2) for key, value in measured if key.endswith("psnr_db"))
+            accuracy = (percent(value) for key, value in measured if key.endswith(("accuracy", "on_mask")))
+            epochs = round(run["samples"] / 50_000)
+            rows.append((f"`{name}`", epochs, "".join(psnr), "".join(accuracy)))
+    return table("run | epochs | PSNR on masked patches, dB | accuracy, %", rows)
+
+
+def step() -> str:
+    """How many times as fast our step is as those of transformers' ViTMAE and the official MAE code."""
+    peers = [(precision, peer) for precision in ("fp32", "bf16") for peer in ("transformers", "official")]
+    rows = []
+    for file in ("step.json", "step_base.json"):
+        speedups = [load(file)["results"][precision]["speedup"][peer] for precision, peer in peers]
+        config = load(file)["config"]
+        rows += [(f"{config}, {kind}", *(ratio(each[kind]) for each in speedups)) for kind in speedups[0]]
+    return table("setting | fp32, transformers | fp32, official | bf16, transformers | bf16, official", rows)
+
+
+def loader() -> str:
+    """Our loader against the fastest peers, the same libraries without a loader, and the official pipeline."""
+    kinds = ("over_fastest", "over_fastest_with_a_worker", "over_plain", "over_official")
+    rows = []
+    for name, each in load("loader.json")["results"].items():
+        over = (_over(each[kind]) if kind in each else "" for kind in kinds)
+        difference = f"{each['fidelity']['mean']:.2g}" if "mean" in each["fidelity"] else "equal bytes"
+        rows.append((f"`{name}`", *over, f"{each['images_per_s']['ours']:,.0f}", difference))
+    peers = "times the fastest peer's rate | fastest of those with a worker | simplejpeg without a loader"
+    return table(f"images | {peers} | official pipeline | ours, images/s | difference from PIL", rows)
+
+
+def _over(measured: dict[str, Any]) -> str:
+    """A ratio, the peer, and our goal if there is one."""
+    goal = f"; goal {measured['at_least']:g}: {measured['verdict']}" if "at_least" in measured else ""
+    return f"{ratio(measured)} ({measured['peer'].removeprefix('files, ')}){goal}"
+
+
+def bands() -> str:
+    """Few-shot accuracy of MAE encoders of all bands, of three, and of 8-bit RGB."""
+    arms = load("bands.json")["test_top1"].items()
+    rows = ((name, *map(percent, shares), spread(shares)) for name, shares in arms)
+    return table(
+        "what the encoder sees | seed 0, % | seed 1, % | seed 2, % | mean and standard deviation", rows
+    )
+
+
+def bands_loader() -> str:
+    """Tiles a second on one core, and how many times those of tifffile."""
+    rows = []
+    for size, measured in load("bands_loader.json")["results"].items():
+        for name, tiles in measured["tiles_per_core_s"].items():
+            times = measured["times_of_peer"].get(f"{name} / tifffile")
+            rows.append((size, f"`{name}`", f"{tiles['median']:.0f}", ratio(times) if times else ""))
+    return table("tiles | loader | tiles/s | times tifffile", rows)
+
+
+# Table: where its parts are, what a line has, the columns.
+PARTS = {
+    "contrast": (
+        "contrast.json encoders",
+        "`{name}` | {neighbors:.1%} | {few_shot_300[mean]:.1%} ± {few_shot_300[std]:.1%}"
+        " | {fine_tuned_5000[0]:.1%} | {fine_tuned_5000[1]:.1%}",
+        "encoder | neighbors | 300 labels of each class | fine-tuned, seed 0 | seed 1",
+    ),
+    "rankme": (
+        "rankme.json encoders",
+        "`{name}` | {rankme:.1f} | {feature_std:.2f} | {few_shot_top1:.2%} | {knn_top1:.2%}",
+        "encoder | RankMe | standard deviation | few-shot | neighbors",
+    ),
+    "gpu-parity": ("gpu/parity.jsonl", "{key} | {largest_difference:.1e}", "losses | largest difference"),
+    "profile-cifar-tiny": (
+        "profile_step.json results mae_cifar_tiny top",
+        "{name} | {share:.1%} | {ms_per_step:.3g}",
+        "operator | share | ms a step",
+    ),
+    "profile-base": (
+        "profile_step.json results mae_base top",
+        "{name} | {share:.1%} | {ms_per_step:.3g}",
+        "operator | share | ms a step",
+    ),
+    "gpu-rates": (
+        "gpu/rates.jsonl",
+        "{name} | {images_per_s:,.0f} | {ms_per_step:.1f} | {share_of_peak:.0%} | {peak_memory_gib:.1f} GiB",
+        "ViT-B/16, MAE | images/s | ms a step | of the peak rate | memory",
+    ),
+    "engine": (
+        "engine.json results",
+        "{name} | {ms_over_bare[mean]:.1f} ({ms_over_bare[interval_95][0]:.1f} to {ms_over_bare[interval_95][1]:.1f})"
+        " | {at_most:g} ({verdict})",
+        "engine | ms beyond the bare loop (95 % interval) | our limit",
+    ),
+    "start": (
+        "scale.json results start by_shards",
+        "{name} | {stages_s[open_data_and_plan]:.2f} s | {stages_s[workers_and_first_batch]:.2f} s"
+        " | {total_s:.1f} s ({total_range_s[0]:.1f} to {total_range_s[1]:.1f})"
+        " | {worker_uss_mib[first_batch]} / {worker_uss_mib[after_40_more]}"
+        " | {look_up[global][find_and_read_ms]:.0f} ms | {look_up[blocks][find_and_read_ms]:.0f} ms",
+        "shards of 1,000 images | open data, plan | workers, first batch | in all, to the end of step 1 (range)"
+        " | MiB per worker (USS), first batch / later | read 4,096 images, global order | blocks",
+    ),
+    "ranks": (
+        "scale.json results ranks by_ranks",
+        "{name} | {images_per_s} | {images_per_s_per_rank} | {efficiency:.0%}",
+        "CPU ranks, 128 images each | images/s | of each rank | of one rank's",
+    ),
+    "measured-saves": (
+        "scale.json results saving states",
+        "{name} | {checkpoint_gb:.2f} | {stall_s[median]:.2f} ({stall_s[max]:.2f})"
+        " | {longest_pause_while_written_s[median]:.3f} ({longest_pause_while_written_s[max]:.3f})"
+        " | {write_s[median]:.1f}",
+        "state | GB | s that training stands still, median (maximum)"
+        " | longest pause while it is written, s | s to write it",
+    ),
+}
+TABLES: dict[str, Callable[[], str]] = {
+    "few-labels": partial(compared, "compare_cifar10_5k"),
+    "transfer": partial(compared, "compare_cifar10_transfer"),
+    "length": partial(compared, "study_length"),
+    "length-photos": partial(compared, "study_length_tiny_imagenet"),
+    "segmentation": partial(compared, "compare_segmentation", "mIoU %", ("segment", "segment_probe")),
+    "tried-settings": tried_settings,
+    "plain-script": plain_script,
+    "pretraining": pretraining_runs,
+    "step": step,
+    "loader": loader,
+    "bands": bands,
+    "bands-loader": bands_loader,
+    **{name: partial(parts, *spec) for name, spec in PARTS.items()},
+}
 
 
 def fill(page: str, text: str) -> tuple[str, list[str]]:
-    """Puts tables and figures into a page.
+    """Puts the tables into a page.
 
     Args:
-        page: its path, relative to the repository.
+        page: its name.
         text: what it holds.
 
     Returns:
-        The page as it should be, and a line on each table and sentence that differs from its files or is not there.
+        The page as it should be, and a line on each table that differs from its files or has no such name.
     """
     complaints = []
 
     def put(match: re.Match[str]) -> str:
-        if match[2] not in TABLES:
-            complaints.append(f"{page}: no table is called {match[2]}")
+        begin, name, before, end = match.groups()
+        if name not in TABLES:
+            complaints.append(f"{page}: no table is called {name}")
             return match[0]
-        made = TABLES[match[2]].make()
-        if made != match[3]:
-            complaints.append(f"{page}: table {match[2]}: " + _first_difference(match[3], made))
-        return f"{match[1]}\n{made}\n{match[4]}"
+        made = TABLES[name]()
+        pairs = zip_longest(before.splitlines(), made.splitlines(), fillvalue="no line")
+        differences = [f"has {old!r}, its files {new!r}" for old, new in pairs if old != new]
+        complaints.extend(f"{page}: table {name}: {difference}" for difference in differences[:1])
+        return f"{begin}\n{made}\n{end}"
 
-    text = MARKED.sub(put, text)
-    for words, values in SENTENCES.get(page, ()):
-        matches = list(pattern(words).finditer(text))
-        if len(matches) != 1:
-            complaints.append(f"{page}: {len(matches)} times in the page, not once: {words}")
-            continue
-        (match,) = matches
-        groups, figures = list(match.groups()), list(values())
-        before = [" ".join(figure.split()) for figure in groups[1::2]]
-        if before != figures:
-            complaints.append(f"{page}: has {before}, its files {figures}: {words}")
-            groups[1::2] = figures
-        text = text[: match.start()] + "".join(groups) + text[match.end() :]
-    return text, complaints
-
-
-def _first_difference(before: str, after: str) -> str:
-    pairs = zip(before.splitlines() + [""] * 99, after.splitlines(), strict=False)
-    return next((f"has {old!r}, its files {new!r}" for old, new in pairs if old != new), "has more rows")
-
-
-def missing_links(page: str, text: str) -> Iterator[str]:
-    """A line on each table whose section of the page does not link to a file of it."""
-    for match in MARKED.finditer(text):
-        start = max(text.rfind("\n## ", 0, match.start()), 0)
-        end = text.find("\n## ", match.end())
-        section = text[start : end if end >= 0 else None]
-        for file in TABLES[match[2]].files if match[2] in TABLES else ():
-            if f"results/{file})" not in section:
-                yield f"{page}: table {match[2]}: its section does not link to docs/results/{file}"
+    return MARKED.sub(put, text), complaints
 
 
 def main() -> int:
-    """Writes, checks or prints."""
+    """Writes or checks all pages."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--write", action="store_true", help="put tables and figures into all pages")
-    action.add_argument("--check", action="store_true", help="exit 1 if a page differs from its files")
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"print it: {', '.join(TABLES)}")
-    options = parser.parse_args()
-    for name in options.tables:
-        if name not in TABLES:
-            parser.error(f"no table is called {name}; there are: {', '.join(TABLES)}")
-        print(f"{TABLES[name].make()}\n")
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--write", action="store_true", help="put the tables into all pages")
+    action.add_argument("--check", action="store_true", help="exit 1 if a table differs from its files")
+    write = parser.parse_args().write
     complaints = []
-    for page in pages() if options.write or options.check else ():
-        path = ROOT / page
-        text, differences = fill(page, path.read_text())
-        if options.write:
-            path.write_text(text)
-            differences = fill(page, text)[1]
-        complaints += [*differences, *missing_links(page, text)]
-    print(*complaints, sep="\n", end="\n" if complaints else "")
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))):
+        filled, differences = fill(str(path.relative_to(ROOT)), path.read_text())
+        if write and differences:
+            path.write_text(filled)
+            differences = fill(str(path.relative_to(ROOT)), filled)[1]
+        complaints += differences
+    print("\n".join(complaints) or "all tables are those of their files")
     return 1 if complaints else 0
 
 

@@ -26,7 +26,25 @@ POLICY_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class AugmentSection(Section):
-    """Keyed augmentation: a sample of an epoch gets the same crop on every rank and worker."""
+    """Keyed augmentation: a sample of an epoch gets the same crop on every rank and worker.
+
+    Attributes:
+        crop: shift after padding, or random resized crop.
+        pad_px: for `crop=pad`: padding in pixels.
+        scale: for `crop=random_resized`: range of the crop's share of the area.
+        ratio: for `crop=random_resized`: range of width over height.
+        flip: mirror half of the images.
+        policy: color and shape augmentation.
+        num_ops: for `randaugment`: operations for each image.
+        magnitude: for `randaugment`: strength of an operation, 0 to 10.
+        magnitude_std: for `randaugment`: standard deviation of the strength.
+        brightness: for `color`: range of brightness.
+        contrast: for `color`: range of contrast.
+        saturation: for `color`: range of saturation.
+        hue: for `color`: range of hue.
+        gray: for `color`: probability of a gray image.
+        erasing: probability that a box of an image is erased.
+    """
 
     crop: Literal["none", "pad", "random_resized"] = "none"
     pad_px: int | None = Field(default=None, gt=0)
@@ -89,22 +107,30 @@ DATA_CHOICES: dict[str, dict[str, dict[str, Any]]] = {
 class DataSection(Section):
     """The images: their folder, order, loading and augmentation.
 
-    - `order`: "global" permutes all images. With "blocks" a rank reads only the shards of its
-      lanes, a few at a time.
-    - `leave_out_per_class`: N leaves out the images that fine-tuning's `data.labels_per_class=N` takes. Use it
-      for pretraining with labels, so that it does not see the labels of fine-tuning.
-    - `leave_out_draws`: N leaves out those images of N draws: `label_draw` and the numbers after it. Use it with
-      `label_draws: true` of a comparison, whose draws are its seeds.
-    - `label_draw`: number of the draw of labeled images, and of the share of them that is held out. Each number
-      takes other images. Results over several draws hold for more than one choice of labels.
-    - `damage_budget`: the share of training images that may be damaged before the run stops.
-      Intact images replace them. 0 stops at the first damaged image.
-    - `cache_dir`: the folder for shards fetched from a URL, or prepared from a folder of images (null: the user's
-      cache folder).
-    - `cache_gib`: if `path` is a URL, the most that fetched shards may take there (null: 50 GiB).
-    - `repeats`: the number of views (crops) of each image in a batch. The image is decoded once for all of them
-      (repeated augmentation, Hoffer et al. 2020). It helps if training waits for decoding. The number of views in
-      an epoch stays the same, so each image occurs in one of `repeats` epochs.
+    Attributes:
+        path: folder of prepared shards, or its URL; or a folder, an archive or a table of images.
+        cache_dir: the folder for shards fetched from a URL, or prepared from a folder of images (null: the user's
+            cache folder).
+        cache_gib: if `path` is a URL, the most that fetched shards may take there (null: 50 GiB).
+        split: split to train on.
+        source: keep decoded images in memory, or read the shards. `auto` keeps images of one size, if they fit.
+        order: "global" permutes all images. With "blocks" a rank reads only the shards of its lanes, a few at a time.
+        lanes: for `order=blocks`: parts of an epoch that read different shards.
+        block_shards: for `order=blocks`: shards of a lane that are mixed.
+        workers: decoding processes of a rank.
+        memory_limit_gib: largest size of the images that are kept in memory.
+        repeats: the number of views (crops) of each image in a batch. The image is decoded once for all of them
+            (repeated augmentation, Hoffer et al. 2020). It helps if training waits for decoding. The number of views in
+            an epoch stays the same, so each image occurs in one of `repeats` epochs.
+        normalize: mean and standard deviation: those of the data, of ImageNet, 0.5, or `[means, stds]`.
+        leave_out_per_class: N leaves out the images that fine-tuning's `data.labels_per_class=N` takes. Use it
+            for pretraining with labels, so that it does not see the labels of fine-tuning.
+        leave_out_draws: N leaves out those images of N draws: `label_draw` and the numbers after it. Use it with
+            `label_draws: true` of a comparison, whose draws are its seeds.
+        label_draw: number of the draw of labeled images, and of the share of them that is held out. Each number
+            takes other images. Results over several draws hold for more than one choice of labels.
+        damage_budget: the share of training images that may be damaged before the run stops.
+            Intact images replace them. 0 stops at the first damaged image.
     """
 
     path: PathText

@@ -25,7 +25,23 @@ SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {"cosine": {}, "linear": {}, "wsd"
 
 
 class OptimSection(Section):
-    """The optimizer and its schedule. `blr` is the learning rate per 256 samples of effective batch (MAE Sec. A.1)."""
+    """The optimizer and its schedule.
+
+    Attributes:
+        name: optimizer.
+        blr: learning rate per 256 samples of effective batch (MAE Sec. A.1); give either `blr` or `lr`.
+        lr: peak learning rate.
+        min_lr: learning rate at the end.
+        schedule: learning-rate schedule after the warm-up; `wsd` is constant, then decays.
+        decay_share: for `wsd`: share of the run in which the learning rate decays.
+        betas: for `adamw` and `adam`.
+        eps: for `adamw` and `adam`.
+        momentum: for `sgd` and `lars`.
+        nesterov: for `sgd`: Nesterov momentum.
+        trust_coefficient: for `lars`.
+        weight_decay: weight decay; decoupled for `adamw`.
+        clip_grad: largest norm of the gradient; larger ones are clipped.
+    """
 
     name: Literal["adamw", "adam", "sgd", "lars"] = "adamw"
     blr: float | None = Field(default=None, gt=0)

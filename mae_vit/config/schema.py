@@ -22,8 +22,14 @@ from mae_vit.models.sizes import PatchInit
 class RunSection(Section):
     """Name, folder, seed and device of the run.
 
-    A rank that makes no progress for `hang_timeout_s` in a step is killed, so the other ranks do not
-    wait forever. An evaluation or a save may take four times as long. null disables this.
+    Attributes:
+        name: name of the run; its folder is `runs/NAME`.
+        dir: the run's folder, in place of `runs/NAME`.
+        seed: seed of all random choices.
+        device: `auto` takes GPUs where there are any, `cpu` none.
+        deterministic: use deterministic kernels; needed on GPUs for identical results.
+        hang_timeout_s: seconds without progress in a step after which a rank is killed, so that the others do not wait
+            forever. An evaluation or a save may take four times as long. null never kills.
     """
 
     name: str
@@ -53,10 +59,23 @@ class RunSection(Section):
 class ModelSection(Section):
     """The encoder. `name` sets width, depth and heads; `embed_dim`, `depth` and `num_heads` change them.
 
-    - `in_chans`: number of bands; null takes the data's.
-    - `patch_init`: adapts the patch projection of `init` to another number of bands. "repeat" (null) takes its
-      channels in turn, "average" their mean, both times old / new channels; "fresh" begins at random.
-    - `class_tokens`: several give the read-out `pool="cls"` as their mean (Pixio, arXiv 2512.15715, has 8).
+    Attributes:
+        name: size: width, depth and heads (`Ti`, `S`, `B`, `L`, `H` as in the ViT and DeiT papers).
+        img_size: side of the images in pixels, or `[height, width]`.
+        patch_size: side of a patch in pixels.
+        in_chans: number of bands of the images; null takes the data's.
+        embed_dim: width of the encoder.
+        depth: number of blocks.
+        num_heads: attention heads of a block.
+        mlp_ratio: width of the MLP over `embed_dim`.
+        pos_embed: learnable positions, or fixed sin-cos ones.
+        class_tokens: number of class tokens. The read-out `pool="cls"` is the mean of several (Pixio, arXiv
+            2512.15715, has 8).
+        drop_rate: dropout.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0.
+        init: pretrained weights to begin from.
+        patch_init: adapts the patch projection of `init` to another number of bands. "repeat" (null) takes its
+            channels in turn, "average" their mean, both times old / new channels; "fresh" begins at random.
     """
 
     name: Literal["tiny-cifar", "Ti", "S", "B", "L", "H"]
@@ -119,14 +138,27 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
 class TrainSection(Section):
     """Length, batch size, precision and engine.
 
-    - `engine`: "auto" uses plain torch for one process. It uses DeepSpeed for several processes, or if
-      `zero_stage` is above 0. "torch" uses DistributedDataParallel for several processes.
-    - `compress_gradients`: "bf16" rounds the gradients that ranks exchange, to send half the bytes.
-    - `precision`: "auto" is bf16 on GPUs and processors that have it, else fp32; the plan shows which, and why. A run
-      resumes in the precision that it began with, on any machine. "fp32" is float32 throughout, without TF32.
-    - `compile`: uses torch.compile. "auto" compiles on GPUs, for Vision Transformers and runs of
-      10,000 micro-batches or more; the plan (`--dry-run`) shows the reason. "reduce-overhead" launches the
-      compiled kernels as CUDA graphs, on the torch engine. It suits small models, whose launches take most time.
+    Attributes:
+        steps: length in steps; give one of `steps`, `epochs` and `samples`.
+        epochs: length in epochs.
+        samples: length in images.
+        warmup_steps: warm-up in steps.
+        warmup_epochs: warm-up in epochs.
+        warmup_samples: warm-up in images.
+        effective_batch_size: images of a step, over all ranks and micro-batches.
+        batch_size_per_device: images of a micro-batch on each rank.
+        precision: "auto" is bf16 on GPUs and processors that have it, else fp32; the plan shows which, and why. A run
+            resumes in the precision that it began with, on any machine. "fp32" is float32 throughout, without TF32.
+        engine: "auto" uses plain torch for one process. It uses DeepSpeed for several processes, or if
+            `zero_stage` is above 0. "torch" uses DistributedDataParallel for several processes.
+        zero_stage: ZeRO stage of DeepSpeed.
+        compile: use torch.compile. "auto" compiles on GPUs, for Vision Transformers and runs of
+            10,000 micro-batches or more; the plan (`--dry-run`) shows the reason. "reduce-overhead" launches the
+            compiled kernels as CUDA graphs, on the torch engine. It suits small models, whose launches take most time.
+        activation_checkpointing: compute activations again in the backward pass: less memory, more time.
+        compress_gradients: "bf16" rounds the gradients that ranks exchange, to send half the bytes.
+        ema_decay: decay of an average of the weights (EMA), which the run then evaluates and exports (ViT Sec. 4.1; MAE
+            Table 11 uses 0.9999).
     """
 
     steps: int | None = Field(default=None, gt=0)
@@ -143,7 +175,6 @@ class TrainSection(Section):
     compile: bool | Literal["auto", "reduce-overhead"] = "auto"
     activation_checkpointing: bool = False
     compress_gradients: Literal["none", "bf16"] = "none"
-    # If set, the run evaluates and exports the averaged weights (ViT Sec. 4.1; MAE Table 11 uses 0.9999).
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
 
     @model_validator(mode="after")
@@ -173,12 +204,17 @@ class TrainSection(Section):
 
 
 class CheckpointSection(Section):
-    """When to save and what to keep.
+    """When to save and what to keep. Without any of the first three keys a run saves at each epoch.
 
-    A run saves every `every_steps` or `every_epochs`. It also saves when `every_minutes` have passed since the
-    last save, by rank 0's clock, but not during a write. If none of them is set it saves at each epoch.
-    It keeps the last `keep_last` checkpoints, and every `keep_every`-th of those saved by steps or epochs.
-    A thread writes checkpoints while training continues. The run stops after `max_failed_saves` failures in a row.
+    Attributes:
+        every_steps: save after this many steps.
+        every_epochs: save after this many epochs.
+        every_minutes: also save when so many minutes have passed since the last save, by rank 0's clock, but not during
+            a write.
+        keep_last: number of newest checkpoints to keep.
+        keep_every: also keep every N-th checkpoint of those saved by steps or epochs.
+        asynchronous: write in a thread while training continues.
+        max_failed_saves: failed saves in a row after which the run stops.
     """
 
     every_steps: int | None = Field(default=None, gt=0)
@@ -204,10 +240,15 @@ class CheckpointSection(Section):
 class GuardSection(Section):
     """Rollback after steps that are not finite, and after loss spikes.
 
-    After such a step all ranks load the last checkpoint before it, and skip the `skip_steps` batches that end
-    with it. Each further try skips twice as many. After `max_rollbacks` tries from one checkpoint
-    the run stops. A spike is a loss more than `spike_sigmas` robust standard deviations above the median of
-    the last 256 losses, for `spike_steps` steps in a row. `spike_sigmas=null` detects no spikes.
+    After such a step all ranks load the last checkpoint before it.
+
+    Attributes:
+        max_rollbacks: rollbacks from one checkpoint after which the run stops.
+        skip_steps: batches that a rollback skips; the last is that of the bad step. Each further try skips twice as
+            many.
+        spike_sigmas: height of a loss spike above the median of the last 256 losses, in robust standard deviations;
+            null detects no spikes.
+        spike_steps: steps in a row that a loss spike lasts.
     """
 
     max_rollbacks: int = Field(default=3, ge=0)
@@ -228,8 +269,24 @@ class GuardSection(Section):
 class MonitorSection(Section):
     """What is logged, how often, and to which experiment trackers.
 
-    `trackers` get the metrics and pictures of TensorBoard, and the summary. A run that resumes continues the same
-    tracked run. A tracker that fails gives one warning. Comparisons set `tracker_group`.
+    Attributes:
+        log_every_steps: steps between lines of `metrics.jsonl`.
+        evaluate_every_steps: steps between evaluations on held-out images.
+        evaluate_every_epochs: epochs between these evaluations.
+        evaluate_split: split with the held-out images.
+        evaluate_images: number of held-out images.
+        picture_images: images in each picture.
+        picture_bands: three bands to show as red, green and blue, or one for gray, by name or by number from 1; null
+            chooses (docs/bands.md).
+        probe_every_steps: steps between online probes.
+        probe_every_epochs: epochs between online probes.
+        probe_shots: images of each class that the probe is fitted on.
+        probe_queries: images that the probe is scored on; 0 for no probe.
+        inspect_every_epochs: epochs between views of the encoder in TensorBoard and trackers; null for none.
+        tensorboard: write TensorBoard files.
+        trackers: experiment trackers, which get the metrics and pictures of TensorBoard, and the summary. A run that
+            resumes continues the same tracked run. A tracker that fails gives one warning.
+        tracker_group: group of the run in the trackers; comparisons set it.
     """
 
     log_every_steps: int = Field(default=20, gt=0)
@@ -238,13 +295,11 @@ class MonitorSection(Section):
     evaluate_split: str | None = None
     evaluate_images: int = Field(default=512, gt=0)
     picture_images: int = Field(default=8, gt=0, le=64)
-    # Three bands for red, green and blue, or one for gray, by name or by number from 1; null chooses (docs/bands.md).
     picture_bands: list[int | str] | None = None
     probe_every_steps: int | None = Field(default=None, gt=0)
     probe_every_epochs: float | None = Field(default=None, gt=0)
     probe_shots: int | None = Field(default=None, gt=0)
     probe_queries: int = Field(default=500, ge=0)
-    # How often views of the encoder are written to TensorBoard and trackers; null for never.
     inspect_every_epochs: float | None = Field(default=None, gt=0)
     tensorboard: bool = True
     trackers: list[Literal["wandb", "mlflow"]] = Field(default_factory=list)

@@ -96,12 +96,19 @@ def num_decoded_patches(num_masked: int, decode_ratio: float, mask_unit: int) ->
 class MAEConfig(ObjectiveSection):
     """Options of the `mae` objective. The defaults are those of MAE Sec. 4.1.
 
-    With `decode_ratio` below 1, training predicts that share of the masked patches, and the
-    decoder does not see the others. This follows the decoder masking of VideoMAE V2
-    (arXiv 2303.16727) and the partial reconstruction of CrossMAE (arXiv 2401.14391), but with
-    MAE's self-attention and a random choice of mask units. Held-out images and pictures are decoded whole.
-    `mask_unit` is the side in patches of the squares that are masked as a whole (Pixio, arXiv
-    2512.15715, has 4); 1 masks single patches, as MAE does.
+    `decode_ratio` follows the decoder masking of VideoMAE V2 (arXiv 2303.16727) and the partial reconstruction of
+    CrossMAE (arXiv 2401.14391), but with MAE's self-attention and a random choice of mask units.
+
+    Attributes:
+        mask_ratio: share of patches that are masked.
+        mask_unit: side in patches of the squares that are masked as a whole (Pixio, arXiv 2512.15715, has 4); 1 masks
+            single patches, as MAE does.
+        decoder_embed_dim: width of the decoder.
+        decoder_depth: blocks of the decoder.
+        decoder_num_heads: attention heads of the decoder.
+        norm_pix_loss: predict pixels normalized by each patch's mean and standard deviation.
+        decode_ratio: share of the masked patches that training predicts; the decoder does not see the others. Held-out
+            images and pictures are decoded whole.
     """
 
     built_by: ClassVar[str] = "mae_vit.objectives.mae:MAE"
@@ -148,8 +155,13 @@ class ContrastiveMAEConfig(MAEConfig):
     """Options of the `contrastive_mae` objective: those of `mae` and of the contrastive loss.
 
     The loss is L_rec + contrast_weight * L_con. It needs two views of each image (`data.repeats=2`).
-    `group_size` consecutive images of the global order form a group, and only views of one group are
-    contrasted. So the loss does not depend on how a batch is split.
+
+    Attributes:
+        contrast_weight: weight of the contrastive loss.
+        temperature: temperature of the contrastive loss.
+        group_size: consecutive images of the global order that are contrasted with each other, and with no others. So
+            the loss does not depend on how a batch is split.
+        projection_dim: width of the contrastive projection.
     """
 
     built_by: ClassVar[str] = "mae_vit.objectives.contrastive_mae:ContrastiveMAE"
@@ -175,7 +187,14 @@ class ContrastiveMAEConfig(MAEConfig):
 
 
 class MaskedPatchConfig(ObjectiveSection):
-    """Options of the `masked_patch` objective. The defaults are those of ViT App. B.1.2."""
+    """Options of the `masked_patch` objective. The defaults are those of ViT App. B.1.2.
+
+    Attributes:
+        target: what is predicted: mean color in 512 classes, 4 x 4 colors, or pixels.
+        corrupt_ratio: share of patches that are corrupted and predicted.
+        mask_share: share of these patches that become [mask].
+        random_share: share of these patches that become another patch.
+    """
 
     built_by: ClassVar[str] = "mae_vit.objectives.masked_patch:MaskedPatch"
     name: Literal["masked_patch"]
@@ -202,7 +221,12 @@ class MaskedPatchConfig(ObjectiveSection):
 
 
 class LossWeights(Section):
-    """The factor of each loss in the sum."""
+    """The factor of each loss in the sum.
+
+    Attributes:
+        mae: weight of the loss of `mae`.
+        masked_patch: weight of the loss of `masked_patch`.
+    """
 
     mae: float = Field(default=1.0, gt=0)
     masked_patch: float = Field(default=1.0, gt=0)
@@ -240,10 +264,12 @@ class JointConfig(ObjectiveSection):
 class SimMIMConfig(ObjectiveSection):
     """Options of the `simmim` objective. The defaults are those of SimMIM Sec. 4.1 for patches of 16 px.
 
-    `mask_unit` is the side in patches of the squares that are masked as a whole; the
-    paper's 32 px are 2 patches. The authors' code masks ceil(N r) of N units. Ours uses MAE's rule,
-    N - int(N (1 - r)). If N r is an integer, rounding errors may mask one unit more: at r = 0.8,
-    9 of 10 instead of 8.
+    The authors' code masks ceil(N r) of N units. Ours uses MAE's rule, N - int(N (1 - r)). If N r is an integer,
+    rounding errors may mask one unit more: at r = 0.8, 9 of 10 instead of 8.
+
+    Attributes:
+        mask_ratio: share of patches that are masked.
+        mask_unit: side in patches of the squares that are masked as a whole; the paper's 32 px are 2 patches.
     """
 
     built_by: ClassVar[str] = "mae_vit.objectives.simmim:SimMIM"
@@ -259,7 +285,15 @@ class SimMIMConfig(ObjectiveSection):
 
 
 class SupervisedConfig(ObjectiveSection):
-    """Options of the `supervised` objective. The defaults give the pretraining head of ViT Sec. 3.1."""
+    """Options of the `supervised` objective. The defaults give the pretraining head of ViT Sec. 3.1.
+
+    Attributes:
+        head: hidden layer with tanh, or one linear layer.
+        pool: feature: [CLS] or the mean of the patches.
+        label_smoothing: label smoothing.
+        mixup: alpha of mixup; 0 for none.
+        cutmix: alpha of cutmix; 0 for none.
+    """
 
     uses_labels: ClassVar[bool] = True
     built_by: ClassVar[str] = "mae_vit.objectives.supervised:Supervised"
@@ -267,7 +301,6 @@ class SupervisedConfig(ObjectiveSection):
     head: Literal["mlp", "linear"] = "mlp"
     pool: Pool = "cls"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    # Alpha of each; 0 turns it off (`mae_vit.objectives.mixup`).
     mixup: float = Field(default=0.0, ge=0)
     cutmix: float = Field(default=0.0, ge=0)
 

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from helpers.commands import ROOT
 
-from mae_vit.objectives import OBJECTIVES
-
 SCRIPTS = [
     *sorted((ROOT / "slurm").rglob("*.sh")),
     ROOT / "tests" / "slurm" / "cluster.sh",
@@ -64,7 +62,7 @@ BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end", "loa
             # Each imports torch in a process of its own.
             pytest.param(script, marks=pytest.mark.slow)
             for script in (
-                *(f"docs/tools/{name}.py" for name in ("collect_results", "tables")),
+                "docs/tools/tables.py",
                 *(f"benchmarks/{name}.py" for name in BENCHMARKS),
             )
         ),
@@ -135,10 +133,3 @@ def test_the_readme_names_files_that_exist():
     text = (ROOT / "README.md").read_text()
     for name in set(re.findall(r"(?:configs|slurm|docs|pretrain)/[\w./-]+\.(?:yaml|sh|py|png|json)", text)):
         assert (ROOT / name).exists(), name
-
-
-def test_curves_can_be_drawn_of_each_objective(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs" / "tools")
-    from collect_results import HELD_OUT
-
-    assert HELD_OUT.keys() == OBJECTIVES.keys()

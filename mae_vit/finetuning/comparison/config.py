@@ -49,7 +49,11 @@ class RunSection(Section):
 
 
 class DataSection(Section):
-    """The shards on which every row is fine-tuned and tested."""
+    """The shards on which every row is fine-tuned and tested.
+
+    Attributes:
+        path: folder of prepared shards, or its URL.
+    """
 
     path: PathText
 

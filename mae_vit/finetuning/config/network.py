@@ -13,6 +13,9 @@ class NetworkSection(Section):
 
     Attributes:
         name: `SimpleCNN`, `SmallResNet`, `SmallBiT`, `SmallHybrid` or `timm:NAME`.
+        img_size: side of the images in pixels, or `[height, width]`.
+        in_chans: number of bands of the images; null takes the data's.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0.
     """
 
     name: str

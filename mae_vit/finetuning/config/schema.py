@@ -54,7 +54,11 @@ def _kind_of(raw: Any) -> str:
 
 
 class LabeledDataSection(DataSection):
-    """Data with labels. `labels_per_class=N` takes N images of each class; smaller sets are part of larger ones."""
+    """Data with labels.
+
+    Attributes:
+        labels_per_class: number of labeled images of each class; smaller sets are part of larger ones.
+    """
 
     labels_per_class: int | None = Field(default=None, gt=0)
 
@@ -66,7 +70,11 @@ class LabeledDataSection(DataSection):
 
 
 class FinetuneOptimSection(OptimSection):
-    """The optimizer, with the betas of MAE's fine-tuning (Sec. A.1) and layer-wise decay of the learning rate."""
+    """The optimizer, with the betas of MAE's fine-tuning (Sec. A.1) and layer-wise decay of the learning rate.
+
+    Attributes:
+        layer_decay: factor of the learning rate from each layer to the one before.
+    """
 
     layer_decay: float | None = Field(default=None, gt=0, le=1)
 

@@ -52,10 +52,10 @@ def write_tiles(folder: Path, count: int) -> list[np.ndarray]:
     for number in range(count):
         photo = photos[number % 2]
         top, left = (int(rng.integers(0, side - SIDE)) for side in photo.shape[1:])
-        tile = mix_bands.mix(photo[:, top : top + SIDE, left : left + SIDE], "satellite", rng)
+        tile = mix_bands.mix(photo[:, top : top + SIDE, left : left + SIDE], rng)
         stem = folder / ("china", "flower")[number % 2] / f"{number:05d}"
         stem.parent.mkdir(parents=True, exist_ok=True)
-        mix_bands.write(stem, tile, "satellite")
+        mix_bands.write(stem, tile)
         tiles.append(tile)
     return tiles
 
