@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,7 @@ class Lines:
             file.write(to_json(line) + "\n")
 
 
-def measure(groups: list[Group], lines: Lines, until: float) -> tuple[list[str], list[str]]:
+def measure(groups: Sequence[Group], lines: Lines, until: float) -> tuple[list[str], list[str]]:
     """Measures groups, one after the other, until `time.monotonic()` is `until`.
 
     Returns:

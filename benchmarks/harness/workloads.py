@@ -35,7 +35,7 @@ from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
-from mae_vit.training.run_setup import Job, RunSetup
+from mae_vit.training.run_setup import RunSetup
 
 TINY = ROOT / "configs" / "mae_cifar_tiny.yaml"
 BASE = ROOT / "configs" / "mae_base.yaml"
@@ -159,7 +159,7 @@ def load_for(arguments: argparse.Namespace, *overrides: str) -> Workload:
 
 
 @dataclass(frozen=True)
-class InTurns(Job):
+class InTurns:
     """A `Job` whose batches come in turns, and that evaluates and leaves nothing.
 
     The time of a turn ends when the loop asks for the batch after its last.
@@ -186,6 +186,19 @@ class InTurns(Job):
                 yield next(source)
             self.pipe.send(watch.per_step(steps))
         yield next(source)
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Names nothing."""
+        return []
+
+    def held_out(self) -> None:
+        """Holds nothing out."""
+
+    def probe(self) -> None:
+        """Probes nothing."""
+
+    def views(self) -> None:
+        """Draws nothing."""
 
     def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
         """Leaves nothing."""

@@ -1,8 +1,8 @@
 """Loading of bands, for one core: 13 x uint16 TIFF tiles as training takes them, against what a user writes.
 
 Ours is the path of training from shards: index, source, order, `load_batches`, up to the uint16 batch. `ours_unit` also
-maps it to float32 with zero mean and unit variance, which training does on the device. The peers read the same files by
-tifffile or rasterio in a torch Dataset, as float32, crop and resize (bicubic, antialiased), flip, normalize, collate.
+maps it to float32 with zero mean and unit variance, which training does on the device. The peer reads the same files by
+tifffile in a torch Dataset, as float32, crops and resizes (bicubic, antialiased), flips, normalizes, collates.
 All use random resized crops (0.2 to 1) and no worker processes, so that the CPU time of a process is all that it takes.
 They take turns.
 
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.command import make_parser, parse, publish, run
 from benchmarks.harness.turns import Life, ratios, serve, summarize, take_turns
-from benchmarks.loading.peers import Views, is_there
+from benchmarks.loading.peers import Views
 from benchmarks.loading.rows import BOX
 from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.batches.sources import open_source
@@ -41,6 +41,7 @@ from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
 
+PEER = "tifffile"
 BANDS, BATCH = 13, 32
 SIZES, TILES = (64, 224), 256
 STEPS_OF_ALL = 1 << 20
@@ -81,8 +82,9 @@ def ours(folder: Path, size: int, unit: bool, pipe: Connection) -> None:
     serve(step, pipe, torch.device("cpu"))
 
 
-def theirs(folder: Path, size: int, library: str, pipe: Connection) -> None:
-    """Lives as a Dataset that reads files by tifffile or rasterio."""
+def theirs(folder: Path, size: int, pipe: Connection) -> None:
+    """Lives as a Dataset that reads files by tifffile."""
+    import tifffile
     from torchvision.transforms import v2
 
     torch.set_num_threads(1)
@@ -95,14 +97,7 @@ def theirs(folder: Path, size: int, library: str, pipe: Connection) -> None:
     paths = sorted((folder / "src").glob("*.tif"))
 
     def read(number: int) -> np.ndarray:
-        if library == "tifffile":
-            import tifffile
-
-            return np.asarray(tifffile.imread(paths[number]))
-        import rasterio
-
-        with rasterio.open(paths[number]) as file:
-            return np.asarray(file.read())
+        return np.asarray(tifffile.imread(paths[number]))
 
     def view(image: np.ndarray) -> torch.Tensor:
         return ((transform(torch.from_numpy(image.astype(np.float32))) - low) / (high - low) - mean) / std
@@ -114,8 +109,7 @@ def theirs(folder: Path, size: int, library: str, pipe: Connection) -> None:
 
 
 def measure(size: int, *, rounds: int, steps: int) -> dict[str, Any]:
-    """Measures tiles of one size, by our loader and by the libraries that are installed here."""
-    peers = ("tifffile", *(("rasterio",) if is_there("rasterio") else ()))
+    """Measures tiles of one size."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_tiles(folder / "src", size)
@@ -124,16 +118,15 @@ def measure(size: int, *, rounds: int, steps: int) -> dict[str, Any]:
         lives: dict[str, Life] = {
             "ours": partial(ours, folder, size, False),
             "ours_unit": partial(ours, folder, size, True),
-            **{peer: partial(theirs, folder, size, peer) for peer in peers},
+            PEER: partial(theirs, folder, size),
         }
         times = take_turns(lives, rounds=rounds, steps=steps, clock="cpu")
     rates = {name: [BATCH * 1e3 / taken for taken in turns] for name, turns in times.items()}
     return {
         "tiles_per_core_s": {name: summarize(values, 1) for name, values in rates.items()},
         "times_of_peer": {
-            f"{mine} / {peer}": summarize(ratios(times[peer], times[mine]), 2)
+            f"{mine} / {PEER}": summarize(ratios(times[PEER], times[mine]), 2)
             for mine in ("ours", "ours_unit")
-            for peer in peers
         },
     }
 

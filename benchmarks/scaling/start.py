@@ -89,8 +89,9 @@ def look_up(index: ShardIndex) -> dict[str, dict[str, float]]:
     """Median ms for each `LOOKUP_BATCH` samples: to order them, and to find and read their bytes."""
     times = {}
     for name, (lanes, block_shards) in _ORDERS.items():
-        sizes = {"lanes": lanes, "block_shards": block_shards}
-        order = make_order(index, effective_batch_size=LOOKUP_BATCH, seed=0, **sizes)
+        order = make_order(
+            index, effective_batch_size=LOOKUP_BATCH, seed=0, lanes=lanes, block_shards=block_shards
+        )
         ordering, reading = [], []
         # From the middle of the second epoch: no step is easier to find than another.
         first = order.steps_per_epoch * 3 // 2

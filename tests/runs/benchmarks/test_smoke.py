@@ -20,8 +20,8 @@ from benchmarks.loading.rows import ROWS
 
 RESULTS = ROOT / "docs" / "results"
 SMALL = ["--rounds", "2", "--batch", "4", "--threads", "1", *TINY.overrides]
-# The benchmarks did not always have the first; runs have no place for the second and no use for the third.
-CHANGED = {"auto_precision", "peak_tflops", "mfu"}
+# Older files lack the first, and have the second, which had no user.
+CHANGED = {"auto_precision", "peak_tflops"}
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ def measure(tmp_path, monkeypatch):
     torch.set_num_threads(threads)
 
 
-def test_step_has_peers_at_their_fastest(measure):
-    words = ["--contenders", "ours", "transformers eager", "transformers sdpa", "--steps", "1"]
+def test_step(measure):
+    words = ["--contenders", "ours", "transformers eager", "--steps", "1"]
     report = measure(step, "step.json", *SMALL, *words)
     found = report["results"]["fp32"]["speedup"]["transformers"]["eager"]
-    assert found["peer"] in words
-    assert found["median"] > 0
+    assert (found["peer"], found["median"] > 0) == ("transformers eager", True)
 
 
+@pytest.mark.slow
 def test_objectives(measure):
     results = measure(objectives, "objectives.json", *SMALL, "--steps", "1", "objective.mask_ratio=0.75")
     assert {"mae", "contrastive_mae", "pixio", "masked_patch"} <= results["results"].keys()
@@ -86,20 +86,15 @@ def test_scale(measure, monkeypatch, part):
     assert result.keys() == json.loads((RESULTS / "scale.json").read_text())["results"][part].keys()
 
 
-SLOW_ROWS = [pytest.param(name, marks=pytest.mark.slow) for name in ("short256", "raw_small")]
-
-
-@pytest.mark.parametrize("name", ["small_rrc", *SLOW_ROWS])
-def test_loader(measure, monkeypatch, tmp_path, name):
-    make_images(tmp_path / "photos", 64, 300, 260)
-    make_images(tmp_path / "small", 130, 32, 32)
-    monkeypatch.setitem(ROWS, name, replace(ROWS[name], batches=1))
-    sources = ["--photos", str(tmp_path / "photos"), "--small", str(tmp_path / "small")]
-    result = measure(loader, "loader.json", *sources, "--rows", name, "--rounds", "1")["results"][name]
-    published = json.loads((RESULTS / "loader.json").read_text())["results"][name]
+@pytest.mark.slow
+def test_loader(measure, monkeypatch, tmp_path):
+    make_images(tmp_path / "images", 130, 32, 32)
+    monkeypatch.setitem(ROWS, "small_rrc", replace(ROWS["small_rrc"], batches=1))
+    words = ["--small", str(tmp_path / "images"), "--rows", "small_rrc", "--rounds", "1"]
+    result = measure(loader, "loader.json", *words)["results"]["small_rrc"]
+    published = json.loads((RESULTS / "loader.json").read_text())["results"]["small_rrc"]
     assert result.keys() == published.keys()
-    # A peer whose package is missing takes no part.
-    assert result["images_per_s"].keys() <= published["images_per_s"].keys()
+    assert result["images_per_s"].keys() == published["images_per_s"].keys()
 
 
 def test_bands(measure, monkeypatch):
