@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -58,11 +59,10 @@ def take_turns(
                     ) from None
                 if round_number:
                     times[name].append(milliseconds)
-        for pipe in pipes.values():
-            pipe.send(0)
     finally:
         for pipe in pipes.values():
-            pipe.close()  # ends those that still wait
+            with suppress(OSError):  # of one that has died
+                pipe.send(0)
         for process in processes:
             process.join()
     return times

@@ -91,7 +91,7 @@ def test_loader(measure, monkeypatch, tmp_path):
 
 
 def test_bands(measure, monkeypatch):
-    for name, value in {"SIZES": (16,), "TILES": 8}.items():
+    for name, value in {"SIZES": (16,), "TILES": 40}.items():
         monkeypatch.setattr(bands, name, value)
     results = measure(bands, "bands_loader.json", "--rounds", "1", "--steps", "1")["results"]
     assert results["16 px"]["times_of_peer"]["ours / tifffile"]["median"] > 0
