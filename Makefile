@@ -72,8 +72,7 @@ bench: setup
 	$(BIN)/python benchmarks/profile_step.py
 	$(BIN)/python benchmarks/loader.py $(if $(PHOTOS),--photos $(PHOTOS)) $(if $(SMALL),--small $(SMALL))
 
-# Resumable: what is there for these sources and this GPU is not measured again.
-PARTS ?= parity waits rates engines feed save tests
+PARTS ?= parity waits rates feed
 
 bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu $(PARTS) --out docs/results/gpu

@@ -1,24 +1,20 @@
 """What engines and the training loop cost over a bare PyTorch step, in milliseconds.
 
-The whole path of `pretrain/run.py` (run folder, hooks, guard, watchdog, log, TensorBoard) on
-ready-made batches, on the torch engine and on DeepSpeed at ZeRO 0 and 1, one process each,
-in turns with a plain loop of the same objective, optimizer and precision. The batch is
-small, so that the cost shows: it hardly depends on it.
+The whole path of `pretrain/run.py` (run folder, hooks, guard, watchdog, log, TensorBoard) on ready-made batches,
+on the torch engine and on DeepSpeed at ZeRO 0 and 1, one process each, in turns with a plain loop of the same
+objective, optimizer and precision. The batch is small, so that the cost shows: it hardly depends on it.
 
-A turn is a whole window of the log (`monitor.log_every_steps`, 20 steps), so each turn has all that
-a run does: the line of metrics, TensorBoard, and the wait for the device before it. The figure is the
-mean over rounds of the difference from the plain loop in the same round, with its standard error
-and 95 % interval. A limit is met, or missed, if the whole interval is on one side of it. Prints JSON.
+A turn is a window of the log (`monitor.log_every_steps`), so that each turn has all that a run does: the line of
+metrics, TensorBoard, and the wait for the device before it. The figure is the mean over rounds of the difference
+from the plain loop in the same round, which also counts what happens in one round of many, with its standard
+error and 95 % interval (Student's t), as if rounds were independent. 60 rounds take 5 minutes on two quiet cores.
 
-60 rounds take 5 minutes on two quiet CPU cores; 20 rounds take 2.
-
-    python benchmarks/engine.py [--config configs/mae_cifar_tiny.yaml] [--batch 8] [--precision auto]
-        [--rounds 60] [--steps 20] [--threads 1] [--device cpu] [--only torch ...] [--out FILE]
+    python benchmarks/engine.py [--out FILE]
+    python benchmarks/engine.py --device cuda --config configs/mae_base.yaml --batch 32 --rounds 5 [train.compile=true]
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,35 +23,22 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from scipy import stats
 
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.harness.reports import add_out, publish
-from benchmarks.harness.runs import lengths, live
-from benchmarks.harness.turns import (
-    Life,
-    add_options,
-    add_precision,
-    at_most,
-    choose_device,
-    mean_difference,
-    paired,
-    serve,
-    summarize,
-    take_turns,
-)
-from benchmarks.harness.workloads import TINY, Workload, load
-from mae_vit.config.load import load_config
+from benchmarks.harness.command import make_parser, parse, publish, run
+from benchmarks.harness.turns import Life, serve, summarize, take_turns, verdict
+from benchmarks.harness.workloads import TINY, Workload, lengths, live, load_for
 from mae_vit.config.plan import make_plan
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.models.attention import choose_attention
-from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.ranks import find_ranks
 from mae_vit.training.engines.build import build_engine, init_process_group, optimizer_options
-from mae_vit.training.engines.precision import Precision, choose_precision
 from mae_vit.training.optim.optimizers import make_optimizer
 
 BARE = "bare"
@@ -73,6 +56,8 @@ def bare_life(workload: Workload, pipe: Connection) -> None:
     device = workload.device()
     objective = workload.objective().to(device)
     choose_attention(objective, device)
+    if workload.config.train.compile is True:
+        objective.compile(dynamic=False)
     optimizer = make_optimizer(objective, optimizer_options(workload.config))
     batch_of = workload.batches(device)
 
@@ -92,140 +77,60 @@ def engine_life(workload: Workload, pipe: Connection) -> None:
     """A run on the config's engine."""
     ranks, device = find_ranks(), workload.device()
     init_process_group(workload.config, device)
-    config, samples = workload.config, 1000 * workload.batch_size
-    plan = make_plan(config, num_samples=samples, world_size=1)
-    engine = build_engine(config, plan, workload.objective(), ranks, device)
+    plan = make_plan(workload.config, num_samples=1000 * workload.batch_size, world_size=1)
+    engine = build_engine(workload.config, plan, workload.objective(), ranks, device)
     batch_of = workload.batches(device)
 
     def source() -> Iterator[Batch]:
-        for step in range(plan.total_steps):
-            yield batch_of(step)
+        yield from map(batch_of, range(plan.total_steps))
 
     with tempfile.TemporaryDirectory(prefix="mae-vit-benchmark-") as folder:
-        live(config, plan, workload.info, engine, source, pipe, folder=Path(folder) / "run")
-
-
-def run_contenders(
-    config: Path,
-    overrides: Sequence[str],
-    *,
-    engines: Sequence[str],
-    batch_size: int,
-    precision: Precision,
-    threads: int,
-    turns: int,
-    steps: int,
-) -> dict[str, Life]:
-    """Runs of a config, one for each engine, whose lengths are those of turns; one micro-batch is a step."""
-    common = [
-        *overrides,
-        *lengths(turns=turns, steps=steps, batch_size=batch_size),
-        *("train.batch_size_per_device=null", f"train.precision={precision}"),
-    ]
-    return {
-        name: partial(
-            engine_life,
-            load(
-                config,
-                [*common, *ENGINES[name][1]],
-                batch_size=batch_size,
-                precision=precision,
-                threads=threads,
-            ),
-        )
-        for name in engines
-    }
-
-
-def contenders(arguments: argparse.Namespace) -> dict[str, Life]:
-    """The bare loop, and runs."""
-    batch_size, precision, threads = arguments.batch, arguments.precision, arguments.threads
-    bare = load(arguments.config, [], batch_size=batch_size, precision=precision, threads=threads)
-    runs = run_contenders(
-        arguments.config,
-        [],
-        engines=arguments.only,
-        batch_size=batch_size,
-        precision=precision,
-        threads=threads,
-        turns=arguments.rounds + 1,
-        steps=arguments.steps,
-    )
-    return {BARE: partial(bare_life, bare), **runs}
+        live(workload, plan, engine, source, pipe, folder=Path(folder) / "run")
 
 
 def compare(times: dict[str, list[float]]) -> dict[str, Any]:
     """The cost of each engine over the bare step, round by round, against our limit."""
-    results: dict[str, Any] = {
-        BARE: {"ms_per_step": summarize(times[BARE]), "turns_ms": rounded(times[BARE])}
-    }
+    results: dict[str, Any] = {}
     for name, values in times.items():
+        cost = {}
         if name != BARE:
-            over = mean_difference(paired(values, times[BARE], lambda value, bare: value - bare))
-            limit = ENGINES[name][0]
-            results[name] = {
-                "ms_per_step": summarize(values),
-                "ms_over_bare": over,
-                **at_most(limit, over["interval_95"]),
-                "turns_ms": rounded(values),
-            }
+            over = mean_difference(np.subtract(values, times[BARE]))
+            cost = {"ms_over_bare": over, **verdict(over["interval_95"], at_most=ENGINES[name][0])}
+        turns = [round(value, 3) for value in values]
+        results[name] = {"ms_per_step": summarize(values), **cost, "turns_ms": turns}
     return results
 
 
-def rounded(values: list[float]) -> list[float]:
-    """Milliseconds per step of all turns, in the order of rounds."""
-    return [round(value, 3) for value in values]
-
-
-def window(config: Path, steps: int | None) -> int:
-    """Steps of a turn: whole windows of the log, so that each turn has as many lines of it.
-
-    Raises:
-        InputError: for a number of steps that cuts a window.
-    """
-    every = load_config(PretrainConfig, config, []).monitor.log_every_steps
-    if steps is not None and steps % every:
-        raise InputError(f"--steps {steps}: a multiple of monitor.log_every_steps, {every}: turns log alike")
-    return steps or every
+def mean_difference(differences: Sequence[float] | np.ndarray) -> dict[str, Any]:
+    """Mean of two or more paired differences with its standard error and a 95 % interval."""
+    mean, error = float(np.mean(differences)), float(stats.sem(differences))
+    low, high = stats.t.interval(0.95, len(differences) - 1, loc=mean, scale=error)
+    return {
+        "mean": round(mean, 3),
+        "standard_error": round(error, 3),
+        "interval_95": [round(float(low), 3), round(float(high), 3)],
+        **summarize(differences),
+    }
 
 
 def main() -> None:
     """Measures all engines and prints what they cost."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--config", type=Path, default=TINY, metavar="FILE", help="whose step (mae_cifar_tiny)"
-    )
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="images per step (8)")
-    add_precision(parser)
-    parser.add_argument(
-        "--only", nargs="+", choices=ENGINES, default=list(ENGINES), help="some engines (all of them)"
-    )
-    add_options(parser, rounds=60, steps=20, threads=1)
-    parser.set_defaults(steps=None)
-    add_out(parser)
-    arguments = parser.parse_args()
+    counts = {"rounds": 60, "threads": 1}
+    arguments = parse(make_parser(__doc__, config=TINY, batch=8, precision="auto", device="cpu", **counts))
     if arguments.rounds < 2:
-        parser.error(f"--rounds {arguments.rounds}: two or more, for a standard error")
-    device = choose_device(arguments.device)
-    arguments.precision = choose_precision(arguments.precision, device).precision
-    try:
-        arguments.steps = window(arguments.config, arguments.steps)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
-    times = take_turns(
-        contenders(arguments), rounds=arguments.rounds, steps=arguments.steps, clock=arguments.clock
-    )
-    names = ("batch", "precision", "rounds", "steps", "threads", "device", "clock")
-    report = {
-        "benchmark": "engine",
-        "config": arguments.config.stem,
-        **{name: getattr(arguments, name) for name in names},
-        "results": compare(times),
-    }
-    publish(report, arguments.out, threads=arguments.threads)
+        raise InputError(f"--rounds {arguments.rounds}: two or more, for a standard error")
+    bare = load_for(arguments)
+    arguments.steps = bare.config.monitor.log_every_steps
+    length = lengths(turns=arguments.rounds + 1, steps=arguments.steps, batch_size=arguments.batch)
+    lives: dict[str, Life] = {BARE: partial(bare_life, bare)}
+    for name, (_, options) in ENGINES.items():
+        # One micro-batch is a step.
+        workload = load_for(arguments, *length, "train.batch_size_per_device=null", *options)
+        lives[name] = partial(engine_life, workload)
+    times = take_turns(lives, rounds=arguments.rounds, steps=arguments.steps)
+    report = {"benchmark": "engine", "clock": "wall", "results": compare(times)}
+    publish(report, arguments, "config", "batch", "precision", "rounds", "steps", "threads", "device")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

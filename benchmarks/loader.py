@@ -1,20 +1,10 @@
 """Loading, for one core: images of shards as training takes them, against the usual pipelines.
 
-Both sides run on the same core, worker and trainer together, and take turns, so that
-ratios hold where absolute times drift. A turn begins when the first batch has come and
-ends when the last one has. A worker may have begun the second batch by then; nothing is left behind.
-Ours is the path of training (index, source, order, `load_batches`). All but the official pipeline end in
-a uint8 batch in the trainer's process; normalizing it costs them the same, on the device. The ratio is
-against the fastest peer, which the JSON names. All peers draw a crop and a flip for each image.
-
-- Files: ImageFolder and DataLoader, without and with a worker; SPDL has a thread. The pipeline of the official MAE code
-  (PIL, ToTensor, Normalize) ends in float32. Faster ones end in uint8: PIL; torchvision's decoder, simplejpeg or
-  torchcodec with torchvision's v2 transforms; OpenCV; SPDL with torchcodec. Packages that are missing take no part:
-  `pip install -e .[bench]`.
-- Small images also from memory: PIL (as torchvision's CIFAR10), v2 transforms, and batches cropped by plain torch.
-- Bytes: webdataset's stream.
-
-All files are read once before the first turn, so they come from memory (a warm page cache).
+Both sides run on the same core, worker and trainer together, and take turns. A turn begins when the first batch has
+come and ends when the last one has. Files are read once before the first turn, so they come from memory. Ours is the
+path of training (index, source, order, `load_batches`). All but the official pipeline of MAE end in a uint8 batch in
+the trainer's process. Peers of files run without and with a worker; the ratio is against the fastest, which the JSON
+names. Peers whose packages are missing take no part: `pip install -e .[bench]`.
 
     full       full-size photographs, random resized crop (0.2 to 1) to 224 px, flip
     repeats4   full-size, four views of each image that is decoded, of all uint8 peers too; views per second
@@ -24,90 +14,68 @@ All files are read once before the first turn, so they come from memory (a warm 
     raw_small  bytes of small files in random order; the peer reads the same in theirs
     raw_large  bytes of photographs, more than a processor's cache holds
 
-Beside each speed stands its fidelity: the mean absolute difference (of 255) from PIL's
-crop and bicubic resize on the same boxes; of `short256` from the full-size photographs.
-Bytes must be equal; beside them stands what `os.pread` alone takes. Prints a table and JSON.
+Beside each speed stands its fidelity: the mean absolute difference (of 255) from PIL's crop and bicubic resize on the
+same boxes; of `short256` from the full-size photographs. Bytes must be equal; beside them stands what `os.pread` alone
+takes. With 300 photographs all rows take a quarter of an hour on a quiet core.
 
-With 300 photographs all rows take a quarter of an hour on a quiet core.
-
-    python benchmarks/loader.py --photos SRC [--small SRC] [--rows ROW ...] [--repeats 7] [--out FILE]
+    python benchmarks/loader.py --photos SRC [--small SRC] [--rows ROW ...] [--core N] [--out FILE]
 """
 
 from __future__ import annotations
 
-import argparse
+import io
 import json
-import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.harness.reports import add_out, measured_on
-from benchmarks.harness.turns import at_least, paired, summarize
-from benchmarks.loading.contenders import OFFICIAL, PEER, PLAIN, Turn, contenders
-from benchmarks.loading.fidelity import fidelity
-from benchmarks.loading.more_peers import PACKAGES, is_there, version_of
-from benchmarks.loading.rows import ROWS, Row, prepare_data
-from mae_vit.core.errors import InputError
+from benchmarks.harness.command import make_parser, measured_on, parse, run
+from benchmarks.harness.turns import ratios, summarize, take_turns, verdict
+from benchmarks.loading.contenders import PEER, Turn, contenders, stream
+from benchmarks.loading.peers import OFFICIAL, PACKAGES, PLAIN, is_there, version_of
+from benchmarks.loading.rows import ROWS, Row, augment_of, prepare_data
+from mae_vit.core.files import to_json, write_json
+from mae_vit.data.batches.sources import open_source
+from mae_vit.data.images.augment import Augment
+from mae_vit.data.index import open_index
+
+FIDELITY_IMAGES = 200
 
 
-def contend(make: Callable[[], Turn], core: int, pipe: Connection) -> None:
-    """The life of a contender, on one core with its workers: answers each word with seconds for an image."""
+def life(make: Callable[[], Turn], core: int, pipe: Connection) -> None:
+    """A contender's, on one core with its workers: its step is an image."""
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     turn = make()
     while pipe.recv():
-        pipe.send(turn())
+        pipe.send({"wall": turn() * 1e3})
 
 
-def measure(row: Row, folder: Path, *, repeats: int, core: int) -> dict[str, list[float]]:
+def measure(row: Row, folder: Path, *, rounds: int, core: int) -> dict[str, list[float]]:
     """Times all contenders in turn, round after round: microseconds for an image."""
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = {}, []
-    for name, make in contenders(row, folder).items():
-        pipes[name], theirs = context.Pipe()
-        processes.append(context.Process(target=contend, args=(make, core, theirs)))
-        processes[-1].start()
-        theirs.close()
-    times: dict[str, list[float]] = {name: [] for name in pipes}
-    try:
-        for round_number in range(repeats + 1):
-            # Back and forth, so that a slow drift favors neither the first nor the last.
-            for name, pipe in list(pipes.items())[:: 1 if round_number % 2 else -1]:
-                pipe.send(True)
-                microseconds = pipe.recv() * 1e6
-                if round_number:  # the first warms up
-                    times[name].append(round(microseconds, 3))
-        for pipe in pipes.values():
-            pipe.send(False)
-    finally:
-        for pipe in pipes.values():
-            pipe.close()  # ends those that still wait
-        for process in processes:
-            process.join()
-    return times
-
-
-def warm_page_cache(row: Row, folder: Path) -> None:
-    """Reads all files of both sides, so that neither waits for a disk."""
-    for name in {row.ours, row.peer}:
-        for path in (folder / name).rglob("*"):
-            if path.is_file():
-                path.read_bytes()
+    # So that nobody waits for a disk.
+    for path in (path for name in {row.ours, row.peer} for path in (folder / name).rglob("*")):
+        if path.is_file():
+            path.read_bytes()
+    lives = {name: partial(life, make, core) for name, make in contenders(row, folder).items()}
+    times = take_turns(lives, rounds=rounds, steps=1)
+    return {name: [round(value * 1e3, 3) for value in values] for name, values in times.items()}
 
 
 def compare(times: dict[str, list[float]], row: Row) -> dict[str, Any]:
@@ -116,16 +84,16 @@ def compare(times: dict[str, list[float]], row: Row) -> dict[str, Any]:
     The fastest peer, the fastest of those with a worker, the official pipeline, and the libraries of ours in one
     process without a loader.
     """
-    medians = {name: statistics.median(values) for name, values in times.items()}
+    medians = {name: float(np.median(values)) for name, values in times.items()}
     peers = [name for name in times if name.startswith(PEER)]
     with_a_worker = [name for name in peers if name.endswith(", 1 workers")]
     official = [name for name in peers if OFFICIAL in name]
     plain = [name for name in peers if name == f"{PEER}{PLAIN}, 0 workers"]
 
-    def over(some: list[str], goal: float | None = None) -> dict[str, Any]:
+    def over(some: Sequence[str], goal: float | None = None) -> dict[str, Any]:
         best = min(some, key=medians.__getitem__)
-        found = {"peer": best.removeprefix(PEER), **ratio(times[best], times["ours"])}
-        return found if goal is None else {**found, **at_least(goal, found["range"])}
+        found = {"peer": best.removeprefix(PEER), **summarize(ratios(times[best], times["ours"]))}
+        return found if goal is None else {**found, **verdict(found["range"], at_least=goal)}
 
     return {
         "over_fastest": over(peers, None if official else row.goal),
@@ -137,59 +105,72 @@ def compare(times: dict[str, list[float]], row: Row) -> dict[str, Any]:
     }
 
 
-def ratio(theirs: list[float], ours: list[float]) -> dict[str, Any]:
-    """How many times as fast ours is, as median and range over rounds."""
-    return summarize(paired(theirs, ours, lambda peer, mine: peer / mine))
+def fidelity(row: Row, folder: Path) -> dict[str, Any]:
+    """How far pixels are from PIL's on the same boxes, or that all bytes are equal."""
+    index = open_index(folder / row.ours, "train")
+    if row.crop is None:
+        images = {
+            (Path(sample["__url__"]).name, sample["__key__"]): value
+            for sample in stream(folder / row.peer)
+            for name, value in sample.items()
+            if not name.startswith("__")
+        }
+        equal = all(
+            images[index.shard_of(sample), key] == index.read(sample)
+            for sample, key in enumerate(index.keys())
+        )
+        return {"equal_bytes": equal and len(images) == len(index)}
+    whole = open_index(folder / ("small" if row.small else "full"), "train")
+    samples = np.arange(min(FIDELITY_IMAGES, len(index)))
+    originals = [Image.open(io.BytesIO(whole.read(int(n)))).convert("RGB") for n in samples]
+    stored = [Image.open(io.BytesIO(index.read(int(n)))).size[::-1] for n in samples]
+    augment = augment_of(row, index)
+    source = open_source(index, "auto", channels=3, augment=augment, memory_limit_gib=4)
+    view = augment.draw(0, 0, samples, np.array(stored))
+    differences = []
+    for number, ours in enumerate(source.images(0, 0, samples)):
+        box = view.boxes[number] / np.array(stored[number] * 2)
+        theirs = pillow_view(originals[number], box, augment, bool(view.flips[number]))
+        differences.append(np.abs(ours.transpose(1, 2, 0).astype(int) - theirs))
+    means = [float(difference.mean()) for difference in differences]
+    return {
+        "mean": round(float(np.mean(means)), 4),
+        "p95_of_images": round(float(np.quantile(means, 0.95)), 4),
+        "largest": int(max(difference.max() for difference in differences)),
+    }
 
 
-def describe(result: dict[str, Any]) -> str:
-    """A row's line of the table."""
-    fastest, far, rates = result["over_fastest"], result["fidelity"], result["images_per_s"]
-    low, high = fastest["range"]
-    goals = [
-        f"{name}: {each['at_least']} {each['verdict']}" for name, each in result.items() if "at_least" in each
-    ]
-    pixels = f"MAD {far['mean']:.3f}" if "mean" in far else "equal" if far["equal_bytes"] else "DIFFERENT"
-    return (
-        f"{fastest['median']:>8.2f} {low:>7.2f}-{high:<7.2f}"
-        f"{rates['ours']:>10,.0f} {rates[PEER + fastest['peer']]:>8,.0f}  {pixels}"
-        f"  ({fastest['peer']}; {', '.join(goals)})"
-    )
+def pillow_view(image: Image.Image, box: np.ndarray, augment: Augment, flip: bool) -> np.ndarray:
+    """PIL's crop and bicubic resize of a box in shares of height and width: (H, W, 3)."""
+    top, left, height, width = box * np.array([image.height, image.width] * 2)
+    corners = (left, top, left + width, top + height)
+    if all(abs(corner - round(corner)) < 1e-6 for corner in corners):
+        cut = image.crop(tuple(round(corner) for corner in corners))
+        if augment.crop != "pad":
+            cut = cut.resize(augment.img_size[::-1], Image.Resampling.BICUBIC)
+    else:  # between the pixels of the full size
+        cut = image.resize(augment.img_size[::-1], Image.Resampling.BICUBIC, box=corners)
+    pixels = np.asarray(cut)
+    return pixels[:, ::-1] if flip else pixels
 
 
 def main() -> None:
     """Measures the chosen rows and prints their ratios."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--photos", metavar="SRC", help="photographs in class folders: a folder or an archive of it"
-    )
-    parser.add_argument(
-        "--small",
-        default="cifar10",
-        metavar="SRC",
-        help="small images of one size in class folders (cifar10)",
-    )
+    parser = make_parser(__doc__, rounds=7)
+    photos = "photographs in class folders: a folder or an archive of it"
+    parser.add_argument("--photos", metavar="SRC", help=photos)
+    small = "small images of one size in class folders (cifar10)"
+    parser.add_argument("--small", default="cifar10", metavar="SRC", help=small)
     parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="ROW", help="which to measure (all)")
-    parser.add_argument(
-        "--repeats", type=int, default=7, metavar="N", help="times that each contender's turn comes (7)"
-    )
     parser.add_argument("--core", type=int, metavar="N", help="that all runs on (the last of this process)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="keep what is prepared here (temporary)")
-    add_out(parser)
-    arguments = parser.parse_args()
+    arguments = parse(parser)
     core = max(os.sched_getaffinity(0)) if arguments.core is None else arguments.core
     names = arguments.rows or [name for name, row in ROWS.items() if row.small or arguments.photos]
     if not arguments.rows and not arguments.photos:
         print("without --photos SRC: small images only", file=sys.stderr)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.data or Path(temporary)
-        try:
-            prepare_data(folder, arguments.photos, arguments.small, [ROWS[name] for name in names])
-        except InputError as error:
-            parser.exit(2, f"error: {error}\n")
-        print("             ratio  lowest-highest      ours/s   peer/s", file=sys.stderr)
+        folder = Path(temporary)
+        prepare_data(folder, arguments.photos, arguments.small, [ROWS[name] for name in names])
         samples = {
             path.parent.name: json.loads(path.read_text())["splits"]["train"]["samples"]
             for path in sorted(folder.glob("*/dataset.json"))
@@ -201,7 +182,7 @@ def main() -> None:
         report = {
             "benchmark": "loader",
             "core": core,
-            "repeats": arguments.repeats,
+            "repeats": arguments.rounds,
             "samples": samples,
             "photographs": samples.get("full"),
             "page_cache": "warm",
@@ -213,16 +194,14 @@ def main() -> None:
             "environment": measured_on(threads=1),
         }
         for name in names:
-            row = ROWS[name]
-            warm_page_cache(row, folder)
-            times = measure(row, folder, repeats=arguments.repeats, core=core)
-            result = {**compare(times, row), "fidelity": fidelity(row, folder)}
-            print(f"{name:<10}{describe(result)}", file=sys.stderr)
+            times = measure(ROWS[name], folder, rounds=arguments.rounds, core=core)
+            result = {**compare(times, ROWS[name]), "fidelity": fidelity(ROWS[name], folder)}
+            print(f"{name}: {result['over_fastest']}, {result['fidelity']}", file=sys.stderr)
             report["results"][name] = result
             if arguments.out:  # row by row: all of them take minutes
-                arguments.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2))
+                write_json(arguments.out, report)
+    print(to_json(report, indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

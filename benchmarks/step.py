@@ -1,40 +1,40 @@
 """Forward + backward + AdamW of a pretraining step, against transformers' ViTMAE and the official MAE code.
 
-Same model, batch, threads and precision (fp32, and bf16 where the device has it); peers in both of
-their attention settings (eager, sdpa), and all also under torch.compile. On a CPU all have a run's setting
-of glibc's memory; uncompiled peers also take part without it ("default memory"), as their own scripts run
-them. Each contender runs in a process of its own, and they take turns, so that ratios hold
-where absolute times drift. Objectives other than MAE have no peer. Prints JSON.
+Same model, batch, threads and precision (fp32, and bf16 where the device has it); peers in both of their
+attention settings (eager, sdpa), and all also under torch.compile. On a CPU all have a run's setting of glibc's
+memory; uncompiled peers also take part without it ("default memory"), as their own scripts run them. Each
+contender is a process, and they take turns. Objectives other than MAE have no peer.
 
-The official code takes part with `--official DIR`, a clone of github.com/facebookresearch/mae.
-
-    python benchmarks/step.py [--config configs/mae_cifar_tiny.yaml] [--batch 128] [--device cpu]
-        [--precision fp32 ...] [--rounds 7] [--steps 5] [--threads 2] [--contenders NAME ...]
-        [--official DIR] [--peak-tflops X] [--out FILE] [KEY.PATH=VALUE ...]
+    python benchmarks/step.py [--official DIR] [--config configs/mae_base.yaml --batch 4 --steps 1] [--out FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.harness.reports import add_out, head_of, publish
-from benchmarks.harness.step_peers import OFFICIAL, TRANSFORMERS, check_clone, their_step
-from benchmarks.harness.turns import Life, add_options, choose_device, paired, serve, summarize, take_turns
-from benchmarks.harness.workloads import TINY, Workload, load
+from benchmarks.harness.command import git, make_parser, parse, publish, run
+from benchmarks.harness.turns import Life, ratios, serve, summarize, take_turns
+from benchmarks.harness.workloads import TINY, Workload, load_for
 from mae_vit.core.errors import InputError
+from mae_vit.objectives.config import MAEConfig
+from mae_vit.objectives.mae import LAYER_NORM_EPS
 from mae_vit.training.engines.precision import choose_precision
 
+TRANSFORMERS, OFFICIAL = "transformers", "official"
+OFFICIAL_FILE = "models_mae.py"
 OURS = ("ours", "ours compiled")
 ATTENTIONS = ("eager", "sdpa")
 COMPILED, DEFAULT_MEMORY = " compiled", " default memory"
@@ -53,9 +53,103 @@ PAIRS = (
 )
 
 
-def our_life(workload: Workload, pipe: Connection) -> None:
-    """Ours, through the torch engine: uint8 images, masks drawn by key, as in a run."""
-    serve(workload.steps(), pipe, workload.device())
+def their_step(
+    workload: Workload, name: str, device: torch.device, *, official: Path | None = None
+) -> Callable[[int], None]:
+    """A step of a peer: the same AdamW kernel; images arrive normalized, masks by its own noise.
+
+    Args:
+        workload: whose model, batch and precision.
+        name: library and attention: "transformers eager", "transformers sdpa", "official eager", "official sdpa".
+        device: where it runs.
+        official: clone of github.com/facebookresearch/mae, whose code is run.
+    """
+    library, attention = name.split()[:2]
+    if library == OFFICIAL:
+        assert official is not None
+        model = official_model(workload, attention, official)
+    else:
+        model = transformers_model(workload, attention)
+    model = model.to(device).train()
+    if workload.compiled:
+        model.compile(dynamic=False)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
+    images = torch.randn(workload.batch_size, workload.info.in_chans, *workload.info.img_size, device=device)
+    options = {} if library == TRANSFORMERS else {"mask_ratio": _objective(workload).mask_ratio}
+
+    def step(number: int) -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=workload.precision == "bf16"):
+            loss = model(images, **options)[0]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def transformers_model(workload: Workload, attention: str) -> torch.nn.Module:
+    """ViTMAE, as users of transformers train it; its output begins with the loss."""
+    from transformers import ViTMAEConfig, ViTMAEForPreTraining
+
+    info, ours = workload.info, _objective(workload)
+    config = ViTMAEConfig(
+        hidden_size=info.embed_dim,
+        num_hidden_layers=info.depth,
+        num_attention_heads=info.num_heads,
+        intermediate_size=int(info.mlp_ratio * info.embed_dim),
+        decoder_hidden_size=ours.decoder_embed_dim,
+        decoder_num_hidden_layers=ours.decoder_depth,
+        decoder_num_attention_heads=ours.decoder_num_heads,
+        decoder_intermediate_size=4 * ours.decoder_embed_dim,
+        image_size=info.img_size[0],
+        patch_size=info.patch_size,
+        num_channels=info.in_chans,
+        mask_ratio=ours.mask_ratio,
+        norm_pix_loss=ours.norm_pix_loss,
+        layer_norm_eps=LAYER_NORM_EPS,
+        attn_implementation=attention,
+    )
+    return ViTMAEForPreTraining(config)
+
+
+def official_model(workload: Workload, attention: str, clone: Path) -> torch.nn.Module:
+    """The official model on today's timm and numpy; its output begins with the loss. Call it once a process.
+
+    The code was written for timm 0.3.2, whose blocks took `qk_scale`, and for a numpy with `np.float`. Both are
+    given to it. With "sdpa" timm's blocks use PyTorch's fused attention, as by default.
+    """
+    from timm.layers import set_fused_attn
+
+    set_fused_attn(attention == "sdpa")
+    sys.path.insert(0, str(clone))
+    np.float = float  # type: ignore[attr-defined]
+    import models_mae
+
+    block = models_mae.Block
+    models_mae.Block = lambda *sizes, qk_scale=None, **options: block(*sizes, **options)
+    info, ours = workload.info, _objective(workload)
+    model: torch.nn.Module = models_mae.MaskedAutoencoderViT(
+        img_size=info.img_size[0],
+        patch_size=info.patch_size,
+        in_chans=info.in_chans,
+        embed_dim=info.embed_dim,
+        depth=info.depth,
+        num_heads=info.num_heads,
+        decoder_embed_dim=ours.decoder_embed_dim,
+        decoder_depth=ours.decoder_depth,
+        decoder_num_heads=ours.decoder_num_heads,
+        mlp_ratio=info.mlp_ratio,
+        norm_layer=partial(torch.nn.LayerNorm, eps=LAYER_NORM_EPS),
+        norm_pix_loss=ours.norm_pix_loss,
+    )
+    return model
+
+
+def _objective(workload: Workload) -> MAEConfig:
+    objective = workload.config.objective
+    assert isinstance(objective, MAEConfig)
+    return objective
 
 
 def their_life(workload: Workload, name: str, official: Path | None, pipe: Connection) -> None:
@@ -66,145 +160,87 @@ def their_life(workload: Workload, name: str, official: Path | None, pipe: Conne
     serve(their_step(workload, name, device, official=official), pipe, device)
 
 
-def contenders(workload: Workload, names: list[str], official: Path | None) -> dict[str, Life]:
+def contenders(workload: Workload, names: Sequence[str], official: Path | None) -> dict[str, Life]:
     """Those that are asked for."""
     lives: dict[str, Life] = {}
     for name in names:
-        chosen = workload.compile() if name.endswith(COMPILED) else workload
-        ours = partial(our_life, chosen)
-        lives[name] = ours if name in OURS else partial(their_life, chosen, name, official)
+        chosen = replace(workload, compiled=name.endswith(COMPILED))
+        lives[name] = chosen.live if name in OURS else partial(their_life, chosen, name, official)
     return lives
 
 
-def compare(times: dict[str, list[float]], workload: Workload, peak_tflops: float | None) -> dict[str, Any]:
+def compare(times: dict[str, list[float]], batch_size: int) -> dict[str, Any]:
     """Times and rates of each contender, and speed-ups over each library's fastest setting, round by round."""
     steps = {name: summarize(values, 2) for name, values in times.items()}
-    images = {name: workload.batch_size / step["median"] * 1e3 for name, step in steps.items()}
-    results: dict[str, Any] = {
-        "ms_per_step": steps,
-        "images_per_s": {name: round(rate) for name, rate in images.items()},
-        "speedup": {},
-    }
-    if peak_tflops is not None:
-        flops = workload.flops_per_image
-        results["mfu"] = {name: round(rate * flops / peak_tflops / 1e12, 4) for name, rate in images.items()}
+    speedup: dict[str, dict[str, Any]] = {}
     for library in (TRANSFORMERS, OFFICIAL):
         for label, ours, setting in PAIRS:
-            there = [peer for peer in times if peer in {f"{library} {each}{setting}" for each in ATTENTIONS}]
+            there = [peer for each in ATTENTIONS if (peer := f"{library} {each}{setting}") in times]
             if ours in times and there:
                 best = min(there, key=lambda peer: steps[peer]["median"])
-                ratios = paired(times[best], times[ours], lambda theirs, our_time: theirs / our_time)
-                found = results["speedup"].setdefault(library, {})
-                found[label] = {"peer": best, **summarize(ratios)}
-    return results
+                found = summarize(ratios(times[best], times[ours]))
+                speedup.setdefault(library, {})[label] = {"peer": best, **found}
+    rates = {name: round(batch_size / step["median"] * 1e3) for name, step in steps.items()}
+    return {"ms_per_step": steps, "images_per_s": rates, "speedup": speedup}
 
 
-def choose(
-    names: list[str] | None, objective: str, official: Path | None, *, device: str = "cpu"
-) -> list[str]:
+def choose(names: Sequence[str], objective: str, official: Path | None, *, device: str) -> Sequence[str]:
     """The contenders of an objective, or those of them that were named.
 
     Raises:
         InputError: for one that there is not, or for a folder without the official code.
     """
-    if official is not None:
-        check_clone(official)
-        if objective != "mae":
-            raise InputError(f"--official has no effect: the official code has no {objective}")
+    if official is not None and not (official / OFFICIAL_FILE).is_file():
+        clone = f"no {OFFICIAL_FILE} there; clone github.com/facebookresearch/mae"
+        raise InputError(f"--official {official}: {clone}")
+    if official is not None and objective != "mae":
+        raise InputError(f"--official has no effect: the official code has no {objective}")
+    # A GPU has no memory of glibc's.
     there = [name for name in PEERS if device == "cpu" or not name.endswith(DEFAULT_MEMORY)]
     peers = [name for name in there if official or not name.startswith(OFFICIAL)]
     known = [*OURS, *(peers if objective == "mae" else ())]
-    for name in names or ():
-        if name in there and name not in peers:
-            raise InputError(f'contender "{name}": needs --official DIR')
+    for name in names:
         if name not in known:
-            raise InputError(f'no contender "{name}" for {objective}: {", ".join(known)}')
+            needs = "needs --official DIR; " if name in PEERS and name.startswith(OFFICIAL) else ""
+            raise InputError(f'no contender "{name}" for {objective}: {needs}there are {", ".join(known)}')
     return names or known
 
 
-def parse() -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--config", type=Path, default=TINY, metavar="FILE", help="whose step (mae_cifar_tiny)"
-    )
-    parser.add_argument("--batch", type=int, default=128, metavar="N", help="images per step (128)")
-    parser.add_argument(
-        "--precision",
-        nargs="+",
-        choices=("fp32", "bf16"),
-        help="one or both of them (fp32, and bf16 where the device has it)",
-    )
-    parser.add_argument(
-        "--contenders", nargs="+", metavar="NAME", help=f"some of: {', '.join(OURS + PEERS)} (all)"
-    )
-    parser.add_argument(
-        "--official",
-        type=Path,
-        metavar="DIR",
-        help="clone of github.com/facebookresearch/mae: its code is run as a peer",
-    )
-    parser.add_argument(
-        "--peak-tflops",
-        type=float,
-        metavar="X",
-        help="the device's dense matrix rate: adds the share of it that model FLOPs reach",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY.PATH=VALUE", help="change a value of the config")
-    add_options(parser, rounds=7, steps=5, threads=2)
-    add_out(parser)
-    return parser.parse_intermixed_args()
+def head_of(clone: Path) -> str | None:
+    """The commit of a clone; None for a folder within another checkout, whose commit says nothing of it."""
+    words = (git(clone, "rev-parse", "--show-prefix", "HEAD") or "").split()
+    return words[0] if len(words) == 1 else None
 
 
 def main() -> None:
     """Measures the precisions asked for and prints the ratios."""
-    arguments = parse()
-    automatic = choose_precision("auto", choose_device(arguments.device))
-    results, names = {}, []
-    try:
-        for precision in arguments.precision or dict.fromkeys(("fp32", automatic.precision)):
-            workload = load(
-                arguments.config,
-                arguments.overrides,
-                batch_size=arguments.batch,
-                precision=precision,
-                threads=arguments.threads,
-            )
-            names = choose(
-                arguments.contenders,
-                workload.config.objective.name,
-                arguments.official,
-                device=arguments.device,
-            )
-            times = take_turns(
-                contenders(workload, names, arguments.official),
-                rounds=arguments.rounds,
-                steps=arguments.steps,
-                clock=arguments.clock,
-            )
-            results[precision] = compare(times, workload, arguments.peak_tflops)
-    except InputError as error:
-        raise SystemExit(f"error: {error}") from None
+    parser = make_parser(__doc__, config=TINY, batch=128, device="cpu", rounds=7, steps=5, threads=2)
+    named = f"some of: {', '.join(OURS + PEERS)} (all)"
+    parser.add_argument("--contenders", nargs="+", default=(), metavar="NAME", help=named)
+    cloned = "clone of github.com/facebookresearch/mae: its code is run as a peer"
+    parser.add_argument("--official", type=Path, metavar="DIR", help=cloned)
+    arguments = parse(parser)
+    automatic = choose_precision("auto", torch.device(arguments.device))
+    results = {}
+    for precision in dict.fromkeys(("fp32", automatic.precision)):
+        arguments.precision = precision
+        workload = load_for(arguments)
+        objective = workload.config.objective.name
+        names = choose(arguments.contenders, objective, arguments.official, device=arguments.device)
+        lives = contenders(workload, names, arguments.official)
+        times = take_turns(lives, rounds=arguments.rounds, steps=arguments.steps)
+        results[precision] = compare(times, arguments.batch)
     report = {
         "benchmark": "step",
-        "config": arguments.config.stem,
-        "overrides": arguments.overrides,
-        "batch": arguments.batch,
-        "device": arguments.device,
-        "threads": arguments.threads,
-        "rounds": arguments.rounds,
-        "clock": arguments.clock,
+        "clock": "wall",
         "auto_precision": str(automatic),
         "model_gflops_per_image": round(workload.flops_per_image / 1e9, 4),
-        "peak_tflops": arguments.peak_tflops,
         "results": results,
         "transformers": metadata.version("transformers"),
-        "official": head_of(arguments.official) if arguments.official else None,
+        "official": arguments.official and head_of(arguments.official),
     }
-    publish(report, arguments.out, threads=arguments.threads)
+    publish(report, arguments, "config", "overrides", "batch", "device", "threads", "rounds")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,36 +9,24 @@ Each arm is prepared, pretrained by MAE with the same steps, and scored by few-s
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
+import torch
 from PIL import Image
 
-from benchmarks.harness.reports import ROOT, add_out, publish
+from benchmarks.harness.command import ROOT, make_parser, parse, publish, run
 from mae_vit.data.index import open_index
 
+SETTINGS = {"side": 32, "per_class": 500, "steps": 600, "seeds": 3}
 RGB = ("B04", "B03", "B02")
 ARMS = {"13 bands, 16 bits": "all", "3 bands, 16 bits": "three", "RGB cut to 8 bits": "eight"}
 
 
-def mixing() -> ModuleType:
-    """Loads docs/tools/mix_bands.py."""
-    spec = importlib.util.spec_from_file_location("mix_bands", ROOT / "docs" / "tools" / "mix_bands.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(*words: str) -> None:
+def execute(*words: str) -> None:
     """Runs a command of ours in the checkout."""
     subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
 
@@ -47,7 +35,8 @@ def cut_to_eight_bits(tiles: Path, out: Path) -> None:
     """Writes B04, B03, B02 as RGB of 8 bits, by percentiles 1 and 99 of each tile set: what viewers show."""
     import tifffile  # optional
 
-    places = [list(mixing().SATELLITE).index(name) for name in RGB]
+    # docs/tools/mix_bands.py writes B01, B02, ... in their order.
+    places = [int(name[1:]) - 1 for name in RGB]
     files = sorted(tiles.rglob("*.tif"))
     raw = {path: tifffile.imread(path)[places].astype(np.float64) for path in files}
     values = np.concatenate([image.reshape(3, -1) for image in raw.values()], axis=1)
@@ -59,65 +48,52 @@ def cut_to_eight_bits(tiles: Path, out: Path) -> None:
         Image.fromarray((unit * 255).round().astype(np.uint8).transpose(1, 2, 0)).save(target)
 
 
-def prepare(photos: str, runs: Path, *, side: int, per_class: int) -> None:
+def prepare(photos: str, runs: Path) -> None:
     """Makes the tiles and the data of each arm; the held-out tiles are the same, because keys are."""
     tiles = runs / "tiles"
     if tiles.exists():
         return
-    run("docs/tools/mix_bands.py", photos, str(tiles), "--side", str(side), "--per-class", str(per_class))
+    sizes = ["--side", str(SETTINGS["side"]), "--per-class", str(SETTINGS["per_class"])]
+    execute("docs/tools/mix_bands.py", photos, str(tiles), *sizes)
     cut_to_eight_bits(tiles, runs / "png")
     command = ("-m", "mae_vit.cli", "prepare")
-    run(*command, str(tiles), str(runs / "all"), "--holdout", "0.2")
-    run(*command, str(tiles), str(runs / "three"), "--holdout", "0.2", "--bands", ",".join(RGB))
-    run(*command, str(runs / "png"), str(runs / "eight"), "--holdout", "0.2")
+    execute(*command, str(tiles), str(runs / "all"), "--holdout", "0.2")
+    execute(*command, str(tiles), str(runs / "three"), "--holdout", "0.2", "--bands", ",".join(RGB))
+    execute(*command, str(runs / "png"), str(runs / "eight"), "--holdout", "0.2")
 
 
-def score(runs: Path, arm: str, seed: int, arguments: argparse.Namespace) -> float:
+def score(runs: Path, arm: str, seed: int) -> float:
     """Pretrains and scores one arm: accuracy on the test tiles, of 0 to 1."""
     folder, data = runs / f"{arm}-{seed}", f"data.path={runs / arm}"
-    steps = [f"train.steps={arguments.steps}", f"train.warmup_steps={arguments.steps // 10}"]
-    common = [f"run.seed={seed}", "monitor.tensorboard=false", f"model.img_size={arguments.side}"]
+    side, steps = SETTINGS["side"], SETTINGS["steps"]
+    common = [f"run.seed={seed}", "monitor.tensorboard=false", f"model.img_size={side}"]
     if not (folder / "few" / "results.json").exists():
         config = ["--config", "configs/mae_satellite.yaml", data, f"run.dir={folder / 'mae'}"]
-        sizes = [f"model.patch_size={arguments.side // 8}", "train.effective_batch_size=128"]
-        length = ["train.epochs=null", "train.warmup_epochs=null", *steps]
-        run("pretrain/run.py", *config, *common, *sizes, *length)
+        sizes = [f"model.patch_size={side // 8}", "train.effective_batch_size=128"]
+        length = ["train.epochs=null", f"train.steps={steps}"]
+        warmup = ["train.warmup_epochs=null", f"train.warmup_steps={steps // 10}"]
+        execute("pretrain/run.py", *config, *common, *sizes, *length, *warmup)
         few = ["--ckpt", str(folder / "mae"), "--config", "configs/finetune_cifar_tiny.yaml", data]
         mode = ["finetune.mode=few_shot", "data.augment.policy=none", f"run.dir={folder / 'few'}"]
-        run("finetune/run.py", *few, *mode, *common[:2], "train.effective_batch_size=128")
+        execute("finetune/run.py", *few, *mode, *common[:2], "train.effective_batch_size=128")
     summary = json.loads((folder / "few" / "summary.json").read_text())
     return float(summary["test_top1"])
 
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("photos", help="labeled photographs: a folder or archive of class folders")
-    parser.add_argument(
-        "--runs", type=Path, required=True, metavar="DIR", help="tiles, data and runs go here"
-    )
-    add_out(parser)
-    parser.add_argument("--side", type=int, default=32, metavar="PX")
-    parser.add_argument("--per-class", type=int, default=500, metavar="N")
-    parser.add_argument("--steps", type=int, default=600, metavar="N")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N")
-    arguments = parser.parse_args()
+    runs_here = "tiles, data and runs go here"
+    parser.add_argument("--runs", type=Path, required=True, metavar="DIR", help=runs_here)
+    arguments = parse(parser)
     runs = arguments.runs.resolve()
-    prepare(arguments.photos, runs, side=arguments.side, per_class=arguments.per_class)
-    top1 = {
-        name: [score(runs, arm, seed, arguments) for seed in range(arguments.seeds)]
-        for name, arm in ARMS.items()
-    }
-    for name, scores in top1.items():
-        spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-        print(f"{name:<20} {100 * statistics.mean(scores):5.1f} % +- {100 * spread:.1f}, {len(scores)} seeds")
-    settings = {key: getattr(arguments, key) for key in ("side", "per_class", "steps", "seeds")}
+    prepare(arguments.photos, runs)
+    top1 = {name: [score(runs, arm, seed) for seed in range(SETTINGS["seeds"])] for name, arm in ARMS.items()}
     prints = {name: open_index(runs / arm, "train").fingerprint for name, arm in ARMS.items()}
-    report = {"benchmark": "bands", "settings": settings, "test_top1": top1, "data": prints}
-    publish(report, arguments.out)
+    report = {"benchmark": "bands", "settings": SETTINGS, "test_top1": top1, "data": prints}
+    publish(report, arguments, threads=torch.get_num_threads())
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,4 +1,1 @@
-"""What only a GPU can show: parts of minutes, each figure a JSON line as soon as it is known.
-
-`python -m benchmarks.gpu` lists the parts, `--help` teaches the rest.
-"""
+"""What only a GPU can show, in parts of minutes: `python -m benchmarks.gpu --help`."""

@@ -1,1 +1,1 @@
-"""What benchmarks share: turns taken in one run, models and batches, reports."""
+"""What benchmarks share: command line and report, turns taken in one run, models and batches."""

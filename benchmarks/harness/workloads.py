@@ -1,17 +1,26 @@
-"""What benchmarks train: the model and objective of a config, on ready-made images."""
+"""What benchmarks train: steps of a config on ready-made images, and whole runs whose batches wait for their turn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.harness.command import ROOT
+from benchmarks.harness.turns import Stopwatch, serve
 from mae_vit.config.geometry import resolve_encoder
 from mae_vit.config.load import load_config
+from mae_vit.config.plan import Plan
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives import ObjectiveSection
 from mae_vit.objectives.objective import Objective
@@ -19,12 +28,16 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import build_objective, estimate_costs
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.base import Engine, StepOptions
 from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.precision import Precision
+from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.run import run
+from mae_vit.training.run_setup import RunSetup
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "configs" / "mae_cifar_tiny.yaml"
 BASE = ROOT / "configs" / "mae_base.yaml"
 # Of the labels, where an objective learns from them.
@@ -41,7 +54,6 @@ class Workload:
         precision: of the forward and backward pass.
         threads: of each process on a CPU.
         compiled: by torch.compile.
-        cuda_graphs: what is compiled is recorded, and launched as one.
     """
 
     config: PretrainConfig
@@ -49,7 +61,6 @@ class Workload:
     precision: Precision
     threads: int
     compiled: bool = False
-    cuda_graphs: bool = False
 
     @property
     def info(self) -> EncoderInfo:
@@ -80,27 +91,22 @@ class Workload:
         """Builds encoder and objective."""
         return build_objective(self.config, self.info, num_classes=self.num_classes)
 
-    def options(self) -> StepOptions:
-        """How an engine is to take the step."""
-        return StepOptions(
+    def engine(self, device: torch.device) -> TorchEngine:
+        """Builds the torch engine on a device."""
+        options = StepOptions(
             optimizer=optimizer_options(self.config),
             clip_grad=self.config.optim.clip_grad,
             precision=self.precision,
             batch_size_per_device=self.batch_size,
             accumulation=1,
             compile=self.compiled,
-            cuda_graphs=self.cuda_graphs,
         )
-
-    def images(self, device: torch.device) -> torch.Tensor:
-        """uint8 noise (B, C, H, W)."""
-        height, width = self.config.model.image_hw
-        shape = (self.batch_size, self.config.model.channels, height, width)
-        return torch.randint(0, 256, shape, dtype=torch.uint8).to(device)
+        return TorchEngine(self.objective(), options, Ranks(), device)
 
     def batches(self, device: torch.device, *, pinned: bool = False) -> Callable[[int], Batch]:
-        """Returns the batch of a step: always the same images, keys of its own."""
-        images = self.images(device)
+        """Returns the batch of a step: always the same uint8 noise (B, C, H, W), keys of its own."""
+        shape = (self.batch_size, self.config.model.channels, *self.config.model.image_hw)
+        images = torch.randint(0, 256, shape, dtype=torch.uint8).to(device)
         first = torch.arange(self.batch_size, device=device)
         labels = first % _CLASSES
         if pinned:
@@ -116,7 +122,7 @@ class Workload:
         """Builds the torch engine and returns its step."""
         torch.manual_seed(0)
         device = self.device()
-        engine: Engine = TorchEngine(self.objective(), self.options(), Ranks(), device)
+        engine = self.engine(device)
         batch_of = self.batches(device)
 
         def step(number: int) -> None:
@@ -125,17 +131,13 @@ class Workload:
 
         return step
 
+    def live(self, pipe: Connection) -> None:
+        """Lives as a contender that takes these steps."""
+        serve(self.steps(), pipe, self.device())
+
     def with_objective(self, section: ObjectiveSection) -> Workload:
         """The same encoder under another objective."""
         return replace(self, config=self.config.model_copy(update={"objective": section}))
-
-    def compile(self, *, cuda_graphs: bool = False) -> Workload:
-        """The same under torch.compile."""
-        return replace(self, compiled=True, cuda_graphs=cuda_graphs)
-
-    def plain(self) -> Workload:
-        """The same without torch.compile."""
-        return replace(self, compiled=False, cuda_graphs=False)
 
 
 def load(
@@ -148,3 +150,93 @@ def load(
     """
     changed = [*overrides, f"train.precision={precision}"]
     return Workload(load_config(PretrainConfig, config, changed), batch_size, precision, threads)
+
+
+def load_for(arguments: argparse.Namespace, *overrides: str) -> Workload:
+    """The step that a command line asks for, whose own overrides come last."""
+    words = [*overrides, *arguments.overrides]
+    sizes = {"batch_size": arguments.batch, "threads": arguments.threads}
+    return load(arguments.config, words, precision=arguments.precision, **sizes)
+
+
+@dataclass(frozen=True)
+class InTurns:
+    """A `Job` whose batches come in turns, and that evaluates and leaves nothing.
+
+    The time of a turn ends when the loop asks for the batch after its last.
+
+    Attributes:
+        source: yields this rank's batches.
+        pipe: tells rank 0 the turns; None on other ranks, which wait in its collectives.
+        device: of the run.
+    """
+
+    source: Callable[[], Iterator[Batch]]
+    pipe: Connection | None
+    device: torch.device
+
+    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
+        """Yields batches, after the word for each turn."""
+        source = self.source()
+        if self.pipe is None:
+            yield from source
+            return
+        while steps := self.pipe.recv():
+            watch = Stopwatch(self.device)
+            for _ in range(steps):
+                yield next(source)
+            self.pipe.send(watch.per_step(steps))
+        yield next(source)
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Names nothing."""
+        return []
+
+    def held_out(self) -> None:
+        """Holds nothing out."""
+
+    def probe(self) -> None:
+        """Probes nothing."""
+
+    def views(self) -> None:
+        """Draws nothing."""
+
+    def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Leaves nothing."""
+        return {}, lambda: None
+
+    def results(self) -> list[str]:
+        """Names nothing."""
+        return []
+
+
+def lengths(*, turns: int, steps: int, batch_size: int) -> list[str]:
+    """Overrides that set a run's length to its turns and a last step; in between the log alone is written."""
+    total = turns * steps + 1
+    return [
+        *(f"{key}=null" for key in ("train.epochs", "train.samples", "train.warmup_epochs")),
+        *(f"checkpoint.every_{unit}=null" for unit in ("epochs", "minutes")),
+        *(f"train.steps={total}", "train.warmup_steps=0", f"train.effective_batch_size={batch_size}"),
+        "monitor.evaluate_every_epochs=null",
+        *(f"checkpoint.every_steps={total}", f"monitor.evaluate_every_steps={total}"),
+        "monitor.probe_queries=0",
+    ]
+
+
+def live(
+    workload: Workload,
+    plan: Plan,
+    engine: Engine,
+    source: Callable[[], Iterator[Batch]],
+    pipe: Connection | None,
+    *,
+    folder: Path,
+) -> None:
+    """Runs a job as `pretrain/run.py` does, in a run folder that all its ranks are given."""
+    config, sizes = workload.config, {"batch_size_per_device": plan.batch_size_per_device}
+    costs = estimate_costs(config, workload.info, num_classes=workload.num_classes, **sizes)
+    identity = run_identity(config, derived={})
+    setup = RunSetup(config, plan, engine, RunFolder(folder), identity, costs, noisy=False)
+    # What a run says is no part of the report.
+    with redirect_stdout(sys.stderr):
+        run(setup, InTurns(source, pipe, engine.device), None)

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loading import more_peers, peers
+from benchmarks.loading import peers
 from benchmarks.loading.peers import PHOTO_BATCH, SMALL_BATCH
 from benchmarks.loading.rows import Row, augment_of
 from mae_vit.data.batches.loader import load_batches, start_worker_server
@@ -20,10 +20,8 @@ from mae_vit.data.order.order import GlobalOrder, RankSlice, RepeatedOrder
 from mae_vit.data.shards.samples import read_samples
 
 Turn = Callable[[], float]  # seconds for one image
-# What names of peers begin with; the official pipeline is one of them.
-PEER, OFFICIAL = "peer: ", "files, official MAE, float32"
-# The same libraries as ours, in the trainer's process: what decoding and resizing alone take.
-PLAIN = "files, simplejpeg, uint8"
+# What names of peers begin with.
+PEER = "peer: "
 MIB_READ = 96  # in a turn of reading
 
 
@@ -64,45 +62,28 @@ def our_images(row: Row, folder: Path) -> Turn:
 def their_images(make: Callable[[], peers.Batches]) -> Turn:
     """A peer's."""
     batches = make()
-
-    def images_of(batch: Any) -> int:
-        return len(batch)
-
-    return lambda: time_batches(batches, images_of)
+    return lambda: time_batches(batches, len)
 
 
 def our_bytes(row: Row, folder: Path) -> Turn:
     """Ours: the encoded images in the order of training."""
     index = open_index(folder / row.ours, "train")
-    number = samples_to_read(index)
-    order = GlobalOrder(len(index), 1, seed=0)
-    epochs = count()
+    order, epochs = GlobalOrder(len(index), 1, seed=0), count()
 
-    def turn() -> float:
-        begun, epoch = time.perf_counter(), next(epochs)
-        read = 0
-        # So much faster that clocks ask for more.
-        while read < 8 * number:
-            for sample in order.samples(epoch, 0, len(index)).tolist():
-                index.read(sample)
-            read += len(index)
-        return (time.perf_counter() - begun) / read
+    def read_all(epoch: int) -> int:
+        for sample in order.samples(epoch, 0, len(index)).tolist():
+            index.read(sample)
+        return len(index)
 
-    return turn
+    # So much faster that clocks ask for more.
+    least = 8 * samples_to_read(index)
+    return lambda: time_reading(partial(read_all, next(epochs)), least)
 
 
 def their_bytes(row: Row, folder: Path) -> Turn:
     """Webdataset's stream over the same members, undecoded and unshuffled, its fastest."""
     index = open_index(folder / row.ours, "train")
-    number = samples_to_read(index)
-
-    def turn() -> float:
-        begun, read = time.perf_counter(), 0
-        while read < number:
-            read += sum(1 for _ in stream(folder / row.peer))
-        return (time.perf_counter() - begun) / read
-
-    return turn
+    return partial(time_reading, lambda: sum(1 for _ in stream(folder / row.peer)), samples_to_read(index))
 
 
 def stream(folder: Path) -> Iterator[dict[str, Any]]:
@@ -127,15 +108,20 @@ def bare_bytes(row: Row, folder: Path) -> Turn:
     order = GlobalOrder(len(walked), 1, seed=0)
     places = [walked[sample] for sample in order.samples(0, 0, len(walked)).tolist()]
 
-    def turn() -> float:
-        begun, read = time.perf_counter(), 0
-        while read < 8 * samples_to_read(index):
-            for place in places:
-                os.pread(*place)
-            read += len(places)
-        return (time.perf_counter() - begun) / read
+    def read_all() -> int:
+        for place in places:
+            os.pread(*place)
+        return len(places)
 
-    return turn
+    return partial(time_reading, read_all, 8 * samples_to_read(index))
+
+
+def time_reading(read_all: Callable[[], int], least: int) -> float:
+    """Seconds for one image, of as many passes over all images as make `least` of them."""
+    begun, read = time.perf_counter(), 0
+    while read < least:
+        read += read_all()
+    return (time.perf_counter() - begun) / read
 
 
 def samples_to_read(index: ShardIndex) -> int:
@@ -156,23 +142,16 @@ def contenders(row: Row, folder: Path) -> dict[str, Callable[[], Turn]]:
             "limit": partial(bare_bytes, row, folder),
         }
     makers: dict[str, Callable[[], Turn]] = {"ours": partial(our_images, row, folder)}
-    files: dict[str, Callable[[Row, Path, int], peers.Batches]] = {
-        OFFICIAL: peers.files_official,
-        "files, PIL, uint8": peers.files_pillow,
-        "files, torchvision v2, uint8": peers.files_v2,
-    }
-    if not row.small:
-        files[PLAIN] = more_peers.files_simplejpeg
-        if more_peers.is_there("cv2"):
-            files["files, OpenCV, uint8"] = more_peers.files_opencv
-        if more_peers.is_there("torchcodec"):
-            files["files, torchcodec, uint8"] = more_peers.files_torchcodec
-    for name, make in files.items():
+    files = [peers.OFFICIAL, peers.PILLOW, peers.TORCHVISION]
+    if not row.small:  # small images come from memory faster
+        files.append(peers.PLAIN)
+        files += [peers.OPENCV] * peers.is_there("cv2") + [peers.TORCHCODEC] * peers.is_there("torchcodec")
+    for name in files:
         for workers in (0, 1):
-            label = f"{PEER}{name}, {workers} workers"
-            makers[label] = partial(their_images, partial(make, row, folder, workers))
-    if not row.small and more_peers.is_there("spdl", "torchcodec"):
-        threads = partial(more_peers.threads_spdl, row, folder)
+            batches = partial(peers.file_batches, name, row, folder, workers)
+            makers[f"{PEER}{name}, {workers} workers"] = partial(their_images, batches)
+    if not row.small and peers.is_there("spdl", "torchcodec"):
+        threads = partial(peers.Threads, row, folder)
         makers[f"{PEER}files, SPDL and torchcodec, uint8"] = partial(their_images, threads)
     if row.small:
         memory: dict[str, Callable[[Row, Path], peers.Batches]] = {

@@ -1,16 +1,19 @@
 """Pipelines that others use, each as fast as its users would make it on one core.
 
-All draw a crop and a flip for each image. `official` is MAE's pipeline as published and ends in normalized float32;
-the others end where ours does, in a uint8 batch (B, C, H, W) in the trainer.
+All draw a crop and a flip for each image. The official one is MAE's pipeline as published and ends in normalized
+float32; the others end where ours does, in a uint8 batch (B, C, H, W) in the trainer.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
@@ -20,35 +23,118 @@ from mae_vit.data.index import open_index
 # The normalization of the official MAE code.
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 PHOTO_BATCH, SMALL_BATCH = 64, 128
+# Packages of peers that are not installed take no part.
+PACKAGES = ("cv2", "torchcodec", "spdl")
+# Pipelines of files: main_pretrain.py of the official code; the libraries of ours; others.
+OFFICIAL, PLAIN = "files, official MAE, float32", "files, simplejpeg, uint8"
+PILLOW, TORCHVISION = "files, PIL, uint8", "files, torchvision v2, uint8"
+OPENCV, TORCHCODEC = "files, OpenCV, uint8", "files, torchcodec, uint8"
 Batches = Iterable[Any]
 
 
-def files_official(row: Row, folder: Path, workers: int) -> Batches:
-    """The official MAE pipeline (its main_pretrain.py): ImageFolder, PIL, ToTensor, Normalize; a view of each image."""
+def file_batches(name: str, row: Row, folder: Path, workers: int) -> Batches:
+    """Batches of the row's files by a pipeline, by as many workers; the official one gives a view of each image."""
     from torchvision import transforms
+    from torchvision.datasets import ImageFolder
 
-    views = [*pillow_views(row, size_of(row, folder)), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    return from_files(row, folder, transforms.Compose(views), workers, views=1)
+    size, views, read = size_of(row, folder), row.repeats, READERS.get(name)
+    if name == OFFICIAL:
+        ends, views = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)], 1
+        view = transforms.Compose([*pillow_views(row, size), *ends])
+    elif name == PILLOW:
+        view = transforms.Compose([*pillow_views(row, size), transforms.PILToTensor()])
+    else:
+        view = opencv_view(size) if name == OPENCV else tensor_views(row, size)
+    files = ImageFolder(str(folder / row.peer), **({"loader": read} if read else {}))
+    return from_items(row, Views(files, view, views, lambda number: files[number][0]), workers)
 
 
-def files_pillow(row: Row, folder: Path, workers: int) -> Batches:
-    """The same, but its batches are uint8, and each decoded image gives the row's number of views."""
-    from torchvision import transforms
-
-    views = [*pillow_views(row, size_of(row, folder)), transforms.PILToTensor()]
-    return from_files(row, folder, transforms.Compose(views), workers, views=row.repeats)
-
-
-def files_v2(row: Row, folder: Path, workers: int) -> Batches:
-    """Torchvision's decoder and its v2 transforms on uint8 tensors."""
+def read_torchvision(path: str) -> torch.Tensor:
+    """By torchvision's decoder."""
     from torchvision.io import ImageReadMode, decode_image, read_file
 
-    def read(path: str) -> torch.Tensor:
-        return decode_image(read_file(path), mode=ImageReadMode.RGB)
+    return decode_image(read_file(path), mode=ImageReadMode.RGB)
 
-    return from_files(
-        row, folder, tensor_views(row, size_of(row, folder)), workers, views=row.repeats, loader=read
-    )
+
+def read_simplejpeg(path: str) -> torch.Tensor:
+    """As ours does."""
+    import simplejpeg
+
+    return torch.from_numpy(simplejpeg.decode_jpeg(Path(path).read_bytes())).permute(2, 0, 1)
+
+
+def read_torchcodec(path: str) -> torch.Tensor:
+    """By torchcodec's decoder."""
+    from torchcodec.decoders import decode_jpeg
+
+    pixels: torch.Tensor = decode_jpeg(path, mode="RGB")
+    return pixels
+
+
+def read_opencv(path: str) -> np.ndarray:
+    """By OpenCV's decoder."""
+    import cv2
+
+    # Here, because a worker has threads of its own.
+    cv2.setNumThreads(0)
+    return cv2.imread(path, cv2.IMREAD_COLOR_RGB)
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    TORCHVISION: read_torchvision,
+    PLAIN: read_simplejpeg,
+    TORCHCODEC: read_torchcodec,
+    OPENCV: read_opencv,
+}
+
+
+def opencv_view(size: int) -> Callable[[np.ndarray], torch.Tensor]:
+    """Crop by OpenCV's bilinear resize, as augmentation libraries on it do by default, and flip.
+
+    It resizes without antialiasing, so its pixels are further from PIL's than those of the other peers.
+    """
+    import cv2
+    from torchvision.transforms import v2
+
+    crop = v2.RandomResizedCrop(size, scale=BOX["scale"], antialias=True)
+
+    def view(pixels: np.ndarray) -> torch.Tensor:
+        box = crop.make_params([torch.from_numpy(pixels).permute(2, 0, 1)])
+        cut = pixels[box["top"] : box["top"] + box["height"], box["left"] : box["left"] + box["width"]]
+        resized = cv2.resize(cut, (size, size), interpolation=cv2.INTER_LINEAR)
+        if torch.rand(()) < 0.5:
+            resized = cv2.flip(resized, 1)
+        return torch.from_numpy(resized).permute(2, 0, 1)
+
+    return view
+
+
+@dataclass(frozen=True)
+class Threads:
+    """SPDL's pipeline with a thread that decodes and resizes a whole batch by torchcodec and the v2 transforms."""
+
+    row: Row
+    folder: Path
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Builds a pipeline for a turn."""
+        from spdl.pipeline import PipelineBuilder
+
+        files = sorted(str(path) for path in (self.folder / self.row.peer).rglob("*.*"))
+        view, repeats = tensor_views(self.row, size_of(self.row, self.folder)), range(self.row.repeats)
+
+        def batch_of(numbers: list[int]) -> torch.Tensor:
+            decoded = (read_torchcodec(files[number]) for number in numbers)
+            return torch.stack([view(pixels) for pixels in decoded for _ in repeats])
+
+        images = PHOTO_BATCH // self.row.repeats
+        number = (self.row.batches + 1) * images
+        sampler: Any = RandomSampler(files, replacement=True, num_samples=number)
+        # A batch a task: a task for each image costs half as much again.
+        batches = PipelineBuilder().add_source(sampler).aggregate(images, drop_last=True)
+        pipeline = batches.pipe(batch_of).add_sink().build(num_threads=1)
+        with pipeline.auto_stop():
+            yield from pipeline
 
 
 def memory_pillow(row: Row, folder: Path) -> Batches:
@@ -58,12 +144,12 @@ def memory_pillow(row: Row, folder: Path) -> Batches:
 
     arrays = [pixels.permute(1, 2, 0).numpy() for pixels in decoded(folder / row.ours)]
     view = transforms.Compose([*pillow_views(row, size_of(row, folder)), transforms.PILToTensor()])
-    return from_items(row, Views(arrays, lambda array: view(Image.fromarray(array)), 1))
+    return from_items(row, Views(arrays, lambda array: view(Image.fromarray(array))))
 
 
 def memory_v2(row: Row, folder: Path) -> Batches:
     """A tensor in memory, v2 transforms on each sample."""
-    return from_items(row, Views(decoded(folder / row.ours), tensor_views(row, size_of(row, folder)), 1))
+    return from_items(row, Views(decoded(folder / row.ours), tensor_views(row, size_of(row, folder))))
 
 
 def memory_one_box(row: Row, folder: Path) -> Batches:
@@ -153,7 +239,6 @@ def tensor_views(row: Row, size: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def decoded(shards: Path) -> list[torch.Tensor]:
     """All images of shards as uint8 (C, H, W), decoded before any turn."""
-    import numpy as np
     from PIL import Image
 
     index = open_index(shards, "train")
@@ -162,11 +247,13 @@ def decoded(shards: Path) -> list[torch.Tensor]:
 
 
 class Views(Dataset[torch.Tensor]):
-    """Views of items: one each, or (views, C, H, W)."""
+    """Views of items, which `read` takes by number: one each, or (views, C, H, W)."""
 
-    def __init__(self, items: Any, view: Callable[[Any], torch.Tensor], views: int) -> None:
-        """Holds items and what makes a view of one."""
-        self.items, self.view, self.views = items, view, views
+    def __init__(
+        self, items: Any, view: Callable[[Any], torch.Tensor], views: int = 1, read: Any = None
+    ) -> None:
+        """Holds items, what makes a view of one, and how one is read."""
+        self.items, self.view, self.views, self.read = items, view, views, read or items.__getitem__
 
     def __len__(self) -> int:
         """Items."""
@@ -174,42 +261,22 @@ class Views(Dataset[torch.Tensor]):
 
     def __getitem__(self, number: int) -> torch.Tensor:
         """Makes an item's views."""
-        item = self.items[number]
+        item = self.read(number)
         if self.views == 1:
             return self.view(item)
         return torch.stack([self.view(item) for _ in range(self.views)])
 
 
-class FirstOf:
-    """The images of an ImageFolder, without their labels."""
+@dataclass(frozen=True)
+class Made:
+    """Batches that a function makes of others, or of numbers; each turn begins them anew."""
 
-    def __init__(self, pairs: Any) -> None:
-        """Holds pairs of image and label."""
-        self.pairs = pairs
+    sources: Iterable[Any]
+    make: Callable[[Any], torch.Tensor]
 
-    def __len__(self) -> int:
-        """Images."""
-        return len(self.pairs)
-
-    def __getitem__(self, number: int) -> Any:
-        """An image as its loader reads it."""
-        return self.pairs[number][0]
-
-
-def from_files(
-    row: Row,
-    folder: Path,
-    view: Callable[[Any], torch.Tensor],
-    workers: int,
-    *,
-    views: int,
-    loader: Callable[[str], Any] | None = None,
-) -> Batches:
-    """Batches of the row's files, by as many workers."""
-    from torchvision.datasets import ImageFolder
-
-    files = ImageFolder(str(folder / row.peer), **({"loader": loader} if loader else {}))
-    return from_items(row, Views(FirstOf(files), view, views), workers)
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Makes each."""
+        return map(self.make, self.sources)
 
 
 def from_items(row: Row, dataset: Views, workers: int = 0) -> Batches:
@@ -221,34 +288,27 @@ def from_items(row: Row, dataset: Views, workers: int = 0) -> Batches:
     loader = DataLoader(
         dataset, batch_size, sampler=sampler, num_workers=workers, multiprocessing_context=context
     )
-    return loader if dataset.views == 1 else Flat(loader)
-
-
-class Flat:
-    """Batches (B, views, C, H, W) as batches of all views."""
-
-    def __init__(self, batches: Batches) -> None:
-        """Holds batches."""
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        """Flattens each."""
-        return (batch.flatten(0, 1) for batch in self.batches)
+    return loader if dataset.views == 1 else Made(loader, lambda batch: batch.flatten(0, 1))
 
 
 def by_batch(row: Row, images: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor]) -> Batches:
     """Batches that one call makes from the numbers of their images."""
-    sampler = BatchSampler(
-        RandomSampler(range(len(images)), replacement=True, num_samples=(row.batches + 1) * SMALL_BATCH),
-        SMALL_BATCH,
-        drop_last=True,
-    )
-    return _Calls(sampler, make)
+    numbers = RandomSampler(range(len(images)), replacement=True, num_samples=(row.batches + 1) * SMALL_BATCH)
+    batches = BatchSampler(numbers, SMALL_BATCH, drop_last=True)
+    return Made(batches, lambda chosen: make(torch.tensor(chosen)))
 
 
-class _Calls:
-    def __init__(self, numbers: Iterable[list[int]], make: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._numbers, self._make = numbers, make
+def is_there(*names: str) -> bool:
+    """Whether packages are installed and can be imported: a decoder may miss its libraries."""
+    try:
+        for name in names:
+            import_module(name)
+    except (ImportError, OSError, RuntimeError):
+        return False
+    return True
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return (self._make(torch.tensor(chosen)) for chosen in self._numbers)
+
+def version_of(name: str) -> str:
+    """The version of a package, whichever distribution brought it: OpenCV has several."""
+    distributions = metadata.packages_distributions()[name]
+    return f"{distributions[0]} {metadata.version(distributions[0])}"

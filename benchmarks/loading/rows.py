@@ -73,7 +73,7 @@ def augment_of(row: Row, index: ShardIndex) -> Augment:
 
 
 def prepare_data(folder: Path, photos: str | None, small: str, rows: Iterable[Row]) -> None:
-    """Prepares what the rows read, through `prepare` itself; what is there is taken as it is."""
+    """Prepares what the rows read in a new folder, through `prepare` itself."""
     needed = {name for row in rows for name in (row.ours, row.peer)}
     if needed & {"many", "short256"}:  # made of it, and compared with it
         needed.add("full")
@@ -85,38 +85,31 @@ def prepare_data(folder: Path, photos: str | None, small: str, rows: Iterable[Ro
     for name, (spec, selection, conversion) in kinds.items():
         if not needed & {name, f"{name}-files"}:
             continue
+        if spec is None:
+            raise InputError("rows of photographs need --photos SRC")
         out = folder / name
-        if not (out / "dataset.json").exists():
-            if spec is None:
-                raise InputError("rows of photographs need --photos SRC")
-            prepare([find_images(spec, out=out)], out, selection=selection, conversion=conversion)
-        if f"{name}-files" in needed and not (folder / f"{name}-files").exists():
+        prepare([find_images(spec, out=out)], out, selection=selection, conversion=conversion)
+        if f"{name}-files" in needed:
             write_files(open_index(out, "train"), folder / f"{name}-files")
-    if "many" in needed and not (folder / "many").exists():
+    if "many" in needed:
         write_many(folder / "full", folder / "many")
 
 
 def write_many(shards: Path, folder: Path) -> None:
     """Lays shards out as often as makes `MIB_OF_MANY`."""
-    partial_folder = folder.with_name(f".{folder.name}")
-    shutil.rmtree(partial_folder, ignore_errors=True)
-    partial_folder.mkdir()
+    folder.mkdir()
     paths = sorted(shards.glob("train-*.tar"))
     size = sum(path.stat().st_size for path in paths)
     for number in range(-(-MIB_OF_MANY * 2**20 // size)):
         for path in paths:
-            shutil.copy(path, partial_folder / f"train-{number:02}{path.stem[-4:]}.tar")
-    index_in_place(partial_folder, workers=os.cpu_count() or 1)
-    partial_folder.rename(folder)
+            shutil.copy(path, folder / f"train-{number:02}{path.stem[-4:]}.tar")
+    index_in_place(folder, workers=os.cpu_count() or 1)
 
 
 def write_files(index: ShardIndex, folder: Path) -> None:
     """Writes the same bytes as CLASS/NUMBER.EXTENSION for ImageFolder."""
-    partial_folder = folder.with_name(f".{folder.name}")
-    shutil.rmtree(partial_folder, ignore_errors=True)
     extension = next(iter(index.split_info.formats))
     for sample in range(len(index)):
-        path = partial_folder / f"{index.labels[sample]:04}" / f"{sample:06}.{extension}"
+        path = folder / f"{index.labels[sample]:04}" / f"{sample:06}.{extension}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(index.read(sample))
-    partial_folder.rename(folder)

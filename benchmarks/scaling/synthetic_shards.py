@@ -1,9 +1,8 @@
 """Data folders of any size to measure with: a few real shards under many names, and their index.
 
-A few tars of real images are written through the library's own writer; each has thousands of names
-(hard links), so that every sample can be read. The index is not walked out of all tar headers,
-which takes a minute for each ten million samples: the rows of the few tars are repeated in it. From
-there on nothing is known to be synthetic.
+A few tars of real images are written through the library's own writer; each has thousands of names (hard links), so
+that every sample can be read. The index is not walked out of all tar headers, which takes a minute for each ten
+million samples: the rows of the few tars are repeated in it.
 """
 
 from __future__ import annotations
@@ -28,17 +27,10 @@ _CLASSES = 10
 
 
 def write_many_shards(folder: Path, *, shards: int, shard_samples: int, img_size: int = 64) -> int:
-    """Writes a split "train" of `shards` shards with `shard_samples` JPEGs each.
+    """Writes a split "train" of `shards` shards into a new folder; returns the number of samples.
 
-    Args:
-        folder: new.
-        shards: names of tars.
-        shard_samples: images of each.
-        img_size: of the images, which are scikit-learn's digits in color, in pixels; each fourth one
-            is a fourth wider, so that they are decoded when they are read.
-
-    Returns:
-        Samples in all.
+    Each shard has `shard_samples` JPEGs of scikit-learn's digits in color, of `img_size` pixels; each fourth one is
+    a fourth wider, so that images are decoded when they are read.
     """
     folder.mkdir(parents=True)
     written = _write_files(folder, -(-shards // _NAMES_PER_FILE), shard_samples, img_size)

@@ -1,23 +1,26 @@
 """Whether data come as fast as the device takes them: decoding alone, then whole runs of `pretrain/run.py`.
 
-Images are made on the spot (`benchmarks.gpu.pictures`). A run's rate and waiting share are the medians of
-its log lines after the first two, in which kernels are made and workers start.
+Images are made on the spot: noise with the spectrum of photographs, whose amplitude falls as the frequency rises
+(1/f; Field, J. Opt. Soc. Am. A 4, 1987), so that JPEG has as much to code in it: 500 x 375 at quality 90 takes some
+110 KB. A run's rate and waiting share are the medians of its log lines after the first two, in which kernels are made
+and workers start.
 """
 
 from __future__ import annotations
 
 import shutil
-import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.jobs import Emit, Job
-from benchmarks.gpu.parts.sizes import BASE, SMALL, TINY, Model
-from benchmarks.gpu.pictures import Kind, make_images
-from benchmarks.harness.workloads import ROOT
+import numpy as np
+from PIL import Image
+
+from benchmarks.gpu.figures import Group
+from benchmarks.gpu.parts.sizes import BASE, TINY, Model
+from benchmarks.harness.workloads import lengths
 from mae_vit.config.load import load_config
 from mae_vit.core.files import read_json_lines
 from mae_vit.data.prepare.prepare import prepare
@@ -29,105 +32,83 @@ from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.ranks import Ranks
 
 _LINES, _WARM_LINES = 8, 2
-_PHOTOS, _SMALL_IMAGES = Kind(2000, 500, 375, "jpg"), Kind(16384, 32, 32, "png")
-_TINY_PHOTOS, _TINY_IMAGES = Kind(40, 50, 38, "jpg"), Kind(40, 16, 16, "png")
 # Batches that each worker makes before the clock starts, and while it runs.
 _WARM_BATCHES, _BATCHES = 2, 6
-_RANDOM_RESIZED = ("data.augment.crop=random_resized", "data.augment.flip=true")
-_PADDED = ("data.augment.crop=pad", "data.augment.flip=true")
+_CLASSES = 10
 
 
-@dataclass(frozen=True)
-class _Size:
-    """What is loaded, and by whom.
-
-    Attributes:
-        photos: large images, decoded in workers.
-        images: small ones, decoded once for all.
-        large: trained on the photos.
-        small: trained on the small images.
-        workers: counts whose decoding is measured.
-        steps_per_line: optimizer steps between two lines of a run's log.
-    """
-
-    photos: Kind
-    images: Kind
-    large: Model
-    small: Model
-    workers: tuple[int, ...]
-    steps_per_line: int
-
-
-_FULL = _Size(_PHOTOS, _SMALL_IMAGES, BASE, SMALL, (1, 8, 15), 10)
-_TINY = _Size(_TINY_PHOTOS, _TINY_IMAGES, TINY, TINY, (1,), 1)
-
-
-def jobs(*, tiny: bool, scratch: Path) -> list[Job]:
+def groups(*, tiny: bool, scratch: Path) -> list[Group]:
     """Decoding in one process; then a process for each run."""
-    size = _TINY if tiny else _FULL
-    decoding = tuple(f"decode, {workers} workers" for workers in size.workers)
-    large, small = f"{size.large.name} from JPEGs", f"{size.small.name} from memory"
-    runs = {
-        large: (size.large, _PHOTOS_FOLDER, (*_RANDOM_RESIZED, "train.compile=false")),
-        f"{large}, compiled": (size.large, _PHOTOS_FOLDER, (*_RANDOM_RESIZED, "train.compile=true")),
-        f"{small}, pad": (size.small, _IMAGES_FOLDER, _PADDED),
-        f"{small}, random resized": (size.small, _IMAGES_FOLDER, _RANDOM_RESIZED),
-    }
+    model, photos = (TINY, (40, 50, 38)) if tiny else (BASE, (2000, 500, 375))
+    decode = partial(measure_decoding, model, photos, scratch)
+    # Optimizer steps between two lines of a run's log.
+    train = partial(measure_run, model, photos, scratch, 1 if tiny else 10)
     return [
-        Job("decode", ("images made", *decoding), _Decode(size, scratch), limit_s=180),
-        *(
-            Job(key, (key,), _Train(size, scratch, key, model, folder, overrides), limit_s=150)
-            for key, (model, folder, overrides) in runs.items()
-        ),
+        {
+            "images made": partial(make_shards, *photos, scratch),
+            **{f"decode, {n} workers": partial(decode, n) for n in ((1,) if tiny else (1, 8, 15))},
+        },
+        {f"{model.name} from JPEGs": partial(train, "train.compile=false")},
+        {f"{model.name} from JPEGs, compiled": partial(train, "train.compile=true")},
     ]
 
 
-_PHOTOS_FOLDER, _IMAGES_FOLDER = "photos", "images"
-
-
-def make_shards(size: _Size, name: str, scratch: Path) -> tuple[Path, dict[str, Any]]:
-    """Makes images and prepares shards of them, once; returns the shards' folder, and what it took."""
-    kind = size.photos if name == _PHOTOS_FOLDER else size.images
-    folder, shards = scratch / name, scratch / f"{name}-shards"
+def make_shards(count: int, width: int, height: int, scratch: Path) -> dict[str, Any]:
+    """Makes images and prepares shards of them, once; returns what it took."""
+    folder, shards = scratch / "images", scratch / "shards"
     if (shards / "dataset.json").exists():
-        return shards, {}
+        return {}
     begun = time.perf_counter()
-    made = make_images(folder, kind)
+    made = make_images(folder, count, width, height)
     between = time.perf_counter()
     # More shards than workers.
-    samples = max(1, kind.count // 32)
+    samples, workers = max(1, count // 32), cores_of_rank() if count > 1000 else 0
     sources = [find_images(str(folder), out=shards, split="train")]
-    prepare(sources, shards, shard_samples=samples, workers=cores_of_rank() if kind.count > 1000 else 0)
-    seconds = time.perf_counter() - between
+    prepare(sources, shards, shard_samples=samples, workers=workers)
+    took = {"made_s": round(between - begun, 1), "prepare_s": round(time.perf_counter() - between, 1)}
     shutil.rmtree(folder)
-    return shards, {
-        "images": kind.count,
-        "mean_kb": round(made / kind.count / 1e3, 1),
-        "made_s": round(between - begun, 1),
-        "prepare_s": round(seconds, 1),
-    }
+    return {"images": count, "mean_kb": round(made / count / 1e3, 1), **took}
 
 
-@dataclass(frozen=True)
-class _Decode:
-    size: _Size
-    scratch: Path
-
-    def __call__(self, wanted: frozenset[str], emit: Emit) -> None:
-        shards, took = make_shards(self.size, _PHOTOS_FOLDER, self.scratch)
-        if "images made" in wanted:
-            emit("images made", took)
-        for workers in self.size.workers:
-            if (key := f"decode, {workers} workers") in wanted:
-                emit(key, measure_decoding(self.size.large, shards, workers))
+def make_images(folder: Path, count: int, width: int, height: int) -> int:
+    """Writes JPEGs of a size in pixels into class folders below `folder`, by all cores; returns their bytes."""
+    for label in range(_CLASSES):
+        (folder / "train" / str(label)).mkdir(parents=True, exist_ok=True)
+    with ThreadPool(cores_of_rank()) as pool:  # numpy and JPEG leave the interpreter's lock
+        return sum(pool.map(partial(_write, folder, height, width), range(count)))
 
 
-def measure_decoding(model: Model, shards: Path, workers: int) -> dict[str, Any]:
+def _write(folder: Path, height: int, width: int, number: int) -> int:
+    path = folder / "train" / str(number % _CLASSES) / f"{number:06d}.jpg"
+    Image.fromarray(draw(number, height, width)).save(path, quality=90)
+    return path.stat().st_size
+
+
+def draw(number: int, height: int, width: int) -> np.ndarray:
+    """Draws an image: uint8 (H, W, 3), a gradient of color below noise of falling amplitude."""
+    random = np.random.default_rng(number)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
+    frequency[0, 0] = np.inf  # no mean of its own
+    noise = random.standard_normal((3, height, width), np.float32)
+    layers = np.fft.irfft2(np.fft.rfft2(noise) / frequency, s=(height, width))
+    # Colors of photographs go together: most of the detail is in brightness.
+    layers = layers[:1] + 0.3 * layers
+    layers *= 45 / layers.std()
+    down, across = np.linspace(-1, 1, height)[:, None], np.linspace(-1, 1, width)
+    slopes = random.uniform(-40, 40, (3, 2, 1, 1))
+    pixels = 120 + layers + slopes[:, 0] * down + slopes[:, 1] * across
+    return pixels.clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
+
+
+def measure_decoding(
+    model: Model, photos: tuple[int, int, int], scratch: Path, workers: int
+) -> dict[str, Any]:
     """Images per second that a run's own loader hands over, with nothing else to do."""
+    make_shards(*photos, scratch)
     batches = workers * (_WARM_BATCHES + _BATCHES)
-    overrides = [*_overrides(model, shards, steps=batches), f"data.workers={workers}", *_RANDOM_RESIZED]
+    overrides = [*_overrides(model, scratch, steps=batches), f"data.workers={workers}"]
     ranks = Ranks()
-    setup = set_up(load_config(PretrainConfig, _config(model), overrides), ranks)
+    setup = set_up(load_config(PretrainConfig, model.config, overrides), ranks)
     source = setup.data.batches(ranks, setup.plan, 0, ())
     for _ in range(workers * _WARM_BATCHES):
         next(source)
@@ -144,58 +125,34 @@ def measure_decoding(model: Model, shards: Path, workers: int) -> dict[str, Any]
     }
 
 
-@dataclass(frozen=True)
-class _Train:
-    size: _Size
-    scratch: Path
-    key: str
-    model: Model
-    folder: str
-    overrides: tuple[str, ...]
+def measure_run(
+    model: Model, photos: tuple[int, int, int], scratch: Path, every: int, compiled: str
+) -> dict[str, Any]:
+    """Runs a job from shards, and reads what it logs every so many steps."""
+    make_shards(*photos, scratch)
+    steps, run = _LINES * every, scratch / "run"
+    length = _overrides(model, scratch, steps=steps)
+    words = ["--config", str(model.config), "--resume", "never", *length, compiled]
+    if code := pretrain([*words, f"monitor.log_every_steps={every}", f"run.dir={run}"]):
+        raise RuntimeError(f"the run ended with exit code {code}")
+    lines = read_json_lines(run / "metrics.jsonl")[_WARM_LINES:]
+    shutil.rmtree(run)
 
-    def __call__(self, wanted: frozenset[str], emit: Emit) -> None:
-        shards, _ = make_shards(self.size, self.folder, self.scratch)
-        emit(self.key, self.train(shards))
+    def median(name: str, digits: int) -> float:
+        return round(float(np.median([line[name] for line in lines])), digits)
 
-    def train(self, shards: Path) -> dict[str, Any]:
-        """Runs a job from shards, and reads what it logs."""
-        steps, run = _LINES * self.size.steps_per_line, self.scratch / "run"
-        overrides = [*_overrides(self.model, shards, steps=steps), *self.overrides]
-        every = f"monitor.log_every_steps={self.size.steps_per_line}"
-        arguments = ["--config", str(_config(self.model)), "--resume", "never", *overrides, every]
-        if code := pretrain([*arguments, f"run.dir={run}"]):
-            raise RuntimeError(f"the run ended with exit code {code}")
-        rates = summarize_log(read_json_lines(run / "metrics.jsonl"))
-        shutil.rmtree(run)
-        return {**rates, "batch_size": self.model.batch_size, "steps": steps, "cores": cores_of_rank()}
-
-
-def summarize_log(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of a run's log lines after the first two."""
-    counted = lines[_WARM_LINES:]
-    medians = {
-        name: statistics.median(line[name] for line in counted) for name in ("images_per_s", "data_wait_frac")
-    }
     return {
-        "images_per_s": round(medians["images_per_s"], 1),
-        "data_wait_frac": round(medians["data_wait_frac"], 4),
-        "mfu": round(statistics.median(line["mfu"] for line in counted), 4) if "mfu" in counted[0] else None,
-        "peak_memory_gib": round(counted[-1]["peak_memory_gib"], 2),
+        "images_per_s": median("images_per_s", 1),
+        "data_wait_frac": median("data_wait_frac", 4),
+        "mfu": median("mfu", 4) if "mfu" in lines[0] else None,
+        "peak_memory_gib": round(lines[-1]["peak_memory_gib"], 2),
+        **{"batch_size": model.batch_size, "steps": steps, "cores": cores_of_rank()},
     }
 
 
-def _config(model: Model) -> Path:
-    return ROOT / "configs" / f"{model.config}.yaml"
-
-
-def _overrides(model: Model, shards: Path, *, steps: int) -> list[str]:
-    """A run of some steps on these shards, which saves once and measures nothing else."""
-    batch = model.batch_size
-    return [
-        *model.overrides,
-        *("train.epochs=null", f"train.steps={steps}", "train.warmup_epochs=null", "train.warmup_steps=0"),
-        *(f"train.effective_batch_size={batch}", f"train.batch_size_per_device={batch}"),
-        *("checkpoint.every_epochs=null", "checkpoint.every_minutes=null", f"checkpoint.every_steps={steps}"),
-        *("monitor.evaluate_every_epochs=null", f"monitor.evaluate_every_steps={steps}"),
-        *(f"data.path={shards}", "monitor.probe_queries=0"),
-    ]
+def _overrides(model: Model, scratch: Path, *, steps: int) -> list[str]:
+    """A run of some steps on the shards, which saves once and measures nothing else."""
+    length = lengths(turns=1, steps=steps - 1, batch_size=model.batch_size)
+    batch = f"train.batch_size_per_device={model.batch_size}"
+    views = ["data.augment.crop=random_resized", "data.augment.flip=true"]
+    return [*model.overrides, *length, *views, batch, f"data.path={scratch / 'shards'}"]
