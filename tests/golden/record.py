@@ -79,15 +79,15 @@ def what_is_left(folder: Path) -> dict:
 
 
 # Pretraining: config, data, and what makes it fit them.
-SMALL = ["model.img_size=8", "model.patch_size=2", "model.in_chans=1", "train.effective_batch_size=128"]
+SMALL = ["model.img_size=8", "model.patch_size=2", "model.in_chans=1", "data.augment.flip=false"]
 PRETRAINING = {
     "mae_digits": ("mae_digits", "digits", []),
     "masked_patch_digits": ("masked_patch_digits", "digits", []),
-    "joint": ("joint_cifar_tiny", "digits", [*SMALL, "data.augment.flip=false"]),
+    "joint": ("joint_cifar_tiny", "digits", [*SMALL, "train.effective_batch_size=128"]),
     "contrastive": (
         "contrastive_mae_scratch_cifar_tiny",
         "digits",
-        [*SMALL, "data.augment.flip=false", "data.augment.policy=null"],
+        [*SMALL, "data.augment.policy=null"],
     ),
     "bands": ("mae_satellite", "tiles", ["train.effective_batch_size=32"]),
 }
